@@ -1,0 +1,1 @@
+"""The environment server, its client, and one folder per environment."""

@@ -1,0 +1,1 @@
+"""ALFWorld: engine, tasks, generator, prompt and parser."""

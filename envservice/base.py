@@ -1,0 +1,96 @@
+"""What an environment is. One folder per environment implements these and nothing else.
+
+A session is a pure function of (task, actions), so any server can rebuild it: see sessions.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+Replay = Literal["pure", "transcript"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What reset or step gives back."""
+
+    observation: str
+    """The engine's raw feedback."""
+    admissible_actions: list[str]
+    """As the engine gives them, in its order (`help` included for ALFWorld)."""
+    reward: float = 0.0
+    """The engine's own; scaling is the trainer's."""
+    done: bool = False
+    won: bool = False
+    info: dict[str, str | int | float | bool] = field(default_factory=dict)
+
+
+class Session(Protocol):
+    """One live game."""
+
+    def reset(self) -> Outcome: ...
+
+    def step(self, action: str) -> Outcome:
+        """Any string is a legal call; a bad one gets the environment's own answer. Undefined after done."""
+        ...
+
+
+class Environment(Protocol):
+    """One environment family with its tasks: thread-safe, made once per server process."""
+
+    name: str
+    engine: str
+    version: str
+    replay: Replay
+
+    def splits(self) -> list[str]: ...
+
+    def tasks(self, split: str) -> list[str]:
+        """Sorted task ids `<env>/<split>/<name>`. Raises UserError for an unknown split or missing data."""
+        ...
+
+    def digest(self, split: str) -> str:
+        """blake2b over the contents of the split's tasks, sorted by id: the same on every machine."""
+        ...
+
+    def open(self, task: str) -> Session:
+        """Raises KeyError for an unknown task, EnvFault for a broken one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One finished step as prompts need it."""
+
+    observation: str
+    """Before the action."""
+    action: str
+    """The parsed string that the environment received."""
+    admissible: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedAction:
+    """A response as the environment will receive it."""
+
+    action: str
+    valid: bool
+    """Well-formed; see the parser of the template."""
+
+
+class PromptTemplate(Protocol):
+    """Text of one step's prompt, and how its answer is read. Registered by name per environment."""
+
+    name: str
+    chat: bool
+    """True: the text is one user message and goes through the tokenizer's chat template; False: raw text."""
+
+    def render(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> str:
+        """The prompt for the step after `turns`; `now` is the latest outcome (== first at step 1)."""
+        ...
+
+    def parse(self, text: str) -> ParsedAction:
+        """`text` is the response decoded without special tokens."""
+        ...

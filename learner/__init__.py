@@ -1,0 +1,1 @@
+"""Training: credit, losses, packing, the optimizer step, checkpoints, cold start."""

@@ -1,0 +1,1 @@
+"""Episodes: the loop, the vLLM engine, weight updates, demonstrations."""

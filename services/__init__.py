@@ -1,0 +1,1 @@
+"""What every process shares: records, errors, config, logs, metrics; the store, the weights, the controller."""

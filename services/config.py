@@ -1,0 +1,203 @@
+"""The one config tree. Light: pydantic only. Files live in deploy/configs/, reading them in config_file.py.
+
+Every key is listed by tests/architecture/test_config_keys.py, so that a new one is a reviewed decision.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    """Unknown keys are errors; values are fixed once validated."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class EnvSection(Section):
+    """Which games, how they are played, and who serves them."""
+
+    name: Literal["alfworld"] = "alfworld"
+    engine: Literal["own", "textworld"] = "own"
+    data: Path | None = None
+    """Folder that holds json_2.1.1/; None: $ALFWORLD_DATA, and without that generated games."""
+    task_types: tuple[Literal["pick", "look", "clean", "heat", "cool", "two"], ...] = (
+        "pick", "look", "clean", "heat", "cool", "two")
+    max_steps: int = Field(default=50, ge=1, le=50)
+    reward_scale: float = 10.0
+    prompt: Literal["compact", "full"] = "full"
+    """compact: for small models; full: the text that the paper's pipeline uses."""
+    history: int = Field(default=2, ge=0)
+    """Past steps shown in the prompt (full template); the compact one shows this many past actions."""
+    servers: int = Field(default=1, ge=1)
+    """Server processes that a run starts for itself; ignored where urls are given."""
+    urls: tuple[str, ...] = ()
+    """Servers that run already."""
+    max_sessions: int = Field(default=1024, ge=1)
+    """Live sessions per server."""
+
+
+class ModelSection(Section):
+    """The policy: a local Hugging Face folder, or a small Qwen2 made from scratch by the cold start."""
+
+    path: Path | None = None
+    hidden: int = Field(default=64, ge=8)
+    layers: int = Field(default=3, ge=1)
+    heads: int = Field(default=2, ge=1)
+    intermediate: int = Field(default=160, ge=8)
+    tie_embeddings: bool = True
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+class SftSection(Section):
+    """The cold start: demonstrations by a scripted searcher, then next-token training."""
+
+    enabled: bool = True
+    minutes: float = Field(default=4.0, gt=0)
+    """Optimisation time; making demonstrations and the tokenizer comes on top."""
+    demos_per_game: int = Field(default=3, ge=1)
+    noise: float = Field(default=0.15, ge=0, lt=1)
+    """Share of demonstrated steps that are random or corrupted: executed, not trained on."""
+    jump: float = Field(default=0.2, ge=0, le=1)
+    """Probability that the searcher goes to a random place next."""
+    batch_rows: int = Field(default=16, ge=1)
+    lr: float = Field(default=3e-3, gt=0)
+    prompt_loss: float = Field(default=0.5, ge=0)
+    """Weight of the next-token loss on the prompt."""
+
+
+class RolloutSection(Section):
+    """The samplers."""
+
+    workers: int = Field(default=1, ge=1)
+    slots: int = Field(default=64, ge=1)
+    """Episodes that one worker plays at once."""
+    cpus: float = Field(default=1, ge=0)
+    gpus: float = Field(default=0, ge=0)
+    temperature: float = Field(default=1.0, gt=0)
+    max_prompt_tokens: int = Field(default=2048, ge=16)
+    max_response_tokens: int = Field(default=512, ge=1)
+    kv_cache_gb: float = Field(default=1.0, gt=0)
+    threads: int = Field(default=2, ge=1)
+    exact: bool = False
+    """One request at a time, float32: bit-identical end to end, for the resume test."""
+
+
+class CreditSection(Section):
+    """Which step earned it: reference in docs/algorithms.md."""
+
+    estimator: str = "gagpo"
+    gamma: float = Field(default=0.95, ge=0, le=1)
+    lam: float = Field(default=0.8, ge=0, le=1)
+    penalty: float = Field(default=0.1, ge=0)
+    penalty_mode: Literal["local", "reward", "none"] = "local"
+    normalize: Literal["group", "none"] = "group"
+    ddof: Literal[0, 1] = 1
+
+
+class LossSection(Section):
+    """The policy objective."""
+
+    ratio: Literal["sequence", "token"] = "sequence"
+    clip_low: float = Field(default=0.2, gt=0)
+    clip_high: float = Field(default=0.2, gt=0)
+    kl: float = Field(default=0.01, ge=0)
+    entropy: float = Field(default=0.001, ge=0)
+    is_cap: float = Field(default=2.0, gt=0)
+    """Truncation of the importance weights at staleness >= 1."""
+
+
+class LearnerSection(Section):
+    """The gang that trains."""
+
+    ranks: int = Field(default=1, ge=1)
+    cpus: float = Field(default=1, ge=0)
+    gpus: float = Field(default=0, ge=0)
+    threads: int = Field(default=2, ge=1)
+    groups_per_step: int = Field(default=16, ge=1)
+    group_size: int = Field(default=8)
+    staleness: int = Field(default=0, ge=0)
+    lr: float = Field(default=1e-6, gt=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = Field(default=0.01, ge=0)
+    grad_clip: float = Field(default=1.0, gt=0)
+    minibatch_rows: int = Field(default=256, ge=1)
+    """Steps (rows) per optimizer update."""
+    token_budget: int = Field(default=16384, ge=64)
+    """Tokens per packed forward pass."""
+    credit: CreditSection = CreditSection()
+    loss: LossSection = LossSection()
+
+    @model_validator(mode="after")
+    def _group(self) -> LearnerSection:
+        if self.group_size < 2:
+            raise ValueError("group_size must be at least 2: a group of one has nothing to compare")
+        return self
+
+
+class EvalSection(Section):
+    """Evaluation tickets at one exact version."""
+
+    every: int = Field(default=5, ge=0)
+    """Learner steps between evaluations on the validation split; 0: none."""
+    episodes: int = Field(default=128, ge=1)
+    temperature: float = Field(default=0.4, gt=0)
+    panel: int = Field(default=0, ge=0)
+    """Held-out games of the before/after table at the end; 0: no table."""
+    panel_temperatures: tuple[float, ...] = (1.0, 0.4)
+    panel_samples: int = Field(default=1, ge=1)
+    """Episodes per held-out game and temperature."""
+    compare_cold_start: bool = False
+    """Also spend the minutes that RL took on more cold start, and add it to the table."""
+
+
+class CheckpointSection(Section):
+    """Learner state on disk."""
+
+    every: int = Field(default=5, ge=1)
+    keep: int = Field(default=2, ge=1)
+    """Newest checkpoints kept, beside the best by evaluation."""
+
+
+class RedisSection(Section):
+    """The store. None: a private server is started for the run."""
+
+    url: str | None = None
+
+
+class RaySection(Section):
+    """The cluster. None: $RAY_ADDRESS, and without that a private local one."""
+
+    address: str | None = None
+
+
+class Config(Section):
+    """A whole run."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
+    runs_dir: Path = Path("runs")
+    seed: int = 0
+    steps: int = Field(ge=1)
+    """Learner steps."""
+    env: EnvSection = EnvSection()
+    model: ModelSection = ModelSection()
+    sft: SftSection = SftSection()
+    rollout: RolloutSection = RolloutSection()
+    learner: LearnerSection = LearnerSection()
+    eval: EvalSection = EvalSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    redis: RedisSection = RedisSection()
+    ray: RaySection = RaySection()
+
+    @property
+    def run_dir(self) -> Path:
+        """runs_dir / name."""
+        return self.runs_dir / self.name
+
+    @property
+    def capacity_slack(self) -> int:
+        """Groups that may be issued beyond steps trained: (1 + staleness) x groups_per_step."""
+        return (1 + self.learner.staleness) * self.learner.groups_per_step

@@ -1,0 +1,1 @@
+"""The loops that issue tickets, watch over processes and report."""

@@ -1,0 +1,1 @@
+"""Redis: tickets, episodes, manifests and leases behind five fenced scripts."""

@@ -1,0 +1,1 @@
+"""Policy versions on their way from the learner to every rollout worker."""
