@@ -1,0 +1,97 @@
+"""What credit assignment takes and gives. Nested lists are always [episode][step]; numbers are float64.
+
+Legend: R̂ discounted return, V̄ grouped value proxy, δ temporal-difference error, Â advantage before normalising,
+A advantage that the loss sees.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from services.config import CreditSection
+
+Array = npt.NDArray[np.float64]
+Nested = list[list[float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreditStep:
+    """One turn as credit sees it: where it was taken, what it earned at once."""
+
+    state: str
+    """State key of s_t, before the action. Equal keys are pooled, so the key must tell groups and tasks apart."""
+    reward: float
+    """r_t, the reward of this step alone."""
+    invalid: bool = False
+    """Malformed output, which the penalty touches."""
+
+
+Group = Sequence[Sequence[CreditStep]]
+"""The K episodes of one task instance, none of them empty; finished-episode padding is never part of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credit:
+    """The credit of one group."""
+
+    returns: Nested
+    """R̂_t = Σ_{u>=t} γ^(u-t) r_u."""
+    values: dict[str, tuple[float, int]] | None
+    """State -> (V̄, occurrences); None for estimators that estimate no values."""
+    deltas: Nested | None
+    """δ_t; None likewise."""
+    raw_advantages: Nested
+    """Â_t after the local penalty, before normalising."""
+    advantages: Nested
+    """A_t."""
+    states: list[list[str]]
+    """The keys, as given."""
+
+
+class Estimator(Protocol):
+    """One way to assign credit: one file, one class, two hooks, one entry in the registry."""
+
+    def group(self, group: Group, options: CreditSection) -> Credit:
+        """Credit within one group; pure. Needs all K episodes, no other group."""
+        ...
+
+    def batch(self, credits: list[Credit], options: CreditSection) -> list[Credit]:
+        """Called once with all groups of a learner step, in training order; the identity for most estimators."""
+        ...
+
+
+def nested(flat: Array, like: Sequence[Sequence[object]]) -> Nested:
+    """Cuts a flat [N] array into the lengths of `like`."""
+    cuts = np.cumsum([len(episode) for episode in like])[:-1]
+    return [part.tolist() for part in np.split(flat, cuts)]
+
+
+def flat(rows: Sequence[Sequence[float]]) -> Array:
+    """[episode][step] to a float64 [N] array, episode by episode."""
+    return np.fromiter(chain.from_iterable(rows), dtype=np.float64)
+
+
+def statistics(credits: Sequence[Credit]) -> dict[str, float]:
+    """Figures of a learner step, over all steps of all its groups (paper, figure 5 and appendix C).
+
+    group_size_mean: occurrences per distinct state. singleton_share: share of steps whose state no other step of
+    the group has. active_share: share of steps with a non-zero advantage. advantage_iqr: interquartile range of A.
+    share_above_one: share of steps with |A| > 1.
+    """
+    sizes = [n for credit in credits for n in Counter(chain.from_iterable(credit.states)).values()]
+    advantages = np.concatenate([flat(credit.advantages) for credit in credits])
+    low, high = np.percentile(advantages, [25, 75])
+    return {
+        "group_size_mean": float(np.mean(sizes)),
+        "singleton_share": sizes.count(1) / len(advantages),
+        "active_share": float(np.mean(np.abs(advantages) > 1e-9)),
+        "advantage_iqr": float(high - low),
+        "share_above_one": float(np.mean(np.abs(advantages) > 1)),
+    }

@@ -1,0 +1,125 @@
+"""GAGPO on examples worked by hand (float64)."""
+
+import numpy as np
+import pytest
+
+from learner.credit.registry import estimator
+from learner.credit.types import statistics
+from learner.state_keys import state_key
+from services.config import CreditSection
+from services.errors import UserError
+
+
+def credit(group, **options):
+    return estimator("gagpo").group(group, CreditSection(**options))
+
+
+def close(found, expected, atol=1e-12):
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=atol, rtol=0)
+
+
+def test_dyadic_fork(group):
+    """γ = λ = 1/2, reward 8: every intermediate number is a dyadic fraction, so only A needs a tolerance."""
+    c = credit(group("SXY+", "SXZ-", "SZX+", "SY+", reward=8.0), gamma=0.5, lam=0.5)
+    assert c.returns == [[2, 4, 8], [0, 0, 0], [2, 4, 8], [4, 8]]
+    assert c.values == {"S": (2, 4), "X": (4, 3), "Y": (8, 2), "Z": (2, 2)}
+    assert c.deltas == [[0, 0, 0], [0, -3, -2], [-1, 0, 4], [2, 0]]
+    assert c.raw_advantages == [[0, 0, 0], [-0.875, -3.5, -2], [-0.75, 1, 4], [2, 0]]
+    close(c.advantages, [[0.0058] * 3, [-0.4397, -1.7762, -1.0125], [-0.3761, 0.5149, 2.0423], [1.0241, 0.0058]], 5e-5)
+
+
+def test_singleton_bias(group):
+    """A singleton before a shared state gets the opposite sign of the outcome: a property, so it must not change."""
+    c = credit(group("SUM+", "SWME-", reward=10.0))
+    expected = {"S": (4.5125, 2), "U": (9.5, 1), "M": (5, 2), "W": (0, 1), "E": (0, 1)}
+    for state, pair in c.values.items():
+        assert pair == pytest.approx(expected[state])
+    close(c.raw_advantages, [[3.7905, -0.95, 5], [-3.7905, 0.95, -5, 0]])
+    close(c.advantages, [[1.0346, -0.2593, 1.3647], [-1.0346, 0.2593, -1.3647, 0]], 5e-5)
+
+
+def test_all_fail_group_without_invalid_steps_has_no_signal(group):
+    c = credit(group("SXY-", "SX-"))
+    assert c.advantages == [[0, 0, 0], [0, 0]]
+
+
+def test_all_fail_local_penalty_touches_only_the_invalid_row(group):
+    """Six rows, one at -0.1: mean -1/60, sample std 0.1/√6, so A is -5/√6 = -2.04 there and 1/√6 elsewhere."""
+    c = credit(group("SS-", "SX!-", "SX-"), penalty_mode="local")
+    assert c.raw_advantages == [[0, 0], [0, -0.1], [0, 0]]
+    up, down = 1 / 6**0.5, -5 / 6**0.5
+    close(c.advantages, [[up, up], [up, down], [up, up]], 1e-4)
+
+
+def test_all_fail_reward_penalty_spreads(group):
+    """In the reward it reaches V̄: the valid twin of X goes up by 1.14, the valid step before the bad one down by 1.37.
+
+    R̂ = 0 0 | -.095 -.1 | 0 0, V̄(X) = -.05, V̄(S) = -.095/4 = -.02375, δ_X = ∓.05,
+    δ_S = .95 V̄(next) + .02375: .0011875, .02375 | -.02375 | -.02375; Â_S adds .76 x the next.
+    """
+    c = credit(group("SS-", "SX!-", "SX-"), penalty_mode="reward")
+    assert c.values["X"] == pytest.approx((-0.05, 2))
+    assert c.values["S"] == pytest.approx((-0.02375, 4))
+    close(c.deltas, [[0.0011875, 0.02375], [-0.02375, -0.05], [-0.02375, 0.05]])
+    close(c.raw_advantages, [[0.0192375, 0.02375], [-0.06175, -0.05], [0.01425, 0.05]])
+    close(c.advantages, [[0.45, 0.55], [-1.37, -1.10], [0.34, 1.14]], 5e-3)
+
+
+def test_all_fail_no_penalty(group):
+    assert credit(group("SX!Y-", "SXY-"), penalty_mode="none").advantages == [[0] * 3, [0] * 3]
+
+
+def test_same_texts_of_two_tasks_or_groups_are_never_pooled(group):
+    """State keys keep them apart even where they meet in one call."""
+    texts = [[step.state for step in episode] for episode in group("SX+", "SX-")]
+    keys = [[state_key("train/1", task, text) for text in row] for task, row in zip("ab", texts, strict=True)]
+    assert not set(keys[0]) & set(keys[1])
+    assert state_key("train/1", "a", "S") != state_key("train/2", "a", "S")
+    assert state_key("train/1", "a", "S") == state_key("train/1", "a", "S")
+    assert state_key("g", "ab", "c") != state_key("g", "a", "bc")
+    two = [[type(step)(state=key, reward=step.reward) for key, step in zip(row, episode, strict=True)]
+           for row, episode in zip(keys, group("SX+", "SX-"), strict=True)]
+    c = credit(two)
+    assert {n for _, n in c.values.values()} == {1}
+    assert c.raw_advantages == [[0, 0], [0, 0]]  # each its own value: a lone episode has no one to be compared with
+
+
+def test_one_step_is_left_as_it_is(group):
+    c = credit(group("S!-"))
+    assert c.advantages == c.raw_advantages == [[-0.1]]
+
+
+def test_constant_advantages_normalise_to_zero(group):
+    """Ten equal penalties: 0.1 has no exact mean in binary, the result is still exactly 0."""
+    assert credit(group(*["S!-"] * 10)).advantages == [[0]] * 10
+
+
+def test_revisits_within_an_episode_count(group):
+    """SXS+ with γ = 1/2, reward 4: R̂ = 1, 2, 4 and V̄(S) = (1 + 4) / 2."""
+    c = credit(group("SXS+", reward=4.0), gamma=0.5)
+    assert c.values == {"S": (2.5, 2), "X": (2, 1)}
+
+
+def test_normalize_none_gives_raw(group):
+    c = credit(group("SX+", "SX-"), normalize="none")
+    assert c.advantages == c.raw_advantages
+
+
+def test_statistics_by_hand(group):
+    """ex1 unnormalised: Â sorted is -3.5 -2 -.875 -.75 0 0 0 0 1 2 4; S X Y Z occur 4 3 2 2 times.
+
+    Quartiles of eleven numbers lie on the third and ninth halves: (-.875 - .75) / 2 and (0 + 1) / 2.
+    """
+    ex1 = credit(group("SXY+", "SXZ-", "SZX+", "SY+", reward=8.0), gamma=0.5, lam=0.5, normalize="none")
+    assert statistics([ex1]) == {
+        "group_size_mean": 11 / 4, "singleton_share": 0, "active_share": 7 / 11, "advantage_iqr": 1.3125,
+        "share_above_one": 4 / 11}
+    lone = credit(group("SQ+"), normalize="none")
+    assert statistics([ex1, lone])["singleton_share"] == 2 / 13
+    assert statistics([ex1, lone])["group_size_mean"] == 13 / 6
+
+
+def test_unknown_estimator_lists_those_that_exist():
+    with pytest.raises(UserError, match="gagpo"):
+        estimator("gagp")
