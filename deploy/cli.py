@@ -1,0 +1,126 @@
+"""The command line. Light: no command's heavy imports happen before its arguments are parsed.
+
+A command is a module with `add_parser(subparsers)`, which adds one parser with an example in its help and sets
+`run`, a function of the parsed arguments that returns the exit status (None: 0).
+
+    0 success    1 a fault or a failed check    2 a mistake of the user's    130 Ctrl-C    143 SIGTERM
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from types import FrameType
+from typing import NoReturn
+
+from deploy import command_bench, command_credit, command_doctor
+from services.errors import Fault, UserError
+from services.logs import get_logger, log_path
+from services.packages import check_one_installation
+
+Subparsers = argparse._SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
+
+COMMANDS: tuple[Callable[[Subparsers], None], ...] = (
+    command_credit.add_parser,
+    command_bench.add_parser,
+    command_doctor.add_parser,
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with our error line, and without guessing abbreviations."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        kwargs.setdefault("allow_abbrev", False)
+        super().__init__(*args, **kwargs)  # pyright: ignore[reportArgumentType]  # passed on as they came
+
+    def error(self, message: str) -> NoReturn:
+        """Raises UserError instead of printing the usage."""
+        raise UserError(" ".join(message.split()), f"see `{self.prog} --help`")
+
+
+def build_parser() -> Parser:
+    """The whole command line."""
+    parser = Parser(
+        prog="gagpo",
+        description="Trains LLM agents by reinforcement learning with step-level credit.",
+        epilog="example:\n  gagpo train --config alfworld-tiny --dry-run",
+    )
+    parser.add_argument("--version", action="version", version=f"gagpo {version('gagpo')}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+    for add in COMMANDS:
+        add(subparsers)
+    return parser
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Parsed arguments. Raises UserError. Overrides may stand between options, which argparse alone refuses."""
+    parser = build_parser()
+    names = next(a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))  # pyright: ignore[reportPrivateUsage]
+    if argv and not argv[0].startswith("-") and argv[0] not in names:
+        near = difflib.get_close_matches(argv[0], names, n=1, cutoff=0)[0]
+        raise UserError(f"there is no command {argv[0]!r}", f"did you mean `gagpo {near}`?")
+    args, rest = parser.parse_known_args(argv)
+    if args.command is None:
+        raise UserError("no command is given", "see `gagpo --help`")
+    stray = [word for word in rest if word.startswith("-") or not hasattr(args, "overrides")]
+    if stray:
+        raise UserError(f"unrecognised argument {stray[0]}", f"see `gagpo {args.command} --help`")
+    if rest:
+        args.overrides = [*args.overrides, *rest]
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit status; every failure ends in one line on stderr."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
+    try:
+        args = parse(sys.argv[1:] if argv is None else argv)
+        check_one_installation()
+        status = args.run(args) or 0
+        sys.stdout.flush()
+    except UserError as error:
+        return _say(f"{error.what}; {error.mend}", 2)
+    except KeyboardInterrupt:
+        return _say("interrupted; start again with --resume where the command has it", 130)
+    except BrokenPipeError:
+        # The reader has gone; point stdout elsewhere so that the interpreter's last flush stays silent.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except Exception as error:
+        return _report(error)
+    return status
+
+
+def _leave(number: int, _frame: FrameType | None) -> NoReturn:
+    """A polite kill unwinds the stack like Ctrl-C does, so that every `finally` stops what it started."""
+    raise SystemExit(128 + number)
+
+
+def _report(error: Exception) -> int:
+    """The traceback goes to the run's log, or to stderr where there is none."""
+    cause = getattr(error, "cause", error)  # Ray wraps what an actor raised, and its text is a whole traceback
+    name = f"{cause.boundary} fault" if isinstance(cause, Fault) else f"unexpected {type(cause).__name__}"
+    log = log_path()
+    if log is None:
+        traceback.print_exception(error)
+        return _say(f"{name}: {cause}; the traceback is above", 1)
+    get_logger("cli").error("the command failed", exc_info=error)
+    return _say(f"{name}: {cause}; the traceback is in {log}", 1)
+
+
+def _say(text: str, status: int) -> int:
+    print(f"error: {' '.join(text.split())}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""`gagpo bench NAME`: our parts against their references, in one run on one machine."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.table import Table
+
+from deploy.bench.figures import Figure
+
+BENCHES = {
+    "alfworld": "deploy.bench.alfworld",
+    "env-service": "deploy.bench.env_service",
+    "rollout": "deploy.bench.rollout",
+}
+"""Name -> module with `run() -> list[Figure]`, imported when it is asked for: benches import heavy things."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
+    """Registers the command."""
+    parser = subparsers.add_parser(
+        "bench",
+        help="measure a part against its reference",
+        description="Measures a part against its reference in one run. Model, sizes and concurrency are fixed,\n"
+        "so that figures compare from commit to commit.",
+        epilog="example:\n  gagpo bench alfworld --json",
+    )
+    parser.add_argument("name", choices=sorted(BENCHES))
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the bench and prints its figures."""
+    figures = importlib.import_module(BENCHES[args.name]).run()
+    if args.json:
+        print(json.dumps({"format": 1, "bench": args.name, "figures": [asdict(figure) for figure in figures]}))
+    else:
+        Console().print(table(args.name, figures))
+    return 0
+
+
+def table(name: str, figures: Sequence[Figure]) -> Table:
+    """The figures for people; a figure without a reference leaves its cells empty."""
+    out = Table(title=f"gagpo bench {name}", box=None, title_justify="left")
+    out.add_column("figure")
+    for head in ("value", "unit", "reference", "ratio"):
+        out.add_column(head, justify="left" if head == "unit" else "right")
+    for figure in figures:
+        reference = "" if figure.reference is None else f"{figure.reference:,.4g}"
+        ratio = "" if figure.ratio is None else f"{figure.ratio:,.2f}x"
+        out.add_row(figure.name, f"{figure.value:,.4g}", figure.unit, reference, ratio)
+    return out

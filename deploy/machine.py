@@ -1,0 +1,73 @@
+"""What this machine has, as a process inside a container or a CPU set may use it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import psutil
+
+CGROUP = Path("/sys/fs/cgroup")
+GIB = 1024**3
+
+
+def cpu_count() -> float:
+    """CPUs that this process may use: affinity, and the container's quota where one is set."""
+    allowed = float(len(os.sched_getaffinity(0)))
+    quota = _read(CGROUP / "cpu.max").split()
+    if len(quota) == 2 and quota[0] != "max":
+        allowed = min(allowed, int(quota[0]) / int(quota[1]))
+    return allowed
+
+
+def available_memory() -> int:
+    """Bytes that new processes can take: the machine's available memory, or what the container's limit leaves."""
+    free = psutil.virtual_memory().available
+    limit, used = _read(CGROUP / "memory.max"), _read(CGROUP / "memory.current")
+    if limit.isdigit() and used.isdigit():
+        free = min(free, max(0, int(limit) - int(used) + _reclaimable()))
+    return free
+
+
+def _reclaimable() -> int:
+    """Page cache counts as used in a container, but gives way."""
+    found = re.search(r"^inactive_file (\d+)$", _read(CGROUP / "memory.stat"), re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def shared_memory() -> int:
+    """Size of /dev/shm in bytes, where Ray keeps its objects; 0 where there is none."""
+    return shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0  # noqa: S108 - not a temporary file of ours
+
+
+def gpu_names() -> list[str]:
+    """NVIDIA GPUs as the driver lists them; empty without a driver."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    try:
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=False)
+    except subprocess.TimeoutExpired:
+        return []
+    return [line for line in done.stdout.splitlines() if line.startswith("GPU ")]
+
+
+def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
+    """True where a server could listen on the port now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,98 @@
+"""One log per run: JSON lines in log.jsonl for machines, short lines on the terminal for people.
+
+All processes of a run append to the same file, one write per line, so lines of different processes never mix.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, MutableMapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import structlog
+
+FORMAT = 1
+Event = MutableMapping[str, Any]
+ShowLine = Callable[[str], None]
+
+_HIDDEN = ("event", "level", "time", "process", "name", "format", "exception")
+"""Keys that the terminal's line does not repeat as key=value."""
+
+_path: Path | None = None
+
+
+def log_path() -> Path | None:
+    """The run's log.jsonl; None before `configure` or in a command without a run."""
+    return _path
+
+
+def print_line(text: str) -> None:
+    """The terminal: stderr, so that results on stdout stay clean."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def configure(path: Path | None, *, process: str, show: ShowLine | None = print_line, level: str = "info") -> None:
+    """Sends this process's log to `path` (None: nowhere) and to `show` (None: the terminal stays silent).
+
+    `process` names the writer in each line, for example `controller` or `rollout-1`.
+    A live progress view passes its own `show`, so that lines are printed above it.
+    """
+    global _path  # noqa: PLW0603 - a process has one log
+    _path = path
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+            structlog.processors.format_exc_info,
+            _Sink(path, process, show),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        cache_logger_on_first_use=False,
+    )
+
+
+def get_logger(name: str) -> Any:
+    """A logger of structlog's: `log.info("step done", step=3, seconds=1.2)`."""
+    return structlog.get_logger(name=name)
+
+
+class _Sink:
+    """The last processor: writes the event to both places."""
+
+    def __init__(self, path: Path | None, process: str, show: ShowLine | None) -> None:
+        self.path, self.process, self.show = path, process, show
+
+    def __call__(self, _logger: object, _method: str, event: Event) -> NoReturn:
+        event = {"format": FORMAT, "process": self.process, **event}
+        if self.path is not None:
+            _append(self.path, json.dumps(event, default=str, ensure_ascii=False))
+        if self.show is not None:
+            self.show(short_line(event))
+        raise structlog.DropEvent
+
+
+def short_line(event: Event) -> str:
+    """`12:03:04 step done  step=3 seconds=1.2`; the level only where it is a warning or worse."""
+    level = "" if event["level"] in ("info", "debug") else f"{event['level']}: "
+    pairs = " ".join(f"{key}={_short(value)}" for key, value in event.items() if key not in _HIDDEN)
+    return f"{event['time'][11:19]} {level}{event['event']}{'  ' + pairs if pairs else ''}"
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _append(path: Path, line: str) -> None:
+    """One write call on a file opened for appending: the kernel keeps lines of several writers apart."""
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(handle, (line + "\n").encode())
+    finally:
+        os.close(handle)

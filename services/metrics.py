@@ -1,0 +1,118 @@
+"""metrics.jsonl and evaluations.jsonl, and the Prometheus text made from heartbeats. Light."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+FORMAT = 1
+PHASES = ("wait", "credit", "pack", "forward_backward", "optimizer", "publish", "checkpoint")
+METRIC_KEYS = (
+    "step", "version", "time", "success_rate", "episode_return", "episode_length", "invalid_share",
+    "inadmissible_share", "episodes", "env_steps", "tokens_sampled", "tokens_trained", "staleness_mean",
+    "staleness_max", "dropped_groups", "reissued_episodes", "replays", *(f"seconds/{phase}" for phase in PHASES),
+    "loss/policy", "loss/kl", "loss/entropy", "grad_norm", "clip_fraction", "ratio_mean", "logprob_difference_mean",
+    "logprob_difference_max", "credit/group_size_mean", "credit/singleton_share", "credit/active_share",
+    "credit/advantage_iqr", "credit/share_above_one",
+)
+"""Keys of one line of metrics.jsonl: others read them, so the list is frozen."""
+
+MAX_WORKERS = 64
+"""Distinct worker labels in one exposition; the rest are summed as `other`, so that no restart fills Prometheus."""
+
+Row = dict[str, Any]
+
+
+def check_metrics(row: Mapping[str, Any]) -> None:
+    """Raises ValueError where a row of metrics.jsonl lacks a key or has one that is not in METRIC_KEYS."""
+    missing, extra = set(METRIC_KEYS) - set(row), set(row) - set(METRIC_KEYS)
+    if missing or extra:
+        raise ValueError(f"metrics row: missing {sorted(missing)}, unknown {sorted(extra)}")
+
+
+def append_row(path: Path, row: Mapping[str, Any]) -> None:
+    """Appends one object with its `format`, on disk when this returns.
+
+    A line torn by a crash is closed first, so it spoils no other. JSON knows no NaN or infinity: they become null.
+    """
+    line = json.dumps({"format": FORMAT, **_plain(row)}, allow_nan=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab+") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            line = line if file.read(1) == b"\n" else f"\n{line}"
+        file.write(f"{line}\n".encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _plain(value: Any) -> Any:
+    """Values that JSON holds: numpy's scalars as numbers, the non-finite as null."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    value = value.item() if hasattr(value, "item") else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_rows(path: Path) -> list[Row]:
+    """All whole lines in order; [] without a file. A line torn by a crash is left out."""
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return rows
+
+
+def read_metrics(path: Path) -> list[Row]:
+    """One row per learner step, in order: a step that a resumed run took again counts as it was taken last."""
+    last = {row["step"]: row for row in read_rows(path)}
+    return [last[step] for step in sorted(last)]
+
+
+def render(beats: Mapping[str, Mapping[str, float]]) -> str:
+    """Prometheus text of heartbeat snapshots, worker -> metric -> value; `gagpo_<metric>{worker="..."}`.
+
+    Only who beats now is in it, so the dead leave no series. Beyond MAX_WORKERS names the rest are summed as `other`.
+    """
+    families: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for index, worker in enumerate(sorted(beats)):
+        label = worker if index < MAX_WORKERS else "other"
+        for metric, value in beats[worker].items():
+            families[_series(metric)][label] += value
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Snapshot(families))
+    return generate_latest(registry).decode()
+
+
+def _series(metric: str) -> str:
+    return "gagpo_" + re.sub(r"[^a-zA-Z0-9_]", "_", metric)
+
+
+class _Snapshot(Collector):
+    """Gives prometheus_client the values of one moment."""
+
+    def __init__(self, families: Mapping[str, Mapping[str, float]]) -> None:
+        self.families = families
+
+    def collect(self) -> Iterable[Metric]:
+        for name, values in sorted(self.families.items()):
+            family = GaugeMetricFamily(name, name.removeprefix("gagpo_").replace("_", " "), labels=["worker"])
+            for worker, value in values.items():
+                family.add_metric([worker], value)
+            yield family

@@ -1,0 +1,108 @@
+"""The command line's way with mistakes, faults and signals."""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from deploy import cli
+from services.errors import EngineFault, UserError
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch):
+    """Registers a command `work` that runs the given function."""
+    def install(run, **defaults: object) -> None:
+        def add_parser(subparsers: argparse._SubParsersAction) -> None:
+            parser = subparsers.add_parser("work", epilog="example:\n  gagpo work")
+            parser.add_argument("--fast", action="store_true")
+            parser.set_defaults(run=run, **defaults)
+        monkeypatch.setattr(cli, "COMMANDS", (*cli.COMMANDS, add_parser))
+    return install
+
+
+def raising(error: BaseException):
+    def run(args: argparse.Namespace) -> int:
+        raise error
+    return run
+
+
+@pytest.mark.parametrize(("argv", "line"), [
+    (["doctr"], "error: there is no command 'doctr'; did you mean `gagpo doctor`?"),
+    ([], "error: no command is given; see `gagpo --help`"),
+    (["doctor", "--jsn"], "error: unrecognised argument --jsn; see `gagpo doctor --help`"),
+    (["doctor", "extra"], "error: unrecognised argument extra; see `gagpo doctor --help`"),
+    (["bench"], "error: the following arguments are required: name; see `gagpo bench --help`"),
+])
+def test_a_mistake_is_one_line_and_exit_2(argv: list[str], line: str, capsys: pytest.CaptureFixture[str]):
+    assert cli.main(argv) == 2
+    assert capsys.readouterr().err == line + "\n"
+
+
+def test_a_command_without_a_status_succeeds(command):
+    command(lambda args: None)
+    assert cli.main(["work"]) == 0
+
+
+def test_overrides_may_stand_after_options(command):
+    seen = []
+    command(lambda args: seen.append(args.overrides), overrides=[])
+    assert cli.main(["work", "--fast", "a=1"]) == 0
+    assert seen == [["a=1"]]
+
+
+def test_a_users_error_is_what_and_mend(command, capsys: pytest.CaptureFixture[str]):
+    command(raising(UserError("no model\nhere", "give another")))
+    assert cli.main(["work"]) == 2
+    assert capsys.readouterr().err == "error: no model here; give another\n"
+
+
+def test_a_fault_names_its_boundary_and_leaves_its_traceback(command, capsys: pytest.CaptureFixture[str]):
+    command(raising(EngineFault("sampler died")))
+    assert cli.main(["work"]) == 1
+    *trace, last = capsys.readouterr().err.strip().splitlines()
+    assert last == "error: engine fault: sampler died; the traceback is above"
+    assert any("Traceback" in line for line in trace)
+
+
+def test_ctrl_c_is_130(command):
+    command(raising(KeyboardInterrupt()))
+    assert cli.main(["work"]) == 130
+
+
+def test_a_polite_kill_cleans_up_and_is_143():
+    code = (
+        "import argparse, time\nfrom deploy import cli\n"
+        "def run(args):\n"
+        "    try:\n        print('ready', flush=True); time.sleep(60)\n"
+        "    finally:\n        print('cleaned', flush=True)\n"
+        "def add(subparsers): subparsers.add_parser('work').set_defaults(run=run)\n"
+        "cli.COMMANDS = (add,)\nraise SystemExit(cli.main(['work']))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=20)[0] == "cleaned\n"
+        assert process.returncode == 143
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_reader_that_leaves_is_no_traceback():
+    read, write = os.pipe()
+    code = (
+        "import sys, time\nfrom deploy import cli\n"
+        "def run(args):\n    time.sleep(0.5); print('x' * 100000)\n"
+        "def add(subparsers): subparsers.add_parser('work').set_defaults(run=run)\n"
+        "cli.COMMANDS = (add,)\nraise SystemExit(cli.main(['work']))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    os.close(read)
+    assert process.communicate(timeout=20)[1] == ""
+    assert process.returncode == 141

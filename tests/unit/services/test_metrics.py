@@ -1,0 +1,65 @@
+"""metrics.jsonl and the Prometheus text."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services import metrics
+
+
+def test_rows_come_back_with_their_format(tmp_path: Path):
+    path = tmp_path / "run" / "metrics.jsonl"
+    metrics.append_row(path, {"step": 1, "grad_norm": np.float32(0.5)})
+    assert metrics.read_rows(path) == [{"format": 1, "step": 1, "grad_norm": 0.5}]
+
+
+def test_values_that_json_does_not_know_become_null(tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    metrics.append_row(path, {"step": 1, "loss/kl": float("nan"), "by_type": {"pick": float("inf")}})
+    assert json.loads(path.read_text()) == {"format": 1, "step": 1, "loss/kl": None, "by_type": {"pick": None}}
+
+
+def test_a_line_torn_by_a_crash_spoils_no_other(tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    metrics.append_row(path, {"step": 1})
+    with path.open("a") as file:
+        file.write('{"format": 1, "ste')
+    metrics.append_row(path, {"step": 2})
+    assert [row["step"] for row in metrics.read_rows(path)] == [1, 2]
+
+
+def test_a_step_taken_again_after_a_resume_counts_once(tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    for step, value in ((1, 0.1), (2, 0.2), (3, 0.3), (2, 0.4)):
+        metrics.append_row(path, {"step": step, "success_rate": value})
+    assert [(row["step"], row["success_rate"]) for row in metrics.read_metrics(path)] == [(1, 0.1), (2, 0.4), (3, 0.3)]
+
+
+def test_no_file_is_no_rows(tmp_path: Path):
+    assert metrics.read_rows(tmp_path / "absent") == []
+
+
+def test_a_row_must_hold_exactly_the_frozen_keys():
+    row = dict.fromkeys(metrics.METRIC_KEYS, 0)
+    metrics.check_metrics(row)
+    with pytest.raises(ValueError, match=r"unknown .'tempo'"):
+        metrics.check_metrics({**row, "tempo": 1})
+    row.pop("seconds/wait")
+    with pytest.raises(ValueError, match=r"missing .'seconds/wait'"):
+        metrics.check_metrics(row)
+
+
+def test_heartbeats_render_one_series_per_worker():
+    text = metrics.render({"rollout-1": {"tokens/second": 12.0}, "rollout-0": {"tokens/second": 3.5}})
+    assert 'gagpo_tokens_second{worker="rollout-0"} 3.5' in text
+    assert 'gagpo_tokens_second{worker="rollout-1"} 12.0' in text
+    assert text.count("# TYPE gagpo_tokens_second gauge") == 1
+
+
+def test_worker_labels_are_bounded_and_nothing_is_left_out():
+    text = metrics.render({f"rollout-{i:04}": {"slots": 1.0} for i in range(metrics.MAX_WORKERS + 6)})
+    series = [line for line in text.splitlines() if line.startswith("gagpo_slots{")]
+    assert len(series) == metrics.MAX_WORKERS + 1
+    assert 'gagpo_slots{worker="other"} 6.0' in series
