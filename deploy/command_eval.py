@@ -1,0 +1,113 @@
+"""`gagpo eval`: a model or a run's result on a fixed panel of tasks, with an interval."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import uuid
+from pathlib import Path
+from typing import Any
+
+from deploy.run_folder import RunFolder
+from services.config import Config
+from services.config_file import dump_config, load_config
+from services.errors import UserError
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
+    """Registers the command."""
+    parser = subparsers.add_parser(
+        "eval",
+        help="measure a model on a panel of tasks",
+        description="Plays each task of a panel once and reports mean success, its 95% interval over tasks,\n"
+        "and success by task type. MODEL is a Hugging Face folder; a run's folder stands for its trained model.",
+        epilog="example:\n  gagpo eval runs/alfworld-tiny --split heldout --episodes 256 --temperature 0.4",
+    )
+    parser.add_argument("model", metavar="MODEL|RUN", type=Path)
+    parser.add_argument("--config", metavar="FILE", help="how to play (default: the config of the run)")
+    parser.add_argument("--split", help="default: the held-out games")
+    parser.add_argument("--episodes", type=int, help="tasks to play (default: eval.panel of the config)")
+    parser.add_argument("--temperature", type=float, help="default: eval.temperature of the config")
+    parser.add_argument("--max-steps", type=int, help="default: env.max_steps of the config")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the summary."""
+    from deploy import preflight
+
+    config, model = resolve(args)
+    preflight.check(config)
+    summary = evaluate(config, model, split=args.split)
+    if args.json:
+        print(json.dumps({"format": 1, **summary}))
+        return 0
+    print(f"{summary['success_rate']:.1%} [{summary['success_low']:.1%}, {summary['success_high']:.1%}] on "
+          f"{summary['tasks']} games of {summary['split']} ({summary['env']}), T={summary['temperature']:g}, "
+          f"mean length {summary['episode_length']:.1f}")
+    for name, rate in summary["success_by_type"].items():
+        print(f"  {name:<6} {rate:.1%}")
+    return 0
+
+
+def resolve(args: argparse.Namespace) -> tuple[Config, Path]:
+    """The config to play by, and the model's folder. Raises UserError where either is missing."""
+    folder = RunFolder(args.model)
+    model = folder.trained_model if folder.config_file.exists() else args.model
+    if not (model / "config.json").exists():
+        raise UserError(f"{model} holds no model", "give a Hugging Face folder, or the folder of a finished run")
+    source = args.config or next(
+        (str(p) for p in (folder.config_file, args.model.parent / "config.yaml") if p.exists()), None)
+    if source is None:
+        raise UserError(f"{args.model} has no config beside it", "say how to play by --config")
+    overrides = list(args.overrides)
+    for key, value in (("eval.panel", args.episodes), ("eval.temperature", args.temperature),
+                       ("env.max_steps", args.max_steps)):
+        if value is not None:
+            overrides.append(f"{key}={value}")
+    config = load_config(source, [*overrides, f"model.path={model.resolve()}", "sft.enabled=false"])
+    return config, model
+
+
+def evaluate(config: Config, model: Path, *, split: str | None) -> dict[str, Any]:
+    """Brings up a topology without a learner and runs one evaluation on it."""
+    from rich.console import Console
+
+    from deploy.panels import cut, open_panels
+    from deploy.publishing import publish_folder
+    from deploy.topology import topology
+    from envservice.alfworld.environment import open_environment
+    from services.controller.controller import Controller, Hooks
+    from services.controller.tickets import EvalRequest, TaskStream, TrainTickets
+
+    panels = open_panels(config)
+    tasks, chosen = panels.heldout, panels.heldout_split
+    if split is not None:
+        everything, chosen = open_environment(config.env).tasks(split), split
+        tasks = cut(everything, min(config.eval.panel or len(everything), len(everything)), name=split)
+    console = Console(stderr=True)
+    run = f"eval-{uuid.uuid4().hex[:8]}"
+    with tempfile.TemporaryDirectory(prefix="gagpo-eval-") as name:
+        folder = Path(name)
+        dump_config(config, folder / "config.yaml")
+        with topology(config, run=run, folder=folder, config_file=folder / "config.yaml",
+                      note=lambda text: console.print(text, markup=False)) as parts:
+            lease = parts.store.acquire("controller", run, ttl_s=30.0)
+            controller = Controller(
+                config=config, store=parts.store, lease=lease, supervisor=parts.supervisor,
+                tickets=TrainTickets(config=config, tasks=TaskStream(panels.train, config.seed)),
+                request=lambda _: None,
+                hooks=Hooks(note=lambda text: console.print(text, markup=False), evaluated=lambda *_: None,
+                            task_type=panels.task_type, tick=lambda: None),
+            )
+            version = publish_folder(parts, model, holder=run)
+            for index in range(config.rollout.workers):
+                parts.supervisor.add(parts.rollout_worker(index, model))
+            request = EvalRequest(label="eval", version=version, split=chosen, tasks=tuple(tasks),
+                                  temperature=config.eval.temperature, seed=config.seed + 1,
+                                  max_steps=config.env.max_steps)
+            (summary,) = controller.evaluate_now([request])
+    return {**summary, "env": panels.env_name}

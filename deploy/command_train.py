@@ -1,0 +1,66 @@
+"""`gagpo train`: a whole run, from the cold start to the report."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from deploy.arguments import add_config_arguments, config_from
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
+    """Registers the command."""
+    parser = subparsers.add_parser(
+        "train",
+        help="train an agent",
+        description="Trains an agent: cold start, reinforcement learning, held-out games, report.\n"
+        "Starts a private Redis, Ray and environment servers unless the config or RAY_ADDRESS names others,\n"
+        "and stops what it started.",
+        epilog="examples:\n  gagpo train --config alfworld-tiny --dry-run\n"
+        "  gagpo train --config alfworld-tiny steps=50 name=longer\n"
+        "  ray job submit --working-dir . -- gagpo train --config deploy/configs/alfworld-tiny.yaml",
+    )
+    add_config_arguments(parser)
+    parser.add_argument("--resume", action="store_true", help="go on with the run of this name, or start it")
+    parser.add_argument("--dry-run", action="store_true", help="validate and print the plan; start nothing")
+    parser.add_argument("--json", action="store_true", help="print the plan or the result as one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Checks everything that can be checked cheaply, then runs."""
+    from deploy import plan, preflight
+    from deploy.run_folder import check_run
+
+    config = config_from(args)
+    check_run(config, resume=args.resume)
+    preflight.check(config)
+    if args.dry_run:
+        print(json.dumps(plan.as_dict(config)) if args.json else plan.describe(config))
+        return 0
+    lines = _train(config, resume=args.resume, quiet=args.json)
+    print(json.dumps({"format": 1, "run": str(config.run_dir), "lines": lines}) if args.json else "\n".join(lines))
+    return 0
+
+
+def _train(config: object, *, resume: bool, quiet: bool) -> list[str]:
+    from rich.console import Console
+
+    from deploy.panels import open_panels
+    from deploy.progress import Progress
+    from deploy.run_folder import open_run
+    from deploy.training import TrainingRun
+    from services.config import Config
+    from services.logs import configure_logs
+    from services.packages import check_one_installation
+
+    assert isinstance(config, Config)
+    check_one_installation()
+    panels = open_panels(config)
+    folder, run_id = open_run(config, resume=resume)
+    configure_logs(folder.path)
+    with Progress(config.name, config.steps, console=Console(stderr=quiet)) as progress:
+        progress.note(f"environment {panels.env_name}: {len(panels.train)} games to train on, "
+                      f"{len(panels.heldout)} held out")
+        training = TrainingRun(config=config, folder=folder, run=run_id, panels=panels, progress=progress)
+        return training.execute()

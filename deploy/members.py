@@ -1,0 +1,155 @@
+"""The kinds of process that a run keeps alive, each as a Member of services/controller/supervise.py."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from services.errors import DeadlineExceeded, EnvFault, Fault
+
+ENV_READY_S = 120.0
+STOP_GRACE_S = 10.0
+ACTOR_READY_S = 600.0
+TOKEN_VARIABLE = "GAGPO_ENV_TOKEN"  # noqa: S105 - the variable's name
+
+
+class EnvServer:
+    """One `gagpo serve-env` on this machine. It keeps its port over restarts, so clients need not be told."""
+
+    def __init__(self, index: int, port: int, config_file: Path, log: Path) -> None:
+        self.name = f"environment server {index}"
+        self.url = f"http://127.0.0.1:{port}"
+        self._command = [
+            sys.executable, "-m", "deploy.cli", "serve-env", "--config", str(config_file),
+            "--host", "127.0.0.1", "--port", str(port), "--exit-with-parent",
+        ]
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Returns once /healthz answers. Raises EnvFault with the log's last line when the server ends instead."""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        deadline = time.monotonic() + ENV_READY_S
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise EnvFault(f"{self.name} ended at start: {_last_line(self._log)}")
+            try:
+                if httpx.get(f"{self.url}/healthz", timeout=2.0).status_code == httpx.codes.OK:
+                    return
+            except httpx.HTTPError:
+                time.sleep(0.1)
+        raise DeadlineExceeded(f"{self.name} did not answer within {ENV_READY_S:.0f} s; see {self._log}")
+
+    def poll(self) -> str | None:
+        code = self._process.poll() if self._process else 0
+        return None if code is None else f"exit code {code}; {_last_line(self._log)}"
+
+    def stop(self) -> None:
+        process = self._process
+        if process is None or process.poll() is not None:
+            return
+        process.terminate()
+        try:
+            process.wait(STOP_GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(STOP_GRACE_S)
+
+
+def _last_line(path: Path) -> str:
+    lines = path.read_text(errors="replace").strip().splitlines() if path.exists() else []
+    return lines[-1] if lines else f"no output; see {path}"
+
+
+class Actor:
+    """One Ray actor whose `run()` is its whole life. `make` creates a fresh handle.
+
+    A death is final for the handle: the supervisor makes a new one, never Ray (its restarts would hide the death).
+    """
+
+    def __init__(self, name: str, make: Any) -> None:
+        self.name = name
+        self._make = make
+        self._handle: Any = None
+        self._life: Any = None
+
+    def start(self) -> None:
+        self._handle = self._make()
+        self._life = self._handle.run.remote()
+
+    def poll(self) -> str | None:
+        return _ended([self._life])
+
+    def stop(self) -> None:
+        _kill([self._handle] if self._handle is not None else [])
+        self._handle = None
+
+
+class Gang:
+    """The learner ranks: the first death ends all. `make(rank, rendezvous)` creates the handle of a rank."""
+
+    def __init__(self, name: str, world: int, make: Any) -> None:
+        self.name = name
+        self._world = world
+        self._make = make
+        self._handles: list[Any] = []
+        self._lives: list[Any] = []
+
+    def start(self) -> None:
+        """Rank 0 names the rendezvous (its node and a free port); then all run."""
+        import ray
+
+        self._handles = [self._make(rank) for rank in range(self._world)]
+        try:
+            rendezvous = ray.get(self._handles[0].rendezvous.remote(), timeout=ACTOR_READY_S)
+        except ray.exceptions.GetTimeoutError as error:
+            raise DeadlineExceeded(f"{self.name}: no place on the cluster within {ACTOR_READY_S:.0f} s") from error
+        self._lives = [handle.run.remote(rendezvous) for handle in self._handles]
+
+    def poll(self) -> str | None:
+        return _ended(self._lives)
+
+    def stop(self) -> None:
+        _kill(self._handles)
+        self._handles = []
+
+
+def _ended(lives: list[Any]) -> str | None:
+    """None while all run, "" when all returned, else the first failure as one line."""
+    import ray
+
+    done, running = ray.wait(lives, num_returns=len(lives), timeout=0)
+    for life in done:
+        try:
+            ray.get(life, timeout=STOP_GRACE_S)
+        except (ray.exceptions.RayError, Fault) as error:
+            return str(error).strip().splitlines()[-1]
+    return None if running else ""
+
+
+def _kill(handles: list[Any]) -> None:
+    import ray
+
+    for handle in handles:
+        ray.kill(handle, no_restart=True)
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that was free a moment ago."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def env_token() -> str | None:
+    """The bearer token of environment servers that run elsewhere."""
+    return os.environ.get(TOKEN_VARIABLE)

@@ -1,0 +1,55 @@
+"""The task panels of a run: fixed lists, cut once from the environment's splits, the same on every machine."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.config import Config
+from services.errors import UserError
+from services.seeds import seed_for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panels:
+    """Tasks to train on, to draw the curve with, and to report on; the last is disjoint from both by construction."""
+
+    env_name: str
+    train: tuple[str, ...]
+    validation: tuple[str, ...]
+    validation_split: str
+    heldout: tuple[str, ...]
+    heldout_split: str
+    heldout_digest: str
+    task_type: Callable[[str], str]
+
+
+def cut(tasks: list[str], count: int, *, name: str) -> tuple[str, ...]:
+    """`count` tasks, sorted, chosen by the panel's name alone: never by the run's seed, so that runs compare.
+
+    Raises UserError when there are fewer.
+    """
+    if len(tasks) < count:
+        raise UserError(f"the {name} split has {len(tasks)} games of these types, and {count} are asked for",
+                        f"lower eval.{'panel' if name == 'heldout' else 'episodes'} or add env.task_types")
+    return tuple(sorted(random.Random(seed_for("panel", name)).sample(sorted(tasks), count)))
+
+
+def open_panels(config: Config) -> Panels:
+    """Reads the splits of the run's environment. Raises UserError for missing data or a panel larger than its split."""
+    from envservice.alfworld.environment import open_environment
+    from envservice.alfworld.tasks import task_type
+
+    environment = open_environment(config.env)
+    train, validation, heldout = environment.training_splits()
+    return Panels(
+        env_name=environment.name,
+        train=tuple(environment.tasks(train)),
+        validation=cut(environment.tasks(validation), config.eval.episodes, name="validation"),
+        validation_split=validation,
+        heldout=cut(environment.tasks(heldout), config.eval.panel, name="heldout"),
+        heldout_split=heldout,
+        heldout_digest=environment.digest(heldout),
+        task_type=task_type,
+    )

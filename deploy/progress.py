@@ -1,0 +1,105 @@
+"""What a person sees while a run goes on: a live view in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+BARS = "▁▂▃▄▅▆▇█"
+KEEP_NOTES = 6
+
+
+def sparkline(values: list[float], width: int = 40) -> str:
+    """Rates in [0, 1] as a row of bars, the last `width` of them."""
+    return "".join(BARS[min(7, max(0, int(v * 8)))] for v in values[-width:])
+
+
+class Progress:
+    """Methods take values as they come; drawing is this class's business alone."""
+
+    def __init__(self, title: str, steps: int, *, console: Console | None = None,
+                 clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console or Console()
+        self._title = title
+        self._steps = steps
+        self._clock = clock
+        self._started = clock()
+        self._stage = "starting"
+        self._stage_at = self._started
+        self._last: dict[str, Any] = {}
+        self._success: list[float] = []
+        self._evaluations: list[tuple[int, float, float, float]] = []
+        self._notes: list[str] = []
+        self._live: Live | None = None
+
+    def __enter__(self) -> Progress:
+        if self._console.is_terminal:
+            self._live = Live(get_renderable=self.render, console=self._console, refresh_per_second=2)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def stage(self, text: str) -> None:
+        """A new phase of the run."""
+        self._stage, self._stage_at = text, self._clock()
+        self._say(text)
+
+    def note(self, text: str) -> None:
+        """Something worth knowing."""
+        self._notes = [*self._notes, text][-KEEP_NOTES:]
+        self._say(text)
+
+    def step(self, metrics: dict[str, Any]) -> None:
+        """One line of metrics.jsonl."""
+        self._last = metrics
+        self._success.append(float(metrics["success_rate"]))
+        seconds = sum(v for k, v in metrics.items() if k.startswith("seconds/"))
+        self._say(
+            f"step {metrics['step']:>4}/{self._steps}  success {metrics['success_rate']:6.1%}  "
+            f"length {metrics['episode_length']:5.1f}  inadmissible {metrics['inadmissible_share']:5.1%}  "
+            f"loss {metrics['loss/policy']:+.4f}  grad {metrics['grad_norm']:.2f}  {seconds:5.1f} s"
+        )
+
+    def evaluation(self, summary: dict[str, Any]) -> None:
+        """One line of evaluations.jsonl."""
+        self._evaluations.append((summary["step"], summary["success_rate"],
+                                  summary["success_low"], summary["success_high"]))
+        self._say(
+            f"evaluation {summary['label']}  T={summary['temperature']:g}  {summary['success_rate']:6.1%} "
+            f"[{summary['success_low']:.1%}, {summary['success_high']:.1%}] "
+            f"on {summary['tasks']} games of {summary['split']}"
+        )
+
+    def _say(self, text: str) -> None:
+        if self._live is None:
+            elapsed = self._clock() - self._started
+            self._console.print(f"[{elapsed // 60:02.0f}:{elapsed % 60:02.0f}] {text}", markup=False, highlight=False)
+
+    def render(self) -> Group:
+        """The live view."""
+        elapsed = self._clock() - self._started
+        head = Text.assemble((self._title, "bold"), f"   {elapsed // 60:.0f}:{elapsed % 60:02.0f}   {self._stage} "
+                             f"({self._clock() - self._stage_at:.0f} s)")
+        table = Table.grid(padding=(0, 2))
+        step = int(self._last.get("step", 0))
+        table.add_row("step", f"{step} / {self._steps}")
+        if self._last:
+            table.add_row("success", f"{self._last['success_rate']:.1%}   {sparkline(self._success)}")
+            table.add_row("length", f"{self._last['episode_length']:.1f} steps")
+            table.add_row("inadmissible", f"{self._last['inadmissible_share']:.1%}")
+            table.add_row("policy loss", f"{self._last['loss/policy']:+.4f}")
+            table.add_row("gradient norm", f"{self._last['grad_norm']:.2f}")
+        for at, rate, low, high in self._evaluations[-KEEP_NOTES:]:
+            table.add_row(f"evaluation @{at}", f"{rate:.1%}  [{low:.1%}, {high:.1%}]")
+        bar = ProgressBar(total=self._steps, completed=step, width=60)
+        return Group(head, bar, table, *[Text(note, style="dim") for note in self._notes])

@@ -1,0 +1,93 @@
+"""A run's folder: who it belongs to, where its parts lie, and what has been done already."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.config import Config
+from services.config_file import config_digest, dump_config
+from services.errors import UserError
+
+FORMAT = 1
+EXTENDABLE = ("steps", "eval", "checkpoint", "redis", "ray", "runs_dir", "rollout")
+"""Sections that may differ on --resume: they change how far and where a run goes, not what it learns from."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Paths below runs/<name>/."""
+
+    path: Path
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def identity_file(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def evaluations(self) -> Path:
+        return self.path / "evaluations.jsonl"
+
+    @property
+    def cold_model(self) -> Path:
+        """The policy that RL starts from, when the run made it."""
+        return self.path / "model-cold-start"
+
+    @property
+    def more_model(self) -> Path:
+        """The cold start after the minutes that RL took."""
+        return self.path / "model-more-cold-start"
+
+    @property
+    def trained_model(self) -> Path:
+        """The policy after the last learner step."""
+        return self.path / "model"
+
+    def identity(self) -> dict[str, Any]:
+        """run.json; {} for a fresh folder."""
+        return json.loads(self.identity_file.read_text()) if self.identity_file.exists() else {}
+
+
+def learning_digest(config: Config) -> str:
+    """Digest of all that decides what a run learns."""
+    return config_digest(config.model_copy(update={key: getattr(Config(name="x", steps=1), key) for key in EXTENDABLE}))
+
+
+def open_run(config: Config, *, resume: bool) -> tuple[RunFolder, str]:
+    """The run's folder, made if need be, and its id (its name with a nonce, the prefix of its keys in Redis).
+
+    Raises UserError when the folder belongs to another config, or holds a run and `resume` is not given.
+    """
+    folder = RunFolder(config.run_dir)
+    check_run(config, resume=resume)
+    known = folder.identity()
+    folder.path.mkdir(parents=True, exist_ok=True)
+    if not known:
+        known = {"format": FORMAT, "run": f"{config.name}-{uuid.uuid4().hex[:8]}", "learning": learning_digest(config)}
+        folder.identity_file.write_text(json.dumps(known, indent=1) + "\n")
+    dump_config(config, folder.config_file)
+    return folder, str(known["run"])
+
+
+def check_run(config: Config, *, resume: bool) -> None:
+    """The checks of open_run without touching the disk."""
+    known = RunFolder(config.run_dir).identity()
+    if not known:
+        return
+    if known["learning"] != learning_digest(config):
+        raise UserError(f"{config.run_dir} belongs to a run with another config",
+                        "give this one another name (name=...) or delete that folder")
+    if not resume:
+        raise UserError(f"{config.run_dir} holds a run already",
+                        "go on with it by --resume, or give this one another name (name=...)")

@@ -1,0 +1,168 @@
+"""A training run from its config to its report, stage by stage.
+
+    cold start ▸ RL (topology + rollout workers + learner + controller) ▸ more cold start ▸ panel ▸ report
+
+Each stage leaves its result in the run's folder and is skipped when it is there, so --resume goes on at any point.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deploy.comparison import COLD, MORE, TRAINED, as_lines, compare
+from deploy.panels import Panels
+from deploy.progress import Progress
+from deploy.publishing import publish_folder
+from deploy.report import write_report
+from deploy.run_folder import RunFolder
+from deploy.topology import Topology, topology
+from services.config import Config
+from services.controller.controller import Controller, Hooks
+from services.controller.tickets import EvalRequest, TaskStream, TrainTickets
+from services.metrics import append_row, read_rows
+from services.records import Episode, Version
+from services.store.archive import EpisodeArchive
+
+CONTROLLER_LEASE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRun:
+    """Everything the stages share."""
+
+    config: Config
+    folder: RunFolder
+    run: str
+    panels: Panels
+    progress: Progress
+
+    def execute(self) -> list[str]:
+        """All stages; returns the lines of the final table (empty without a panel)."""
+        cold = self.cold_start()
+        with topology(self.config, run=self.run, folder=self.folder.path, config_file=self.folder.config_file,
+                      note=self.progress.note) as parts:
+            controller = self.controller(parts)
+            for index in range(self.config.rollout.workers):
+                self.progress.stage(f"starting rollout worker {index} (vLLM)")
+                parts.supervisor.add(parts.rollout_worker(index, cold))
+            self.train(parts, controller, cold)
+            if self.config.eval.panel:
+                self.panel(parts, controller, cold)
+            parts.store.release(controller.lease)
+        return self.report()
+
+    def cold_start(self) -> Path:
+        """The policy to start from: the model given, or a cold start's."""
+        if not self.config.sft.enabled and self.config.model.path is not None:
+            return self.config.model.path
+        return self._sft(self.folder.cold_model, minutes=self.config.sft.minutes, continue_from=None)
+
+    def _sft(self, out: Path, *, minutes: float, continue_from: Path | None) -> Path:
+        from deploy.command_sft import cold_start
+
+        if not (out / "sft.json").exists():
+            shutil.rmtree(out, ignore_errors=True)
+            cold_start(self.config, out, minutes=minutes, continue_from=continue_from, report=self.progress.note)
+        return out
+
+    def controller(self, parts: Topology) -> Controller:
+        """Wired to this run's folder and panels."""
+        lease = parts.store.acquire("controller", self.run, ttl_s=CONTROLLER_LEASE_S)
+        archive = EpisodeArchive(self.folder.path / "episodes")
+
+        def evaluated(summary: dict[str, Any], episodes: list[Episode]) -> None:
+            summary["env"] = self.panels.env_name
+            append_row(self.folder.evaluations, summary)
+            archive.add_evaluation(summary["label"], summary["temperature"], episodes)
+            self.progress.evaluation(summary)
+
+        return Controller(
+            config=self.config, store=parts.store, lease=lease, supervisor=parts.supervisor,
+            tickets=TrainTickets(config=self.config, tasks=TaskStream(self.panels.train, self.config.seed)),
+            request=self.evaluation_of,
+            hooks=Hooks(note=self.progress.note, evaluated=evaluated, task_type=self.panels.task_type,
+                        tick=self._follow_metrics()),
+        )
+
+    def _follow_metrics(self) -> Callable[[], None]:
+        """Shows each line that the learner adds to metrics.jsonl."""
+        shown = len(read_rows(self.folder.metrics))
+
+        def tick() -> None:
+            nonlocal shown
+            lines = read_rows(self.folder.metrics)
+            for line in lines[shown:]:
+                self.progress.step(line)
+            shown = max(shown, len(lines))
+
+        return tick
+
+    def evaluation_of(self, version: Version) -> EvalRequest | None:
+        """The curve: every eval.every steps, and at the last one."""
+        every = self.config.eval.every
+        due = every and (version.step % every == 0 or version.step == self.config.steps)
+        if not due:
+            return None
+        return EvalRequest(label=f"step-{version.step:06d}", version=version, split=self.panels.validation_split,
+                           tasks=self.panels.validation, temperature=self.config.eval.temperature,
+                           seed=self.config.seed, max_steps=self.config.env.max_steps)
+
+    def train(self, parts: Topology, controller: Controller, cold: Path) -> None:
+        """RL until the learner has taken its steps and exported the result."""
+        if (self.folder.trained_model / "config.json").exists():
+            self.progress.note("RL is finished already; going on with what comes after it")
+            return
+        self.progress.stage("reinforcement learning")
+        learner = parts.learner(cold)
+        parts.supervisor.add(learner)
+        controller.run(learner)
+        parts.supervisor.remove(learner)
+
+    def panel(self, parts: Topology, controller: Controller, cold: Path) -> None:
+        """Before, after, and the same minutes of more cold start, on held-out games that nothing was tuned on."""
+        done = {(e["label"], e["temperature"]) for e in read_rows(self.folder.evaluations)}
+        for label, model in self._contenders(cold):
+            wanted = [t for t in self.config.eval.panel_temperatures if (label, t) not in done]
+            if not wanted:
+                continue
+            self.progress.stage(f"held-out games: {label.removeprefix('panel-')}")
+            version = publish_folder(parts, model, holder=self.run)
+            controller.evaluate_now([
+                EvalRequest(label=label, version=version, split=self.panels.heldout_split, tasks=self.panels.heldout,
+                            temperature=t, samples=self.config.eval.panel_samples, seed=self.config.seed + 1,
+                            max_steps=self.config.env.max_steps)
+                for t in wanted
+            ])
+
+    def _contenders(self, cold: Path) -> list[tuple[str, Path]]:
+        contenders = [(COLD, cold), (TRAINED, self.folder.trained_model)]
+        if self.config.eval.compare_cold_start:
+            minutes = self.rl_seconds() / 60
+            self.progress.stage(f"the same {minutes:.1f} minutes of more cold start, for comparison")
+            contenders.append((MORE, self._sft(self.folder.more_model, minutes=minutes, continue_from=cold)))
+        return contenders
+
+    def rl_seconds(self) -> float:
+        """Wall time of all learner steps, waiting for episodes included."""
+        return sum(value for line in read_rows(self.folder.metrics)
+                   for key, value in line.items() if key.startswith("seconds/"))
+
+    def report(self) -> list[str]:
+        """report.html, figures, and the final table."""
+        facts = {
+            "environment": self.panels.env_name, "engine": self.config.env.engine,
+            "held-out games": f"{len(self.panels.heldout)} of {self.panels.heldout_split}, "
+                              f"digest {self.panels.heldout_digest[:16]}",
+            "learner steps": str(self.config.steps), "RL minutes": f"{self.rl_seconds() / 60:.1f}",
+            "cold-start minutes": f"{self.config.sft.minutes:g}" if self.config.sft.enabled else "none",
+        }
+        page = write_report(self.folder.path, env=self.panels.env_name, facts=facts)
+        comparison = compare(read_rows(self.folder.evaluations))
+        lines = as_lines(comparison, env=self.panels.env_name) if comparison else []
+        (self.folder.path / "summary.json").write_text(json.dumps({"format": 1, "table": lines}, indent=1) + "\n")
+        return [*lines, f"report: {page}"]

@@ -1,0 +1,181 @@
+"""The controller: issues tickets up to capacity, evaluates, drops what failed, and watches that the run moves.
+
+    loop (one tick, about 5 a second)   waits for                                     woken by
+    supervise                           a member's death                              poll
+    drop                                a ticket with its attempts used up            the store's list of failed groups
+    evaluate                            a due version live, then all its episodes     the version pointer, ready groups
+    issue                               issued - dropped < (trained steps + 1 + staleness) x groups_per_step
+    watchdog                            any count of the store to change              the clock
+
+One thread; every call has a deadline in the store or the member. All state that must survive is in the store.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.config import Config
+from services.controller.evaluation import Evaluation, summarise
+from services.controller.supervise import Member, Supervisor
+from services.controller.tickets import EvalRequest, TrainTickets
+from services.errors import Fault
+from services.records import Drop, Episode, Version
+from services.store.lease import Lease
+from services.store.store import Store
+
+TICK_S = 0.2
+STALL_S = 900.0
+"""Longer than any honest phase: the largest model's step, a cold engine start."""
+MAX_DROPPED_SHARE = 0.01
+MIN_DROPS_TO_STOP = 3
+"""One unlucky group in a short run is not a broken run."""
+QUARANTINE_AFTER = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hooks:
+    """What the controller tells the outside, and asks of it."""
+
+    note: Callable[[str], None]
+    evaluated: Callable[[dict[str, Any], list[Episode]], None]
+    """One line of evaluations.jsonl and the episodes behind it."""
+    task_type: Callable[[str], str]
+    tick: Callable[[], None]
+    """Called once a tick: progress views read the run's folder here."""
+
+
+@dataclass(kw_only=True)
+class Controller:
+    """See the module's table. `request` makes the evaluation of a version, or None when none is due at its step."""
+
+    config: Config
+    store: Store
+    lease: Lease
+    supervisor: Supervisor
+    tickets: TrainTickets
+    request: Callable[[Version], EvalRequest | None]
+    hooks: Hooks
+    clock: Callable[[], float] = time.monotonic
+    _evaluation: Evaluation | None = None
+    _task_failures: Counter[str] = field(default_factory=Counter)
+    _eval_done: int = -1
+    _signature: object = None
+    _moved_at: float = 0.0
+
+    def run(self, learner: Member) -> None:
+        """Until the learner has finished and the last evaluation is in. Raises Fault when stuck or broken."""
+        self._moved_at = self.clock()
+        self._eval_done = self.store.evaluated()
+        while not (self.supervisor.finished(learner) and self._evaluation is None and not self._evaluate_due()):
+            self.tick()
+            time.sleep(TICK_S)
+
+    def tick(self) -> None:
+        """One round of every loop."""
+        self.store.renew(self.lease)
+        self.supervisor.check()
+        self.drop_failed()
+        self.evaluate()
+        self.issue()
+        self.watch()
+        self.hooks.tick()
+
+    def issue(self) -> None:
+        """Whole groups, in order, while there is capacity; never more than the run will train."""
+        learner = self.config.learner
+        counts = self.store.counts()
+        steps = counts.trained // learner.groups_per_step
+        capacity = min(steps + 1 + learner.staleness, self.config.steps) * learner.groups_per_step
+        avoid = frozenset(t for t, n in self._task_failures.items() if n >= QUARANTINE_AFTER)
+        index, dropped = counts.issued, counts.dropped
+        while index - dropped < capacity:
+            group = self.tickets.group(index, dropped=dropped, avoid=avoid)
+            if not self.store.issue(self.lease, group, capacity=capacity):
+                return
+            index += 1
+
+    def drop_failed(self) -> None:
+        """Groups whose ticket used up its attempts are dropped; a task that does so twice is quarantined."""
+        for failed in self.store.failed_groups():
+            self.store.drop(self.lease, failed)
+            self.hooks.note(f"dropped {failed.group} ({failed.task}): {failed.reason}")
+            if self._evaluation is not None and self._evaluation.group_dropped(failed.group):
+                continue
+            self._task_failures[failed.task] += 1
+            self._refuse_too_many_drops(failed)
+
+    def _refuse_too_many_drops(self, last: Drop) -> None:
+        counts = self.store.counts()
+        if counts.dropped >= MIN_DROPS_TO_STOP and counts.dropped > MAX_DROPPED_SHARE * counts.issued:
+            raise Fault(f"{counts.dropped} of {counts.issued} groups were dropped, more than "
+                        f"{MAX_DROPPED_SHARE:.0%}; the last reason: {last.reason}")
+
+    def _evaluate_due(self) -> EvalRequest | None:
+        pointer = self.store.version()
+        if pointer is None or pointer[0].step <= self._eval_done:
+            return None
+        return self.request(pointer[0])
+
+    def evaluate(self) -> None:
+        """Evaluates a due version; the learner holds the next version back until it is marked as done."""
+        if self._evaluation is None:
+            request = self._evaluate_due()
+            if request is None:
+                return
+            self._evaluation = Evaluation(self.store, self.lease, request)
+            self._evaluation.issue()
+        episodes = self._evaluation.collect()
+        if episodes is None:
+            return
+        self.finish_evaluation(self._evaluation, episodes)
+        self._eval_done = self._evaluation.request.version.step
+        self.store.mark_evaluated(self.lease, self._eval_done)
+        self._evaluation = None
+
+    def finish_evaluation(self, evaluation: Evaluation, episodes: list[Episode]) -> dict[str, Any]:
+        """Hands over the summary and returns it. Raises Fault when no episode at all came back."""
+        if not episodes:
+            raise Fault(f"evaluation {evaluation.request.label}: every one of its groups was dropped")
+        summary = summarise(evaluation.request, episodes, dropped=evaluation.dropped, task_type=self.hooks.task_type)
+        self.hooks.evaluated(summary, episodes)
+        return summary
+
+    def watch(self) -> None:
+        """Raises Fault, naming the loop that is stuck, when nothing in the store has changed for 15 minutes."""
+        counts = self.store.counts()
+        remaining = self._evaluation.remaining if self._evaluation else 0
+        signature = (counts, remaining, self.store.version())
+        if signature != self._signature:
+            self._signature, self._moved_at = signature, self.clock()
+            return
+        if self.clock() - self._moved_at < STALL_S:
+            return
+        if counts.ready_groups >= self.config.learner.groups_per_step:
+            stuck = "the learner: enough groups are ready and none is taken"
+        elif counts.outstanding_tickets:
+            stuck = f"the rollout workers: {counts.outstanding_tickets} tickets are outstanding and none is finished"
+        else:
+            stuck = "the learner: it neither trains nor publishes"
+        raise Fault(f"no progress for {STALL_S:.0f} s in {stuck}")
+
+    def evaluate_now(self, requests: list[EvalRequest]) -> list[dict[str, Any]]:
+        """Runs `requests` one after the other to their end, outside training; their summaries in order."""
+        summaries: list[dict[str, Any]] = []
+        self._moved_at = self.clock()
+        for request in requests:
+            self._evaluation = Evaluation(self.store, self.lease, request)
+            self._evaluation.issue()
+            while (episodes := self._evaluation.collect()) is None:
+                self.store.renew(self.lease)
+                self.supervisor.check()
+                self.drop_failed()
+                self.watch()
+                self.hooks.tick()
+                time.sleep(TICK_S)
+            summaries.append(self.finish_evaluation(self._evaluation, episodes))
+            self._evaluation = None
+        return summaries

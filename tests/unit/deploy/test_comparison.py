@@ -1,0 +1,41 @@
+"""The before/after table by hand-worked numbers."""
+
+from typing import Any
+
+import pytest
+
+from deploy.comparison import COLD, TRAINED, as_lines, compare
+
+
+def line(label: str, wins: dict[str, float]) -> dict[str, Any]:
+    mean = sum(wins.values()) / len(wins)
+    return {"label": label, "temperature": 1.0, "tasks": len(wins), "success_rate": mean, "success_low": mean,
+            "success_high": mean, "success_by_task": wins}
+
+
+def test_no_panel_no_table() -> None:
+    assert compare([line("step-000005", {"a": 1.0})]) is None
+
+
+def test_the_gain_is_paired_by_game() -> None:
+    """Games gain 1, 0, 0, 0: mean .25, sample sd .5, standard error .25, half-width .49."""
+    comparison = compare([line(COLD, {"a": 0, "b": 1, "c": 0, "d": 1}), line(TRAINED, {"a": 1, "b": 1, "c": 0, "d": 1})])
+    assert comparison is not None
+    (gain,) = comparison.gains
+    assert gain.gain == 0.25
+    assert gain.low == pytest.approx(0.25 - 0.48999, abs=1e-4)
+    assert not gain.beyond_noise
+    assert "no difference shown" in "\n".join(as_lines(comparison, env="alfworld-gen"))
+
+
+def test_a_steady_gain_is_beyond_noise() -> None:
+    games = {str(i): 0.0 for i in range(20)}
+    comparison = compare([line(COLD, games), line(TRAINED, {k: 1.0 for k in games})])
+    assert comparison is not None
+    assert comparison.gains[0].beyond_noise
+
+
+def test_a_game_that_a_fault_took_from_one_side_is_left_out() -> None:
+    comparison = compare([line(COLD, {"a": 0.0, "b": 0.0}), line(TRAINED, {"a": 1.0})])
+    assert comparison is not None
+    assert comparison.gains[0].gain == 1.0

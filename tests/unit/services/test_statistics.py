@@ -1,0 +1,40 @@
+"""Intervals by hand-worked numbers."""
+
+import math
+
+import pytest
+
+from services.statistics import mean_interval, paired_gain, wilson_interval
+
+
+def test_mean_interval_of_two_values() -> None:
+    """Values 0 and 1: mean .5, sample variance .5, standard error .5, so the half-width is 1.96 x .5."""
+    mean, low, high = mean_interval([0.0, 1.0])
+    assert mean == 0.5
+    assert high - mean == pytest.approx(0.979982, abs=1e-6)
+    assert mean - low == pytest.approx(0.979982, abs=1e-6)
+
+
+def test_wilson_interval_matches_the_textbook() -> None:
+    """8 of 10: Wilson's 95% interval is (.4902, .9433)."""
+    rate, low, high = wilson_interval(8, 10)
+    assert rate == 0.8
+    assert low == pytest.approx(0.4902, abs=1e-4)
+    assert high == pytest.approx(0.9433, abs=1e-4)
+
+
+def test_wilson_interval_at_the_edges_stays_in_range() -> None:
+    assert wilson_interval(0, 5)[1] == 0.0
+    assert wilson_interval(5, 5)[2] == 1.0
+
+
+def test_pairing_removes_the_variance_between_tasks() -> None:
+    """Two tasks of very different difficulty, each gaining .1: the gain has no spread."""
+    gain, low, high = paired_gain({"a": 0.1, "b": 0.8}, {"a": 0.2, "b": 0.9})
+    assert gain == pytest.approx(0.1)
+    assert math.isclose(low, high, abs_tol=1e-9)
+
+
+def test_pairing_refuses_different_tasks() -> None:
+    with pytest.raises(ValueError, match="same tasks"):
+        paired_gain({"a": 1.0}, {"b": 1.0})
