@@ -1,0 +1,136 @@
+"""The two ALFWorld prompts, and how their answers are read.
+
+`full` has the fields, order and quoting of the paper's pipeline; `compact` says the same in a tenth of the words, for
+models of less than a million parameters. Both are answered with `<think>...</think><action>...</action>` and read by
+the same rule, so that "invalid" means the same everywhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from envservice.base import Outcome, ParsedAction, PromptTemplate, Turn
+
+TASK = "Your task is to: "
+"""What precedes the task sentence in the first observation."""
+_TAIL = 30
+"""Characters of an answer without action tags that the environment receives."""
+_CJK = re.compile("[\u4e00-\u9fff]")
+
+
+def task_of(first: Outcome) -> str:
+    """The task sentence, its full stop included; empty where the observation states none."""
+    return first.observation.partition(TASK)[2].strip()
+
+
+def choices(now: Outcome) -> list[str]:
+    """The admissible actions that prompts show: all but `help`."""
+    return [action for action in now.admissible_actions if action != "help"]
+
+
+def project(text: str) -> ParsedAction:
+    """Answer to environment action.
+
+    The action is what stands between the first `<action>` and the first `</action>` of the lower-cased answer, or the
+    answer's last 30 characters where a tag is missing. Valid: both action tags (in any case) and both think tags (in
+    lower case) occur, and no CJK ideograph (U+4E00 to U+9FFF) does. Neither the order of tags nor whether the action is
+    admissible is looked at. The environment receives the action either way.
+    """
+    lowered = text.lower()
+    start, end = lowered.find("<action>"), lowered.find("</action>")
+    if start < 0 or end < 0:
+        return ParsedAction(action=lowered[-_TAIL:], valid=False)
+    thought = "<think>" in text and "</think>" in text
+    return ParsedAction(
+        action=lowered[start + len("<action>") : end].strip(), valid=thought and not _CJK.search(text))
+
+
+def _recent(turns: Sequence[Turn], history: int) -> Sequence[Turn]:
+    return turns[max(0, len(turns) - history) :]
+
+
+class FullTemplate:
+    """One user message per step: role, task, recent observations with actions, current observation, choices."""
+
+    name = "full"
+    chat = True
+
+    def __init__(self, history: int = 2) -> None:
+        self.history = history
+
+    def render(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> str:
+        """The first step, and every step where history is 0, has neither task line nor history."""
+        actions = "\n ".join(f"'{action}'" for action in choices(now))
+        if turns and self.history:
+            opening = self._with_history(first, turns, now)
+        else:
+            opening = f"{_ROLE}\nYour current observation is: {now.observation}\n"
+        return f"{opening}Your admissible actions of the current situation are: [{actions}].\n\n{_INSTRUCTION}"
+
+    def _with_history(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> str:
+        shown = _recent(turns, self.history)
+        start = len(turns) - len(shown) + 1
+        past = "\n".join(
+            f"[Observation {step}: '{turn.observation}', Action {step}: '{turn.action}']"
+            for step, turn in enumerate(shown, start=start)
+        )
+        return (
+            f"{_ROLE} {TASK}{task_of(first)}\n"
+            f"Prior to this step, you have already taken {len(turns)} step(s). Below are the most recent {len(shown)} "
+            f"observations and the corresponding actions you took: {past}\n"
+            f"You are now at step {len(turns) + 1} and your current observation is: {now.observation}\n"
+        )
+
+    def parse(self, text: str) -> ParsedAction:
+        return project(text)
+
+
+_ROLE = "You are an expert agent operating in the ALFRED Embodied Environment."
+_INSTRUCTION = (
+    "It is your turn to act.\n"
+    "First reason step by step about the current situation; this reasoning MUST be enclosed within <think> </think> "
+    "tags.\n"
+    "Then choose one admissible action for the current step and present it within <action> </action> tags."
+)
+
+
+class CompactTemplate:
+    """Four lines of raw text: task, recent actions, observation, choices.
+
+    Actions that were not admissible are marked as failed: "Nothing happens." leaves no other trace, and a model
+    without the mark believes that what it tried has happened.
+    """
+
+    name = "compact"
+    chat = False
+
+    def __init__(self, history: int = 6) -> None:
+        self.history = history
+
+    def render(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> str:
+        done = "; ".join(turn.action + ("" if turn.admissible else " failed") for turn in _recent(turns, self.history))
+        return (
+            f"Task: {task_of(first).removesuffix('.')}\nDone: {done or '-'}\n"
+            f"Now: {_without_banner(now.observation)}\nActions: {'; '.join(choices(now))}\n"
+        )
+
+    def parse(self, text: str) -> ParsedAction:
+        return project(text)
+
+
+def _without_banner(observation: str) -> str:
+    """The first observation without banner, task and list of receptacles, which the choices repeat."""
+    if TASK not in observation:
+        return observation.strip()
+    room = observation.partition(TASK)[0].strip().rpartition("\n\n")[2]
+    return room.partition(". ")[0] + "."
+
+
+TEMPLATES: dict[str, type[FullTemplate] | type[CompactTemplate]] = {"full": FullTemplate, "compact": CompactTemplate}
+"""By the name that the configuration uses; see make_template."""
+
+
+def make_template(name: str, history: int) -> PromptTemplate:
+    """The template of that name, showing `history` past steps. Raises KeyError for an unknown name."""
+    return TEMPLATES[name](history)

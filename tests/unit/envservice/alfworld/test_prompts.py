@@ -1,0 +1,118 @@
+"""Prompts and answers of ALFWorld, character by character."""
+
+import pytest
+
+from envservice.alfworld.prompts import CompactTemplate, FullTemplate, make_template, project, task_of
+from envservice.base import Outcome, Turn
+
+FIRST = Outcome(
+    observation=(
+        "-= Welcome to TextWorld, ALFRED! =-\n\nYou are in the middle of a room. Looking quickly around you, you see "
+        "a bed 1, and a desk 1.\n\nYour task is to: examine the mug with the desklamp."
+    ),
+    admissible_actions=["go to bed 1", "go to desk 1", "help", "inventory", "look"],
+)
+AT_BED = Outcome(
+    observation="You arrive at bed 1. On the bed 1, you see nothing.",
+    admissible_actions=["examine bed 1", "go to desk 1", "help", "inventory", "look"],
+)
+GO = Turn(observation=FIRST.observation, action="go to bed 1", admissible=True)
+MISS = Turn(observation=AT_BED.observation, action="take mug 1 from bed 1", admissible=False)
+STUCK = Outcome(observation="Nothing happens.", admissible_actions=AT_BED.admissible_actions)
+INSTRUCTION = (
+    "It is your turn to act.\n"
+    "First reason step by step about the current situation; this reasoning MUST be enclosed within <think> </think> "
+    "tags.\n"
+    "Then choose one admissible action for the current step and present it within <action> </action> tags."
+)
+
+
+def test_the_task_is_what_follows_its_announcement():
+    assert task_of(FIRST) == "examine the mug with the desklamp."
+    assert task_of(AT_BED) == ""
+
+
+def test_full_first_step_has_no_history():
+    assert FullTemplate().render(FIRST, [], FIRST) == (
+        "You are an expert agent operating in the ALFRED Embodied Environment.\n"
+        f"Your current observation is: {FIRST.observation}\n"
+        "Your admissible actions of the current situation are: ['go to bed 1'\n 'go to desk 1'\n 'inventory'\n 'look'"
+        f"].\n\n{INSTRUCTION}"
+    )
+
+
+def test_full_with_history_quotes_raw_observations_and_parsed_actions():
+    assert FullTemplate(history=2).render(FIRST, [GO, MISS], STUCK) == (
+        "You are an expert agent operating in the ALFRED Embodied Environment. "
+        "Your task is to: examine the mug with the desklamp.\n"
+        "Prior to this step, you have already taken 2 step(s). Below are the most recent 2 observations and the "
+        f"corresponding actions you took: [Observation 1: '{FIRST.observation}', Action 1: 'go to bed 1']\n"
+        "[Observation 2: 'You arrive at bed 1. On the bed 1, you see nothing.', Action 2: 'take mug 1 from bed 1']\n"
+        "You are now at step 3 and your current observation is: Nothing happens.\n"
+        "Your admissible actions of the current situation are: ['examine bed 1'\n 'go to desk 1'\n 'inventory'\n "
+        f"'look'].\n\n{INSTRUCTION}"
+    )
+
+
+def test_full_history_is_bounded_and_numbered_absolutely():
+    text = FullTemplate(history=1).render(FIRST, [GO, MISS, MISS], STUCK)
+    assert "most recent 1 observations" in text
+    assert "already taken 3 step(s)" in text
+    assert "[Observation 3: '" in text
+    assert "Observation 2" not in text
+
+
+def test_full_without_history_looks_like_a_first_step():
+    text = FullTemplate(history=0).render(FIRST, [GO], AT_BED)
+    assert text.startswith("You are an expert agent operating in the ALFRED Embodied Environment.\nYour current obs")
+    assert "Prior to this step" not in text
+
+
+def test_compact_first_step_drops_banner_room_and_help():
+    assert CompactTemplate().render(FIRST, [], FIRST) == (
+        "Task: examine the mug with the desklamp\nDone: -\nNow: You are in the middle of a room.\n"
+        "Actions: go to bed 1; go to desk 1; inventory; look\n"
+    )
+
+
+def test_compact_marks_failures_and_shows_the_last_actions_only():
+    assert CompactTemplate(history=2).render(FIRST, [GO, GO, MISS], STUCK) == (
+        "Task: examine the mug with the desklamp\nDone: go to bed 1; take mug 1 from bed 1 failed\n"
+        "Now: Nothing happens.\nActions: examine bed 1; go to desk 1; inventory; look\n"
+    )
+    assert "Done: -\n" in CompactTemplate(history=0).render(FIRST, [GO], AT_BED)
+
+
+@pytest.mark.parametrize(("text", "action", "valid"), [
+    ("<think>find mug</think><action>go to shelf 1</action>", "go to shelf 1", True),
+    ("<think>a</think>\n<action>  Go To Shelf 1 \n</action> trailing", "go to shelf 1", True),
+    ("<think>a</think><ACTION>Look</ACTION>", "look", True),
+    ("<action>look</action><think></think>", "look", True),
+    ("<think>a</think><action>dance</action>", "dance", True),
+    ("<think>a</think><action></action>", "", True),
+    ("<think>a</think><action>look</action><action>inventory</action>", "look", True),
+    ("<think>a</think></action>look<action>", "", True),
+    ("<think>a</think><action>a <action>look</action>", "a <action>look", True),
+    ("<action>look</action>", "look", False),
+    ("<think>a<action>look</action>", "look", False),
+    ("<THINK>a</THINK><action>look</action>", "look", False),
+    ("<think>\u770b</think><action>look</action>", "look", False),
+    ("<think>a</think><action>look\u4e00</action>", "look\u4e00", False),
+    ("<think>\u3042\ua000</think><action>look</action>", "look", True),
+    ("<think>I was cut</think><action>Go to Shelf 12345", "hink><action>go to shelf 12345", False),
+    ("<think>a</think>go to shelf 1</action>", "</think>go to shelf 1</action>", False),
+    ("look", "look", False),
+    ("", "", False),
+])
+def test_answers_are_read_by_the_pipelines_rule(text, action, valid):
+    parsed = project(text)
+    assert (parsed.action, parsed.valid) == (action, valid)
+
+
+def test_templates_are_found_by_name_and_share_the_parser():
+    for name in ("full", "compact"):
+        template = make_template(name, 3)
+        assert template.name == name
+        assert template.parse("<think>a</think><action>Look</action>").action == "look"
+    with pytest.raises(KeyError):
+        make_template("long", 3)
