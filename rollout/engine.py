@@ -1,0 +1,238 @@
+"""The sampler: vLLM's AsyncLLM behind three calls, start, sample and update.
+
+An update, under one deadline:
+
+    pause(keep) ▸ requests freeze, KV is dropped     load ▸ digest checked in the worker, weights replaced in place
+    reset the prefix cache                           resume ▸ frozen requests recompute their KV under the new weights
+    probe ▸ one token at the new version             release what finished meanwhile
+
+Samples that finish during an update are held back until its probe has passed, so that nothing sampled by weights
+that turn out broken leaves the engine. After any error the engine is dead for good: the worker exits, its tickets
+are claimed by others.
+
+Not used, because each was measured to be silently wrong or fatal with vLLM 0.32 on CPU: updates without a pause,
+`raw_logprobs` (they ignore the temperature), chunked prefill (a seeded request whose prompt is split ends the process).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from services.config import RolloutSection
+from services.errors import EngineFault
+from services.records import Version, VersionSpan
+from services.weights.pack import Manifest
+
+START_SECONDS = 300.0
+SAMPLE_SECONDS = 300.0
+UPDATE_SECONDS = 120.0
+BLOCK_TOKENS = 32
+"""KV block: prompts share whole blocks only, and ours are short."""
+PROBE_IDS = list(range(2, 18))
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """What one prompt was answered."""
+
+    ids: np.ndarray
+    """int32 [R], the stop token included."""
+    logprobs: np.ndarray
+    """float32 [R], of the distribution sampled from (temperature applied)."""
+    spans: list[VersionSpan]
+    """Cover [0, R) in order."""
+    finished: Literal["stop", "length"]
+
+
+def prepare_environment(threads: int) -> None:
+    """Set what vLLM reads from the environment, for this process and the engine's: call before vllm is imported."""
+    os.environ.update({
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker lives in the engine's process: one process less to start
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # "auto" keeps a core for itself, half of a two-core machine
+        "OMP_NUM_THREADS": str(threads),
+        "TORCHDYNAMO_DISABLE": "1",  # enforce_eager alone still compiles the logprobs, 13 s at the first request
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
+    })
+
+
+class Engine:
+    """One vLLM engine and the version that it holds.
+
+    `path` is a Hugging Face folder; its weights count as `version` until the first update.
+    """
+
+    def __init__(self, path: Path, version: Version, *, config: RolloutSection, dtype: str, seed: int = 0) -> None:
+        self.version = version
+        self._path = path
+        self._config = config
+        self._dtype = "float32" if config.exact else dtype
+        self._seed = seed
+        self._names = {_name(version): version}
+        self._llm: Any = None
+        self._fault: EngineFault | None = None
+        self._turn = asyncio.Semaphore(1 if config.exact else max(config.slots, 1))
+        self._updating = asyncio.Lock()
+        self._released = asyncio.Event()
+        self._released.set()
+
+    async def start(self) -> None:
+        """Load the model. Raises EngineFault, also when it takes longer than START_SECONDS."""
+        prepare_environment(self._config.threads)
+        async with self._guard("start", START_SECONDS):
+            self._llm = await asyncio.to_thread(self._build)
+            await self._llm.update_weight_version(_name(self.version))
+            await self._probe(self.version)
+
+    async def sample(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        temperature: float,
+        seed: int,
+        max_tokens: int,
+        stop_token_ids: Sequence[int],
+        request_id: str,
+    ) -> Sample:
+        """Sample one response. Raises EngineFault if the engine died or does not answer in time."""
+        self._raise_if_dead()
+        async with self._turn, self._guard("sample", SAMPLE_SECONDS):
+            sample = await self._generate(
+                prompt_ids, request_id, temperature=temperature, seed=seed, max_tokens=max_tokens, stop=stop_token_ids
+            )
+            await self._released.wait()
+        self._raise_if_dead()
+        return sample
+
+    async def update(self, version: Version, manifest: Manifest, buffer: np.ndarray) -> None:
+        """Load `version` in place; requests in flight are kept. Raises EngineFault, after which the engine is dead."""
+        self._raise_if_dead()
+        async with self._updating, self._guard(f"update to {version.short}", UPDATE_SECONDS):
+            self._released.clear()
+            await self._llm.pause_generation(mode="keep", clear_cache=True)
+            with _file_of(buffer) as path:
+                arguments = (path, msgspec.json.encode(manifest), version.digest)
+                await self._llm.collective_rpc("load_packed", args=arguments)
+            if not await self._llm.reset_prefix_cache():
+                raise EngineFault("the prefix cache still holds blocks of the old weights")
+            self._names[_name(version)] = version
+            await self._llm.update_weight_version(_name(version))
+            await self._llm.resume_generation()
+            await self._probe(version)
+            self.version = version
+        self._released.set()
+
+    async def close(self) -> None:
+        """Stop the engine's process."""
+        if self._llm is not None:
+            llm, self._llm = self._llm, None
+            await asyncio.to_thread(llm.shutdown)
+
+    def _build(self) -> Any:
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        config = self._config
+        length = config.max_prompt_tokens + config.max_response_tokens
+        return AsyncLLM.from_engine_args(
+            AsyncEngineArgs(
+                model=str(self._path),
+                skip_tokenizer_init=True,
+                dtype=self._dtype,  # pyright: ignore[reportArgumentType]  # checked by vLLM
+                seed=self._seed,
+                generation_config="vllm",
+                enforce_eager=True,
+                max_model_len=length,
+                max_num_seqs=config.slots,
+                enable_chunked_prefill=False,
+                max_num_batched_tokens=max(length, 4096),
+                # A cached prefix changes the shapes of the prefill and so the last bits.
+                enable_prefix_caching=not config.exact,
+                block_size=BLOCK_TOKENS,
+                kv_cache_memory_bytes=int(config.kv_cache_gb * 2**30),
+                logprobs_mode="processed_logprobs",
+                worker_extension_cls="rollout.updates.PackedLoader",
+                disable_log_stats=True,
+            )
+        )
+
+    async def _generate(
+        self, prompt_ids: Sequence[int], request_id: str, *, temperature: float, seed: int, max_tokens: int,
+        stop: Sequence[int],
+    ) -> Sample:
+        from vllm.inputs.engine import tokens_input
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        params = SamplingParams(
+            temperature=temperature,
+            seed=seed,
+            max_tokens=max_tokens,
+            stop_token_ids=list(stop),
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            skip_clone=True,
+        )
+        final = None
+        async for output in self._llm.generate(tokens_input(list(prompt_ids)), params, request_id):
+            final = output.outputs[0]
+        if final is None or final.finish_reason not in ("stop", "length"):
+            raise EngineFault(f"{request_id} ended with {final and final.finish_reason}")
+        ids = list(final.token_ids)
+        spans = [VersionSpan(version=self._names[s.version], start=s.start, end=s.end) for s in final.weight_versions]
+        return Sample(
+            ids=np.array(ids, dtype=np.int32),
+            logprobs=np.array([row[i].logprob for row, i in zip(final.logprobs, ids, strict=True)], dtype=np.float32),
+            spans=spans,
+            finished=final.finish_reason,
+        )
+
+    async def _probe(self, version: Version) -> None:
+        sample = await self._generate(
+            PROBE_IDS, f"probe/{version.short}", temperature=1.0, seed=0, max_tokens=1, stop=()
+        )
+        if not np.isfinite(sample.logprobs).all():
+            raise EngineFault(f"version {version.short} samples with logprob {sample.logprobs}")
+        if [span.version for span in sample.spans] != [version]:
+            raise EngineFault(f"the probe was sampled by {sample.spans}, not by {version.short}")
+
+    @contextlib.asynccontextmanager
+    async def _guard(self, doing: str, seconds: float) -> AsyncIterator[None]:
+        """Whatever escapes the block, a deadline included, becomes the EngineFault that ends this engine."""
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            reason = f"no answer in {seconds:.0f} s" if isinstance(error, TimeoutError) else repr(error)
+            self._fault = self._fault or EngineFault(f"{doing}: {reason}")
+            self._released.set()  # the waiting samples find the fault
+            raise self._fault from error
+
+    def _raise_if_dead(self) -> None:
+        if self._fault is not None:
+            raise self._fault
+
+
+def _name(version: Version) -> str:
+    return f"{version.incarnation}.{version.step}.{version.digest}"
+
+
+@contextlib.contextmanager
+def _file_of(buffer: np.ndarray):
+    """The buffer as a file in shared memory where there is some, gone when the block ends."""
+    shared = Path("/dev/shm")  # noqa: S108  # a private name inside it, made with O_EXCL
+    with tempfile.NamedTemporaryFile(dir=shared if shared.is_dir() else None, prefix="gagpo-weights-") as file:
+        file.write(np.ascontiguousarray(buffer).data)
+        file.flush()
+        yield file.name

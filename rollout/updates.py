@@ -1,0 +1,39 @@
+"""The half of a weight update that runs inside vLLM's worker process. Mixed into it by name; see engine.py.
+
+A version arrives as a file, not through vLLM's message queue: each worker process maps it, and no size limit applies.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from services.weights import pack
+
+HEAD = "lm_head.weight"
+EMBEDDING = "model.embed_tokens.weight"
+
+
+class PackedLoader:
+    """vLLM's `worker_extension_cls`: its methods become methods of the worker."""
+
+    model_runner: Any
+
+    def load_packed(self, path: str, manifest: bytes, digest: str) -> int:
+        """Load the packed buffer at `path` in place and return the number of tensors loaded.
+
+        The engine must be paused. A tied head is sent as well: vLLM keeps a repacked copy of it on CPU, which
+        otherwise stays on the old weights without a word. Raises ValueError where the bytes are not those of `digest`.
+        """
+        entries = msgspec.json.decode(manifest, type=pack.Manifest)
+        buffer = np.memmap(path, dtype=np.uint8, mode="r")
+        found = pack.digest(entries, buffer)
+        if found != digest:
+            raise ValueError(f"weights arrived with digest {found}, expected {digest}")
+        tensors = pack.unpack(entries, buffer)
+        if self.model_runner.model_config.hf_config.tie_word_embeddings:
+            tensors[HEAD] = tensors[EMBEDDING]
+        self.model_runner.reload_weights(weights_iterator=iter(tensors.items()))
+        return len(tensors)

@@ -1,0 +1,65 @@
+"""What several tiers share: tiny Qwen2 models, and one vLLM engine for every test of the session that samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from rollout.engine import Engine
+from services.config import RolloutSection
+from services.records import Version
+
+FIRST = Version(incarnation=0, step=0, digest="initial")
+SAMPLER = RolloutSection(slots=16, max_prompt_tokens=384, max_response_tokens=128, kv_cache_gb=0.25, threads=1)
+VOCABULARY = 512
+
+
+def make_tiny_model(*, tied: bool, seed: int):
+    """A random Qwen2 of about 60,000 parameters, scaled up so that its distributions are far from uniform."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(seed)
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+            num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=tied, bos_token_id=0,
+            eos_token_id=1,
+        )
+    )  # fmt: skip
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(4 if name in ("model.embed_tokens.weight", "lm_head.weight") else 2)
+    return model.eval()
+
+
+@pytest.fixture(scope="session")
+def tiny_model():
+    """The factory `tiny_model(tied=..., seed=...)`."""
+    return make_tiny_model
+
+
+@pytest.fixture(scope="session")
+def sampler_config() -> RolloutSection:
+    """How the shared engine is configured; an engine of a test's own takes the same."""
+    return SAMPLER
+
+
+@pytest.fixture(scope="session")
+def tied_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An exported tiny model with tied embeddings: what the shared engine starts from."""
+    folder = tmp_path_factory.mktemp("tied")
+    make_tiny_model(tied=True, seed=0).save_pretrained(folder)
+    return folder
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def sampler(tied_folder: Path):
+    """The engine that all tests share. Tests run in the session's loop and leave whatever version they loaded."""
+    engine = Engine(tied_folder, FIRST, config=SAMPLER, dtype="float32")
+    await engine.start()
+    yield engine
+    await engine.close()

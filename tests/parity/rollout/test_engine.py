@@ -1,0 +1,142 @@
+"""The sampler against a plain Hugging Face forward pass of the weights it claims to hold, in float32."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+
+from rollout.engine import Engine, Sample
+from services.errors import EngineFault
+from services.records import Version
+from services.weights import pack
+
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
+
+FIRST = Version(incarnation=0, step=0, digest="initial")
+
+TOLERANCE = 1e-4
+"""Nats per token. An update that left a stale head or a stale cache is off by 0.3 or more."""
+
+PROMPTS = [list(np.random.default_rng(i).integers(2, 500, 40 + 7 * i)) for i in range(6)]
+
+
+def reference(model, prompt, sample: Sample, temperature: float) -> np.ndarray:
+    """Logprobs [R] of the sampled tokens under `model`, in one forward pass."""
+    ids = torch.tensor([[*map(int, prompt), *map(int, sample.ids)]])
+    with torch.no_grad():
+        logits = model(ids).logits[0, len(prompt) - 1 : -1].float() / temperature
+    return logits.log_softmax(-1)[torch.arange(len(sample.ids)), torch.from_numpy(sample.ids).long()].numpy()
+
+
+async def sample_all(engine: Engine, name: str, temperature: float = 0.7, tokens: int = 24) -> list[Sample]:
+    return await asyncio.gather(*(
+        engine.sample(
+            [int(i) for i in prompt], temperature=temperature, seed=k, max_tokens=tokens, stop_token_ids=[1],
+            request_id=f"{name}/{k}",
+        )
+        for k, prompt in enumerate(PROMPTS)
+    ))  # fmt: skip
+
+
+async def load(engine: Engine, model, step: int) -> Version:
+    weights = dict(model.state_dict())
+    if model.config.tie_word_embeddings:
+        del weights["lm_head.weight"]  # the learner's named_parameters() do not have it either
+    manifest, buffer = pack.pack(weights)
+    version = Version(incarnation=engine.version.incarnation + 1, step=step, digest=pack.digest(manifest, buffer))
+    await engine.update(version, manifest, buffer)
+    return version
+
+
+def worst(model, samples: list[Sample], temperature: float = 0.7) -> float:
+    pairs = zip(PROMPTS, samples, strict=True)
+    return max(float(np.abs(reference(model, p, s, temperature) - s.logprobs).max()) for p, s in pairs)
+
+
+async def check_update(engine: Engine, old, new) -> None:
+    before = await sample_all(engine, "before")
+    version = await load(engine, new, step=1)
+    after = await sample_all(engine, "after")
+    assert worst(old, before) < TOLERANCE
+    assert worst(new, after) < TOLERANCE
+    assert worst(old, after) > 0.1  # the two models do differ
+    assert all([span.version for span in sample.spans] == [version] for sample in after)
+
+
+async def test_tied_update(sampler: Engine, tiny_model):
+    """Before an update the sampler is the old model, after it the new one; the tied head included, prefix hits too."""
+    old = tiny_model(tied=True, seed=1)
+    await load(sampler, old, step=0)
+    await check_update(sampler, old, tiny_model(tied=True, seed=2))
+
+
+async def test_untied_update(tmp_path, sampler_config, tiny_model):
+    """The same with a head of its own, starting from the exported folder."""
+    old = tiny_model(tied=False, seed=3)
+    old.save_pretrained(tmp_path)
+    engine = Engine(tmp_path, FIRST, config=sampler_config, dtype="float32")
+    try:
+        await engine.start()
+        await check_update(engine, old, tiny_model(tied=False, seed=4))
+    finally:
+        await engine.close()
+
+
+async def test_requests_in_flight_are_kept(sampler: Engine, tiny_model):
+    """Tokens before the update match the old model, tokens after it the new one, and the spans say where it happened."""
+    old, new = tiny_model(tied=True, seed=5), tiny_model(tied=True, seed=6)
+    first = await load(sampler, old, step=3)
+    running = asyncio.create_task(sample_all(sampler, "flight", temperature=1.0, tokens=120))
+    await asyncio.sleep(0.15)
+    second = await load(sampler, new, step=4)
+    samples = await running
+    split = [s for s in samples if [span.version for span in s.spans] == [first, second]]
+    assert split, "no request was in flight during the update"
+    for prompt, sample in zip(PROMPTS, samples, strict=True):
+        ends = [span.end for span in sample.spans]
+        assert [span.start for span in sample.spans] == [0, *ends[:-1]]
+        assert ends[-1] == len(sample.ids)
+        by_version = {first: reference(old, prompt, sample, 1.0), second: reference(new, prompt, sample, 1.0)}
+        for span in sample.spans:
+            part = slice(span.start, span.end)
+            assert np.abs(by_version[span.version][part] - sample.logprobs[part]).max() < TOLERANCE
+
+
+async def test_same_seed_draws_the_same_tokens(sampler: Engine, tiny_model):
+    """A retried episode repeats itself: the seed alone decides."""
+    await load(sampler, tiny_model(tied=True, seed=7), step=5)
+    one, two = await sample_all(sampler, "once"), await sample_all(sampler, "twice")
+    assert all(np.array_equal(a.ids, b.ids) for a, b in zip(one, two, strict=True))
+    assert not np.array_equal(one[0].ids, one[1].ids)
+
+
+async def test_stop_token_is_part_of_the_response(sampler: Engine):
+    """The end token is sampled, so it is trained on: it comes back with its logprob, and says why the response ended."""
+    prompt = [int(i) for i in PROMPTS[0]]
+    every = {"temperature": 1.0, "seed": 3, "max_tokens": 8, "request_id": "stop"}
+    free = await sampler.sample(prompt, stop_token_ids=[], **every)
+    assert free.finished == "length"
+    stop = int(free.ids[3])
+    stopped = await sampler.sample(prompt, stop_token_ids=[stop], **every)
+    assert stopped.finished == "stop"
+    assert stopped.ids[-1] == stop
+    assert len(stopped.ids) == len(stopped.logprobs) == list(free.ids).index(stop) + 1
+
+
+async def test_wrong_bytes_end_the_engine(tied_folder, sampler_config, tiny_model):
+    """Weights that are not those of the version's digest are never sampled from; the engine answers nothing more."""
+    engine = Engine(tied_folder, FIRST, config=sampler_config, dtype="float32")
+    try:
+        await engine.start()
+        manifest, buffer = pack.pack(dict(tiny_model(tied=True, seed=8).state_dict()))
+        version = Version(incarnation=9, step=9, digest=pack.digest(manifest, buffer))
+        buffer[100] ^= 1
+        with pytest.raises(EngineFault, match="expected"):
+            await engine.update(version, manifest, buffer)
+        with pytest.raises(EngineFault):
+            await sample_all(engine, "dead")
+    finally:
+        await engine.close()

@@ -1,0 +1,94 @@
+"""The packed form of weights: nothing lost, and a digest that names exactly what was packed."""
+
+import numpy as np
+import pytest
+import torch
+
+from services.weights import pack
+
+
+@pytest.fixture
+def tensors() -> dict[str, torch.Tensor]:
+    return {
+        "b.bias": torch.arange(3, dtype=torch.float32),
+        "a.weight": torch.arange(10, dtype=torch.bfloat16).reshape(5, 2) / 3,
+        "c.scalar": torch.tensor(7, dtype=torch.int64),
+        "d.empty": torch.zeros(0, 4),
+    }
+
+
+def test_round_trip_keeps_every_bit(tensors):
+    """What comes out equals what went in, bfloat16, scalars and empty tensors included."""
+    out = pack.unpack(*pack.pack(tensors))
+    assert out.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert out[name].dtype == tensor.dtype
+        assert torch.equal(out[name], tensor)
+
+
+def test_numpy_and_bytes_are_welcome(tensors):
+    """A numpy array packs to the same bytes as its torch twin, and a received `bytes` unpacks as the array does."""
+    manifest, buffer = pack.pack(tensors)
+    twin = {n: t if t.dtype == torch.bfloat16 else t.numpy() for n, t in tensors.items()}
+    assert pack.digest_of(twin) == pack.digest(manifest, buffer)
+    assert torch.equal(pack.unpack(manifest, buffer.tobytes())["b.bias"], tensors["b.bias"])
+
+
+def test_entries_are_sorted_aligned_and_do_not_overlap(tensors):
+    """The layout that views without a copy rely on."""
+    manifest, buffer = pack.pack(tensors)
+    assert [e.name for e in manifest] == sorted(tensors)
+    assert all(e.offset % pack.ALIGNMENT == 0 for e in manifest)
+    ends = [e.offset + e.nbytes for e in manifest]
+    assert all(end <= nxt.offset for end, nxt in zip(ends, manifest[1:], strict=False))
+    assert ends[-1] <= len(buffer)
+
+
+def test_unpack_does_not_copy(tensors):
+    """The tensors are views: a received buffer is held once."""
+    manifest, buffer = pack.pack(tensors)
+    view = pack.unpack(manifest, buffer)["b.bias"]
+    offset = next(e.offset for e in manifest if e.name == "b.bias")
+    buffer[offset : offset + 4] = np.frombuffer(np.float32(9).tobytes(), dtype=np.uint8)
+    assert view[0] == 9
+
+
+def test_transposed_tensor_is_packed_in_its_own_order():
+    """Strides do not leak into the bytes."""
+    tensor = torch.arange(6, dtype=torch.float32).reshape(2, 3).T
+    assert torch.equal(pack.unpack(*pack.pack({"t": tensor}))["t"], tensor)
+
+
+@pytest.mark.parametrize("change", ["value", "name", "shape", "dtype"])
+def test_digest_changes_with(change, tensors):
+    """One bit of a value, a name, a shape, a dtype: each names other weights."""
+    before = pack.digest_of(tensors)
+    bias = tensors.pop("b.bias")
+    if change == "value":
+        tensors["b.bias"] = bias + torch.tensor([0.0, 0.0, 2e-7])
+    elif change == "name":
+        tensors["b.gain"] = bias
+    elif change == "shape":
+        tensors["b.bias"] = bias.reshape(3, 1)
+    else:
+        tensors["b.bias"] = bias.view(torch.int32)
+    assert pack.digest_of(tensors) != before
+
+
+def test_digest_ignores_order(tensors):
+    """A dict filled in another order holds the same weights."""
+    assert pack.digest_of(dict(reversed(tensors.items()))) == pack.digest_of(tensors)
+
+
+def test_short_buffer_is_refused(tensors):
+    """A truncated transfer is an error, never a shorter tensor."""
+    manifest, buffer = pack.pack(tensors)
+    last = max(e.offset + e.nbytes for e in manifest)
+    with pytest.raises(ValueError, match="the buffer has"):
+        pack.unpack(manifest, buffer[: last - 1])
+
+
+def test_unknown_dtype_is_refused():
+    """A dtype that cannot travel is named."""
+    with pytest.raises(ValueError, match=r"z: cannot pack complex64"):
+        pack.pack({"z": torch.zeros(1, dtype=torch.complex64)})
