@@ -26,7 +26,7 @@ _path: Path | None = None
 
 
 def log_path() -> Path | None:
-    """The run's log.jsonl; None before `configure` or in a command without a run."""
+    """The run's log.jsonl; None before configure_logs or in a command without a run."""
     return _path
 
 
@@ -35,23 +35,25 @@ def print_line(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def configure(path: Path | None, *, process: str, show: ShowLine | None = print_line, level: str = "info") -> None:
-    """Sends this process's log to `path` (None: nowhere) and to `show` (None: the terminal stays silent).
+def configure_logs(
+    folder: Path | None, *, process: str = "controller", show: ShowLine | None = print_line, level: str = "info",
+) -> None:
+    """Sends this process's log to `folder`/log.jsonl (None: nowhere) and to `show` (None: the terminal stays silent).
 
-    `process` names the writer in each line, for example `controller` or `rollout-1`.
+    `process` names the writer in each line, for example `rollout-1`.
     A live progress view passes its own `show`, so that lines are printed above it.
     """
     global _path  # noqa: PLW0603 - a process has one log
-    _path = path
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    _path = None if folder is None else folder / "log.jsonl"
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
             structlog.processors.format_exc_info,
-            _Sink(path, process, show),
+            _Sink(_path, process, show),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
         cache_logger_on_first_use=False,

@@ -14,13 +14,13 @@ from services import logs
 def restore() -> Iterator[None]:
     """Leaves other tests the logging that they found."""
     yield
-    logs.configure(None, process="test")
+    logs.configure_logs(None, process="test")
     structlog.reset_defaults()
 
 
 def test_an_event_is_one_json_line_and_one_short_line(tmp_path: Path):
     shown: list[str] = []
-    logs.configure(tmp_path / "run" / "log.jsonl", process="learner-0", show=shown.append)
+    logs.configure_logs(tmp_path / "run", process="learner-0", show=shown.append)
     logs.get_logger("train").info("step done", step=3, seconds=1.23456)
     event = json.loads(logs.log_path().read_text())
     assert (event["format"], event["process"], event["name"], event["event"]) == (1, "learner-0", "train", "step done")
@@ -30,7 +30,7 @@ def test_an_event_is_one_json_line_and_one_short_line(tmp_path: Path):
 
 def test_a_traceback_goes_to_the_file_and_not_to_the_terminal(tmp_path: Path):
     shown: list[str] = []
-    logs.configure(tmp_path / "log.jsonl", process="cli", show=shown.append)
+    logs.configure_logs(tmp_path, process="cli", show=shown.append)
     try:
         raise ValueError("no such group")
     except ValueError as error:
@@ -41,13 +41,13 @@ def test_a_traceback_goes_to_the_file_and_not_to_the_terminal(tmp_path: Path):
 
 def test_several_processes_share_one_file(tmp_path: Path):
     for process in ("controller", "rollout-0"):
-        logs.configure(tmp_path / "log.jsonl", process=process, show=None)
+        logs.configure_logs(tmp_path, process=process, show=None)
         logs.get_logger("x").warning("here")
     lines = (tmp_path / "log.jsonl").read_text().splitlines()
     assert [json.loads(line)["process"] for line in lines] == ["controller", "rollout-0"]
 
 
 def test_what_is_below_the_level_is_left_out(tmp_path: Path):
-    logs.configure(tmp_path / "log.jsonl", process="cli", show=None, level="warning")
+    logs.configure_logs(tmp_path, process="cli", show=None, level="warning")
     logs.get_logger("x").info("quiet")
     assert not (tmp_path / "log.jsonl").exists()
