@@ -1,0 +1,85 @@
+"""The engine that ships with alfworld and textworld, behind our protocol: the oracle of the parity tests.
+
+It is some thousand times slower than ours and unfriendly to its process, so every call of it holds one lock:
+a translation of PDDL replaces sys.argv and sys.stdout while it runs, and its parser is shared and not thread-safe.
+The translation's sys.argv is put back; text that another thread prints meanwhile is lost.
+Not its expert, which costs more and leaks facts into what the player sees.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import Any
+
+from envservice.base import Outcome
+from services.errors import UserError
+
+_lock = threading.Lock()
+
+
+def require_textworld() -> str:
+    """`alfworld <version>, textworld <version>`. Raises UserError where they are not installed."""
+    for package in ("alfworld", "textworld", "fast_downward"):
+        if importlib.util.find_spec(package) is None:
+            raise UserError(
+                f"the engine `textworld` needs the package {package}",
+                "install it with `pip install 'gagpo[alfworld]'`, or use the engine `own`",
+            )
+    return f"alfworld {version('alfworld')}, textworld {version('textworld')}"
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Holds the lock, keeps sys.argv, and hides ALFWORLD_DATA's default, which importing alfworld would export."""
+    with _lock:
+        argv, data = sys.argv, os.environ.get("ALFWORLD_DATA")
+        try:
+            yield
+        finally:
+            sys.argv = argv
+            if data is None:
+                os.environ.pop("ALFWORLD_DATA", None)
+
+
+class TextworldSession:
+    """One play of one game, by the reference engine."""
+
+    def __init__(self, data: Mapping[str, object]) -> None:
+        """`data` is the parsed `game.tw-pddl` file. Raises UserError where the reference is not installed."""
+        require_textworld()
+        with _alone():
+            self._env = _make(data)
+
+    def reset(self) -> Outcome:
+        with _alone():
+            state = self._env.reset()
+        return Outcome(
+            observation=state["feedback"], admissible_actions=list(state["admissible_commands"]), won=bool(state["won"])
+        )
+
+    def step(self, action: str) -> Outcome:
+        with _alone():
+            state, reward, done = self._env.step(action)
+        return Outcome(
+            observation=state["feedback"],
+            admissible_actions=list(state["admissible_commands"]),
+            reward=float(reward),
+            done=bool(done),
+            won=bool(state["won"]),
+        )
+
+
+def _make(data: Mapping[str, object]) -> Any:
+    import textworld
+    from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
+    from textworld.envs import PddlEnv
+
+    env = AlfredDemangler(PddlEnv(textworld.EnvInfos(won=True, admissible_commands=True)), shuffle=False)
+    env.load(data)
+    return env
