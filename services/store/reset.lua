@@ -1,0 +1,15 @@
+-- The checkpoint wins: all work in flight is forgotten, counting starts at the checkpoint.
+-- ARGV: epoch, holder, step, next group, groups trained.
+local fenced = lost(ARGV[1], ARGV[2])
+if fenced then return fenced end
+local step, next, trained = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+if redis.call('EXISTS', tickets) == 1 then
+  -- Not deleted: the stream goes on counting, so that no entry of old is ever mistaken for a new one.
+  redis.call('XGROUP', 'DESTROY', tickets, WORKERS)
+  redis.call('XTRIM', tickets, 'MAXLEN', 0)
+  redis.call('XGROUP', 'CREATE', tickets, WORKERS, '$')
+end
+redis.call('DEL', outstanding, groups, ready, episodes, manifests, drops, failed)
+redis.call('HSET', counters, 'issued', next, 'dropped', next - trained, 'trained', trained, 'next_group', next,
+  'last_step', step, 'retired_step', step, 'bytes', 0)
+return 1

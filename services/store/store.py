@@ -1,0 +1,281 @@
+"""The exactly-once story: tickets go out, episodes come in, groups are trained on once or dropped with a reason.
+
+    issue ──▶ outstanding ──commit_episode (the last member)──▶ ready ──begin_step──▶ in a manifest ──retire──▶ gone
+                   └────────────────── drop ──────────────────────┴──▶ gone, the reason goes into the next manifest
+
+| key          | holds                                                     | from, to                        |
+|--------------|-----------------------------------------------------------|---------------------------------|
+| tickets      | stream, group `workers`: one entry per unplayed ticket    | issue, commit or drop           |
+| outstanding  | ticket id -> its entry in the stream                      | issue, commit or drop           |
+| groups       | unfinished groups, scored by order of issue               | issue, the last commit or drop  |
+| ready        | finished groups, scored by order of issue                 | the last commit, manifest       |
+| episodes     | ticket id -> blob                                         | commit, retire or drop          |
+| manifests    | step -> manifest as JSON                                  | begin_step, for good            |
+| drops        | drops that no manifest has taken yet                      | drop, begin_step                |
+| failed       | ticket id -> task, and why its attempts are used up       | fail or claim, drop or commit   |
+| counters     | issued, dropped, trained, next_group, last_step, ...      |                                 |
+| lease:<role> | epoch, holder, expires                                    |                                 |
+
+Laws, which the model check holds: issued - dropped - trained = unfinished + ready training groups; a ticket is in the
+stream, or failed, exactly while it is outstanding; a number of attempts is a number of deliveries of its entry.
+Synchronous: in asyncio call it through asyncio.to_thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from services.records import (
+    Drop,
+    Episode,
+    Manifest,
+    Ticket,
+    TicketKind,
+    Verdict,
+    decode_episode,
+    encode_episode,
+)
+from services.store import lease as leases
+from services.store.board import Board
+from services.store.lease import Lease
+
+_PAGE = 64
+"""Members looked up at a time; most groups are smaller."""
+_LARGEST_GROUP = 4096
+_tickets = msgspec.msgpack.Decoder(Ticket)
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """A ticket in a worker's hands. A later claim of the same ticket has another worker or a higher attempt."""
+
+    ticket: Ticket
+    attempt: int
+    """1 for the first."""
+    entry: str
+    """The ticket's entry in the stream."""
+    worker: str
+
+
+class Counts(msgspec.Struct, frozen=True, kw_only=True):
+    """Training groups and steps so far, over all restarts."""
+
+    issued: int
+    dropped: int
+    trained: int
+    """Groups in manifests: begin_step is what frees capacity."""
+    outstanding_tickets: int
+    ready_groups: int
+    ready_eval: int
+    next_group: int
+    """The number that the next training group takes."""
+    last_step: int
+    """Newest manifest."""
+    retired_step: int
+    """Newest step whose episodes are deleted."""
+
+
+class Store(Board):
+    """One run's work in Redis; Board adds the version pointer and the heartbeats.
+
+    Every call answers within `timeout_s` per try and a few tries. Raises StoreFault where Redis stays away, and
+    LeaseLost where the lease that is passed in is not the current one.
+    """
+
+    def __init__(self, url: str, run: str, *, timeout_s: float = 10.0) -> None:
+        super().__init__(url, run, timeout_s)
+        self._known_workers: set[str] = set()
+
+    def acquire(self, role: str, holder: str, ttl_s: float = 15.0) -> Lease:
+        """Takes a role, at once under the same holder name. Raises LeaseHeld while another living holder has it."""
+        return leases.acquire(self, role, holder, ttl_s)
+
+    def renew(self, lease: Lease) -> None:
+        """Extends a lease by its time to live; call it three times within that."""
+        leases.renew(self, lease)
+
+    def release(self, lease: Lease) -> None:
+        """Gives a role up."""
+        leases.release(self, lease)
+
+    # Controller
+
+    def issue(self, lease: Lease, tickets: Sequence[Ticket], *, capacity: int) -> bool:
+        """Issues one whole group. False: issued - dropped has reached `capacity` (evaluation is not counted).
+
+        Training groups are `train/<number>`, numbered without gaps; one that was issued before is left as it is (True).
+        An evaluation group is known only until it is retired or dropped.
+        """
+        first = tickets[0]
+        if [t.k for t in tickets] != list(range(first.size)) or {(t.group, t.kind) for t in tickets} != {
+            (first.group, first.kind)
+        }:
+            raise ValueError(f"{first.group}: issue takes the members 0..{first.size - 1} of one group, in order")
+        kind, _, rest = first.group.partition("/")
+        if kind != first.kind or (kind == "train" and not rest.isdecimal()):
+            raise ValueError(f"group id {first.group!r} is neither train/<number> nor eval/...")
+        number = int(rest) if kind == "train" else 0
+        packed = [msgspec.msgpack.encode(ticket) for ticket in tickets]
+        return bool(self.script("issue", *lease.fence, capacity, kind, first.group, number, *packed, role=lease.role))
+
+    def drop(self, lease: Lease, drop: Drop) -> bool:
+        """Removes an unfinished or ready group and frees its capacity; False if it is unknown or in a manifest.
+
+        Read episodes() before, where the archive wants what was finished. The learner may drop too, by its own lease.
+        """
+        kind = drop.group.partition("/")[0]
+        return bool(
+            self.script("drop", *lease.fence, drop.group, kind, msgspec.json.encode(drop), role=lease.role))
+
+    def failed_groups(self) -> list[Drop]:
+        """A drop for each group with a ticket whose three attempts are used up."""
+        (failed,) = self.read(("HGETALL", "failed"))
+        causes = {name.decode().rpartition("#")[0]: cause.decode() for name, cause in sorted(failed.items())}
+        drops: list[Drop] = []
+        for group, cause in causes.items():
+            task, _, reason = cause.partition("\n")
+            steps = sum(len(episode.steps) for episode in self.episodes(group))
+            drops.append(Drop(group=group, task=task, reason=reason, steps=steps))
+        return drops
+
+    def counts(self) -> Counts:
+        """All counts of one moment."""
+        counters, outstanding, ready = self.read(
+            ("HGETALL", "counters"), ("HKEYS", "outstanding"), ("ZRANGE", "ready", 0, -1))
+        named = ("issued", "dropped", "trained", "next_group", "last_step", "retired_step")
+        training = sum(group.startswith(b"train/") for group in ready)
+        return Counts(
+            **{name: int(counters.get(name.encode(), 0)) for name in named},
+            outstanding_tickets=sum(ticket.startswith(b"train/") for ticket in outstanding),
+            ready_groups=training,
+            ready_eval=len(ready) - training,
+        )
+
+    # Rollout worker
+
+    def claim(self, worker: str, count: int, *, min_idle_s: float = 30.0) -> list[Claim]:
+        """Up to `count` tickets, without waiting: given-back and dead workers' ones (idle > min_idle_s), then new ones.
+
+        The first claim of a process under a worker's name gives back all that the name held before.
+        """
+        if count < 1:
+            return []
+        fresh = worker not in self._known_workers
+        replies = self.script("claim", worker, count, int(min_idle_s * 1000), int(fresh))
+        self._known_workers.add(worker)
+        return [
+            Claim(ticket=_tickets.decode(packed), attempt=attempt, entry=entry.decode(), worker=worker)
+            for entry, packed, attempt in replies
+        ]
+
+    def renew_claims(self, worker: str, claims: Sequence[Claim]) -> list[Claim]:
+        """Keeps claims from going idle; call it every 5 s. Returns those that are not ours any more: stop them."""
+        if not claims:
+            return []
+        pairs = [part for claim in claims for part in (claim.entry, claim.attempt)]
+        return [claims[position] for position in self.script("renew_claims", worker, *pairs)]
+
+    def commit_episode(self, claim: Claim, episode: Episode) -> Verdict:
+        """Stores the episode if its ticket is outstanding, whoever claims it now: the first writer wins."""
+        if episode.ticket != claim.ticket:
+            raise ValueError(f"an episode of {episode.ticket.id} cannot answer {claim.ticket.id}")
+        ticket, blob = claim.ticket, encode_episode(episode)
+        accepted = self.script("commit_episode", ticket.id, claim.entry, ticket.group, ticket.size, blob)
+        return "accepted" if accepted else "refused"
+
+    def fail(self, claim: Claim, reason: str) -> Literal["retry", "exhausted"]:
+        """A fault of the machinery ended the episode: its ticket goes back to all, until three attempts are used."""
+        return "exhausted" if self._give_back(claim, "fail", f"{claim.ticket.task}\n{reason}") else "retry"
+
+    def put_back(self, claim: Claim) -> None:
+        """The episode was not started: its ticket goes back to all and the attempt does not count."""
+        self._give_back(claim, "put_back", "")
+
+    def _give_back(self, claim: Claim, how: str, reason: str) -> bool:
+        return bool(
+            self.script("give_back", claim.ticket.id, claim.entry, claim.worker, claim.attempt, how, reason))
+
+    # Learner
+
+    def ready(self, kind: TicketKind) -> list[str]:
+        """Finished groups, in order of issue."""
+        (names,) = self.read(("ZRANGE", "ready", 0, -1))
+        return [name.decode() for name in names if name.startswith(kind.encode() + b"/")]
+
+    def outstanding_groups(self) -> list[str]:
+        """Unfinished groups of both kinds, in order of issue."""
+        (names,) = self.read(("ZRANGE", "groups", 0, -1))
+        return [name.decode() for name in names]
+
+    def episodes(self, group: str) -> list[Episode]:
+        """The finished episodes of a group, ordered by k: all of them once it is ready, until it is retired."""
+        finished: list[Episode] = []
+        for start in range(0, _LARGEST_GROUP, _PAGE):
+            ids = [f"{group}#{k}" for k in range(start, start + _PAGE)]
+            blobs, entries = self.read(("HMGET", "episodes", *ids), ("HMGET", "outstanding", *ids))
+            finished += [decode_episode(blob) for blob in blobs if blob]
+            if not (blobs[-1] or entries[-1]):
+                break
+        return finished
+
+    def begin_step(self, lease: Lease, manifest: Manifest) -> Manifest:
+        """Commits to a step before its optimizer update: its groups leave the ready list and count as trained.
+
+        The drops of the result are all those since the previous manifest; give none. If the step has a manifest, it is
+        returned unchanged and must be replayed to the letter. Raises NotReady if a group was dropped meanwhile.
+        """
+        if manifest.drops or not manifest.groups or len(set(manifest.groups)) < len(manifest.groups):
+            raise ValueError("begin_step takes distinct groups, at least one, and adds the drops itself")
+        if not all(group.startswith("train/") for group in manifest.groups):
+            raise ValueError("begin_step takes training groups only")
+        head = msgspec.json.encode(manifest).removesuffix(b"]}")
+        written = self.script("begin_step", *lease.fence, manifest.step, head, *manifest.groups, role=lease.role)
+        return msgspec.json.decode(written, type=Manifest)
+
+    def manifests(self, after_step: int) -> list[Manifest]:
+        """Manifests of the steps after `after_step`, in order."""
+        last = self.counts().last_step
+        if last <= after_step:
+            return []
+        (found,) = self.read(("HMGET", "manifests", *range(after_step + 1, last + 1)))
+        return [msgspec.json.decode(manifest, type=Manifest) for manifest in found if manifest]
+
+    def retire(self, lease: Lease, step: int) -> int:
+        """Deletes the episodes of all manifests up to `step`; returns the bytes freed.
+
+        Only after the checkpoint of `step` and the archive are durable: nothing can be replayed from before it.
+        """
+        return int(self.script("retire", *lease.fence, step, role=lease.role))
+
+    def retained_bytes(self) -> int:
+        """Bytes of all episodes held: over its budget, the learner makes a checkpoint and retires."""
+        (held,) = self.read(("HGET", "counters", "bytes"))
+        return int(held or 0)
+
+    def agrees_with(self, step: int) -> bool:
+        """Whether a run can go on from the checkpoint of `step`: every later manifest is here with its episodes.
+
+        Where it cannot (Redis was emptied, lost its tail, or an older checkpoint was chosen), call reset_to.
+        """
+        counts = self.counts()
+        return counts.retired_step <= step <= counts.last_step
+
+    def reset_to(self, lease: Lease, step: int, next_group: int, *, trained: int | None = None) -> None:
+        """The checkpoint wins: forgets all work in flight and goes on after `step` with the group `next_group`.
+
+        `trained`: groups that the checkpoint was trained on; None: all before `next_group`. The rest counts as dropped.
+        """
+        done = next_group if trained is None else trained
+        if not 0 <= done <= next_group:
+            raise ValueError(f"{done} groups trained of {next_group} issued")
+        self.script("reset", *lease.fence, step, next_group, done, role=lease.role)
+
+    # Evaluation
+
+    def retire_eval(self, lease: Lease, groups: Sequence[str]) -> int:
+        """Deletes ready evaluation groups that were read; returns the bytes freed."""
+        if not all(group.startswith("eval/") for group in groups):
+            raise ValueError("retire_eval takes evaluation groups only")
+        return int(self.script("retire_eval", *lease.fence, *groups, role=lease.role))

@@ -1,0 +1,73 @@
+"""What the archive leaves on disk, and how a failing disk is heard of."""
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from services.errors import StoreFault
+from services.records import Episode, Step, Ticket, Version, VersionSpan
+from services.store.archive import FORMAT, EpisodeArchive, Row
+
+
+def played(k=0):
+    def step(action, *steps):
+        spans = [VersionSpan(version=Version(incarnation=1, step=n), start=i, end=i + 1) for i, n in enumerate(steps)]
+        return Step(
+            observation="You are in a room.", prompt_ids=np.arange(5, dtype=np.int32),
+            response_ids=np.array([7, 8], np.int32), logprobs=np.array([-0.5, -0.25], np.float32), spans=spans,
+            action=action, valid=True, admissible=True, reward=0.0)
+
+    ticket = Ticket(
+        group="train/00000003", k=k, size=2, task="alfworld/train/x", seed=1, kind="train", temperature=1.0,
+        max_steps=5)
+    return Episode(
+        ticket=ticket, steps=[step("look", 4, 4), step("go to desk 1", 4, 5)], won=True, end="won", worker="w",
+        attempt=1, seconds=1.0, engine="own")
+
+
+def test_one_row_per_step_with_the_learners_columns(tmp_path):
+    credit = {"advantage": [0.5, -0.5], "state_key": ["a", "b"]}
+    with EpisodeArchive(tmp_path / "episodes") as archive:
+        archive.write(12, [
+            Row(episode=played(), outcome="trained", columns=credit),
+            Row(episode=played(1), outcome="dropped", reason="engine"),
+        ])
+    table = pq.read_table(tmp_path / "episodes/step-00000012.parquet")
+    assert table.schema.metadata[b"format"] == str(FORMAT).encode()
+    rows = table.to_pylist()
+    assert [(r["k"], r["step"], r["outcome"], r["action"]) for r in rows] == [
+        (0, 0, "trained", "look"), (0, 1, "trained", "go to desk 1"),
+        (1, 0, "dropped", "look"), (1, 1, "dropped", "go to desk 1")]
+    assert [r["advantage"] for r in rows] == [0.5, -0.5, None, None]
+    assert [r["state_key"] for r in rows] == ["a", "b", None, None]
+    assert rows[1]["version"] == "1.4,1.5"
+    assert rows[0]["tokens"] == [7, 8]
+    assert rows[0]["logprobs"] == [-0.5, -0.25]
+    assert [path.name for path in (tmp_path / "episodes").iterdir()] == ["step-00000012.parquet"]
+
+
+def test_parts_are_files_of_their_own_and_a_replayed_step_replaces_its_own(tmp_path):
+    with EpisodeArchive(tmp_path) as archive:
+        archive.write(1, [Row(episode=played(), outcome="evaluated")], part="eval")
+        archive.write(1, [Row(episode=played(), outcome="trained")])
+        archive.write(1, [Row(episode=played(1), outcome="trained")])
+    assert set(pq.read_table(tmp_path / "step-00000001-eval.parquet")["outcome"].to_pylist()) == {"evaluated"}
+    assert set(pq.read_table(tmp_path / "step-00000001.parquet")["k"].to_pylist()) == {1}
+
+
+def test_flush_raises_what_the_writer_met(tmp_path):
+    archive = EpisodeArchive(tmp_path)
+    (tmp_path / "step-00000001.tmp").mkdir()
+    archive.write(1, [Row(episode=played(), outcome="trained")])
+    with pytest.raises(StoreFault, match="could not write"):
+        archive.flush(10.0)
+    with pytest.raises(StoreFault, match="could not write"):
+        archive.write(2, [])
+
+
+def test_columns_must_fit_the_episode(tmp_path):
+    with EpisodeArchive(tmp_path) as archive:
+        with pytest.raises(ValueError, match="1 values for 2 steps"):
+            archive.write(1, [Row(episode=played(), outcome="trained", columns={"advantage": [1.0]})])
+        with pytest.raises(ValueError, match="no column 'adventage'"):
+            archive.write(1, [Row(episode=played(), outcome="trained", columns={"adventage": [1.0, 2.0]})])
