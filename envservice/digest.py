@@ -1,0 +1,45 @@
+"""The digest chain that makes a rebuilt session prove itself.
+
+    d_0 = H(content, task, reset outcome)           content: the digest of the task's split, over all its games
+    d_i = H(d_{i-1}, action_i, outcome_i)
+
+H is blake2b-128 over compact UTF-8 JSON, [link, action, observation, admissible, reward, done, won], so that any
+language can check it. `info` is left out: it explains an outcome and may grow without changing the game.
+A digest travels as `<engine>@<version>:<hex>`: the prefix tells another engine from a diverged game.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from envservice.base import Environment, Outcome
+
+
+def engine_tag(environment: Environment) -> str:
+    """`<engine>@<version>`, the prefix of every digest that this environment gives."""
+    return f"{environment.engine}@{environment.version}"
+
+
+def tag_of(digest: str) -> str:
+    """The engine tag of a digest; empty where it has none."""
+    return digest.rpartition(":")[0]
+
+
+def first_digest(tag: str, content: str, task: str, outcome: Outcome) -> str:
+    """d_0, after reset. `content` is the digest of the split's games."""
+    return _link(tag, f"{content}/{task}", "", outcome)
+
+
+def next_digest(previous: str, action: str, outcome: Outcome) -> str:
+    """d_i, from d_{i-1}, the action and what it led to."""
+    tag, _, link = previous.rpartition(":")
+    return _link(tag, link, action, outcome)
+
+
+def _link(tag: str, link: str, action: str, outcome: Outcome) -> str:
+    parts = [
+        link, action, outcome.observation, outcome.admissible_actions, float(outcome.reward), outcome.done, outcome.won,
+    ]
+    return f"{tag}:{hashlib.blake2b(msgspec.json.encode(parts), digest_size=16).hexdigest()}"

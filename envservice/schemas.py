@@ -1,0 +1,110 @@
+"""The wire form of the environment API. proto/environment.openapi.json is generated from these and frozen by a test.
+
+Requests are bounded in every direction, so that one client cannot fill a server's memory.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from envservice.problems import ProblemType
+
+MAX_ACTIONS = 50
+"""Actions before this one: an episode has at most MAX_ACTIONS + 1 steps."""
+MAX_BATCH = 256
+"""Elements of one request."""
+MAX_BODY = 8 * 1024 * 1024
+"""Bytes of one request's body."""
+MAX_ACTION = 8192
+"""Characters of one action: a policy may ramble up to its response limit."""
+
+EpisodeId = Annotated[str, Field(min_length=1, max_length=200)]
+TaskId = Annotated[str, Field(min_length=1, max_length=400)]
+Action = Annotated[str, Field(max_length=MAX_ACTION)]
+
+
+class Wire(BaseModel):
+    """Unknown fields are errors, and nothing is converted."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ResetRequest(Wire):
+    """Starts an episode, or starts it again."""
+
+    episode_id: EpisodeId
+    """Made by the client, unique to one attempt at one episode."""
+    task: TaskId
+
+
+class StepRequest(Wire):
+    """One action, with all that a server needs to rebuild the session that it belongs to."""
+
+    episode_id: EpisodeId
+    task: TaskId
+    actions: Annotated[list[Action], Field(max_length=MAX_ACTIONS)]
+    """All actions so far, so the index of this step is their number."""
+    action: Action
+    digest: Annotated[str, Field(min_length=1, max_length=200)]
+    """As the last reply gave it."""
+
+
+class CloseRequest(Wire):
+    """Ends an episode early or late; unknown ids are closed already."""
+
+    episode_id: EpisodeId
+
+
+class StepResult(Wire):
+    """What reset and step give back."""
+
+    observation: str
+    admissible_actions: list[str]
+    reward: float
+    done: bool
+    won: bool
+    info: dict[str, str | int | float | bool]
+    digest: str
+
+
+class CloseResult(Wire):
+    """Whether this server held the session."""
+
+    closed: bool
+
+
+class ProblemBody(Wire):
+    """A typed error: the whole reply, or one element of it."""
+
+    type: ProblemType
+    message: str
+    field: str | None
+    status: int
+
+
+class SplitInfo(Wire):
+    """One split of the task panel."""
+
+    tasks: int
+    digest: str
+
+
+class Info(Wire):
+    """What this server plays."""
+
+    name: str
+    """`alfworld-gen` where the games are generated."""
+    engine: str
+    version: str
+    replay: str
+    splits: dict[str, SplitInfo]
+
+
+class TaskList(Wire):
+    """The tasks of one split, sorted."""
+
+    split: str
+    digest: str
+    tasks: list[str]

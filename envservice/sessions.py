@@ -1,0 +1,195 @@
+"""Live sessions that can be lost at any moment, because each can be rebuilt from its task and actions.
+
+The store is entered by one thread at a time (app.py says which), so it holds no locks: of two concurrent steps of one
+episode the second finds the first already recorded, and gets its result if it is the same step, a conflict otherwise.
+
+What a step of index i finds, and what follows:
+
+    no session             open, replay actions[:i], check the digest, step      (counted as a replay)
+    fewer than i actions   replay the missing ones, check the digest, step       (counted as a replay)
+    exactly i actions      check the digest, step
+    more than i actions    check the digest, give the recorded result if the action is the same
+    another history        conflict
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from envservice.base import Environment, Outcome, Session
+from envservice.digest import engine_tag, first_digest, next_digest, tag_of
+from envservice.problems import Problem
+from envservice.schemas import StepRequest
+from services.errors import UserError
+
+log = logging.getLogger(__name__)
+RETRY_AFTER_S = 5.0
+"""Longest wait that a full store asks for: sessions also end by being closed, not only by their lease."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A result, encoded once for all its repetitions."""
+
+    body: bytes
+    """JSON of schemas.StepResult."""
+    digest: str
+    done: bool
+    rebuilt: bool = False
+    """The session had to be rebuilt for this answer."""
+
+
+@dataclass(slots=True)
+class _Live:
+    task: str
+    session: Session
+    answers: list[Answer]
+    """The reset's, then one per action."""
+    actions: list[str] = field(default_factory=list)
+    expires: float = 0.0
+
+
+class SessionStore:
+    """At most `limit` sessions of one environment; one that is idle for `lease_s` seconds is dropped.
+
+    Methods raise Problem. Raises ValueError for an environment whose sessions are not pure functions of their actions.
+    """
+
+    def __init__(
+        self, environment: Environment, *, limit: int = 1024, lease_s: float = 300.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if environment.replay != "pure":
+            raise ValueError(f"cannot rebuild sessions of {environment.name}: replay is {environment.replay!r}")
+        self._environment = environment
+        self._limit = limit
+        self._lease_s = lease_s
+        self._clock = clock
+        self._tag = engine_tag(environment)
+        self._contents: dict[str, str] = {}
+        self._live: dict[str, _Live] = {}  # in order of use, so leases end from the front
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def reset(self, episode_id: str, task: str) -> Answer:
+        """Starts the episode from its first observation, whatever it was before."""
+        self._live.pop(episode_id, None)
+        live = self._open(task)
+        self._keep(episode_id, live)
+        return live.answers[0]
+
+    def step(self, request: StepRequest) -> Answer:
+        """Takes one step, rebuilding the session first where needed. Repeating a step gives its recorded answer."""
+        asked = tag_of(request.digest)
+        if asked not in ("", self._tag):
+            raise Problem("engine_mismatch", f"this server plays {self._tag}, not {asked}", field="digest")
+        self._expire()
+        live = self._live.pop(request.episode_id, None)
+        rebuilt = live is None or len(live.actions) < len(request.actions)
+        try:
+            live = self._open(request.task) if live is None else live
+            answer = self._advance(live, request)
+        except Problem as problem:
+            if live is not None and problem.kind == "conflict":  # the session itself is sound
+                self._keep(request.episode_id, live)
+            raise
+        self._keep(request.episode_id, live)
+        return Answer(answer.body, answer.digest, answer.done, rebuilt=True) if rebuilt else answer
+
+    def close(self, episode_id: str) -> bool:
+        """Drops the session; False where this store does not hold it."""
+        return self._live.pop(episode_id, None) is not None
+
+    def _advance(self, live: _Live, request: StepRequest) -> Answer:
+        index = len(request.actions)
+        common = min(index, len(live.actions))
+        if live.task != request.task or live.actions[:common] != request.actions[:common]:
+            raise Problem("conflict", "this episode has another history", field="actions")
+        for action in request.actions[common:]:
+            if live.answers[-1].done:
+                raise Problem("replay_diverged", "the rebuilt episode ended before its last action", field="actions")
+            self._apply(live, action)
+        if live.answers[index].digest != request.digest:
+            raise Problem("replay_diverged", f"after {index} actions the digest is another", field="digest")
+        if index < len(live.actions):
+            if live.actions[index] != request.action:
+                raise Problem("conflict", f"step {index} was taken with another action", field="action")
+            return live.answers[index + 1]
+        if live.answers[index].done:
+            raise Problem("conflict", "the episode is over", field="action")
+        return self._apply(live, request.action)
+
+    def _open(self, task: str) -> _Live:
+        self._expire()
+        if len(self._live) >= self._limit:
+            lease_ends = next(iter(self._live.values())).expires - self._clock()
+            wait = min(max(lease_ends, 1.0), RETRY_AFTER_S)
+            raise Problem("full", f"all {self._limit} sessions are taken", retry_after=wait)
+        content = self._content(task)
+        try:
+            session = self._environment.open(task)
+        except KeyError:
+            raise _unknown(task) from None
+        except Exception as error:
+            raise _fault(task, error) from error
+        try:
+            outcome = session.reset()
+        except Exception as error:
+            raise _fault(task, error) from error
+        answer = _encode(outcome, first_digest(self._tag, content, task, outcome))
+        return _Live(task=task, session=session, answers=[answer])
+
+    def _content(self, task: str) -> str:
+        split = task.partition("/")[2].partition("/")[0]
+        if split not in self._contents:
+            try:
+                self._contents[split] = self._environment.digest(split)
+            except (UserError, KeyError):
+                raise _unknown(task) from None
+        return self._contents[split]
+
+    def _apply(self, live: _Live, action: str) -> Answer:
+        try:
+            outcome = live.session.step(action)
+        except Exception as error:
+            raise _fault(live.task, error) from error
+        answer = _encode(outcome, next_digest(live.answers[-1].digest, action, outcome))
+        live.actions.append(action)
+        live.answers.append(answer)
+        return answer
+
+    def _keep(self, episode_id: str, live: _Live) -> None:
+        live.expires = self._clock() + self._lease_s
+        self._live[episode_id] = live
+
+    def _expire(self) -> None:
+        now = self._clock()
+        while self._live:
+            oldest = next(iter(self._live))
+            if self._live[oldest].expires > now:
+                return
+            del self._live[oldest]
+
+
+def _encode(outcome: Outcome, digest: str) -> Answer:
+    body = msgspec.json.encode({
+        "observation": outcome.observation, "admissible_actions": outcome.admissible_actions,
+        "reward": float(outcome.reward), "done": outcome.done, "won": outcome.won, "info": outcome.info,
+        "digest": digest,
+    })
+    return Answer(body, digest, outcome.done)
+
+
+def _unknown(task: str) -> Problem:
+    return Problem("unknown_task", f"no task {task!r} here", field="task")
+
+
+def _fault(task: str, error: Exception) -> Problem:
+    log.exception("the engine failed on %s", task)
+    return Problem("env_fault", f"{type(error).__name__}: {error}")

@@ -1,0 +1,109 @@
+"""A real environment in 60 lines: a corridor with a key to find and a door to open at its end.
+
+`python toy_environment.py --port N` serves it, so that tests can kill a server that is a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+
+from envservice.base import Outcome, Replay
+from services.errors import EnvFault, UserError
+from services.seeds import seed_for
+
+
+class ToySession:
+    """`crash` as an action breaks the engine; `drift` changes what it says, as another version would."""
+
+    def __init__(self, task: str, drift: str) -> None:
+        self._drift = drift
+        self._length = 3 + seed_for(task, "length") % 3
+        self._key_at = seed_for(task, "key") % self._length
+
+    def reset(self) -> Outcome:
+        self._place, self._held, self._over = 0, False, False
+        return self._outcome("You stand in a corridor.")
+
+    def step(self, action: str) -> Outcome:
+        if action == "crash":
+            raise EnvFault("the engine broke")
+        if action not in self._admissible():
+            return self._outcome("Nothing happens.")
+        if action == "take key":
+            self._held = True
+        elif action == "open door":
+            self._over = True
+        else:
+            self._place += 1 if action == "go on" else -1
+        return self._outcome(f"You {action}.")
+
+    def _admissible(self) -> list[str]:
+        last = self._place == self._length - 1
+        return [
+            *(["go back"] if self._place else []), *([] if last else ["go on"]),
+            *(["open door"] if last and self._held else []),
+            *(["take key"] if self._place == self._key_at and not self._held else []),
+        ]
+
+    def _outcome(self, text: str) -> Outcome:
+        return Outcome(
+            observation=f"{text} Place {self._place}.{self._drift}", admissible_actions=self._admissible(),
+            reward=float(self._over), done=self._over, won=self._over, info={"length": self._length})
+
+
+class ToyEnvironment:
+    """Tasks `toy/{train,test}/<n>`, and `toy/train/broken`, which cannot be opened."""
+
+    name = "toy"
+    engine = "corridor"
+    replay: Replay = "pure"
+
+    def __init__(self, version: str = "1", drift: str = "") -> None:
+        self.version = version
+        self._drift = drift
+
+    def splits(self) -> list[str]:
+        return ["test", "train"]
+
+    def tasks(self, split: str) -> list[str]:
+        if split not in self.splits():
+            raise UserError(f"there is no split {split!r}", "choose test or train")
+        return sorted(f"toy/{split}/{n:02d}" for n in range(20))
+
+    def digest(self, split: str) -> str:
+        return hashlib.blake2b("\n".join(self.tasks(split)).encode(), digest_size=16).hexdigest()
+
+    def open(self, task: str) -> ToySession:
+        if task == "toy/train/broken":
+            raise EnvFault("the game file is broken")
+        if task not in self.tasks(task.split("/")[1]):
+            raise KeyError(task)
+        return ToySession(task, self._drift)
+
+
+def solution(task: str) -> list[str]:
+    """Actions that win the task, found by looking at what is admissible."""
+    session = ToySession(task, "")
+    now, actions = session.reset(), []
+    while not now.done:
+        wanted = next(a for a in ("open door", "take key", "go on", "go back") if a in now.admissible_actions)
+        actions.append(wanted)
+        now = session.step(wanted)
+    return actions
+
+
+def main() -> None:
+    from envservice.app import Settings
+    from envservice.server import serve
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--drift", default="")
+    args = parser.parse_args()
+    environment = ToyEnvironment(drift=args.drift)
+    serve(environment, host="127.0.0.1", port=args.port, settings=Settings(), exit_with_parent=True)
+
+
+if __name__ == "__main__":
+    main()
