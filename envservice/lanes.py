@@ -1,0 +1,158 @@
+"""What queues up while a request is on its way goes together in the next: micro-batches without a timer.
+
+A lane is one replica and one verb. It keeps IN_FLIGHT requests going, so that the server works on one batch while the
+client handles the answers of the other; a batch is all that is queued at that moment, within bounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import msgspec
+
+from services.errors import EnvFault
+
+IN_FLIGHT = 2
+BATCH = 128
+"""Elements of one request; a server takes 256."""
+BATCH_BYTES = 2 * 1024 * 1024
+"""Of one request; a server takes 8 MiB, and one element may be large."""
+BACKOFF_S = (0.05, 2.0)
+"""First and longest pause after a replica fails; doubled each time it fails again."""
+REPLAYS_HEADER = "gagpo-replays"
+
+
+class Unreachable(Exception):
+    """The request may or may not have been carried out: ask again, here or elsewhere."""
+
+
+class Full(Exception):
+    """No room for another session here before `retry_after` seconds."""
+
+    def __init__(self, retry_after: float) -> None:
+        super().__init__(f"the server is full for another {retry_after:.0f} s")
+        self.retry_after = retry_after
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One element of a reply."""
+
+    element: dict[str, Any]
+    rebuilt: bool
+    """Its session had to be rebuilt."""
+
+
+class Replica:
+    """One server: its lanes, and when it may be asked again after it failed."""
+
+    def __init__(self, http: httpx.AsyncClient, url: str) -> None:
+        self.url = url
+        self.open_at = 0.0
+        """time.monotonic() before which it is left alone."""
+        self._failures = 0
+        self._lanes = {verb: Lane(self, http, f"{url}/v1/episodes:{verb}") for verb in ("reset", "step", "close")}
+
+    async def ask(self, verb: str, element: bytes) -> Reply:
+        """One element, sent along with others. Raises Unreachable, Full, or EnvFault where asking again is no use."""
+        return await self._lanes[verb].ask(element)
+
+    def failed(self) -> None:
+        """Leaves it alone for a while: longer each time, and not in step with other clients."""
+        first, longest = BACKOFF_S
+        pause = min(first * 2**self._failures, longest)
+        self.open_at = time.monotonic() + pause * random.uniform(0.5, 1.0)
+        self._failures += 1
+
+    def answered(self) -> None:
+        """It is well."""
+        self._failures = 0
+
+
+class Lane:
+    """Elements of one verb on their way to one replica."""
+
+    def __init__(self, replica: Replica, http: httpx.AsyncClient, url: str) -> None:
+        self._replica = replica
+        self._http = http
+        self._url = url
+        self._queue: deque[tuple[bytes, asyncio.Future[Reply]]] = deque()
+        self._senders: set[asyncio.Task[None]] = set()
+
+    async def ask(self, element: bytes) -> Reply:
+        """See Replica.ask."""
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._queue.append((element, future))
+        if len(self._senders) < IN_FLIGHT:
+            sender = asyncio.create_task(self._send_all())
+            self._senders.add(sender)
+            sender.add_done_callback(self._senders.discard)
+        return await future
+
+    async def _send_all(self) -> None:
+        while self._queue:
+            batch = self._take()
+            if batch:
+                await self._send(batch)
+
+    def _take(self) -> list[tuple[bytes, asyncio.Future[Reply]]]:
+        batch: list[tuple[bytes, asyncio.Future[Reply]]] = []
+        size = 0
+        while self._queue and len(batch) < BATCH and (not batch or size + len(self._queue[0][0]) <= BATCH_BYTES):
+            element, future = self._queue.popleft()
+            if not future.done():  # whoever asked may have been cancelled
+                batch.append((element, future))
+                size += len(element)
+        return batch
+
+    async def _send(self, batch: list[tuple[bytes, asyncio.Future[Reply]]]) -> None:
+        replies: list[Reply | Exception]
+        try:
+            replies = list(await self._post([element for element, _ in batch]))
+            self._replica.answered()
+        except Unreachable as error:
+            self._replica.failed()
+            replies = [Unreachable(str(error)) for _ in batch]
+        except (Full, EnvFault) as error:
+            replies = [error] * len(batch)
+        except BaseException:
+            for _, future in batch:
+                future.cancel()
+            raise
+        for (_, future), reply in zip(batch, replies, strict=True):
+            if future.done():
+                continue
+            if isinstance(reply, Exception):
+                future.set_exception(reply)
+            else:
+                future.set_result(reply)
+
+    async def _post(self, elements: list[bytes]) -> list[Reply]:
+        try:
+            response = await self._http.post(self._url, content=b"[" + b",".join(elements) + b"]")
+        except httpx.HTTPError as error:
+            raise Unreachable(f"{self._url}: {type(error).__name__} {error}") from error
+        if response.status_code != 200:
+            raise refusal(response)
+        try:
+            answers = msgspec.json.decode(response.content, type=list[dict[str, Any]])
+        except msgspec.DecodeError as error:
+            raise Unreachable(f"{self._url} answered what is no list of results: {error}") from error
+        if len(answers) != len(elements):
+            raise Unreachable(f"{self._url} answered {len(answers)} elements to {len(elements)}")
+        rebuilt = {int(place) for place in response.headers.get(REPLAYS_HEADER, "").split(",") if place}
+        return [Reply(answer, place in rebuilt) for place, answer in enumerate(answers)]
+
+
+def refusal(response: httpx.Response) -> Exception:
+    """What a reply other than 200 means to whoever asked."""
+    if response.status_code == 503 and response.headers.get("retry-after", "").isdigit():
+        return Full(float(response.headers["retry-after"]))
+    text = f"{response.url} answered {response.status_code}: {response.text[:300]}"
+    return EnvFault(text) if response.status_code in range(400, 500) else Unreachable(text)
