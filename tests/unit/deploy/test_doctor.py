@@ -45,20 +45,12 @@ def test_a_local_build_satisfies_its_pin(monkeypatch: pytest.MonkeyPatch):
     assert next(doctor.packages()).status == "ok"
 
 
-def redis_at(folder: Path, answer: str) -> Path:
-    folder.mkdir()
-    binary = folder / "redis-server"
-    binary.write_text(f"#!/bin/sh\necho 'Redis server {answer} sha=0'\n")
+def test_the_redis_that_a_run_would_start_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    binary = tmp_path / "redis-server"
+    binary.write_text("#!/bin/sh\necho 'Redis server v=6.2.14 sha=0'\n")
     binary.chmod(0o755)
-    return binary
-
-
-def test_a_redis_that_is_too_old_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    old, new = redis_at(tmp_path / "old", "v=5.0.7"), redis_at(tmp_path / "new", "v=6.2.14")
-    monkeypatch.setattr(doctor, "redis_binaries", lambda: [old, new])
-    assert next(doctor.redis()).detail == f"6.2.14 at {new}"
-    monkeypatch.setattr(doctor, "redis_binaries", lambda: [old])
-    assert next(doctor.redis()).status == "error"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert next(doctor.redis()).detail == f"6.2.14 at {binary}"
 
 
 @pytest.mark.parametrize(("games", "status"), [(0, "error"), (2, "ok")])

@@ -1,0 +1,32 @@
+"""Every command is listed, helps, and shows an example."""
+
+import argparse
+
+import pytest
+
+from deploy.cli import build_parser
+
+COMMANDS = next(
+    action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction)).choices
+PROMISED = ("train", "sft", "eval", "tasks", "play", "serve-env", "credit", "bench", "status", "export", "doctor")
+
+
+def test_no_command_is_there_that_was_not_promised():
+    assert set(COMMANDS) <= set(PROMISED)
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_the_help_of_a_command_holds_an_example_of_it(name: str):
+    text = COMMANDS[name].format_help()
+    assert f"gagpo {name}" in text.partition("example")[2]
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_a_command_has_one_line_of_help_and_something_to_run(name: str):
+    assert COMMANDS[name].get_default("run") is not None
+    assert COMMANDS[name].description
+
+
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"play", "serve-env", "sft", "train", "export"}))
+def test_what_prints_results_prints_json_too(name: str):
+    assert "--json" in COMMANDS[name].format_help()

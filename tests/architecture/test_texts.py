@@ -1,0 +1,38 @@
+"""Tracked files name no machine, hold no leftovers."""
+
+import re
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TRACKED = subprocess.run(
+    ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False).stdout.splitlines()
+PLACES = re.compile(r"/(?:work|home/\w+|root|Users/\w+)/|/tmp/\w|file:///")
+BESIDE = re.compile(r"\.\./shared")
+OFFICIAL = ("envservice/alfworld/domain.pddl", "envservice/alfworld/grammar.twl2")
+"""ALFWorld's own texts, part of each official game and so of every digest: kept to the letter."""
+LEFTOVERS = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b|^(?:<{7}|>{7}) ", re.MULTILINE)
+
+
+def texts(*but: str) -> dict[str, str]:
+    """Tracked text files; this one holds the patterns themselves, and `but` are exempt."""
+    here = str(Path(__file__).relative_to(ROOT))
+    names = [name for name in TRACKED if name not in (here, *but) and (ROOT / name).is_file()]
+    files = {name: (ROOT / name).read_bytes() for name in names}
+    return {name: data.decode() for name, data in files.items() if b"\0" not in data}
+
+
+def test_files_are_tracked():
+    assert "pyproject.toml" in TRACKED
+
+
+def test_no_path_of_a_machine_is_written_down():
+    assert {name: found[0] for name, text in texts().items() if (found := PLACES.search(text))} == {}
+
+
+def test_only_the_verification_looks_beside_the_clone():
+    assert [name for name, text in texts(".ci/run").items() if BESIDE.search(text)] == []
+
+
+def test_no_leftover_is_tracked():
+    assert {name: found[0] for name, text in texts(*OFFICIAL).items() if (found := LEFTOVERS.search(text))} == {}
