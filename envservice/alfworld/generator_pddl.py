@@ -13,11 +13,19 @@ from pathlib import Path
 
 from envservice.alfworld.generator_rooms import Item, Receptacle, Room, tables
 
-_PLACED = """(exists (?r - receptacle)
+_PICK = """(exists (?r - receptacle)
     (exists (?o - object)
         (and
-            {flags}(objectType ?o {obj}Type)
+            (inReceptacle ?o ?r)
+            (objectType ?o {obj}Type)
+            (receptacleType ?r {target}Type))))"""
+_MADE = """(exists (?r - receptacle)
+    (exists (?o - object)
+        (and
+            (ABLE ?o)
+            (objectType ?o {obj}Type)
             (receptacleType ?r {target}Type)
+            (DONE ?o)
             (inReceptacle ?o ?r))))"""
 _TWO = """(exists (?r - receptacle)
     (exists (?o1 - object)
@@ -45,13 +53,14 @@ _LOOK = """(exists (?ot - object ?r - receptacle ?a - agent ?l - location)
         (holds ?a ?o)))"""
 
 GOALS = {
-    "pick": _PLACED.replace("{flags}", ""),
-    "clean": _PLACED.replace("{flags}", "(cleanable ?o) (isClean ?o) "),
-    "heat": _PLACED.replace("{flags}", "(heatable ?o) (isHot ?o) "),
-    "cool": _PLACED.replace("{flags}", "(coolable ?o) (isCool ?o) "),
+    "pick": _PICK,
+    "clean": _MADE.replace("ABLE", "cleanable").replace("DONE", "isClean"),
+    "heat": _MADE.replace("ABLE", "heatable").replace("DONE", "isHot"),
+    "cool": _MADE.replace("ABLE", "coolable").replace("DONE", "isCool"),
     "two": _TWO,
     "look": _LOOK,
 }
+"""The conditions of the official games, in their order: an engine may know them by their shape."""
 SENTENCES = {
     "pick": ("put a {obj} in {target}", "put some {obj} on {target}"),
     "clean": ("put a clean {obj} in {target}", "clean some {obj} and put it in {target}"),

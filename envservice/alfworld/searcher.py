@@ -1,0 +1,199 @@
+"""A scripted player that knows only what it has read: the teacher of the cold start.
+
+It remembers which receptacles it has looked into and what was there, searches the rest in the order of where such a
+thing usually lies per step spent looking, and works off the task: find, take, treat, place. Never the walkthrough.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cache
+
+from envservice.alfworld.generator_rooms import tables
+from envservice.alfworld.prompts import choices, task_of
+from envservice.base import Outcome
+
+_TASKS = (
+    ("two", re.compile(r"(?:put|find) two (?P<obj>\w+)(?: in| and put them in) (?P<target>\w+)")),
+    ("look", re.compile(r"(?:look at|examine the) (?P<obj>\w+) (?:under|with) the (?P<target>\w+)")),
+    ("clean", re.compile(r"(?:put a clean|clean some) (?P<obj>\w+) (?:in|and put it in) (?P<target>\w+)")),
+    ("heat", re.compile(r"(?:put a hot|heat some) (?P<obj>\w+) (?:in|and put it in) (?P<target>\w+)")),
+    ("cool", re.compile(r"(?:put a cool|cool some) (?P<obj>\w+) (?:in|and put it in) (?P<target>\w+)")),
+    ("pick", re.compile(r"put (?:a|some) (?P<obj>\w+) (?:in|on) (?P<target>\w+)")),
+)
+_MACHINES = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
+_LISTING = re.compile(r"(?:On the (\w+ \d+)|The (\w+ \d+) is open\. In it), you see ([^.]*)\.")
+_THING = re.compile(r"\ban? (\w+ \d+)")
+_TAKEN = re.compile(r"You pick up the (\w+ \d+) from the (\w+ \d+)\.")
+_MOVED = re.compile(r"You move the (\w+ \d+) to the (\w+ \d+)\.")
+_TREATED = re.compile(r"You (clean|heat|cool) the (\w+ \d+) using the \w+ \d+\.")
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """An action and the subgoal it serves, in three words or so."""
+
+    thought: str
+    action: str
+
+
+def kind_of(name: str) -> str:
+    """`mug` of `mug 2`."""
+    return name.rpartition(" ")[0]
+
+
+@cache
+def usual_places(kind: str) -> dict[str, float]:
+    """Receptacle kind to the mean number of such objects in all of them together, over rooms that have any."""
+    places: dict[str, float] = defaultdict(float)
+    for room in tables().rooms.values():
+        for name, usual in room["objects"].items():
+            if name.lower() == kind:
+                for receptacle, weight in usual["at"].items():
+                    places[receptacle.lower()] += usual["present"] * weight
+    return dict(places)
+
+
+class Memory:
+    """What has been read so far."""
+
+    def __init__(self, first: Outcome) -> None:
+        starts = (action.removeprefix("go to ") for action in first.admissible_actions if action.startswith("go to "))
+        self.receptacles = sorted(starts, key=lambda name: (kind_of(name), int(name.rpartition(" ")[2])))
+        self.contents: dict[str, list[str]] = {}
+        """Receptacles looked into, with what is there."""
+        self.held = ""
+        self.origin: dict[str, str] = {}
+        """Where a held object was taken from."""
+        self.treated: dict[str, set[str]] = defaultdict(set)
+
+    def read(self, observation: str) -> None:
+        """Takes in one observation, whatever action led to it."""
+        for surface, box, listing in _LISTING.findall(observation):
+            self.contents[surface or box] = _THING.findall(listing)
+        if found := _TAKEN.search(observation):
+            thing, place = found.groups()
+            self.held, self.origin[thing] = thing, place
+            if thing in self.contents.get(place, ()):
+                self.contents[place].remove(thing)
+        elif found := _MOVED.search(observation):
+            thing, place = found.groups()
+            self.held = ""
+            self.contents.setdefault(place, []).append(thing)
+        elif found := _TREATED.search(observation):
+            verb, thing = found.groups()
+            self.treated[thing] -= {"heat", "cool"} if verb != "clean" else set()
+            self.treated[thing].add(verb)
+
+    def known(self, kind: str, *, outside: str = "") -> tuple[str, str] | None:
+        """An object of this kind and where it is, but for those in receptacle `outside`."""
+        for place, things in self.contents.items():
+            for thing in things:
+                if place != outside and kind_of(thing) == kind:
+                    return thing, place
+        return None
+
+    def unseen(self) -> list[str]:
+        """Receptacles not looked into."""
+        return [each for each in self.receptacles if each not in self.contents]
+
+
+class Searcher:
+    """Plays one episode. `jump` is the probability that the next place to search is a random one."""
+
+    def __init__(self, first: Outcome, *, jump: float, rng: random.Random) -> None:
+        self.type, self.kind, self.target = parse_task(task_of(first))
+        self.memory = Memory(first)
+        self.jump = jump
+        self.rng = rng
+        self._sought = ""
+
+    def act(self, now: Outcome) -> Move:
+        """Reads the latest outcome and decides. Call it once per step, noise steps included."""
+        self.memory.read(now.observation)
+        held = self.memory.held
+        if not held:
+            return self._fetch(now)
+        if kind_of(held) != self.kind:
+            return Move(f"drop {kind_of(held)}", self._drop(now, held))
+        if self.type in _MACHINES and self.type not in self.memory.treated[held]:
+            return Move(f"{self.type} {self.kind}", self._treat(now, held))
+        if self.type == "look":
+            return self._light(now)
+        place = self._target()
+        return Move(f"put {self.kind} in {self.target}", self._at(now, place, f"move {held} to {place}"))
+
+    def _fetch(self, now: Outcome) -> Move:
+        placed = self._target() if self.type in ("pick", "two") else ""
+        found = self.memory.known(self.kind, outside=placed)
+        if not found:
+            return Move(f"find {self.kind}", self._search(now, self.kind))
+        thing, place = found
+        return Move(f"take {self.kind}", self._at(now, place, f"take {thing} from {place}"))
+
+    def _drop(self, now: Outcome, held: str) -> str:
+        here = [action for action in now.admissible_actions if action.startswith(f"move {held} to ")]
+        return here[0] if here else self._at(now, self.memory.origin[held], "look")
+
+    def _treat(self, now: Outcome, held: str) -> str:
+        machines = [each for each in self.memory.receptacles if kind_of(each) == _MACHINES[self.type]]
+        if not machines:
+            return "look"
+        return self._at(now, machines[0], f"{self.type} {held} with {machines[0]}")
+
+    def _light(self, now: Outcome) -> Move:
+        lamp = self.memory.known(self.target)
+        if not lamp:
+            return Move(f"find {self.target}", self._search(now, self.target))
+        return Move(f"use {self.target}", self._at(now, lamp[1], f"use {lamp[0]}"))
+
+    def _target(self) -> str:
+        """The receptacle to fill: one that holds such an object already, else one that has been looked into."""
+        fitting = [each for each in self.memory.receptacles if kind_of(each) == self.target]
+        holding = [
+            each for each in fitting
+            if any(kind_of(thing) == self.kind for thing in self.memory.contents.get(each, ()))
+        ]
+        looked = [each for each in fitting if each in self.memory.contents]
+        return next(iter(holding or looked or fitting), "")
+
+    def _search(self, now: Outcome, kind: str) -> str:
+        """Stays with one receptacle until its contents have been read."""
+        unseen = self.memory.unseen()
+        if not unseen:
+            # Everything has been looked into: whatever is sought was misread or is out of reach.
+            return self.rng.choice([action for action in choices(now) if action.startswith("go to ")] or ["look"])
+        if self._sought not in unseen:
+            self._sought = self._next(unseen, kind)
+        return self._at(now, self._sought, f"open {self._sought}")
+
+    def _next(self, unseen: list[str], kind: str) -> str:
+        if self.rng.random() < self.jump:
+            return self.rng.choice(unseen)
+        counts: dict[str, int] = defaultdict(int)
+        for each in self.memory.receptacles:
+            counts[kind_of(each)] += 1
+        places = usual_places(kind)
+        openable = {each.lower() for each in tables().openable}
+
+        def worth(name: str) -> float:
+            place = kind_of(name)
+            return places.get(place, 0.0) / counts[place] / (2 if place in openable else 1)
+
+        return max(unseen, key=worth)
+
+    def _at(self, now: Outcome, place: str, action: str) -> str:
+        """`action` where it can be done, else the next step towards doing it at `place`."""
+        ways = (action, f"go to {place}", f"open {place}", f"examine {place}")
+        return next((each for each in ways if each in now.admissible_actions), "look")
+
+
+def parse_task(sentence: str) -> tuple[str, str, str]:
+    """Type, object kind, target kind (the lamp for look). Raises ValueError for a sentence of no known form."""
+    for kind, form in _TASKS:
+        if found := form.match(sentence):
+            return kind, found["obj"], found["target"]
+    raise ValueError(f"not a task of ALFWorld: {sentence!r}")

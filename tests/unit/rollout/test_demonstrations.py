@@ -1,0 +1,84 @@
+"""Demonstrations on generated games: won, reproducible, with noise that is executed but not taught."""
+
+import random
+
+import pytest
+
+from envservice.alfworld.engine import OwnSession
+from envservice.alfworld.game import parse_game
+from envservice.alfworld.generator import TYPES, generate, parse_task_id, task_id, task_type
+from envservice.alfworld.prompts import make_template
+from envservice.base import Outcome
+from rollout.demonstrations import demonstrate, demonstrations, disturb
+from services.config import SftSection
+
+TASKS = [task_id("train", index) for index in range(120)]
+TEMPLATE = make_template("compact", 6)
+
+
+class Generated:
+    """The part of an environment that playing needs."""
+
+    def open(self, task: str) -> OwnSession:
+        return OwnSession(parse_game(generate(*parse_task_id(task))))
+
+
+def play(task: str, seed: int = 0, **sft):
+    return demonstrate(
+        Generated(), task, seed=seed, sft=SftSection(**sft), max_steps=50, template=TEMPLATE)
+
+
+@pytest.fixture(scope="module")
+def clean():
+    return {task: play(task, noise=0.0, jump=0.0) for task in TASKS}
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_the_searcher_wins_nearly_all_games_of_every_type(clean, kind):
+    demos = [demo for task, demo in clean.items() if task_type(parse_task_id(task)[1]) == kind]
+    assert sum(demo.won for demo in demos) >= 0.95 * len(demos)
+    assert sum(demo.won and len(demo.steps) <= 30 for demo in demos) >= 0.85 * len(demos)
+
+
+def test_without_noise_every_step_is_taught_and_admissible(clean):
+    for demo in clean.values():
+        for step in demo.steps:
+            action = TEMPLATE.parse(step.response_text)
+            assert step.train
+            assert action.valid
+            assert action.action in step.prompt_text.rpartition("Actions: ")[2].strip().split("; ")
+
+
+def test_an_episode_is_a_function_of_its_seed():
+    assert play(TASKS[3], seed=5) == play(TASKS[3], seed=5)
+    assert len({str(play(TASKS[3], seed=seed, jump=1.0)) for seed in range(5)}) > 1
+
+
+def test_noise_is_executed_not_taught_and_recovered_from():
+    demos = [play(task, noise=0.15, jump=0.2) for task in TASKS]
+    steps = [step for demo in demos for step in demo.steps]
+    assert 0.11 <= sum(not step.train for step in steps) / len(steps) <= 0.19
+    assert sum(demo.won for demo in demos) >= 0.9 * len(demos)
+    assert any(" failed" in step.prompt_text for step in steps)
+    for demo in demos:
+        for step, following in zip(demo.steps, demo.steps[1:], strict=False):
+            action = TEMPLATE.parse(step.response_text).action
+            assert action in following.prompt_text.split("\n")[1]
+
+
+def test_only_won_episodes_are_kept():
+    sft = SftSection(demos_per_game=2, noise=0.15)
+    kept = demonstrations(Generated(), TASKS[:12], seed=0, sft=sft, max_steps=8, template=TEMPLATE)
+    assert 0 < len(kept) < 24
+    assert all(demo.won and len(demo.steps) <= 8 for demo in kept)
+
+
+def test_disturbed_actions_are_half_admissible_half_not():
+    now = Outcome(observation="", admissible_actions=["go to bed 1", "go to desk 1", "help", "look"])
+    rng = random.Random(0)
+    drawn = [disturb("go to bed 1", now, rng) for _ in range(400)]
+    admissible = [action for action in drawn if action in now.admissible_actions]
+    assert 150 <= len(admissible) <= 250
+    assert set(admissible) == {"go to bed 1", "go to desk 1", "look"}
+    assert all(action.startswith("go to bed ") for action in drawn if action not in now.admissible_actions)
+    assert all(disturb("look", now, rng) for _ in range(20))
