@@ -28,6 +28,15 @@ class Board(Connection):
         (pointer,) = self.read(("HGET", "counters", "version"))
         return msgspec.json.decode(pointer, type=tuple[Version, str]) if pointer else None
 
+    def mark_evaluated(self, lease: Lease, step: int) -> None:
+        """The controller has all episodes of the evaluation at `step`: newer weights may be published."""
+        self.script("mark_evaluated", *lease.fence, step, role=lease.role)
+
+    def evaluated(self) -> int:
+        """The newest step whose evaluation is complete; -1 before the first."""
+        (step,) = self.read(("HGET", "counters", "evaluated"))
+        return -1 if step is None else int(step)
+
     def beat(self, name: str, snapshot: Mapping[str, float | str], ttl_s: float = 10.0) -> None:
         """A sign of life that counts for `ttl_s`."""
         self.script("beat", name, msgspec.json.encode(snapshot), int(ttl_s * 1000))
