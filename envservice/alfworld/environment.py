@@ -1,0 +1,99 @@
+"""ALFWorld behind the protocol of envservice/base.py: official or generated games, our engine or the shipped one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Collection
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+from envservice.alfworld import engine as own
+from envservice.alfworld.game import Game, load_game
+from envservice.alfworld.goal import TASK_TYPES
+from envservice.alfworld.tasks import Games, GeneratedGames, OfficialGames, task_type
+from envservice.alfworld.textworld_engine import TextworldSession, require_textworld
+from envservice.base import Replay, Session
+from services.config import EnvSection
+from services.errors import UserError
+
+_PARSED_GAMES = 512
+"""Parsed games kept, some tens of kilobytes each."""
+
+
+class AlfworldEnvironment:
+    """Lists and opens games. `task_types` narrows what splits list and digest, never what can be opened."""
+
+    replay: Replay = "pure"
+
+    def __init__(
+        self,
+        games: Games,
+        *,
+        engine: Literal["own", "textworld"] = "own",
+        task_types: Collection[str] = TASK_TYPES,
+    ) -> None:
+        """Raises UserError for the engine `textworld` where it is not installed."""
+        self.name = games.name
+        self.engine = engine
+        self.version = own.VERSION if engine == "own" else require_textworld()
+        self._games = games
+        self._types = frozenset(task_types)
+        self._lists: dict[str, list[str]] = {}
+        self._digests: dict[str, str] = {}
+        self._digesting = threading.Lock()
+        self._parsed = lru_cache(maxsize=_PARSED_GAMES)(self._parse)
+
+    def splits(self) -> list[str]:
+        return self._games.splits()
+
+    def training_splits(self) -> tuple[str, str, str]:
+        """The splits to train on, to choose the best checkpoint by, and to report on; no game is in two of them."""
+        return self._games.training_splits
+
+    def tasks(self, split: str) -> list[str]:
+        if split not in self._lists:
+            self._lists[split] = [task for task in self._games.tasks(split) if task_type(task) in self._types]
+        if not self._lists[split]:
+            raise UserError(
+                f"the split {split} of {self.name} has no game of the types {', '.join(sorted(self._types))}",
+                "widen env.task_types",
+            )
+        return list(self._lists[split])
+
+    def digest(self, split: str) -> str:
+        with self._digesting:
+            if split not in self._digests:
+                total = hashlib.blake2b(digest_size=16)
+                for task in self.tasks(split):
+                    total.update(task.encode() + b"\0" + hashlib.blake2b(self._games.content(task)).digest())
+                self._digests[split] = total.hexdigest()
+            return self._digests[split]
+
+    def task_digest(self, task: str) -> str:
+        return hashlib.blake2b(self._games.content(task), digest_size=16).hexdigest()
+
+    def open(self, task: str) -> Session:
+        if self.engine == "textworld":
+            return TextworldSession(json.loads(self._games.content(task)))
+        return own.OwnSession(self._parsed(task))
+
+    def game(self, task: str) -> Game:
+        """The parsed game, shared. Raises as `open` does."""
+        return self._parsed(task)
+
+    def _parse(self, task: str) -> Game:
+        return load_game(self._games.content(task))
+
+
+def open_environment(env: EnvSection) -> AlfworldEnvironment:
+    """The environment that a config asks for: games from env.data, else $ALFWORLD_DATA, else generated.
+
+    Raises UserError for missing data and for a missing reference engine.
+    """
+    data = env.data or os.environ.get("ALFWORLD_DATA")
+    games: Games = OfficialGames(Path(data).expanduser()) if data else GeneratedGames()
+    return AlfworldEnvironment(games, engine=env.engine, task_types=env.task_types)

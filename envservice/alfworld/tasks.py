@@ -1,0 +1,185 @@
+"""Which games there are: official ones in a data folder, or generated ones. Task ids are the same on every machine.
+
+Official layout, as `alfworld-download` leaves it; nothing is written into it, and traj_data.json is not needed:
+
+    <data>/json_2.1.1/{train,valid_seen,valid_unseen}/<task>-<Obj>-<Movable|None>-<Recep>-<scene>/trial_*/game.tw-pddl
+
+Splits of official games: the three above; `heldout`, a fixed quarter of the train game *folders*, so that no (task,
+object, receptacle, scene) of it is trained on; `train_kept`, the rest of train. Not valid_seen in `heldout`: nearly
+all its folders are in train too, and runs choose their best checkpoint on it. A task id names the official split.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+from envservice.alfworld import generator
+from envservice.alfworld.goal import TASK_TYPES, TaskType
+from services.errors import EnvFault, UserError
+
+_TYPE_OF_FOLDER: dict[str, TaskType] = {
+    "pick_and_place_simple": "pick",
+    "look_at_obj_in_light": "look",
+    "pick_clean_then_place_in_recep": "clean",
+    "pick_heat_then_place_in_recep": "heat",
+    "pick_cool_then_place_in_recep": "cool",
+    "pick_two_obj_and_place": "two",
+}
+_GAME_FILE = "game.tw-pddl"
+_HELD_OUT_ONE_IN = 4
+_TAIL_BYTES = 4096
+_SOLVABLE = re.compile(rb'"solvable":\s*(true|false)')
+_DOWNLOAD = "run `alfworld-download`, set ALFWORLD_DATA to its folder, or unset it for generated games"
+
+
+class Games(Protocol):
+    """A family of games. Thread-safe; lists are made once and kept."""
+
+    name: str
+    training_splits: tuple[str, str, str]
+    """To train on, to choose the best checkpoint by, to report on: pairwise without a common game."""
+
+    def splits(self) -> list[str]: ...
+
+    def tasks(self, split: str) -> tuple[str, ...]:
+        """All task ids, sorted. Raises UserError for an unknown split and for missing or broken data."""
+        ...
+
+    def content(self, task: str) -> bytes:
+        """The game file. Raises KeyError for an unknown task, EnvFault where it cannot be read."""
+        ...
+
+
+def task_type(task: str) -> TaskType:
+    """The type that a task id names, of official and generated games alike. Raises KeyError."""
+    name = task.split("/")[2] if task.count("/") >= 2 else ""
+    kind = name.partition("-")[0]
+    if kind in TASK_TYPES:
+        return kind
+    try:
+        return _TYPE_OF_FOLDER[kind]
+    except KeyError:
+        raise KeyError(task) from None
+
+
+def is_held_out(folder: str) -> bool:
+    """Whether a train game folder belongs to `heldout`: by its name alone, hence the same wherever it is asked."""
+    return hashlib.blake2b(folder.encode(), digest_size=8).digest()[0] % _HELD_OUT_ONE_IN == 0
+
+
+_OFFICIAL = ("train", "valid_seen", "valid_unseen")
+_PARTS: dict[str, Callable[[str], bool]] = {
+    "train_kept": lambda folder: not is_held_out(folder),
+    "heldout": is_held_out,
+}
+"""Our splits of train: which game folders belong to each."""
+
+
+class OfficialGames:
+    """The games of a data folder."""
+
+    name = "alfworld"
+    training_splits: tuple[str, str, str] = ("train_kept", "valid_seen", "heldout")
+
+    def __init__(self, data: Path) -> None:
+        """Raises UserError where `data` holds no games."""
+        self._root = data / "json_2.1.1"
+        if not self._root.is_dir():
+            raise UserError(f"there are no ALFWorld games in {data}: no folder {self._root}", _DOWNLOAD)
+        self._lists: dict[str, tuple[str, ...]] = {}
+        self._known: frozenset[str] = frozenset()
+
+    def splits(self) -> list[str]:
+        official = [split for split in _OFFICIAL if (self._root / split).is_dir()]
+        return official + (list(_PARTS) if "train" in official else [])
+
+    def tasks(self, split: str) -> tuple[str, ...]:
+        if split not in self._lists:
+            listed = self._list(split)
+            self._lists[split] = listed
+            self._known |= set(listed)
+        return self._lists[split]
+
+    def _list(self, split: str) -> tuple[str, ...]:
+        if split in _PARTS:
+            chosen = _PARTS[split]
+            return tuple(task for task in self.tasks("train") if chosen(task.split("/")[2]))
+        if split not in _OFFICIAL:
+            known = ", ".join((*_OFFICIAL, *_PARTS))
+            raise UserError(f"ALFWorld has no split {split!r}", f"choose one of {known}")
+        folder = self._root / split
+        if not folder.is_dir():
+            raise UserError(f"the ALFWorld split {split} is missing: no folder {folder}", _DOWNLOAD)
+        found = sorted(f"{self.name}/{split}/{game}/{trial}" for game, trial in _scan(folder))
+        if not found:
+            raise UserError(f"the ALFWorld split {split} is empty: no solvable game in {folder}", _DOWNLOAD)
+        return tuple(found)
+
+    def content(self, task: str) -> bytes:
+        family, _, rest = task.partition("/")
+        split = rest.partition("/")[0]
+        if family == self.name and split in self.splits():
+            self.tasks(split)
+        if task not in self._known:  # only listed ids become paths, so no id leads out of the data folder
+            raise KeyError(task)
+        path = self._root / rest / _GAME_FILE
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise EnvFault(f"cannot read {path}: {error.strerror}") from error
+
+
+class GeneratedGames:
+    """Games made from seeds. What is measured on them is not an ALFWorld result, hence a name of their own."""
+
+    name = generator.FAMILY
+    training_splits: tuple[str, str, str] = ("train", "valid", "heldout")
+
+    def splits(self) -> list[str]:
+        return list(generator.GENERATED_SPLITS)
+
+    def tasks(self, split: str) -> tuple[str, ...]:
+        if split not in generator.GENERATED_SPLITS:
+            raise UserError(
+                f"generated games have no split {split!r}",
+                f"choose one of {', '.join(self.splits())}, or set ALFWORLD_DATA for official games",
+            )
+        return tuple(sorted(generator.task_id(split, index) for index in range(generator.GENERATED_SPLITS[split])))
+
+    def content(self, task: str) -> bytes:
+        split, index = generator.parse_task_id(task)
+        return json.dumps(generator.generate(split, index)).encode()
+
+
+def _scan(folder: Path) -> Iterator[tuple[str, str]]:
+    """(game folder, trial folder) of every game that can be played and solved."""
+    for game in os.scandir(folder):
+        if game.name.partition("-")[0] not in _TYPE_OF_FOLDER or "Sliced" in game.name or not game.is_dir():
+            continue
+        for trial in os.scandir(game.path):
+            if _solvable(Path(trial.path) / _GAME_FILE):
+                yield game.name, trial.name
+
+
+def _solvable(path: Path) -> bool:
+    """Reads the file's end, where the flag stands in all official files; a whole file only where it does not."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            tail = file.read()
+            found = _SOLVABLE.search(tail)
+            if found and tail.rstrip().endswith(b"}"):
+                return found[1] == b"true"
+            file.seek(0)
+            return json.loads(file.read()).get("solvable") is True
+    except (FileNotFoundError, NotADirectoryError):
+        return False  # a trial that never became a game
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(f"the game file {path} is broken: {error}", "delete it or download it again") from error
