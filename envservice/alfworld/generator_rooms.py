@@ -1,7 +1,8 @@
 """Rooms and what lies in them: fixed layouts per room number, random contents per game.
 
 The tables in rooms.json say which receptacles a kind of room has and how many (nine quantiles), how often each kind of
-object occurs there and where it usually lies. They summarise the official games; no official room is copied.
+object occurs there and where it usually lies. They summarise the official training games but for those of the split
+`heldout` (tasks.py), so that nothing made from them has seen a held-out game; no official room is copied.
 
 A room is fixed by its kind and number, so that numbers can be held out as unseen rooms. Receptacles keep their ids, and
 with them their displayed numbers, in every game of that room.
