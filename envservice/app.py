@@ -6,6 +6,7 @@ import hmac
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,9 +125,10 @@ def _reads(environment: Environment, metrics: ServerMetrics) -> APIRouter:
     @router.get("/v1/info")
     def info() -> Info:
         """What this server plays."""
-        splits = {
-            split: SplitInfo(tasks=len(environment.tasks(split)), digest=environment.digest(split))
-            for split in environment.splits()}
+        splits: dict[str, SplitInfo] = {}
+        for split in environment.splits():
+            with suppress(UserError):  # a split without a game of the wanted types is none that this server plays
+                splits[split] = SplitInfo(tasks=len(environment.tasks(split)), digest=environment.digest(split))
         return Info(
             name=environment.name, engine=environment.engine, version=environment.version, replay=environment.replay,
             splits=splits)

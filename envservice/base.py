@@ -24,7 +24,7 @@ class Outcome:
     """The engine's own; scaling is the trainer's."""
     done: bool = False
     won: bool = False
-    info: dict[str, str | int | float | bool] = field(default_factory=dict)
+    info: dict[str, str | int | float | bool] = field(default_factory=dict[str, str | int | float | bool])
 
 
 class Session(Protocol):
@@ -53,6 +53,10 @@ class Environment(Protocol):
 
     def digest(self, split: str) -> str:
         """blake2b over the contents of the split's tasks, sorted by id: the same on every machine."""
+        ...
+
+    def task_digest(self, task: str) -> str:
+        """blake2b over the content of one task. Raises KeyError for an unknown task, EnvFault for a broken one."""
         ...
 
     def open(self, task: str) -> Session:

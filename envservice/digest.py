@@ -1,6 +1,6 @@
 """The digest chain that makes a rebuilt session prove itself.
 
-    d_0 = H(content, task, reset outcome)           content: the digest of the task's split, over all its games
+    d_0 = H(content, task, reset outcome)           content: the digest of the task's own data
     d_i = H(d_{i-1}, action_i, outcome_i)
 
 H is blake2b-128 over compact UTF-8 JSON, [link, action, observation, admissible, reward, done, won], so that any
@@ -28,7 +28,7 @@ def tag_of(digest: str) -> str:
 
 
 def first_digest(tag: str, content: str, task: str, outcome: Outcome) -> str:
-    """d_0, after reset. `content` is the digest of the split's games."""
+    """d_0, after reset. `content` is Environment.task_digest."""
     return _link(tag, f"{content}/{task}", "", outcome)
 
 

@@ -25,7 +25,6 @@ from envservice.base import Environment, Outcome, Session
 from envservice.digest import engine_tag, first_digest, next_digest, tag_of
 from envservice.problems import Problem
 from envservice.schemas import StepRequest
-from services.errors import UserError
 
 log = logging.getLogger(__name__)
 RETRY_AFTER_S = 5.0
@@ -71,7 +70,7 @@ class SessionStore:
         self._lease_s = lease_s
         self._clock = clock
         self._tag = engine_tag(environment)
-        self._contents: dict[str, str] = {}
+        self._contents: dict[str, str] = {}  # task -> digest of its content
         self._live: dict[str, _Live] = {}  # in order of use, so leases end from the front
 
     def __len__(self) -> int:
@@ -131,28 +130,20 @@ class SessionStore:
             lease_ends = next(iter(self._live.values())).expires - self._clock()
             wait = min(max(lease_ends, 1.0), RETRY_AFTER_S)
             raise Problem("full", f"all {self._limit} sessions are taken", retry_after=wait)
-        content = self._content(task)
         try:
+            content = self._contents.get(task) or self._environment.task_digest(task)
             session = self._environment.open(task)
         except KeyError:
-            raise _unknown(task) from None
+            raise Problem("unknown_task", f"no task {task!r} here", field="task") from None
         except Exception as error:
             raise _fault(task, error) from error
         try:
             outcome = session.reset()
         except Exception as error:
             raise _fault(task, error) from error
+        self._contents[task] = content
         answer = _encode(outcome, first_digest(self._tag, content, task, outcome))
         return _Live(task=task, session=session, answers=[answer])
-
-    def _content(self, task: str) -> str:
-        split = task.partition("/")[2].partition("/")[0]
-        if split not in self._contents:
-            try:
-                self._contents[split] = self._environment.digest(split)
-            except (UserError, KeyError):
-                raise _unknown(task) from None
-        return self._contents[split]
 
     def _apply(self, live: _Live, action: str) -> Answer:
         try:
@@ -184,10 +175,6 @@ def _encode(outcome: Outcome, digest: str) -> Answer:
         "digest": digest,
     })
     return Answer(body, digest, outcome.done)
-
-
-def _unknown(task: str) -> Problem:
-    return Problem("unknown_task", f"no task {task!r} here", field="task")
 
 
 def _fault(task: str, error: Exception) -> Problem:

@@ -74,11 +74,15 @@ class ToyEnvironment:
     def digest(self, split: str) -> str:
         return hashlib.blake2b("\n".join(self.tasks(split)).encode(), digest_size=16).hexdigest()
 
+    def task_digest(self, task: str) -> str:
+        if task not in (*self.tasks("test"), *self.tasks("train"), "toy/train/broken"):
+            raise KeyError(task)
+        return hashlib.blake2b(task.encode(), digest_size=16).hexdigest()
+
     def open(self, task: str) -> ToySession:
+        self.task_digest(task)
         if task == "toy/train/broken":
             raise EnvFault("the game file is broken")
-        if task not in self.tasks(task.split("/")[1]):
-            raise KeyError(task)
         return ToySession(task, self._drift)
 
 

@@ -1,0 +1,42 @@
+"""`gagpo serve-env`: one environment server. Wiring only."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from deploy.arguments import add_config_arguments, config_from
+
+TOKEN_VARIABLE = "GAGPO_ENV_TOKEN"  # noqa: S105 - the variable's name
+"""Not an option of the command line, which every user of the machine can read."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
+    """Registers the command."""
+    parser = subparsers.add_parser(
+        "serve-env",
+        help="serve the environment over HTTP",
+        description="Serves the environment of a config over HTTP until it is told to stop, and prints its URL when\n"
+        f"ready. Other machines may reach it only with a bearer token, taken from ${TOKEN_VARIABLE}.",
+        epilog="example:\n  gagpo serve-env --config alfworld-tiny --port 8100 env.max_sessions=4096",
+    )
+    add_config_arguments(parser)
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
+    parser.add_argument("--port", type=int, default=8100, help="0: a free one, printed (default: 8100)")
+    parser.add_argument("--exit-with-parent", action="store_true", help="stop when the process that started it ends")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Serves until SIGTERM or Ctrl-C."""
+    env = config_from(args).env
+
+    from envservice.alfworld.environment import open_environment
+    from envservice.app import Settings
+    from envservice.server import serve
+
+    settings = Settings(
+        max_sessions=env.max_sessions, token=os.environ.get(TOKEN_VARIABLE) or None, threaded=env.engine != "own")
+    serve(
+        lambda: open_environment(env), host=args.host, port=args.port, settings=settings,
+        exit_with_parent=args.exit_with_parent)
