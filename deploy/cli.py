@@ -19,7 +19,14 @@ from importlib.metadata import version
 from types import FrameType
 from typing import NoReturn
 
-from deploy import command_bench, command_credit, command_doctor
+from deploy import (
+    command_bench,
+    command_credit,
+    command_doctor,
+    command_eval,
+    command_status,
+    command_train,
+)
 from services.errors import Fault, UserError
 from services.logs import get_logger, log_path
 from services.packages import check_one_installation
@@ -27,6 +34,9 @@ from services.packages import check_one_installation
 Subparsers = argparse._SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
 
 COMMANDS: tuple[Callable[[Subparsers], None], ...] = (
+    command_train.add_parser,
+    command_eval.add_parser,
+    command_status.add_parser,
     command_credit.add_parser,
     command_bench.add_parser,
     command_doctor.add_parser,

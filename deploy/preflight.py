@@ -1,0 +1,149 @@
+"""Every mistake that can be found before anything heavy starts: each raises UserError, one line.
+
+Not covered: what only the cluster knows. On a Ray that runs already, CPUs, GPUs and memory are its scheduler's
+business.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from deploy import machine
+from deploy.panels import open_panels
+from deploy.plan import Plan, make_plan
+from services.config import Config
+from services.errors import EnvFault, UserError
+
+PROBED_GAMES = 24
+"""Games that are parsed to see whether the data is whole; a broken one beyond them drops its group at run time."""
+PROBE_S = 5.0
+
+
+def check(config: Config) -> None:
+    """Raises UserError for the first thing that would stop the run."""
+    _model(config)
+    _batch(config)
+    plan = make_plan(config)
+    if plan.private_ray:
+        _machine(config, plan)
+    _redis(config)
+    _servers(config.env.urls)
+    _games(config)
+
+
+def _model(config: Config) -> None:
+    path = config.model.path
+    if path is None:
+        _scratch(config)
+        return
+    if not path.is_dir():
+        raise UserError(f"there is no model at {path}", "set model.path to a Hugging Face folder")
+    for pattern, what in (("config.json", "config.json"), ("*.safetensors", "weights (*.safetensors)"),
+                          ("tokenizer*.json", "tokenizer")):
+        if not any(path.glob(pattern)):
+            raise UserError(f"the model at {path} has no {what}", "set model.path to a complete Hugging Face folder")
+    longest = _positions(path)
+    wanted = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
+    if longest is not None and wanted > longest:
+        raise UserError(f"prompt and response may take {wanted} tokens, and the model has {longest} positions",
+                        "lower rollout.max_prompt_tokens or rollout.max_response_tokens")
+
+
+def _positions(path: Path) -> int | None:
+    try:
+        return json.loads((path / "config.json").read_text()).get("max_position_embeddings")
+    except (json.JSONDecodeError, AttributeError):
+        raise UserError(f"{path / 'config.json'} is broken", "copy the model again") from None
+
+
+def _scratch(config: Config) -> None:
+    from learner.scratch_model import HEAD_SIZES
+
+    model = config.model
+    if not config.sft.enabled:
+        raise UserError("there is no policy to start from: model.path is empty and sft.enabled is false",
+                        "set one of them")
+    if model.hidden % model.heads or model.hidden // model.heads not in HEAD_SIZES:
+        raise UserError(
+            f"model.hidden={model.hidden} and model.heads={model.heads} make heads that the sampler cannot serve",
+            f"choose hidden / heads among {', '.join(map(str, HEAD_SIZES))}")
+
+
+def _batch(config: Config) -> None:
+    """A batch that cannot be filled, or that fits nowhere."""
+    learner, rollout, env = config.learner, config.rollout, config.env
+    row = rollout.max_prompt_tokens + rollout.max_response_tokens
+    episodes = learner.groups_per_step * learner.group_size
+    if learner.token_budget < row:
+        raise UserError(f"learner.token_budget={learner.token_budget} holds no whole row of up to {row} tokens",
+                        f"raise it to {row} or more, or lower rollout.max_prompt_tokens")
+    if learner.ranks > episodes:
+        raise UserError(f"{learner.ranks} learner ranks share {episodes} episodes per step, so some would have none",
+                        "lower learner.ranks or raise learner.groups_per_step")
+    sessions = (len(env.urls) or env.servers) * env.max_sessions
+    if rollout.workers * rollout.slots > sessions:
+        raise UserError(
+            f"{rollout.workers} workers with {rollout.slots} slots play more games than "
+            f"the environment servers' {sessions} sessions",
+            "lower rollout.slots, or raise env.max_sessions or env.servers")
+    if rollout.exact and config.model.dtype != "float32":
+        raise UserError(f"rollout.exact needs float32, and model.dtype is {config.model.dtype}",
+                        "set model.dtype=float32")
+
+
+def _machine(config: Config, plan: Plan) -> None:
+    cpus, free, gpus = machine.cpu_count(), machine.available_memory() / machine.GIB, 0
+    if plan.cpus > cpus:
+        raise UserError(f"the plan reserves {plan.cpus:g} CPUs, and this machine has {cpus:g}",
+                        "lower rollout.workers, rollout.cpus, learner.ranks or learner.cpus")
+    for key, threads in (("rollout.threads", config.rollout.threads), ("learner.threads", config.learner.threads)):
+        if threads > max(1, cpus):
+            raise UserError(f"{key}={threads}, and this machine has {cpus:g} CPUs", f"set {key}={max(1, int(cpus))}")
+    if plan.memory_gib > free:
+        raise UserError(f"the plan needs about {plan.memory_gib:.1f} GiB of memory, and {free:.1f} are available",
+                        "lower rollout.kv_cache_gb, rollout.workers, learner.ranks or learner.token_budget")
+    if plan.gpus:
+        gpus = len(machine.gpu_names())
+    if plan.gpus > gpus:
+        raise UserError(f"the plan asks for {plan.gpus:g} GPUs, and this machine has {gpus}",
+                        "set rollout.gpus=0 and learner.gpus=0, or use a machine with GPUs")
+
+
+def _redis(config: Config) -> None:
+    if config.redis.url is None:
+        from services.store.redis_server import find_redis
+
+        find_redis()
+        return
+    from services.store.connection import Connection
+
+    Connection(config.redis.url, config.name, PROBE_S).check()
+
+
+def _servers(urls: Sequence[str]) -> None:
+    import httpx
+
+    for url in urls:
+        try:
+            httpx.get(f"{url}/healthz", timeout=PROBE_S).raise_for_status()
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise UserError(f"no environment server answers at {url} ({type(error).__name__})",
+                            "start one with `gagpo serve-env`, or leave env.urls out") from None
+
+
+def _games(config: Config) -> None:
+    from envservice.alfworld.environment import open_environment
+
+    panels = open_panels(config)
+    if config.learner.groups_per_step > len(panels.train):
+        raise UserError(
+            f"learner.groups_per_step={config.learner.groups_per_step}, and only {len(panels.train)} games to train on",
+            "lower it, or add env.task_types")
+    environment = open_environment(config.env)
+    for task in panels.train[::max(1, len(panels.train) // PROBED_GAMES)]:
+        try:
+            environment.game(task)
+        except EnvFault as error:
+            raise UserError(f"game {task} is broken ({error})", "unpack the game data again") from error
