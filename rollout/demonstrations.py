@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from envservice.alfworld.prompts import choices
+from envservice.alfworld.renumbered import Renumbered
 from envservice.alfworld.searcher import Move, Searcher
 from envservice.base import Environment, Outcome, PromptTemplate, Turn
 from services.config import SftSection
@@ -41,14 +42,24 @@ class Demonstration:
 
 
 def demonstrate(
-    environment: Environment, task: str, *, seed: int, sft: SftSection, max_steps: int, template: PromptTemplate
+    environment: Environment,
+    task: str,
+    *,
+    seed: int,
+    sft: SftSection,
+    max_steps: int,
+    template: PromptTemplate,
+    renumber: bool = False,
 ) -> Demonstration:
     """Plays one episode of `task` and writes down each step as the policy would see and answer it.
 
-    The same seed gives the same episode. Raises what the environment raises.
+    The same seed gives the same episode; `renumber` permutes the numbers of its objects. Raises what the environment
+    raises.
     """
     rng = random.Random(seed_for("demonstration", seed, task))
     session = environment.open(task)
+    if renumber:
+        session = Renumbered(session, seed=seed_for("numbers", seed, task))
     first = now = session.reset()
     player = Searcher(first, jump=sft.jump, rng=rng)
     turns: list[Turn] = []
@@ -74,10 +85,14 @@ def demonstrations(
     max_steps: int,
     template: PromptTemplate,
 ) -> list[Demonstration]:
-    """The won episodes among sft.demos_per_game attempts at each task, in the order of `tasks`."""
+    """The won episodes among sft.demos_per_game attempts at each task, in the order of `tasks`.
+
+    The first attempt at a task shows the numbers that its objects have, further ones other numbers.
+    """
     played = (
         demonstrate(
-            environment, task, seed=seed_for(seed, attempt), sft=sft, max_steps=max_steps, template=template)
+            environment, task, seed=seed_for(seed, attempt), sft=sft, max_steps=max_steps, template=template,
+            renumber=attempt > 0)
         for task in tasks
         for attempt in range(sft.demos_per_game)
     )

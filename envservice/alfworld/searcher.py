@@ -136,7 +136,8 @@ class Searcher:
 
     def _drop(self, now: Outcome, held: str) -> str:
         here = [action for action in now.admissible_actions if action.startswith(f"move {held} to ")]
-        return here[0] if here else self._at(now, self.memory.origin[held], "look")
+        place = self.memory.origin[held]
+        return here[0] if here else self._at(now, place, f"move {held} to {place}")
 
     def _treat(self, now: Outcome, held: str) -> str:
         machines = [each for each in self.memory.receptacles if kind_of(each) == _MACHINES[self.type]]

@@ -73,6 +73,15 @@ def test_only_won_episodes_are_kept():
     assert all(demo.won and len(demo.steps) <= 8 for demo in kept)
 
 
+def test_further_attempts_show_other_numbers():
+    sft = SftSection(demos_per_game=2, noise=0.0, jump=0.0)
+    kept = demonstrations(Generated(), TASKS[:12], seed=0, sft=sft, max_steps=50, template=TEMPLATE)
+    assert len(kept) == 24
+    first, second = kept[::2], kept[1::2]
+    assert [len(demo.steps) for demo in first] == [len(demo.steps) for demo in second]
+    assert all(one.steps != other.steps for one, other in zip(first, second, strict=True))
+
+
 def test_disturbed_actions_are_half_admissible_half_not():
     now = Outcome(observation="", admissible_actions=["go to bed 1", "go to desk 1", "help", "look"])
     rng = random.Random(0)

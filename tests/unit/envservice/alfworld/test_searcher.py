@@ -88,6 +88,9 @@ def test_a_wrong_object_is_put_down():
     )
     move = player.act(taken)
     assert (move.thought, move.action) == ("drop egg", "move egg 1 to countertop 1")
+    strayed = Outcome(
+        observation="You arrive at cabinet 1. The cabinet 1 is closed.", admissible_actions=[*START, "look"])
+    assert player.act(strayed).action == "go to countertop 1"
 
 
 def test_a_jump_goes_anywhere():
