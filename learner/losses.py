@@ -65,8 +65,8 @@ def token_policy_loss(logp: Tensor, old: Tensor, row: Tensor, advantages: Tensor
                       num_tokens: int, weights: Tensor | None = None) -> tuple[Tensor, Metrics]:
     """PPO's clipped loss per token (arXiv 1707.06347 equation 7), dual clip where A < 0 (arXiv 1912.09729 equation 5).
 
-    L = Σ_tokens w max(-ρ A, -clip(ρ) A) / num_tokens, held at -dual A from above where A < 0. Shapes as above; num_tokens
-    counts the response tokens of the whole minibatch.
+    L = Σ_tokens w max(-ρ A, -clip(ρ) A) / num_tokens, held at -dual A from above where A < 0. Shapes as above;
+    num_tokens counts the response tokens of the whole minibatch.
     """
     assert logp.shape == old.shape == row.shape
     assert advantages.ndim == 1

@@ -83,7 +83,8 @@ def test_a_log_ratio_beyond_the_cap_stays_finite():
 def test_gradients_are_those_of_the_plain_formulas(logp):
     """Written out row by row and token by token with scalars; no shared helper."""
     mine = (sequence_policy_loss(logp, OLD, ROW, A, clip=CLIP, num_rows=2)[0]
-            + token_policy_loss(logp, OLD, ROW, A, clip=CLIP, num_tokens=5)[0] + 0.01 * kl_loss(logp, REF, num_tokens=5))
+            + token_policy_loss(logp, OLD, ROW, A, clip=CLIP, num_tokens=5)[0]
+            + 0.01 * kl_loss(logp, REF, num_tokens=5))
     (found,) = torch.autograd.grad(mine, logp)
     plain = 0
     for tokens, a in (([0, 1, 2], 1.5), ([3, 4], -0.7)):

@@ -1,0 +1,133 @@
+"""Packed, padded and alone give the same logprobs, entropies and gradients; a split covers every row once."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
+
+from learner import model
+from learner.model import load_policy
+from learner.packing import make_rows, pack, split
+
+spec = importlib.util.spec_from_file_location("learner_conftest", Path(__file__).with_name("conftest.py"))
+shared = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(shared)
+
+
+@pytest.fixture(scope="module")
+def steps():
+    rng = np.random.default_rng(0)
+    return [shared.make_step(rng) for _ in range(9)]
+
+
+@pytest.fixture(scope="module")
+def rows(steps):
+    temperatures = [1.0, 0.4, 0.7] * 3
+    return make_rows(steps, advantages=np.arange(9), temperatures=temperatures, stale=[False] * 9)
+
+
+def plain(hf, step, temperature):
+    """One row alone through the stock forward pass."""
+    ids = torch.tensor(np.concatenate([step.prompt_ids, step.response_ids]), dtype=torch.int64)[None]
+    logits = hf(input_ids=ids).logits[0, len(step.prompt_ids) - 1 : -1] / temperature
+    distribution = torch.distributions.Categorical(logits=logits)
+    return distribution.log_prob(ids[0, len(step.prompt_ids) :]), distribution.entropy()
+
+
+def test_packed_equals_padded_equals_alone(any_model_path, steps, rows):
+    policy = load_policy(any_model_path)
+    hf = AutoModelForCausalLM.from_pretrained(any_model_path, attn_implementation="eager")
+    order = np.array([3, 0, 8, 1, 7, 2])
+    logp, entropy = policy(pack(rows, order))
+    lengths = rows.lengths[order]
+    padded = torch.zeros(len(order), max(lengths), dtype=torch.int64)
+    for i, index in enumerate(order):
+        ids = np.concatenate([steps[index].prompt_ids, steps[index].response_ids])
+        padded[i, : len(ids)] = torch.tensor(ids)
+    logits = hf(input_ids=padded, attention_mask=torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).logits
+    start = 0
+    for i, index in enumerate(order):
+        step, t = steps[index], rows.temperatures[index]
+        lone, lone_entropy = plain(hf, step, t)
+        end = start + len(lone)
+        p, r = len(step.prompt_ids), len(step.response_ids)
+        batched = torch.log_softmax(logits[i, p - 1 : p + r - 1] / t, -1).gather(-1, padded[i, p : p + r, None])[:, 0]
+        torch.testing.assert_close(logp[start:end], lone, atol=1e-5, rtol=0)
+        torch.testing.assert_close(logp[start:end], batched, atol=1e-5, rtol=0)
+        torch.testing.assert_close(entropy[start:end], lone_entropy, atol=1e-5, rtol=0)
+        start = end
+    assert start == len(logp)
+
+
+def test_gradients_equal_those_of_single_rows(any_model_path, steps, rows):
+    policy = load_policy(any_model_path)
+    hf = AutoModelForCausalLM.from_pretrained(any_model_path, attn_implementation="eager")
+    policy(pack(rows, np.arange(9)))[0].sum().backward()
+    for step, temperature in zip(steps, rows.temperatures, strict=True):
+        plain(hf, step, temperature)[0].sum().backward()
+    for (name, mine), (_, theirs) in zip(policy.hf.named_parameters(), hf.named_parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, atol=2e-4, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_a_vocabulary_in_slices_changes_nothing(model_path, rows, monkeypatch):
+    results = []
+    for at_once in (1 << 26, 97 * 4):
+        monkeypatch.setattr(model, "LOGITS_AT_ONCE", at_once)
+        policy = load_policy(model_path)
+        logp, entropy = policy(pack(rows, np.arange(9)))
+        (logp.sum() + entropy.sum()).backward()
+        results.append([logp, entropy, *(p.grad for p in policy.parameters())])
+    for whole, sliced in zip(*results, strict=True):
+        torch.testing.assert_close(sliced, whole, atol=1e-5, rtol=1e-5)
+
+
+def test_sliding_window_is_kept(tmp_path, steps, rows):
+    """A window of 4 on all layers; without the mask the logprobs differ in the first digits."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2Config(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, sliding_window=4,
+                         use_sliding_window=True, max_window_layers=0, num_attention_heads=4, num_key_value_heads=2,
+                         initializer_range=0.3)
+    Qwen2ForCausalLM(config).save_pretrained(tmp_path)
+    hf = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+    logp, _ = load_policy(tmp_path)(pack(rows, np.array([0])))
+    torch.testing.assert_close(logp, plain(hf, steps[0], 1.0)[0], atol=1e-5, rtol=0)
+
+
+def test_pack_by_hand(steps, rows):
+    """Row 2 then row 5: positions restart, targets are the responses, the predictor of a token is the one before."""
+    p = pack(rows, np.array([2, 5]))
+    a, b = steps[2], steps[5]
+    n_a, n_b = len(a.prompt_ids) + len(a.response_ids), len(b.prompt_ids) + len(b.response_ids)
+    assert p.positions[0].tolist() == [*range(n_a), *range(n_b)]
+    assert p.targets.tolist() == [*a.response_ids, *b.response_ids]
+    first_b = n_a + len(b.prompt_ids) - 1
+    assert p.predicting.tolist() == [*range(len(a.prompt_ids) - 1, n_a - 1), *range(first_b, n_a + n_b - 1)]
+    assert p.row.tolist() == [0] * len(a.response_ids) + [1] * len(b.response_ids)
+    assert p.sampler_logprobs.tolist() == [*a.logprobs, *b.logprobs]
+    assert p.advantages.tolist() == [2.0, 5.0]
+
+
+@given(st.lists(st.integers(2, 50), min_size=1, max_size=40), st.integers(1, 3), st.integers(50, 300))
+def test_split_covers_every_row_once_within_the_budget(lengths, ranks, budget):
+    lengths = np.array(lengths)
+    plan = split(lengths, ranks, budget)
+    assert sorted(int(i) for packs in plan for p in packs for i in p) == list(range(len(lengths)))
+    assert len({len(packs) for packs in plan}) == 1
+    assert all(len(p) * max(lengths[p]) <= budget for packs in plan for p in packs if len(p))
+    loads = [sum(lengths[i] for p in packs for i in p) for packs in plan]
+    assert max(loads) - min(loads) <= max(lengths)
+
+
+def test_an_empty_response_is_refused(steps):
+    import msgspec
+
+    bad = msgspec.structs.replace(steps[0], response_ids=np.array([], dtype=np.int32))
+    with pytest.raises(ValueError, match="0 response tokens"):
+        make_rows([bad], advantages=[0], temperatures=[1], stale=[False])
