@@ -182,6 +182,8 @@ class Searcher:
 
         def worth(name: str) -> float:
             place = kind_of(name)
+            if place == self.target and self.type in ("pick", "two"):
+                return -1.0  # what is there already needs no fetching
             return places.get(place, 0.0) / counts[place] / (2 if place in openable else 1)
 
         return max(unseen, key=worth)
