@@ -83,23 +83,29 @@ class Lane:
         self._http = http
         self._url = url
         self._queue: deque[tuple[bytes, asyncio.Future[Reply]]] = deque()
-        self._senders: set[asyncio.Task[None]] = set()
+        self._sending = 0
+        self._senders: set[asyncio.Task[None]] = set()  # the loop itself keeps only weak references
 
     async def ask(self, element: bytes) -> Reply:
         """See Replica.ask."""
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._queue.append((element, future))
-        if len(self._senders) < IN_FLIGHT:
+        if self._sending < IN_FLIGHT:
+            self._sending += 1
             sender = asyncio.create_task(self._send_all())
             self._senders.add(sender)
             sender.add_done_callback(self._senders.discard)
         return await future
 
     async def _send_all(self) -> None:
-        while self._queue:
-            batch = self._take()
-            if batch:
-                await self._send(batch)
+        try:
+            while self._queue:
+                batch = self._take()
+                if batch:
+                    await self._send(batch)
+        finally:
+            # In the same breath as the look at the queue: whoever queues from here on starts another sender.
+            self._sending -= 1
 
     def _take(self) -> list[tuple[bytes, asyncio.Future[Reply]]]:
         batch: list[tuple[bytes, asyncio.Future[Reply]]] = []

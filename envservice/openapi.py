@@ -1,0 +1,25 @@
+"""The frozen form of the environment API: `python -m envservice.openapi` rewrites proto/environment.openapi.json.
+
+It is the same for every environment; tests/architecture holds the file equal to what the app publishes.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from envservice.alfworld.environment import AlfworldEnvironment
+from envservice.alfworld.tasks import GeneratedGames
+from envservice.app import Settings, create_app
+
+FROZEN = Path(__file__).parents[1] / "proto" / "environment.openapi.json"
+
+
+def document() -> str:
+    """The OpenAPI document as it is kept."""
+    app = create_app(AlfworldEnvironment(GeneratedGames()), Settings(token="-"))  # noqa: S106 - never served
+    return json.dumps(app.openapi(), indent=1, sort_keys=True) + "\n"
+
+
+if __name__ == "__main__":
+    FROZEN.write_text(document())

@@ -1,0 +1,73 @@
+"""Server processes: how they start, say so, and stop."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from toy_environment import ToyEnvironment
+
+from envservice.app import Settings
+from envservice.server import bind, serve
+from services.errors import UserError
+
+Start = Callable[..., Any]
+TOY = Path(__file__).parents[2] / "toys" / "toy_environment.py"
+
+
+def never() -> ToyEnvironment:
+    raise AssertionError("loaded before the mistake was found")
+
+
+def test_a_taken_port_is_found_before_anything_is_loaded():
+    with bind("127.0.0.1", 0) as taken, pytest.raises(UserError, match="in use; choose another --port"):
+        serve(never, host="127.0.0.1", port=taken.getsockname()[1], settings=Settings())
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.4", "example.org"])
+def test_others_may_reach_a_server_only_with_a_token(host: str):
+    with pytest.raises(UserError, match="GAGPO_ENV_TOKEN"):
+        serve(never, host=host, port=0, settings=Settings())
+
+
+async def test_sigterm_lets_the_request_in_flight_finish(start: Start):
+    server = start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    body = b'[{"episode_id":"e","task":"toy/train/00"}]'
+    head = f"POST /v1/episodes:reset HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    writer.write(head + body[:10])
+    await writer.drain()
+    await asyncio.sleep(0.2)
+    server.process.send_signal(signal.SIGTERM)
+    await asyncio.sleep(0.3)
+    with pytest.raises(httpx.ConnectError):
+        await httpx.AsyncClient(trust_env=False).get(server.url + "/healthz")
+    writer.write(body[10:])
+    async with asyncio.timeout(5):
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+    writer.close()
+    assert server.process.wait(timeout=10) == -signal.SIGTERM
+
+
+def test_a_server_does_not_outlive_the_process_that_started_it():
+    start_one = f"subprocess.Popen([sys.executable, {str(TOY)!r}], stdout=2)"
+    code = f"import subprocess, sys; print({start_one}.pid, flush=True); input()"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    assert parent.stderr is not None
+    child = int(parent.stdout.readline())
+    assert "serving toy" in parent.stderr.readline()
+    parent.kill()
+    parent.wait(timeout=10)
+    until = time.monotonic() + 10
+    while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text().split(") ")[1][:1]:
+        assert time.monotonic() < until, os.kill(child, signal.SIGKILL)
+        time.sleep(0.05)
