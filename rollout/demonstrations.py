@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from envservice.alfworld.prompts import choices
@@ -74,29 +73,6 @@ def demonstrate(
             observation=now.observation, action=move.action, admissible=move.action in now.admissible_actions))
         now = session.step(move.action)
     return Demonstration(task, steps, now.won)
-
-
-def demonstrations(
-    environment: Environment,
-    tasks: Sequence[str],
-    *,
-    seed: int,
-    sft: SftSection,
-    max_steps: int,
-    template: PromptTemplate,
-) -> list[Demonstration]:
-    """The won episodes among sft.demos_per_game attempts at each task, in the order of `tasks`.
-
-    The first attempt at a task shows the numbers that its objects have, further ones other numbers.
-    """
-    played = (
-        demonstrate(
-            environment, task, seed=seed_for(seed, attempt), sft=sft, max_steps=max_steps, template=template,
-            renumber=attempt > 0)
-        for task in tasks
-        for attempt in range(sft.demos_per_game)
-    )
-    return [each for each in played if each.won]
 
 
 def _answer(move: Move) -> str:

@@ -9,7 +9,7 @@ from envservice.alfworld.game import parse_game
 from envservice.alfworld.generator import TYPES, generate, parse_task_id, task_id, task_type
 from envservice.alfworld.prompts import make_template
 from envservice.base import Outcome
-from rollout.demonstrations import demonstrate, demonstrations, disturb
+from rollout.demonstrations import demonstrate, disturb
 from services.config import SftSection
 
 TASKS = [task_id("train", index) for index in range(120)]
@@ -66,20 +66,19 @@ def test_noise_is_executed_not_taught_and_recovered_from():
             assert action in following.prompt_text.split("\n")[1]
 
 
-def test_only_won_episodes_are_kept():
-    sft = SftSection(demos_per_game=2, noise=0.15)
-    kept = demonstrations(Generated(), TASKS[:12], seed=0, sft=sft, max_steps=8, template=TEMPLATE)
-    assert 0 < len(kept) < 24
-    assert all(demo.won and len(demo.steps) <= 8 for demo in kept)
+def test_turns_used_up_is_a_lost_episode():
+    demos = [demonstrate(Generated(), task, seed=0, sft=SftSection(noise=0.0), max_steps=2, template=TEMPLATE)
+             for task in TASKS[:12]]
+    assert all(len(demo.steps) == 2 and not demo.won for demo in demos)
 
 
-def test_further_attempts_show_other_numbers():
-    sft = SftSection(demos_per_game=2, noise=0.0, jump=0.0)
-    kept = demonstrations(Generated(), TASKS[:12], seed=0, sft=sft, max_steps=50, template=TEMPLATE)
-    assert len(kept) == 24
-    first, second = kept[::2], kept[1::2]
-    assert [len(demo.steps) for demo in first] == [len(demo.steps) for demo in second]
-    assert all(one.steps != other.steps for one, other in zip(first, second, strict=True))
+def test_renumbered_episodes_are_the_same_under_other_numbers(clean):
+    for task in TASKS[:12]:
+        other = demonstrate(Generated(), task, seed=0, sft=SftSection(noise=0.0, jump=0.0), max_steps=50,
+                            template=TEMPLATE, renumber=True)
+        assert other.won
+        assert len(other.steps) == len(clean[task].steps)
+        assert other.steps != clean[task].steps
 
 
 def test_disturbed_actions_are_half_admissible_half_not():
