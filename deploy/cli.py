@@ -24,6 +24,7 @@ from deploy import (
     command_credit,
     command_doctor,
     command_eval,
+    command_serve_env,
     command_status,
     command_train,
 )
@@ -36,6 +37,7 @@ Subparsers = argparse._SubParsersAction  # pyright: ignore[reportPrivateUsage]  
 COMMANDS: tuple[Callable[[Subparsers], None], ...] = (
     command_train.add_parser,
     command_eval.add_parser,
+    command_serve_env.add_parser,
     command_status.add_parser,
     command_credit.add_parser,
     command_bench.add_parser,

