@@ -24,8 +24,10 @@ from deploy import (
     command_credit,
     command_doctor,
     command_eval,
+    command_play,
     command_serve_env,
     command_status,
+    command_tasks,
     command_train,
 )
 from services.errors import Fault, UserError
@@ -37,6 +39,8 @@ Subparsers = argparse._SubParsersAction  # pyright: ignore[reportPrivateUsage]  
 COMMANDS: tuple[Callable[[Subparsers], None], ...] = (
     command_train.add_parser,
     command_eval.add_parser,
+    command_tasks.add_parser,
+    command_play.add_parser,
     command_serve_env.add_parser,
     command_status.add_parser,
     command_credit.add_parser,

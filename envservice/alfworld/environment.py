@@ -14,7 +14,7 @@ from typing import Literal
 from envservice.alfworld import engine as own
 from envservice.alfworld.game import Game, load_game
 from envservice.alfworld.goal import TASK_TYPES
-from envservice.alfworld.tasks import Games, GeneratedGames, OfficialGames, task_type
+from envservice.alfworld.tasks import DOWNLOAD, Games, GeneratedGames, OfficialGames, task_type
 from envservice.alfworld.textworld_engine import TextworldSession, require_textworld
 from envservice.base import Replay, Session
 from services.config import EnvSection
@@ -94,6 +94,24 @@ def open_environment(env: EnvSection) -> AlfworldEnvironment:
 
     Raises UserError for missing data and for a missing reference engine.
     """
-    data = env.data or os.environ.get("ALFWORLD_DATA")
-    games: Games = OfficialGames(Path(data).expanduser()) if data else GeneratedGames()
+    data = env.data or _data_folder()
+    games: Games = OfficialGames(data.expanduser()) if data else GeneratedGames()
     return AlfworldEnvironment(games, engine=env.engine, task_types=env.task_types)
+
+
+def games_of(task: str) -> Games:
+    """The family that a task id names, whichever is the default. Raises UserError for missing data, KeyError."""
+    family = task.partition("/")[0]
+    if family == GeneratedGames.name:
+        return GeneratedGames()
+    if family != OfficialGames.name:
+        raise KeyError(task)
+    data = _data_folder()
+    if data is None:
+        raise UserError(f"{task} is an official game and ALFWORLD_DATA is not set", DOWNLOAD)
+    return OfficialGames(data)
+
+
+def _data_folder() -> Path | None:
+    data = os.environ.get("ALFWORLD_DATA")
+    return Path(data).expanduser() if data else None

@@ -35,7 +35,7 @@ _GAME_FILE = "game.tw-pddl"
 _HELD_OUT_ONE_IN = 4
 _TAIL_BYTES = 4096
 _SOLVABLE = re.compile(rb'"solvable":\s*(true|false)')
-_DOWNLOAD = "run `alfworld-download`, set ALFWORLD_DATA to its folder, or unset it for generated games"
+DOWNLOAD = "run `alfworld-download`, set ALFWORLD_DATA to its folder, or unset it for generated games"
 
 
 class Games(Protocol):
@@ -91,7 +91,7 @@ class OfficialGames:
         """Raises UserError where `data` holds no games."""
         self._root = data / "json_2.1.1"
         if not self._root.is_dir():
-            raise UserError(f"there are no ALFWorld games in {data}: no folder {self._root}", _DOWNLOAD)
+            raise UserError(f"there are no ALFWorld games in {data}: no folder {self._root}", DOWNLOAD)
         self._lists: dict[str, tuple[str, ...]] = {}
         self._known: frozenset[str] = frozenset()
 
@@ -115,10 +115,10 @@ class OfficialGames:
             raise UserError(f"ALFWorld has no split {split!r}", f"choose one of {known}")
         folder = self._root / split
         if not folder.is_dir():
-            raise UserError(f"the ALFWorld split {split} is missing: no folder {folder}", _DOWNLOAD)
+            raise UserError(f"the ALFWorld split {split} is missing: no folder {folder}", DOWNLOAD)
         found = sorted(f"{self.name}/{split}/{game}/{trial}" for game, trial in _scan(folder))
         if not found:
-            raise UserError(f"the ALFWorld split {split} is empty: no solvable game in {folder}", _DOWNLOAD)
+            raise UserError(f"the ALFWorld split {split} is empty: no solvable game in {folder}", DOWNLOAD)
         return tuple(found)
 
     def content(self, task: str) -> bytes:

@@ -1,0 +1,102 @@
+"""`gagpo play TASK`: one game, played by whoever types, or by a program that reads JSON."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from services.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from envservice.base import Outcome, Session
+
+_OVER = "the episode is over; end the input, or start another game"
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
+    """Registers the command."""
+    parser = subparsers.add_parser(
+        "play",
+        help="play one game",
+        description="Plays a task interactively. With --json it reads one action per line and prints one object per\n"
+        "line, the reset first. There is no limit of steps unless --max-steps gives one.",
+        epilog="example:\n  gagpo play $(gagpo tasks valid 2>/dev/null | head -1)",
+    )
+    parser.add_argument("task", metavar="TASK", help="a task id, as `gagpo tasks SPLIT` prints it")
+    parser.add_argument("--json", action="store_true", help="actions from stdin, one object per line on stdout")
+    parser.add_argument("--engine", choices=("own", "textworld"), default="own", help="default: own")
+    parser.add_argument("--max-steps", type=_steps, metavar="N", help="end the episode after N steps")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plays until the input ends. Raises UserError for an unknown task and for missing data or engine."""
+    from envservice.alfworld.environment import AlfworldEnvironment, games_of
+
+    try:
+        session = AlfworldEnvironment(games_of(args.task), engine=args.engine).open(args.task)
+    except KeyError:
+        raise UserError(f"there is no task {args.task!r}", "see `gagpo tasks SPLIT`") from None
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # any bytes are an action, if a bad one
+    (_play_json if args.json else _play)(session, args.max_steps)
+    return 0
+
+
+def _steps(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps")
+    return int(text)
+
+
+def _play_json(session: Session, max_steps: int | None) -> None:
+    outcome, step = session.reset(), 0
+    over = False
+    _print_record(outcome, step, done=over)
+    for line in sys.stdin:
+        if over:
+            print(json.dumps({"error": _OVER, "step": step}), flush=True)
+            continue
+        outcome, step = session.step(line.removesuffix("\n")), step + 1
+        over = outcome.done or step == max_steps
+        _print_record(outcome, step, done=over)
+
+
+def _print_record(outcome: Outcome, step: int, *, done: bool) -> None:
+    record = {
+        "observation": outcome.observation,
+        "admissible_actions": outcome.admissible_actions,
+        "reward": outcome.reward,
+        "done": done,
+        "won": outcome.won,
+        "step": step,
+    }
+    print(json.dumps(record), flush=True)
+
+
+def _play(session: Session, max_steps: int | None) -> None:
+    from rich.console import Console
+
+    console, step = Console(highlight=False), 0
+    outcome = session.reset()
+    _show(console, outcome)
+    while not outcome.done and step != max_steps:
+        try:
+            action = console.input(f"[bold]{step + 1}>[/bold] ")
+        except EOFError:
+            console.print()
+            return
+        outcome, step = session.step(action), step + 1
+        _show(console, outcome)
+    console.print(f"{'won' if outcome.won else 'not won'} after {step} steps")
+
+
+def _show(console: Console, outcome: Outcome) -> None:
+    console.print(f"{outcome.observation}\n", markup=False)
+    if not outcome.done:
+        console.print(" | ".join(outcome.admissible_actions), style="dim", markup=False)

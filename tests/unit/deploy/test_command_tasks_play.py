@@ -1,0 +1,103 @@
+"""`gagpo tasks` and `gagpo play`, as programs see them: on generated games, through the real command."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from envservice.alfworld.generator import generate
+from envservice.alfworld.textworld_engine import require_textworld
+from services.errors import UserError
+
+TASK = "alfworld-gen/valid/pick-0000"
+WALK = generate("valid", 0)["walkthrough"]
+
+
+def gagpo(*args, stdin="", **env):
+    clean = {key: value for key, value in os.environ.items() if key != "ALFWORLD_DATA"}
+    return subprocess.run(
+        [sys.executable, "-c", "from deploy.cli import main; raise SystemExit(main())", *args],
+        input=stdin if isinstance(stdin, bytes) else stdin.encode(), capture_output=True, env=clean | env, timeout=60,
+        check=False,
+    )  # fmt: skip
+
+
+def records(done):
+    assert done.returncode == 0, done.stderr.decode()
+    return [json.loads(line) for line in done.stdout.decode().splitlines()]
+
+
+def test_tasks_prints_ids_on_stdout_and_number_and_digest_on_stderr():
+    plain, as_json = gagpo("tasks", "valid"), gagpo("tasks", "valid", "--json")
+    ids = plain.stdout.decode().splitlines()
+    assert ids == sorted(ids)
+    assert ids[0].startswith("alfworld-gen/valid/")
+    (answer,) = records(as_json)
+    assert answer["tasks"] == ids
+    assert set(answer) == {"split", "digest", "tasks"}
+    assert plain.stderr.decode() == f"{len(ids)} tasks of alfworld-gen, digest {answer['digest']}\n"
+
+
+def test_play_json_prints_the_reset_first_and_answers_each_line():
+    first, *rest = records(gagpo("play", TASK, "--json", stdin="\n".join(["dance", *WALK, "look"])))
+    assert set(first) == {"observation", "admissible_actions", "reward", "done", "won", "step"}
+    assert first["observation"].startswith("-= Welcome to TextWorld, ALFRED! =-")
+    assert "help" in first["admissible_actions"]
+    assert (first["step"], first["reward"], first["done"], first["won"]) == (0, 0.0, False, False)
+    assert rest[0]["observation"] == "Nothing happens."
+    assert [each["step"] for each in rest[:-1]] == list(range(1, len(WALK) + 2))
+    assert (rest[-2]["reward"], rest[-2]["done"], rest[-2]["won"]) == (1.0, True, True)
+    assert set(rest[-1]) == {"error", "step"}
+
+
+def test_play_json_takes_any_bytes_as_an_action_and_an_empty_line_too():
+    answers = records(gagpo("play", TASK, "--json", stdin=b"\xff\xfe\n\nlook\n"))
+    assert [each["observation"] == "Nothing happens." for each in answers] == [False, True, True, False]
+
+
+def test_max_steps_ends_an_episode_that_is_not_won():
+    *_, last, error = records(gagpo("play", TASK, "--json", "--max-steps", "2", stdin="look\nlook\nlook\n"))
+    assert (last["done"], last["won"], last["step"]) == (True, False, 2)
+    assert "error" in error
+
+
+def test_play_in_a_terminal_ends_with_the_result():
+    done = gagpo("play", TASK, stdin="\n".join(WALK))
+    assert done.returncode == 0
+    assert done.stdout.decode().endswith(f"won after {len(WALK)} steps\n")
+
+
+def test_both_engines_play_the_same():
+    try:
+        require_textworld()
+    except UserError as error:
+        pytest.skip(str(error))
+    walk = "\n".join(WALK)
+    shipped = gagpo("play", TASK, "--json", "--engine", "textworld", stdin=walk)
+    assert records(shipped) == records(gagpo("play", TASK, "--json", stdin=walk))
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["tasks", "nowhere"], "error: generated games have no split 'nowhere'; choose one of train, valid, heldout"),
+        (["play", "nothing"], "error: there is no task 'nothing'; see `gagpo tasks SPLIT`"),
+        (["play", "alfworld-gen/valid/pick-9999"], "error: there is no task 'alfworld-gen/valid/pick-9999'"),
+        (["play", "alfworld/train/a/b"], "error: alfworld/train/a/b is an official game and ALFWORLD_DATA is not set"),
+        (["play", TASK, "--max-steps", "0"], "error: argument --max-steps: '0' is not a number of steps"),
+    ],
+)
+def test_a_mistake_is_one_line(args, line):
+    done = gagpo(*args)
+    assert done.returncode == 2
+    assert done.stdout == b""
+    assert done.stderr.decode().startswith(line)
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_a_data_folder_without_games_is_one_line(tmp_path):
+    done = gagpo("tasks", "train", ALFWORLD_DATA=str(tmp_path))
+    assert done.returncode == 2
+    assert b"there are no ALFWorld games in" in done.stderr
