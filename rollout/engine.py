@@ -73,6 +73,7 @@ class Engine:
 
     def __init__(self, path: Path, version: Version, *, config: RolloutSection, dtype: str, seed: int = 0) -> None:
         self.version = version
+        self.tokens_sampled = 0
         self._path = path
         self._config = config
         self._dtype = "float32" if config.exact else dtype
@@ -90,6 +91,7 @@ class Engine:
         prepare_environment(self._config.threads)
         async with self._guard("start", START_SECONDS):
             self._llm = await asyncio.to_thread(self._build)
+            await self._llm.collective_rpc("exit_with_parent")
             await self._llm.update_weight_version(_name(self.version))
             await self._probe(self.version)
 
@@ -111,6 +113,7 @@ class Engine:
             )
             await self._released.wait()
         self._raise_if_dead()
+        self.tokens_sampled += len(sample.ids)
         return sample
 
     async def update(self, version: Version, manifest: Manifest, buffer: np.ndarray) -> None:

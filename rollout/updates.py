@@ -1,10 +1,13 @@
-"""The half of a weight update that runs inside vLLM's worker process. Mixed into it by name; see engine.py.
+"""What runs inside vLLM's worker process: its half of a weight update, and a watch on its parent. See engine.py.
 
 A version arrives as a file, not through vLLM's message queue: each worker process maps it, and no size limit applies.
 """
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 from typing import Any
 
 import msgspec
@@ -13,6 +16,7 @@ import numpy as np
 from services.weights import pack
 
 HEAD = "lm_head.weight"
+PARENT_POLL_S = 1.0
 EMBEDDING = "model.embed_tokens.weight"
 
 
@@ -20,6 +24,10 @@ class PackedLoader:
     """vLLM's `worker_extension_cls`: its methods become methods of the worker."""
 
     model_runner: Any
+
+    def exit_with_parent(self) -> None:
+        """End this process when its parent has died: vLLM's engine would outlive a killed worker, memory and all."""
+        threading.Thread(target=_exit_when_orphaned, args=(os.getppid(),), daemon=True).start()
 
     def load_packed(self, path: str, manifest: bytes, digest: str) -> int:
         """Load the packed buffer at `path` in place and return the number of tensors loaded.
@@ -37,3 +45,9 @@ class PackedLoader:
             tensors[HEAD] = tensors[EMBEDDING]
         self.model_runner.reload_weights(weights_iterator=iter(tensors.items()))
         return len(tensors)
+
+
+def _exit_when_orphaned(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(PARENT_POLL_S)
+    os._exit(1)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -44,24 +45,36 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 Manifest = list[Entry]
 
 
-def pack(tensors: Mapping[str, torch.Tensor | np.ndarray]) -> tuple[Manifest, np.ndarray]:
-    """Copy tensors into one uint8 buffer, in order of name.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """Weights ready to publish."""
+
+    manifest: Manifest
+    """In order of name."""
+    buffer: np.ndarray
+    """uint8; padding is zero."""
+    digest: str
+
+
+def pack(tensors: Iterable[tuple[str, torch.Tensor | np.ndarray]]) -> Packed:
+    """Copy named tensors into one buffer and digest it.
 
     Raises ValueError for a dtype outside ITEM_SIZES.
     """
+    ordered = sorted(tensors, key=lambda pair: pair[0])
     manifest: Manifest = []
     end = 0
-    for name in sorted(tensors):
-        dtype = str(tensors[name].dtype).removeprefix("torch.")
+    for name, tensor in ordered:
+        dtype = str(tensor.dtype).removeprefix("torch.")
         if dtype not in ITEM_SIZES:
             raise ValueError(f"{name}: cannot pack {dtype}")
-        entry = Entry(name=name, shape=tuple(tensors[name].shape), dtype=dtype, offset=end)
+        entry = Entry(name=name, shape=tuple(tensor.shape), dtype=dtype, offset=end)
         manifest.append(entry)
         end = -(-(end + entry.nbytes) // ALIGNMENT) * ALIGNMENT
     buffer = np.zeros(end, dtype=np.uint8)
-    for entry in manifest:
-        buffer[entry.offset : entry.offset + entry.nbytes] = _bytes_of(tensors[entry.name])
-    return manifest, buffer
+    for entry, (_, tensor) in zip(manifest, ordered, strict=True):
+        buffer[entry.offset : entry.offset + entry.nbytes] = _bytes_of(tensor)
+    return Packed(manifest=manifest, buffer=buffer, digest=digest(manifest, buffer))
 
 
 def unpack(manifest: Sequence[Entry], buffer: np.ndarray | bytes) -> dict[str, torch.Tensor]:
@@ -94,11 +107,6 @@ def digest(manifest: Sequence[Entry], buffer: np.ndarray | bytes) -> str:
         state.update(f"{entry.name}\0{entry.dtype}\0{','.join(map(str, entry.shape))}\0".encode())
         state.update(raw[entry.offset : entry.offset + entry.nbytes].data)
     return state.hexdigest()
-
-
-def digest_of(tensors: Mapping[str, torch.Tensor | np.ndarray]) -> str:
-    """The digest of tensors that have not been packed."""
-    return digest(*pack(tensors))
 
 
 def _bytes_of(tensor: torch.Tensor | np.ndarray) -> np.ndarray:

@@ -45,9 +45,9 @@ async def load(engine: Engine, model, step: int) -> Version:
     weights = dict(model.state_dict())
     if model.config.tie_word_embeddings:
         del weights["lm_head.weight"]  # the learner's named_parameters() do not have it either
-    manifest, buffer = pack.pack(weights)
-    version = Version(incarnation=engine.version.incarnation + 1, step=step, digest=pack.digest(manifest, buffer))
-    await engine.update(version, manifest, buffer)
+    packed = pack.pack(weights.items())
+    version = Version(incarnation=engine.version.incarnation + 1, step=step, digest=packed.digest)
+    await engine.update(version, packed.manifest, packed.buffer)
     return version
 
 
@@ -86,7 +86,7 @@ async def test_untied_update(tmp_path, sampler_config, tiny_model):
 
 
 async def test_requests_in_flight_are_kept(sampler: Engine, tiny_model):
-    """Tokens before the update match the old model, tokens after it the new one, and the spans say where it happened."""
+    """Tokens before the update match the old model, tokens after it the new one, and the spans say where."""
     old, new = tiny_model(tied=True, seed=5), tiny_model(tied=True, seed=6)
     first = await load(sampler, old, step=3)
     running = asyncio.create_task(sample_all(sampler, "flight", temperature=1.0, tokens=120))
@@ -114,7 +114,7 @@ async def test_same_seed_draws_the_same_tokens(sampler: Engine, tiny_model):
 
 
 async def test_stop_token_is_part_of_the_response(sampler: Engine):
-    """The end token is sampled, so it is trained on: it comes back with its logprob, and says why the response ended."""
+    """The end token is sampled, so it is trained on: it comes back with its logprob."""
     prompt = [int(i) for i in PROMPTS[0]]
     every = {"temperature": 1.0, "seed": 3, "max_tokens": 8, "request_id": "stop"}
     free = await sampler.sample(prompt, stop_token_ids=[], **every)
@@ -131,11 +131,11 @@ async def test_wrong_bytes_end_the_engine(tied_folder, sampler_config, tiny_mode
     engine = Engine(tied_folder, FIRST, config=sampler_config, dtype="float32")
     try:
         await engine.start()
-        manifest, buffer = pack.pack(dict(tiny_model(tied=True, seed=8).state_dict()))
-        version = Version(incarnation=9, step=9, digest=pack.digest(manifest, buffer))
-        buffer[100] ^= 1
+        packed = pack.pack(tiny_model(tied=True, seed=8).state_dict().items())
+        version = Version(incarnation=9, step=9, digest=packed.digest)
+        packed.buffer[100] ^= 1
         with pytest.raises(EngineFault, match="expected"):
-            await engine.update(version, manifest, buffer)
+            await engine.update(version, packed.manifest, packed.buffer)
         with pytest.raises(EngineFault):
             await sample_all(engine, "dead")
     finally:

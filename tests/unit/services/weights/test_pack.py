@@ -17,9 +17,22 @@ def tensors() -> dict[str, torch.Tensor]:
     }
 
 
+def packed(tensors):
+    result = pack.pack(tensors.items())
+    return result.manifest, result.buffer
+
+
+def unpacked(tensors):
+    return pack.unpack(*packed(tensors))
+
+
+def digest_of(tensors):
+    return pack.pack(tensors.items()).digest
+
+
 def test_round_trip_keeps_every_bit(tensors):
     """What comes out equals what went in, bfloat16, scalars and empty tensors included."""
-    out = pack.unpack(*pack.pack(tensors))
+    out = unpacked(tensors)
     assert out.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert out[name].dtype == tensor.dtype
@@ -28,15 +41,15 @@ def test_round_trip_keeps_every_bit(tensors):
 
 def test_numpy_and_bytes_are_welcome(tensors):
     """A numpy array packs to the same bytes as its torch twin, and a received `bytes` unpacks as the array does."""
-    manifest, buffer = pack.pack(tensors)
+    manifest, buffer = packed(tensors)
     twin = {n: t if t.dtype == torch.bfloat16 else t.numpy() for n, t in tensors.items()}
-    assert pack.digest_of(twin) == pack.digest(manifest, buffer)
+    assert digest_of(twin) == pack.digest(manifest, buffer) == digest_of(tensors)
     assert torch.equal(pack.unpack(manifest, buffer.tobytes())["b.bias"], tensors["b.bias"])
 
 
 def test_entries_are_sorted_aligned_and_do_not_overlap(tensors):
     """The layout that views without a copy rely on."""
-    manifest, buffer = pack.pack(tensors)
+    manifest, buffer = packed(tensors)
     assert [e.name for e in manifest] == sorted(tensors)
     assert all(e.offset % pack.ALIGNMENT == 0 for e in manifest)
     ends = [e.offset + e.nbytes for e in manifest]
@@ -46,7 +59,7 @@ def test_entries_are_sorted_aligned_and_do_not_overlap(tensors):
 
 def test_unpack_does_not_copy(tensors):
     """The tensors are views: a received buffer is held once."""
-    manifest, buffer = pack.pack(tensors)
+    manifest, buffer = packed(tensors)
     view = pack.unpack(manifest, buffer)["b.bias"]
     offset = next(e.offset for e in manifest if e.name == "b.bias")
     buffer[offset : offset + 4] = np.frombuffer(np.float32(9).tobytes(), dtype=np.uint8)
@@ -56,13 +69,13 @@ def test_unpack_does_not_copy(tensors):
 def test_transposed_tensor_is_packed_in_its_own_order():
     """Strides do not leak into the bytes."""
     tensor = torch.arange(6, dtype=torch.float32).reshape(2, 3).T
-    assert torch.equal(pack.unpack(*pack.pack({"t": tensor}))["t"], tensor)
+    assert torch.equal(unpacked({"t": tensor})["t"], tensor)
 
 
 @pytest.mark.parametrize("change", ["value", "name", "shape", "dtype"])
 def test_digest_changes_with(change, tensors):
     """One bit of a value, a name, a shape, a dtype: each names other weights."""
-    before = pack.digest_of(tensors)
+    before = digest_of(tensors)
     bias = tensors.pop("b.bias")
     if change == "value":
         tensors["b.bias"] = bias + torch.tensor([0.0, 0.0, 2e-7])
@@ -72,17 +85,17 @@ def test_digest_changes_with(change, tensors):
         tensors["b.bias"] = bias.reshape(3, 1)
     else:
         tensors["b.bias"] = bias.view(torch.int32)
-    assert pack.digest_of(tensors) != before
+    assert digest_of(tensors) != before
 
 
 def test_digest_ignores_order(tensors):
     """A dict filled in another order holds the same weights."""
-    assert pack.digest_of(dict(reversed(tensors.items()))) == pack.digest_of(tensors)
+    assert digest_of(dict(reversed(tensors.items()))) == digest_of(tensors)
 
 
 def test_short_buffer_is_refused(tensors):
     """A truncated transfer is an error, never a shorter tensor."""
-    manifest, buffer = pack.pack(tensors)
+    manifest, buffer = packed(tensors)
     last = max(e.offset + e.nbytes for e in manifest)
     with pytest.raises(ValueError, match="the buffer has"):
         pack.unpack(manifest, buffer[: last - 1])
@@ -91,4 +104,4 @@ def test_short_buffer_is_refused(tensors):
 def test_unknown_dtype_is_refused():
     """A dtype that cannot travel is named."""
     with pytest.raises(ValueError, match=r"z: cannot pack complex64"):
-        pack.pack({"z": torch.zeros(1, dtype=torch.complex64)})
+        pack.pack([("z", torch.zeros(1, dtype=torch.complex64))])

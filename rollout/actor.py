@@ -1,0 +1,104 @@
+"""The Ray shell of the rollout worker: wires one from a config and runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from services.config import Config
+from services.records import Version
+from services.weights.pack import Packed
+
+ENV_SECONDS = 120.0
+"""A call's budget with all its retries: long enough for a killed environment server to come back."""
+FETCH_SECONDS = 120.0
+UNPUBLISHED = Version(incarnation=-1, step=0)
+"""What the engine holds before its first update: weights that no ticket may be played with."""
+
+
+class RolloutHost:
+    """One rollout worker in a process of its own: RolloutActor without Ray's decorator."""
+
+    def __init__(
+        self, *, config_json: str, run: str, worker: str, store_url: str, env_urls: list[str], model_path: str,
+        weights_actor_name: str,
+    ) -> None:
+        self._config = Config.model_validate_json(config_json)
+        self._run = run
+        self._worker = worker
+        self._store_url = store_url
+        self._env_urls = env_urls
+        self._model = Path(model_path)
+        self._weights_actor_name = weights_actor_name
+
+    async def run(self) -> None:
+        """Lives until killed. Raises the Fault that ended the worker."""
+        from envservice.alfworld.prompts import make_template
+        from envservice.client import EnvClient
+        from rollout.engine import Engine
+        from rollout.episode import Limits, Player
+        from rollout.text import load_text
+        from rollout.worker import RolloutWorker
+        from services.store.store import Store
+
+        env, rollout = self._config.env, self._config.rollout
+        engine = Engine(
+            self._model, UNPUBLISHED, config=rollout, dtype=self._config.model.dtype, seed=self._config.seed)
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(engine.close)
+            await engine.start()
+            text = await asyncio.to_thread(load_text, str(self._model), make_template(env.prompt, env.history))
+            client = await stack.enter_async_context(
+                EnvClient(self._env_urls, os.environ.get("GAGPO_ENV_TOKEN"), timeout_s=ENV_SECONDS))
+            info = await client.info()
+            limits = Limits(
+                prompt_tokens=rollout.max_prompt_tokens, response_tokens=rollout.max_response_tokens,
+                reward_scale=env.reward_scale)
+            player = Player(
+                worker=self._worker, engine=engine, env=client, env_engine=f"{info.engine} {info.version}", text=text,
+                limits=limits)
+            worker = RolloutWorker(
+                self._worker, store=Store(self._store_url, self._run), engine=engine, player=player, fetch=self._fetch,
+                slots=rollout.slots)
+            await worker.run()
+
+    async def _fetch(self, version: Version, folder: str) -> Packed | None:
+        """From the weights actor; where it has them no more, from the export that the pointer names."""
+        published = await _published(self._weights_actor_name, version)
+        if published is not None:
+            return published
+        if not folder:
+            return None
+        exported = await asyncio.to_thread(_pack_folder, folder)
+        return exported if exported.digest == version.digest else None
+
+
+async def _published(actor_name: str, version: Version) -> Packed | None:
+    actor: Any = await asyncio.to_thread(ray.get_actor, actor_name)
+    async with asyncio.timeout(FETCH_SECONDS):
+        try:
+            found = await actor.fetch.remote(version)
+            if found is None:
+                return None
+            buffer = await found.refs[0]
+        except RayError:
+            # The actor was lost with its node and is being made anew, empty: the export stands in.
+            return None
+    return Packed(manifest=found.manifest, buffer=buffer, digest=version.digest)
+
+
+def _pack_folder(folder: str) -> Packed:
+    from transformers import AutoModelForCausalLM
+
+    from services.weights.pack import pack
+
+    return pack(AutoModelForCausalLM.from_pretrained(folder, dtype="auto").state_dict().items())
+
+
+RolloutActor = ray.remote(max_restarts=0)(RolloutHost)

@@ -1,0 +1,172 @@
+"""The rollout worker: pulls tickets into free slots, plays them side by side, and follows the published weights.
+
+    loop     waits for                            woken by                        writes
+    drive    a free slot, a ticket, a version     an episode's end, the clock     claims, put-backs, its own version
+    episode  the engine, the environment          their replies                   the episode, or its failure
+    renew    5 s                                  the clock                       the claims it holds
+    beat     2 s                                  the clock                       a metrics snapshot
+
+The first loop that ends, ends all: the process exits and others claim its tickets. Plain asyncio, no Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from rollout.engine import Engine
+from rollout.episode import Player
+from rollout.meter import Meter
+from rollout.steering import may_start, next_version, wanted_elsewhere
+from services.errors import EngineFault, EnvFault, Fault, StoreFault
+from services.records import Version
+from services.store.store import Claim, Store
+from services.weights.pack import Packed
+
+POLL_S = 0.25
+RENEW_S = 5.0
+BEAT_S = 2.0
+STORE_S = 60.0
+FETCH_S = 300.0
+T = TypeVar("T")
+
+Fetch = Callable[[Version, str], Awaitable[Packed | None]]
+"""Weights of a version, given the folder of its export ("" if unknown); None when nobody has them any more."""
+
+
+class RolloutWorker:
+    """One worker. Its engine must have been started; `fetch` gets weights from wherever they are published."""
+
+    def __init__(self, name: str, *, store: Store, engine: Engine, player: Player, fetch: Fetch, slots: int) -> None:
+        self._name = name
+        self._store = store
+        self._engine = engine
+        self._player = player
+        self._fetch = fetch
+        self._slots = slots
+        self._playing: dict[str, tuple[Claim, asyncio.Task[None]]] = {}
+        self._held: dict[str, Claim] = {}
+        self._pointer: tuple[Version, str] | None = None
+        self._wake = asyncio.Event()
+        self._meter = Meter()
+
+    async def run(self) -> None:
+        """Works until cancelled. Raises the Fault that ended it."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._drive(group), name="drive")
+                group.create_task(self._every(RENEW_S, self._renew), name="renew")
+                group.create_task(self._every(BEAT_S, self._beat), name="beat")
+        except BaseExceptionGroup as failures:
+            faults, others = failures.split(Fault)
+            if others is None and faults is not None:
+                raise _first(faults) from failures
+            raise
+
+    async def _drive(self, group: asyncio.TaskGroup) -> None:
+        while True:
+            self._wake.clear()
+            await self._claim()
+            self._start(group)
+            if await self._follow():
+                continue
+            try:
+                await asyncio.wait_for(self._wake.wait(), POLL_S)
+            except TimeoutError:
+                continue
+
+    async def _claim(self) -> None:
+        """Fill the free slots. Tickets for another version are held beside them, at most one for each slot."""
+        startable = sum(self._may_start(claim) for claim in self._held.values())
+        room = min(self._slots - len(self._playing) - startable, self._slots - len(self._held))
+        claims = await self._ask(self._store.claim, self._name, room) if room > 0 else []
+        self._held |= {claim.ticket.id: claim for claim in claims}
+        # Read after the claim: whatever version a ticket was issued for is published by now.
+        self._pointer = await self._ask(self._store.version)
+
+    def _start(self, group: asyncio.TaskGroup) -> None:
+        visiting = wanted_elsewhere(self._engine.version, [claim.ticket for claim in self._held.values()])
+        for claim in list(self._held.values()):
+            if len(self._playing) >= self._slots:
+                return
+            training = claim.ticket.exact_version is None
+            if self._may_start(claim) and not (training and visiting and self._at_pointer()):
+                del self._held[claim.ticket.id]
+                task = group.create_task(self._play(claim), name=claim.ticket.id)
+                self._playing[claim.ticket.id] = claim, task
+
+    async def _follow(self) -> bool:
+        """Load the version that is due, if any; True when it was loaded or found to be gone."""
+        if self._pointer is None:
+            return False
+        pointer, path = self._pointer
+        playing = [claim.ticket for claim, _ in self._playing.values()]
+        due = next_version(self._engine.version, pointer, playing, [c.ticket for c in self._held.values()])
+        if due == self._engine.version:
+            return False
+        async with asyncio.timeout(FETCH_S):
+            packed = await self._fetch(due, path if due == pointer else "")
+        if packed is not None:
+            await self._engine.update(due, packed.manifest, packed.buffer)
+            self._meter.updates += 1
+        elif due == pointer:
+            raise EngineFault(f"nobody has the weights of the current version {due.short}")
+        else:
+            await self._refuse(due)
+        return True
+
+    async def _refuse(self, gone: Version) -> None:
+        for claim in [c for c in self._held.values() if c.ticket.exact_version == gone]:
+            del self._held[claim.ticket.id]
+            await self._ask(self._store.fail, claim, f"nobody has the weights of version {gone.short} any more")
+
+    async def _play(self, claim: Claim) -> None:
+        try:
+            episode = await self._player.play(claim.ticket, claim.attempt)
+            verdict = await self._ask(self._store.commit_episode, claim, episode)
+            self._meter.finished(episode, accepted=verdict == "accepted")
+        except EnvFault as fault:
+            await self._ask(self._store.fail, claim, f"{fault.boundary}: {fault}")
+            self._meter.failed += 1
+        finally:
+            del self._playing[claim.ticket.id]
+            self._wake.set()
+
+    async def _renew(self) -> None:
+        claims = [claim for claim, _ in self._playing.values()] + list(self._held.values())
+        for lost in await self._ask(self._store.renew_claims, self._name, claims):
+            playing = self._playing.get(lost.ticket.id)
+            if playing is not None and playing[0] == lost:
+                playing[1].cancel()
+            elif self._held.get(lost.ticket.id) == lost:
+                del self._held[lost.ticket.id]
+
+    async def _beat(self) -> None:
+        snapshot = self._meter.snapshot(
+            self._engine, slots=self._slots, busy=len(self._playing), held=len(self._held))  # fmt: skip
+        await self._ask(self._store.beat, self._name, snapshot)
+
+    async def _every(self, seconds: float, act: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await act()
+            await asyncio.sleep(seconds)
+
+    async def _ask(self, call: Callable[..., T], *arguments: Any) -> T:
+        """A call of the store, which is synchronous, under a deadline."""
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(call, *arguments), STORE_S)
+        except TimeoutError as error:
+            raise StoreFault(f"{call.__name__} gave no answer in {STORE_S:.0f} s") from error
+
+    def _may_start(self, claim: Claim) -> bool:
+        return self._pointer is not None and may_start(claim.ticket, self._engine.version, self._pointer[0])
+
+    def _at_pointer(self) -> bool:
+        return self._pointer is not None and self._engine.version == self._pointer[0]
+
+
+def _first(group: BaseExceptionGroup) -> BaseException:
+    """One leaf of a group of faults: they share a cause, and the caller wants one line."""
+    head = group.exceptions[0]
+    return _first(head) if isinstance(head, BaseExceptionGroup) else head

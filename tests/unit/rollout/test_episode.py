@@ -1,0 +1,143 @@
+"""The episode loop with a scripted sampler and a scripted game: what is sent, what is kept, how it ends."""
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from envservice.base import Outcome, ParsedAction
+from envservice.client import Result
+from rollout.engine import Sample
+from rollout.episode import Limits, Player
+from services.errors import EngineFault, EnvFault
+from services.records import Ticket, Version, VersionSpan
+from services.seeds import seed_for
+
+VERSION = Version(incarnation=1, step=7, digest="d")
+TICKET = Ticket(group="train/00000001", k=2, size=4, task="toy/train/01", seed=11, kind="train", temperature=0.9,
+                max_steps=4)  # fmt: skip
+
+
+def result(observation: str, *, reward: float = 0.0, done: bool = False, won: bool = False) -> Result:
+    return Result(observation=observation, admissible_actions=["go", "help"], reward=reward, done=done, won=won,
+                  digest=observation)  # fmt: skip
+
+
+@dataclass
+class Game:
+    """Answers from a script; an exception in it is raised."""
+
+    answers: list
+    actions: list[str] = field(default_factory=list)
+    closed: int = 0
+    replays: int = 3
+
+    async def reset(self) -> Result:
+        return self.answers.pop(0)
+
+    async def step(self, action: str) -> Result:
+        self.actions.append(action)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+@dataclass
+class Sampler:
+    """Answers each prompt with the next of `texts`, a token per character."""
+
+    texts: list[str]
+    calls: list[dict] = field(default_factory=list)
+
+    async def sample(self, prompt_ids, **options) -> Sample:
+        self.calls.append({"prompt": "".join(map(chr, prompt_ids)), **options})
+        text = self.texts.pop(0)
+        if text == "dead":
+            raise EngineFault("dead")
+        ids = np.array(list(map(ord, text)), dtype=np.int32)
+        spans = [VersionSpan(version=VERSION, start=0, end=len(ids))]
+        return Sample(ids=ids, logprobs=np.zeros(len(ids), dtype=np.float32), spans=spans, finished="stop")
+
+
+class Text:
+    """A prompt of one character per turn taken, with the observation; `!` in front makes an answer invalid."""
+
+    stop_ids = (1,)
+
+    def prompt(self, first: Outcome, turns, now: Outcome) -> list[int]:
+        return list(map(ord, f"{first.observation}|{' '.join(t.action for t in turns)}|{now.observation}"))
+
+    def parse(self, ids) -> ParsedAction:
+        text = "".join(map(chr, ids))
+        return ParsedAction(action=text.lstrip("!"), valid=not text.startswith("!"))
+
+
+async def play(game: Game, sampler: Sampler, prompt_tokens: int = 100):
+    env = SimpleNamespace(episode=lambda episode_id, task: game)
+    limits = Limits(prompt_tokens=prompt_tokens, response_tokens=9, reward_scale=10.0)
+    player = Player(worker="w", engine=sampler, env=env, env_engine="own 1", text=Text(), limits=limits)
+    return await player.play(TICKET, 2)
+
+
+async def test_a_won_game_is_recorded_step_by_step():
+    """Each row holds what was seen, sampled, sent and earned there."""
+    game = Game([result("s0"), result("s1", reward=0.5), result("s2", reward=1, done=True, won=True)])
+    sampler = Sampler(["go", "!jump"])
+    episode = await play(game, sampler)
+    assert (episode.won, episode.end, episode.attempt, episode.replays) == (True, "won", 2, 3)
+    assert [step.observation for step in episode.steps] == ["s0", "s1"]
+    assert [step.action for step in episode.steps] == game.actions == ["go", "jump"]
+    assert [(step.valid, step.admissible) for step in episode.steps] == [(True, True), (False, False)]
+    assert [step.reward for step in episode.steps] == [5.0, 10.0]
+    assert [step.response_ids.tolist() for step in episode.steps] == [[103, 111], list(map(ord, "!jump"))]
+    assert [call["prompt"] for call in sampler.calls] == ["s0||s0", "s0|go|s1"]
+    assert episode.oldest_step == 7
+    assert game.closed == 1
+
+
+async def test_seeds_follow_the_turn_and_nothing_else():
+    """A second attempt draws the same numbers."""
+    sampler = Sampler(["go", "go"])
+    await play(Game([result("s0"), result("s1"), result("s2", done=True)]), sampler)
+    assert [call["seed"] for call in sampler.calls] == [seed_for(11, 0), seed_for(11, 1)]
+    assert sampler.calls[0]["temperature"] == 0.9
+    assert sampler.calls[0]["max_tokens"] == 9
+
+
+async def test_turns_used_up_is_a_finished_episode():
+    """max_steps samples are drawn, not one more."""
+    sampler = Sampler(["go"] * 9)
+    episode = await play(Game([result(f"s{i}") for i in range(9)]), sampler)
+    assert (episode.end, episode.won, len(episode.steps)) == ("turns", False, 4)
+    assert len(sampler.calls) == 4
+
+
+async def test_a_game_that_ends_without_a_win_is_lost():
+    """Lost is an end of its own, with whatever reward there was."""
+    episode = await play(Game([result("s0"), result("s1", done=True)]), Sampler(["go"]))
+    assert (episode.end, episode.won, episode.total_reward) == ("lost", False, 0.0)
+
+
+async def test_a_full_context_is_a_finished_episode_with_its_true_reward():
+    """The policy brought it about: what was earned before stays."""
+    game = Game([result("s0"), result("s1" * 20, reward=0.3)])
+    episode = await play(game, Sampler(["go"]), prompt_tokens=30)
+    assert (episode.end, len(episode.steps), episode.total_reward) == ("context", 1, 3.0)
+    assert game.closed == 1
+
+
+@pytest.mark.parametrize(("answers", "texts", "fault"), [
+    ([result("s0"), EnvFault("broken")], ["go"], EnvFault),
+    ([result("s0")], ["dead"], EngineFault),
+])  # fmt: skip
+async def test_a_fault_is_raised_and_the_session_freed(answers, texts, fault):
+    """Never a zero reward, never a session left behind."""
+    game = Game(answers)
+    with pytest.raises(fault):
+        await play(game, Sampler(texts))
+    assert game.closed == 1
