@@ -33,6 +33,10 @@ class UserError(GagpoError):
         self.what = what
         self.mend = mend
 
+    def __reduce__(self) -> tuple[type[UserError], tuple[str, str]]:
+        """Pickle would call the class with the joined text alone, and an actor's UserError would not arrive."""
+        return type(self), (self.what, self.mend)
+
 
 class Fault(GagpoError):
     """Something broke that is not the user's doing; `boundary` names where."""

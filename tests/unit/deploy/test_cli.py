@@ -1,26 +1,32 @@
 """The command line's way with mistakes, faults and signals."""
 
 import argparse
+import json
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import structlog
 
 from deploy import cli
 from services.errors import EngineFault, UserError
+from services.logs import configure_logs
 
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch):
-    """Registers a command `work` that runs the given function."""
+    """Registers a command `work` that runs the given function, in the place of an earlier one."""
+    shipped = cli.COMMANDS
+
     def install(run, **defaults: object) -> None:
         def add_parser(subparsers: argparse._SubParsersAction) -> None:
             parser = subparsers.add_parser("work", epilog="example:\n  gagpo work")
             parser.add_argument("--fast", action="store_true")
             parser.set_defaults(run=run, **defaults)
-        monkeypatch.setattr(cli, "COMMANDS", (*cli.COMMANDS, add_parser))
+        monkeypatch.setattr(cli, "COMMANDS", (*shipped, add_parser))
     return install
 
 
@@ -66,6 +72,34 @@ def test_a_fault_names_its_boundary_and_leaves_its_traceback(command, capsys: py
     *trace, last = capsys.readouterr().err.strip().splitlines()
     assert last == "error: engine fault: sampler died; the traceback is above"
     assert any("Traceback" in line for line in trace)
+
+
+def test_with_a_log_the_traceback_goes_there(command, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    configure_logs(tmp_path, show=None)
+    try:
+        command(raising(EngineFault("sampler died")))
+        assert cli.main(["work"]) == 1
+    finally:
+        configure_logs(None)
+        structlog.reset_defaults()
+    log = tmp_path / "log.jsonl"
+    assert capsys.readouterr().err == f"error: engine fault: sampler died; the traceback is in {log}\n"
+    assert "EngineFault: sampler died" in json.loads(log.read_text())["exception"]
+
+
+def test_what_ray_wrapped_is_told_as_it_was_raised(command, capsys: pytest.CaptureFixture[str]):
+    """Ray raises a class of both kinds whose text is a whole traceback and whose cause is the original."""
+    from ray.exceptions import RayTaskError
+
+    def wrapped(cause: Exception) -> Exception:
+        return RayTaskError("train", "Traceback ...", cause).as_instanceof_cause()
+
+    command(raising(wrapped(UserError("no model", "give one"))))
+    assert cli.main(["work"]) == 2
+    assert capsys.readouterr().err == "error: no model; give one\n"
+    command(raising(wrapped(EngineFault("sampler died"))))
+    assert cli.main(["work"]) == 1
+    assert capsys.readouterr().err.splitlines()[-1].startswith("error: engine fault: sampler died; ")
 
 
 def test_ctrl_c_is_130(command):

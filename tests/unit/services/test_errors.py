@@ -1,0 +1,18 @@
+"""Errors keep what they say across process borders."""
+
+import pickle
+
+import pytest
+
+from services.errors import EnvFault, GagpoError, LeaseLost, UserError
+
+
+ERRORS = [UserError("no model", "give one"), EnvFault("gone"), LeaseLost("by another")]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+def test_an_error_survives_pickling(error: GagpoError):
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert str(again) == str(error)
+    assert vars(again) == vars(error)
