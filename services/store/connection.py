@@ -42,22 +42,25 @@ class Connection:
 
     def __init__(self, url: str, run: str, timeout_s: float) -> None:
         self._prefix = f"gagpo:{{{run}}}:"
-        retry = Retry(ExponentialBackoff(cap=1.0, base=0.05), RETRIES)
         try:
-            self.redis: Any = redis.Redis.from_url(
-                url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=retry)
+            self.redis, self._once = (self._client(url, timeout_s, retries) for retries in (RETRIES, 0))
         except ValueError as error:
             raise UserError(f"redis.url is not a Redis address: {error}", "write redis://host:6379/0") from error
         self._scripts: dict[str, Any] = {}
+
+    @staticmethod
+    def _client(url: str, timeout_s: float, retries: int) -> Any:
+        retry = Retry(ExponentialBackoff(cap=1.0, base=0.05), retries)
+        return redis.Redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=retry)
 
     def key(self, name: str) -> str:
         """The full name of a key."""
         return self._prefix + name
 
     def check(self) -> None:
-        """Raises UserError if Redis is unreachable, refuses us, or is older than 6.2."""
+        """One try. Raises UserError if Redis is unreachable, refuses us, or is older than 6.2."""
         try:
-            version = str(self.redis.info("server")["redis_version"])
+            version = str(self._once.info("server")["redis_version"])
         except redis.AuthenticationError as error:
             raise UserError(f"Redis refused the password ({error})", "correct redis.url") from error
         except redis.RedisError as error:

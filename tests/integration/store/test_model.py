@@ -1,0 +1,408 @@
+"""The exactly-once story under every order of events, on a real Redis of each generation.
+
+Each rule is one call of one party, so a party may be killed between any two of its calls: a kill drops its state, and
+what it held stays with a zombie that goes on calling. `again` repeats a call, as after a lost reply. The checkpoint on
+disk is the number `durable`. After each rule the keys of Redis are compared with a model that is plain Python; at the
+end healthy parties must be able to finish everything.
+"""
+
+import itertools
+import signal
+import time
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from services.errors import LeaseLost
+from services.records import Drop, Episode, Manifest, Ticket, decode_episode
+from services.store.store import Store
+
+RUNS = itertools.count()
+WORKERS = ("w0", "w1")
+ANY = st.integers(0, 99)
+AGAIN = st.booleans()
+
+
+def tickets_of(kind, name, size):
+    return [
+        Ticket(group=f"{kind}/{name}", k=k, size=size, task="alfworld/train/x", seed=k, kind=kind, temperature=1.0,
+               max_steps=5)
+        for k in range(size)]
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """The model: what each key must hold. A group is open, ready, in a manifest or dropped, and never two of them."""
+
+    def __init__(self, server):
+        super().__init__()
+        self.server = server
+        self.run = f"run{next(RUNS)}"
+        self.eye = self.connect()
+        self.generation = 0
+        self.durable = 0
+        self.groups_at = {0: (0, 0)}  # step -> next_group and groups trained, as its checkpoint holds them
+        self.zombie_claims, self.zombie_leases = [], []
+        self.nonce = itertools.count()
+        self.forget()
+        self.workers = {name: (self.connect(), []) for name in WORKERS}
+        self.leases, self.step = {}, 0
+        self.take_over("controller", False)
+        self.take_over("learner", False)
+
+    def connect(self):
+        return Store(self.server.url, self.run, timeout_s=5.0)
+
+    def forget(self):
+        self.tickets = {}  # group -> tickets, in order of issue
+        self.open = {}  # ticket id -> [attempts used, who holds it or None]
+        self.stored = {}  # ticket id -> episode
+        self.fate = {}  # group -> step of its manifest, or its Drop
+        self.manifests, self.untaken = {}, []
+        self.retired = self.durable
+        self.next_group, self.trained = self.groups_at[self.durable]
+        self.dropped = self.next_group - self.trained
+
+    def take_over(self, role, same_name):
+        if role in self.leases:
+            self.zombie_leases.append(self.leases[role])
+        name = role if same_name else f"{role}-{next(self.nonce)}"
+        store = self.connect()
+        # It expires at once: a process that hung is still there when the next one takes its role.
+        lease = store.acquire(role, f"{name}-{self.generation}", ttl_s=0.0)
+        self.leases[role] = (store, lease)
+
+    def living(self, kind):
+        return [g for g in self.tickets if g not in self.fate and g.startswith(kind)]
+
+    def ready(self, kind):
+        return [g for g in self.living(kind) if not any(t.id in self.open for t in self.tickets[g])]
+
+    @rule(groups=st.integers(1, 4), steps=st.integers(0, 2), name=st.sampled_from(WORKERS))
+    def all_goes_well(self, groups, steps, name):
+        """Deep states are rare among single calls, so some examples get there in strides."""
+        for _ in range(groups):
+            self.issue(9, 2, False)
+        self.play(name, 2 * groups)
+        for _ in range(steps):
+            if self.can_step():
+                self.begin_step(1, False)
+
+    # Controller
+
+    @rule(slack=st.integers(0, 6), size=st.integers(1, 3), again=AGAIN)
+    def issue(self, slack, size, again):
+        store, lease = self.leases["controller"]
+        tickets = tickets_of("train", f"{self.next_group:08d}", size)
+        expected = len(self.living("train")) < slack
+        for _ in range(1 + again):
+            assert store.issue(lease, tickets, capacity=self.trained + slack) == expected
+        if expected:
+            self.next_group += 1
+            self.add(tickets)
+
+    @rule(size=st.integers(1, 2), again=AGAIN)
+    def issue_eval(self, size, again):
+        store, lease = self.leases["controller"]
+        tickets = tickets_of("eval", next(self.nonce), size)
+        for _ in range(1 + again):
+            assert store.issue(lease, tickets, capacity=0)
+        self.add(tickets)
+
+    def add(self, tickets):
+        self.tickets[tickets[0].group] = tickets
+        self.open |= {ticket.id: [0, None] for ticket in tickets}
+
+    @precondition(lambda self: self.tickets)
+    @rule(which=ANY)
+    def issue_what_was_issued(self, which):
+        group = pick([g for g in self.tickets if g.startswith("train") or g not in self.fate], which)
+        store, lease = self.leases["controller"]
+        assert group is None or store.issue(lease, self.tickets[group], capacity=self.trained + 9)
+
+    @precondition(lambda self: self.tickets)
+    @rule(which=ANY, again=AGAIN)
+    def drop(self, which, again):
+        group = pick(list(self.tickets), which)
+        drop = Drop(group=group, task="alfworld/train/x", reason=f"why-{next(self.nonce)}")
+        store, lease = self.leases["controller"]
+        for _ in range(1 + again):
+            assert store.drop(lease, drop) == (group not in self.fate or self.fate[group] == drop)
+            self.note_drop(drop)
+
+    @rule()
+    def drop_failed(self):
+        store, lease = self.leases["controller"]
+        for drop in store.failed_groups():
+            assert drop.group in self.living("")
+            assert store.drop(lease, drop)
+            self.note_drop(drop)
+
+    def note_drop(self, drop):
+        if drop.group in self.fate:
+            return
+        self.fate[drop.group] = drop
+        self.untaken.append(drop)
+        self.dropped += drop.group.startswith("train")
+        for ticket in self.tickets[drop.group]:
+            self.open.pop(ticket.id, None)
+            self.stored.pop(ticket.id, None)
+
+    # Workers
+
+    @rule(names=st.lists(st.sampled_from(WORKERS), min_size=3, max_size=4), count=st.integers(1, 4))
+    def hang_one_after_the_other(self, names, count):
+        for name in names:
+            self.claim(name, count, True)
+
+    @rule(name=st.sampled_from(WORKERS), count=st.integers(1, 4), steal=st.booleans())
+    def claim(self, name, count, steal):
+        store, held = self.workers[name]
+        if name not in store._known_workers:
+            self.give_back_all(name)
+        free = {i for i, (used, holder) in self.open.items() if used < 3 and (steal or holder is None)}
+        claims = store.claim(name, count, min_idle_s=0.0 if steal else 30.0)
+        for claim in claims:
+            assert claim.ticket.id in free
+            used, _ = self.open[claim.ticket.id]
+            assert claim.attempt == used + 1
+            self.open[claim.ticket.id] = [claim.attempt, (name, claim.attempt)]
+        assert len(claims) == min(count, len(free))
+        held += claims
+
+    @rule(name=st.sampled_from(WORKERS), count=st.integers(1, 4))
+    def play(self, name, count):
+        self.claim(name, count, True)
+        self.commit_held(name)
+
+    def commit_held(self, name):
+        held = self.workers[name][1]
+        while held:
+            self.commit(self.hands().index((self.workers[name][0], held[-1], held)), False)
+            held.pop()
+
+    def give_back_all(self, name):
+        for state in self.open.values():
+            if state[1] and state[1][0] == name:
+                state[1] = None
+
+    @precondition(lambda self: self.hands())
+    @rule(which=ANY, again=AGAIN)
+    def commit(self, which, again):
+        store, claim, _ = pick(self.hands(), which)
+        episode = Episode(
+            ticket=claim.ticket, steps=[], won=True, end="won", worker=claim.worker, attempt=claim.attempt,
+            seconds=float(next(self.nonce)), engine="own")
+        expected = "accepted" if claim.ticket.id in self.open and self.current(claim) else "refused"
+        for _ in range(1 + again):
+            assert store.commit_episode(claim, episode) == expected
+        if expected == "accepted":
+            del self.open[claim.ticket.id]
+            self.stored[claim.ticket.id] = episode
+
+    @precondition(lambda self: self.hands())
+    @rule(which=ANY, again=AGAIN, how=st.sampled_from(["fail", "put_back", "renew"]))
+    def give_back(self, which, again, how):
+        store, claim, held = pick(self.hands(), which)
+        state = self.open.get(claim.ticket.id, [0, None]) if self.current(claim) else [0, None]
+        ours = state[1] == (claim.worker, claim.attempt)
+        for _ in range(1 + again):
+            if how == "renew":
+                assert store.renew_claims(claim.worker, [claim]) == ([] if ours else [claim])
+            elif how == "put_back":
+                store.put_back(claim)
+            elif ours:
+                assert store.fail(claim, "engine") == ("exhausted" if claim.attempt == 3 else "retry")
+            else:
+                store.fail(claim, "engine")
+        if how != "renew":
+            held.remove(claim)
+            if ours:
+                state[1] = None
+                state[0] -= how == "put_back"
+
+    def hands(self):
+        """All claims, with the connection and the list that hold them; `current` tells those of before a reset."""
+        living = [(store, claim, held) for store, held in self.workers.values() for claim in held]
+        return living + [(self.eye, claim, self.zombie_claims) for claim in self.zombie_claims]
+
+    def current(self, claim):
+        return claim.ticket in self.tickets.get(claim.ticket.group, []) and claim not in self.outdated
+
+    outdated = ()
+
+    @rule(name=st.sampled_from(WORKERS))
+    def kill_worker(self, name):
+        self.zombie_claims += self.workers[name][1]
+        self.workers[name] = (self.connect(), [])
+
+    # Learner
+
+    def can_step(self):
+        return bool(self.ready("train")) or self.step < self.last_step()
+
+    def last_step(self):
+        return max(self.manifests, default=self.emptied_at)
+
+    @precondition(can_step)
+    @rule(count=st.integers(1, 3), again=AGAIN)
+    def begin_step(self, count, again):
+        store, lease = self.leases["learner"]
+        step, groups = self.step + 1, store.ready("train")[:count]
+        for group in groups:
+            assert [e.ticket.k for e in store.episodes(group)] == list(range(len(self.tickets[group])))
+        proposed = Manifest(step=step, incarnation=lease.epoch, groups=groups or ["train/none"], drops=[])
+        new = step not in self.manifests
+        expected = msgspec.structs.replace(proposed, drops=self.untaken) if new else self.manifests[step]
+        for _ in range(1 + again):
+            assert store.begin_step(lease, proposed) == expected
+        self.step = step
+        if new:
+            assert not set(groups) & set(self.fate)
+            self.fate |= dict.fromkeys(groups, step)
+            self.manifests[step], self.untaken = expected, []
+            self.trained += len(groups)
+            self.groups_at[step] = (self.next_group, self.trained)
+
+    emptied_at = 0
+
+    @rule()
+    def checkpoint(self):
+        self.durable = self.step
+
+    @rule(again=AGAIN)
+    def retire(self, again):
+        store, lease = self.leases["learner"]
+        gone = [t.id for g, step in self.fate.items() if step in range(self.durable + 1) for t in self.tickets[g]]
+        before = store.retained_bytes()
+        freed = [store.retire(lease, self.durable) for _ in range(1 + again)]
+        assert sum(freed) == before - store.retained_bytes()
+        self.retired = max(self.retired, self.durable)
+        for ticket in gone:
+            self.stored.pop(ticket, None)
+
+    @rule(same_name=st.booleans())
+    def kill_learner(self, same_name):
+        self.take_over("learner", same_name)
+        self.step = self.durable
+        store = self.leases["learner"][0]
+        assert store.agrees_with(self.durable)
+        later = store.manifests(self.durable)
+        assert later == [self.manifests[step] for step in sorted(self.manifests) if step > self.durable]
+        for group in itertools.chain.from_iterable(manifest.groups for manifest in later):
+            assert store.episodes(group) == [self.stored[ticket.id] for ticket in self.tickets[group]]
+
+    @rule(same_name=st.booleans())
+    def kill_controller(self, same_name):
+        self.take_over("controller", same_name)
+
+    @rule()
+    def retire_eval(self):
+        store, lease = self.leases["controller"]
+        for group in store.ready("eval"):
+            store.retire_eval(lease, [group])
+            for ticket in self.tickets.pop(group):
+                del self.stored[ticket.id]
+
+    @precondition(lambda self: self.zombie_leases)
+    @rule(which=ANY, call=ANY)
+    def zombie_acts(self, which, call):
+        store, lease = pick(self.zombie_leases, which)
+        group = pick(list(self.tickets), which) or "train/00000000"
+        calls = [
+            lambda: store.renew(lease),
+            lambda: store.release(lease),
+            lambda: store.issue(lease, tickets_of("train", f"{self.next_group:08d}", 1), capacity=99),
+            lambda: store.drop(lease, Drop(group=group, task="x", reason="late")),
+            lambda: store.begin_step(
+                lease, Manifest(step=self.step + 1, incarnation=0, groups=["train/none"], drops=[])),
+            lambda: store.retire(lease, self.step),
+            lambda: store.reset_to(lease, 0, 0),
+        ]
+        with pytest.raises(LeaseLost):
+            pick(calls, call)()
+
+    # Redis
+
+    @precondition(lambda self: self.tickets)
+    @rule(sure=st.integers(0, 3))
+    def kill_redis(self, sure):
+        if sure == 3:
+            self.server.stop(signal.SIGKILL)
+            self.server.start()
+
+    @rule(sure=st.integers(0, 5))
+    def empty_redis(self, sure):
+        if sure < 5:
+            return
+        redis = self.eye.redis
+        redis.delete(*redis.keys(f"gagpo:{{{self.run}}}:*"))
+        time.sleep(0.002)  # ids of stream entries are milliseconds: a real Redis takes longer to come back
+        self.outdated = [claim for _, claim, _ in self.hands()]
+        self.generation += 1
+        self.forget()
+        self.take_over("controller", False)
+        self.take_over("learner", False)
+        store, lease = self.leases["learner"]
+        assert store.agrees_with(self.durable) == (self.durable == 0)
+        store.reset_to(lease, self.durable, self.next_group, trained=self.trained)
+        self.step = self.emptied_at = self.durable
+
+    @invariant()
+    def redis_holds_what_the_model_says(self):
+        counters, entries, outstanding, groups, ready, episodes, drops, manifests, failed = self.eye.read(
+            ("HGETALL", "counters"), ("XLEN", "tickets"), ("HKEYS", "outstanding"), ("ZRANGE", "groups", 0, -1),
+            ("ZRANGE", "ready", 0, -1), ("HGETALL", "episodes"), ("LRANGE", "drops", 0, -1),
+            ("HGETALL", "manifests"), ("HKEYS", "failed"))
+        count = {name: int(counters.get(name.encode(), 0)) for name in ("issued", "dropped", "trained", "bytes")}
+        assert count == {
+            "issued": self.next_group, "dropped": self.dropped, "trained": self.trained,
+            "bytes": sum(map(len, episodes.values()))}
+        assert self.next_group - self.dropped - self.trained == len(self.living("train"))
+        assert {ticket.decode() for ticket in outstanding} == set(self.open)
+        assert entries == len(outstanding) - len(failed)
+        assert set(failed) <= set(outstanding)
+        assert [group.decode() for group in ready] == self.ready("")
+        assert [group.decode() for group in groups] == [g for g in self.living("") if g not in self.ready("")]
+        assert {ticket.decode(): decode_episode(blob) for ticket, blob in episodes.items()} == self.stored
+        assert [msgspec.json.decode(drop, type=Drop) for drop in drops] == self.untaken
+        assert {int(k): msgspec.json.decode(v, type=Manifest) for k, v in manifests.items()} == self.manifests
+
+    def teardown(self):
+        """Never stuck: whatever happened, healthy parties finish all of it, and then there is room for more."""
+        self.kill_learner(False)
+        self.kill_controller(False)
+        for name in WORKERS:
+            self.kill_worker(name)
+        self.zombie_claims = []
+        for _ in range(100):
+            self.drop_failed()
+            self.play("w0", 4)
+            if self.can_step():
+                self.begin_step(3, False)
+            self.retire_eval()
+            if not self.living(""):
+                break
+        assert not self.living("")
+        while self.step < self.last_step():
+            self.begin_step(1, False)
+        self.checkpoint()
+        self.retire(False)
+        self.redis_holds_what_the_model_says()
+        assert self.eye.retained_bytes() == 0
+        self.issue(1, 2, False)
+        assert self.eye.outstanding_groups() == [f"train/{self.next_group - 1:08d}"]
+
+
+def pick(things, which):
+    return things[which % len(things)] if things else None
+
+
+def test_nothing_is_lost_nothing_counts_twice_and_nothing_gets_stuck(server):
+    run_state_machine_as_test(
+        lambda: StoreMachine(server),
+        settings=settings(
+            max_examples=60, stateful_step_count=50, deadline=None, derandomize=True,
+            suppress_health_check=list(HealthCheck)))

@@ -1,0 +1,265 @@
+"""What the model check does not reach: leases in time, order of calls, the board, mistakes and a Redis that is away."""
+
+import itertools
+import signal
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from services.errors import LeaseLost, StoreFault, UserError
+from services.records import Drop, Episode, Manifest, Step, Ticket, Version, VersionSpan
+from services.store.connection import NotReady
+from services.store.lease import LeaseHeld
+from services.store.store import Store
+
+RUNS = itertools.count()
+
+
+@pytest.fixture
+def store(server):
+    return Store(server.url, f"case{next(RUNS)}", timeout_s=5.0)
+
+
+@pytest.fixture
+def controller(store):
+    return store.acquire("controller", "c")
+
+
+@pytest.fixture
+def learner(store):
+    return store.acquire("learner", "l")
+
+
+def tickets(number, size=2, kind="train", task="alfworld/train/a"):
+    return [
+        Ticket(group=f"{kind}/{number:08d}", k=k, size=size, task=task, seed=k, kind=kind, temperature=1.0, max_steps=5)
+        for k in range(size)]
+
+
+def played(claim, seconds=1.0):
+    step = Step(
+        observation="You see a desk.", prompt_ids=np.arange(3, dtype=np.int32),
+        response_ids=np.array([4, 5], np.int32), logprobs=np.array([-1.0, -2.0], np.float32),
+        spans=[VersionSpan(version=Version(incarnation=1, step=2), start=0, end=2)], action="look", valid=True,
+        admissible=True, reward=0.5)
+    return Episode(
+        ticket=claim.ticket, steps=[step], won=False, end="lost", worker=claim.worker, attempt=claim.attempt,
+        seconds=seconds, engine="own")
+
+
+def play_all(store, worker="w"):
+    for claim in store.claim(worker, 100, min_idle_s=0.0):
+        assert store.commit_episode(claim, played(claim)) == "accepted"
+
+
+def test_a_lease_is_one_holders_until_it_expires(store):
+    first = store.acquire("learner", "a", ttl_s=0.3)
+    with pytest.raises(LeaseHeld, match="held by a for another 0"):
+        store.acquire("learner", "b")
+    store.renew(first)
+    store.acquire("controller", "b")  # roles are apart
+    time.sleep(0.35)
+    second = store.acquire("learner", "b")
+    assert (first.epoch, second.epoch) == (1, 2)
+    with pytest.raises(LeaseLost):
+        store.renew(first)
+
+
+def test_the_same_holder_takes_its_lease_back_at_once_and_fences_its_former_self(store):
+    first = store.acquire("learner", "a")
+    second = store.acquire("learner", "a")
+    assert second.epoch == first.epoch + 1
+    with pytest.raises(LeaseLost):
+        store.incarnation(first)
+    assert store.incarnation(second) == 1
+
+
+def test_a_released_lease_is_free_and_no_longer_writes(store):
+    first = store.acquire("controller", "a")
+    store.release(first)
+    with pytest.raises(LeaseLost):
+        store.issue(first, tickets(0), capacity=9)
+    assert store.acquire("controller", "b").epoch == 2
+
+
+def test_an_episode_comes_back_as_it_went_in(store, controller):
+    store.issue(controller, tickets(0, size=1), capacity=1)
+    (claim,) = store.claim("w", 5)
+    store.commit_episode(claim, played(claim))
+    (back,) = store.episodes("train/00000000")
+    assert back.ticket == claim.ticket
+    np.testing.assert_array_equal(back.steps[0].logprobs, np.array([-1.0, -2.0], np.float32))
+
+
+def test_groups_of_any_size_are_read_whole_and_in_order(store, controller):
+    store.issue(controller, tickets(0, size=130), capacity=1)
+    claims = store.claim("w", 200)
+    for claim in reversed(claims):
+        store.commit_episode(claim, played(claim))
+    assert [e.ticket.k for e in store.episodes("train/00000000")] == list(range(130))
+
+
+def test_ready_groups_come_in_order_of_issue_not_of_finish(store, controller):
+    for number in range(3):
+        store.issue(controller, tickets(number, size=1), capacity=9)
+    store.issue(controller, tickets(0, size=1, kind="eval"), capacity=0)
+    for claim in reversed(store.claim("w", 9)):
+        store.commit_episode(claim, played(claim))
+    assert store.ready("train") == ["train/00000000", "train/00000001", "train/00000002"]
+    assert store.ready("eval") == ["eval/00000000"]
+    assert (store.counts().ready_groups, store.counts().ready_eval) == (3, 1)
+
+
+def test_numbers_are_issued_without_gaps(store, controller):
+    assert store.issue(controller, tickets(5), capacity=9)
+    with pytest.raises(StoreFault, match="out of order"):
+        store.issue(controller, tickets(7), capacity=9)
+    assert store.counts().next_group == 6
+
+
+def test_part_of_a_group_is_not_issued(store, controller):
+    for wrong in (tickets(0)[:1], tickets(0)[::-1], [tickets(0)[0], tickets(1)[1]]):
+        with pytest.raises(ValueError, match=r"members 0\.\.1 of one group"):
+            store.issue(controller, wrong, capacity=9)
+    assert store.counts().issued == 0
+
+
+def test_a_claim_from_before_a_reset_cannot_answer_the_ticket_issued_anew(store, controller):
+    store.issue(controller, tickets(0, size=1), capacity=9)
+    (old,) = store.claim("w", 1)
+    store.reset_to(controller, 0, 0)
+    store.issue(controller, tickets(0, size=1), capacity=9)
+    assert store.commit_episode(old, played(old)) == "refused"
+    (new,) = store.claim("w", 1)
+    assert store.commit_episode(new, played(new)) == "accepted"
+
+
+def test_dead_workers_use_up_attempts_and_the_late_episode_of_one_still_counts(store, controller):
+    store.issue(controller, tickets(0, size=1, task="alfworld/train/b"), capacity=9)
+    claims = [store.claim(name, 1, min_idle_s=0.0)[0] for name in ("a", "b", "c")]
+    assert [claim.attempt for claim in claims] == [1, 2, 3]
+    assert store.claim("d", 1, min_idle_s=0.0) == []
+    assert store.failed_groups() == [Drop(group="train/00000000", task="alfworld/train/b", reason="worker died")]
+    assert store.commit_episode(claims[0], played(claims[0])) == "accepted"
+    assert store.failed_groups() == []
+    assert store.ready("train") == ["train/00000000"]
+
+
+def test_a_failed_group_is_listed_with_task_reason_and_the_steps_it_held(store, controller):
+    store.issue(controller, tickets(0), capacity=9)
+    first, *_ = store.claim("a", 1)
+    store.commit_episode(first, played(first))
+    for outcome in ("retry", "retry", "exhausted"):
+        (claim,) = store.claim("a", 1, min_idle_s=0.0)
+        assert store.fail(claim, "engine: out of memory\nat step 3") == outcome
+    (drop,) = store.failed_groups()
+    assert drop.reason == "engine: out of memory\nat step 3"
+    assert (drop.task, drop.steps) == ("alfworld/train/a", 1)
+
+
+def test_steps_follow_each_other(store, controller, learner):
+    store.issue(controller, tickets(0), capacity=9)
+    play_all(store)
+    with pytest.raises(StoreFault, match="does not follow"):
+        store.begin_step(learner, Manifest(step=2, incarnation=1, groups=["train/00000000"], drops=[]))
+    with pytest.raises(NotReady):
+        store.begin_step(learner, Manifest(step=1, incarnation=1, groups=["train/00000000", "train/x"], drops=[]))
+    assert store.ready("train") == ["train/00000000"]
+    store.begin_step(learner, Manifest(step=1, incarnation=1, groups=["train/00000000"], drops=[]))
+    with pytest.raises(StoreFault, match="no manifest"):
+        store.retire(learner, 2)
+    assert store.retained_bytes() > 0
+    assert store.retire(learner, 1) > 0
+    assert store.agrees_with(1)
+    assert not store.agrees_with(0)
+
+
+def test_evaluation_groups_leave_only_once_they_are_ready(store, controller):
+    store.issue(controller, tickets(0, kind="eval"), capacity=0)
+    assert store.retire_eval(controller, ["eval/00000000"]) == 0
+    play_all(store)
+    assert store.retire_eval(controller, ["eval/00000000"]) > 0
+    assert store.episodes("eval/00000000") == []
+
+
+def test_many_workers_at_once_play_each_ticket_once(store, controller):
+    for number in range(30):
+        store.issue(controller, tickets(number), capacity=99)
+    accepted = []
+
+    def work(name):
+        while claims := store.claim(name, 3, min_idle_s=30.0):
+            accepted.extend(c.ticket.id for c in claims if store.commit_episode(c, played(c)) == "accepted")
+
+    threads = [threading.Thread(target=work, args=(f"w{n}",)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20.0)
+    assert sorted(accepted) == sorted(t.id for n in range(30) for t in tickets(n))
+    assert store.counts().ready_groups == 30
+
+
+def test_the_board_shows_version_incarnations_and_the_living(store, learner):
+    assert store.version() is None
+    store.publish_version(learner, Version(incarnation=1, step=3, digest="d"), "runs/x/export")
+    assert store.version() == (Version(incarnation=1, step=3, digest="d"), "runs/x/export")
+    assert [store.incarnation(learner), store.incarnation(learner), store.incarnation(learner, above=7)] == [1, 2, 8]
+    store.beat("w0", {"tokens": 3.5, "state": "busy"})
+    store.beat("w1", {}, ttl_s=0.05)
+    time.sleep(0.1)
+    assert store.beats() == {"w0": {"tokens": 3.5, "state": "busy"}}
+
+
+def test_runs_share_a_redis_without_meeting(server, store, controller):
+    other = Store(server.url, f"case{next(RUNS)}", timeout_s=5.0)
+    store.issue(controller, tickets(0), capacity=9)
+    assert other.claim("w", 5) == []
+    assert other.acquire("controller", "someone").epoch == 1
+
+
+def test_a_restart_of_redis_is_waited_for_and_loses_nothing(server, store, controller):
+    store.issue(controller, tickets(0), capacity=9)
+    server.stop(signal.SIGKILL)
+    player = threading.Thread(target=play_all, args=(store,))
+    player.start()
+    time.sleep(0.3)
+    server.start()
+    player.join(20.0)
+    assert store.ready("train") == ["train/00000000"]
+
+
+def test_a_redis_that_is_away_is_one_line_for_the_user_and_a_fault_for_the_rest(free_url):
+    away = Store(free_url, "run", timeout_s=0.5)
+    with pytest.raises(UserError, match=r"cannot be reached .*; start it or correct redis\.url"):
+        away.check()
+    with pytest.raises(StoreFault, match="claim"):
+        away.claim("w", 1)
+
+
+def test_check_passes_here_and_names_a_wrong_password(server):
+    Store(server.url, "run").check()
+    wrong = server.url.replace("redis://:", "redis://:x")
+    with pytest.raises(UserError, match="refused the password"):
+        Store(wrong, "run").check()
+
+
+def test_a_silent_redis_costs_no_more_than_the_timeouts():
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        deaf = Store(f"redis://127.0.0.1:{silent.getsockname()[1]}/0", "run", timeout_s=0.1)
+        start = time.monotonic()
+        with pytest.raises(StoreFault):
+            deaf.counts()
+        assert time.monotonic() - start < 10
+
+
+@pytest.fixture
+def free_url():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        yield f"redis://127.0.0.1:{probe.getsockname()[1]}/0"
