@@ -97,7 +97,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status; every failure ends in one line on stderr."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP, and means it
+            signal.signal(number, _leave)
     try:
         args = parse(sys.argv[1:] if argv is None else argv)
         check_one_installation()

@@ -107,21 +107,42 @@ def test_ctrl_c_is_130(command):
     assert cli.main(["work"]) == 130
 
 
-def test_a_polite_kill_cleans_up_and_is_143():
+def start_sleeper(*prefix: str) -> subprocess.Popen[str]:
+    """A command of ours that waits in its own process and says what it cleans up."""
     code = (
-        "import argparse, time\nfrom deploy import cli\n"
+        "import time\nfrom deploy import cli\n"
         "def run(args):\n"
         "    try:\n        print('ready', flush=True); time.sleep(60)\n"
         "    finally:\n        print('cleaned', flush=True)\n"
         "def add(subparsers): subparsers.add_parser('work').set_defaults(run=run)\n"
         "cli.COMMANDS = (add,)\nraise SystemExit(cli.main(['work']))\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*prefix, sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_polite_kill_cleans_up(number: signal.Signals):
+    process = start_sleeper()
     try:
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         assert process.communicate(timeout=20)[0] == "cleaned\n"
-        assert process.returncode == 143
+        assert process.returncode == 128 + number
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_under_nohup_a_closed_terminal_ends_nothing():
+    process = start_sleeper("nohup")
+    try:
+        process.send_signal(signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1)
+        process.terminate()
+        assert process.wait(20) == 143
     finally:
         process.kill()
         process.wait()

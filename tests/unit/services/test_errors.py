@@ -6,7 +6,6 @@ import pytest
 
 from services.errors import EnvFault, GagpoError, LeaseLost, UserError
 
-
 ERRORS = [UserError("no model", "give one"), EnvFault("gone"), LeaseLost("by another")]
 
 
