@@ -73,13 +73,15 @@ def optimizers(model: PreTrainedModel, *, lr: float, muon: bool) -> list[torch.o
     """AdamW; with `muon` only for embeddings, head, norms and biases, and Muon for the matrices between them."""
     import torch
 
+    from learner.muon import Muon
+
     named = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
     matrices = [w for name, w in named if muon and w.ndim == 2 and "embed" not in name and "lm_head" not in name]
     chosen = {id(weight) for weight in matrices}
     rest = [weight for _, weight in named if id(weight) not in chosen]
     made: list[torch.optim.Optimizer] = [torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.99), weight_decay=0.01)]
     if matrices:
-        made.append(torch.optim.Muon(matrices, lr=MUON_LR, weight_decay=0.01))
+        made.append(Muon(matrices, lr=MUON_LR, weight_decay=0.01))
     return made
 
 
