@@ -105,11 +105,12 @@ class Gang:
     def start(self) -> None:
         """Rank 0 names the rendezvous (its node and a free port); then all run."""
         import ray
+        from ray.exceptions import GetTimeoutError
 
         self._handles = [self._make(rank) for rank in range(self._world)]
         try:
             rendezvous = ray.get(self._handles[0].rendezvous.remote(), timeout=ACTOR_READY_S)
-        except ray.exceptions.GetTimeoutError as error:
+        except GetTimeoutError as error:
             raise DeadlineExceeded(f"{self.name}: no place on the cluster within {ACTOR_READY_S:.0f} s") from error
         self._lives = [handle.run.remote(rendezvous) for handle in self._handles]
 
@@ -124,12 +125,13 @@ class Gang:
 def _ended(lives: list[Any]) -> str | None:
     """None while all run, "" when all returned, else the first failure as one line."""
     import ray
+    from ray.exceptions import RayError
 
     done, running = ray.wait(lives, num_returns=len(lives), timeout=0)
     for life in done:
         try:
             ray.get(life, timeout=STOP_GRACE_S)
-        except (ray.exceptions.RayError, Fault) as error:
+        except (RayError, Fault) as error:
             return str(error).strip().splitlines()[-1]
     return None if running else ""
 

@@ -26,7 +26,7 @@ from services.controller.controller import Controller, Hooks
 from services.controller.tickets import EvalRequest, TaskStream, TrainTickets
 from services.metrics import append_row, read_rows
 from services.records import Episode, Version
-from services.store.archive import EpisodeArchive
+from services.store.archive import EpisodeArchive, Row
 
 CONTROLLER_LEASE_S = 30.0
 
@@ -78,7 +78,9 @@ class TrainingRun:
         def evaluated(summary: dict[str, Any], episodes: list[Episode]) -> None:
             summary["env"] = self.panels.env_name
             append_row(self.folder.evaluations, summary)
-            archive.add_evaluation(summary["label"], summary["temperature"], episodes)
+            part = f"{summary['label']}-T{summary['temperature']:g}"
+            archive.write(summary["step"], [Row(episode=e, outcome="evaluated") for e in episodes], part=part)
+            archive.flush()
             self.progress.evaluation(summary)
 
         return Controller(

@@ -91,7 +91,7 @@ class Controller:
         steps = counts.trained // learner.groups_per_step
         capacity = min(steps + 1 + learner.staleness, self.config.steps) * learner.groups_per_step
         avoid = frozenset(t for t, n in self._task_failures.items() if n >= QUARANTINE_AFTER)
-        index, dropped = counts.issued, counts.dropped
+        index, dropped = counts.next_group, counts.dropped
         while index - dropped < capacity:
             group = self.tickets.group(index, dropped=dropped, avoid=avoid)
             if not self.store.issue(self.lease, group, capacity=capacity):

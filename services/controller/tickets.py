@@ -102,7 +102,7 @@ class EvalRequest:
                     k=k,
                     size=self.samples,
                     task=task,
-                    seed=seed_for(self.seed, "eval", task, self.temperature, k),
+                    seed=seed_for(self.seed, "eval", task, f"{self.temperature:g}", k),
                     kind="eval",
                     exact_version=self.version,
                     temperature=self.temperature,

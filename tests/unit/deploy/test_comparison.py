@@ -30,7 +30,7 @@ def test_the_gain_is_paired_by_game() -> None:
 
 def test_a_steady_gain_is_beyond_noise() -> None:
     games = {str(i): 0.0 for i in range(20)}
-    comparison = compare([line(COLD, games), line(TRAINED, {k: 1.0 for k in games})])
+    comparison = compare([line(COLD, games), line(TRAINED, dict.fromkeys(games, 1.0))])
     assert comparison is not None
     assert comparison.gains[0].beyond_noise
 

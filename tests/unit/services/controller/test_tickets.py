@@ -8,7 +8,8 @@ from services.records import Version
 
 
 def config(**learner: object) -> Config:
-    return Config.model_validate({"name": "t", "steps": 3, "learner": {"groups_per_step": 2, "group_size": 2, **learner}})
+    sizes = {"groups_per_step": 2, "group_size": 2}
+    return Config.model_validate({"name": "t", "steps": 3, "learner": {**sizes, **learner}})
 
 
 def test_each_pass_of_the_stream_is_a_permutation_and_differs() -> None:
