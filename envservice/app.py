@@ -94,7 +94,7 @@ def _episodes(batches: Batches, metrics: ServerMetrics) -> APIRouter:
     async def answer(request: Request, verb: Verb[Element]) -> Response:
         since = time.perf_counter()
         reply = await batches.answer(verb, await _read(request))
-        metrics.seconds.labels(request.url.path).observe(time.perf_counter() - since)
+        metrics.seconds.labels(request.scope["path"]).observe(time.perf_counter() - since)
         headers = {REPLAYS_HEADER: ",".join(map(str, reply.rebuilt))} if reply.rebuilt else None
         return Response(reply.body, media_type="application/json", headers=headers)
 

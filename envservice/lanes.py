@@ -125,7 +125,7 @@ class Lane:
         except Unreachable as error:
             self._replica.failed()
             replies = [Unreachable(str(error)) for _ in batch]
-        except (Full, EnvFault) as error:
+        except Exception as error:
             replies = [error] * len(batch)
         except BaseException:
             for _, future in batch:
