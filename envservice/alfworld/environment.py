@@ -81,6 +81,10 @@ class AlfworldEnvironment:
             return TextworldSession(json.loads(self._games.content(task)))
         return own.OwnSession(self._parsed(task))
 
+    def content(self, task: str) -> bytes:
+        """The game file. Raises as `open` does."""
+        return self._games.content(task)
+
     def game(self, task: str) -> Game:
         """The parsed game, shared. Raises as `open` does."""
         return self._parsed(task)
