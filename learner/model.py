@@ -60,6 +60,13 @@ class Policy(nn.Module):
         super().__init__()
         self.hf = hf
 
+    def tied_names(self) -> set[str]:
+        """Entries of the state dict that repeat the embeddings: a file holds these once."""
+        if not self.hf.config.get_text_config().tie_word_embeddings:
+            return set()
+        head = self.hf.get_output_embeddings()
+        return {f"{name}.weight" for name, module in self.hf.named_modules() if module is head}
+
     def forward(self, pack: Pack) -> tuple[Tensor, Tensor]:
         body = cast(Any, self.hf.base_model)
         hidden = body(input_ids=pack.tokens, position_ids=pack.positions, use_cache=False, pack=pack)
@@ -77,7 +84,7 @@ class Policy(nn.Module):
 def _token_statistics(head: nn.Linear, hidden: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
     """Logprob of each target and entropy of its distribution, in nats. hidden [T, D], the others [T]."""
     logp = torch.log_softmax(head(hidden).float() / temperatures[:, None], dim=-1)  # [T, V]
-    return logp.gather(-1, targets[:, None]).squeeze(1), -(logp.exp() * logp).sum(-1)
+    return -nn.functional.nll_loss(logp, targets, reduction="none"), -(logp.exp() * logp).sum(-1)
 
 
 def load_policy(folder: Path, device: torch.device | str = "cpu") -> Policy:

@@ -1,28 +1,22 @@
 """Packed, padded and alone give the same logprobs, entropies and gradients; a split covers every row once."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from learner_tiny import make_step
 from transformers import AutoModelForCausalLM
 
 from learner import model
 from learner.model import load_policy
 from learner.packing import make_rows, pack, split
 
-spec = importlib.util.spec_from_file_location("learner_conftest", Path(__file__).with_name("conftest.py"))
-shared = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(shared)
-
 
 @pytest.fixture(scope="module")
 def steps():
     rng = np.random.default_rng(0)
-    return [shared.make_step(rng) for _ in range(9)]
+    return [make_step(rng) for _ in range(9)]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,44 @@
+"""From the groups of a learner step to rows with credit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from learner.credit.registry import estimator
+from learner.credit.types import Credit, CreditStep
+from learner.packing import Rows, make_rows
+from learner.state_keys import state_key
+from services.config import CreditSection
+from services.records import Episode
+
+Groups = Sequence[Sequence[Episode]]
+"""Complete groups in training order; the episodes of each in order of k."""
+
+
+def assign_credit(groups: Groups, options: CreditSection) -> list[Credit]:
+    """One credit per group. Raises UserError for an unknown estimator, ValueError for an episode without steps."""
+    chosen = estimator(options.estimator)
+    return chosen.batch([chosen.group([_credit_steps(e) for e in group], options) for group in groups], options)
+
+
+def _credit_steps(episode: Episode) -> list[CreditStep]:
+    if not episode.steps:
+        raise ValueError(f"episode {episode.ticket.id} has no steps")
+    ticket = episode.ticket
+    return [CreditStep(state=state_key(ticket.group, ticket.task, step.observation), reward=step.reward,
+                       invalid=not step.valid) for step in episode.steps]
+
+
+def rows_of(groups: Groups, credits: Sequence[Credit], *, policy_step: int) -> Rows:
+    """All steps of all episodes, group by group, never shuffled: a minibatch is a run of consecutive episodes.
+
+    A row is stale when a policy older than `policy_step` sampled any of its tokens.
+    """
+    episodes = [episode for group in groups for episode in group]
+    steps = [step for episode in episodes for step in episode.steps]
+    return make_rows(
+        steps,
+        advantages=[a for credit in credits for row in credit.advantages for a in row],
+        temperatures=[episode.ticket.temperature for episode in episodes for _ in episode.steps],
+        stale=[any(span.version.step < policy_step for span in step.spans) for step in steps],
+    )

@@ -1,0 +1,138 @@
+"""The learner of one rank, without Ray: groups in, new weights out.
+
+Rank 0 calls train, state_dict_for_sampler, save, load and export; ranks above 0 call follow, which does their part.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from learner.batch import Groups, assign_credit, rows_of
+from learner.credit.types import Credit, statistics
+from learner.gang import Gang
+from learner.model import frozen_reference, full_tensors, load_policy, shard
+from learner.packing import Rows
+from learner.step import Stepper, Timer
+from services.config import Config
+
+TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt", "added_tokens.json",
+                   "chat_template*", "generation_config.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """What one learner step did."""
+
+    metrics: dict[str, float]
+    """Losses, grad_norm, ratios, differences, credit/* and seconds/{credit,pack,forward_backward,optimizer}."""
+    credits: list[Credit]
+    """Per group, in training order."""
+
+
+class Learner:
+    """The policy, its frozen reference and its optimizer. `model_path`: the initial policy, which stays the reference.
+
+    Raises UserError where the folder holds no model.
+    """
+
+    def __init__(self, config: Config, model_path: Path, gang: Gang) -> None:
+        section, half = config.learner, config.model.dtype == "bfloat16"
+        torch.set_num_threads(section.threads)
+        self.config = config
+        self.model_path = model_path
+        self.gang = gang
+        self.step = 0
+        """Learner steps that the weights have taken."""
+        policy = load_policy(model_path, gang.device)
+        shard(policy, gang.mesh, half=half)
+        reference = frozen_reference(model_path, gang.mesh, gang.device, half=half) if section.loss.kl else None
+        optimizer = torch.optim.AdamW(
+            policy.parameters(), lr=section.lr, betas=section.betas, weight_decay=section.weight_decay)
+        self._stepper = Stepper(policy=policy, reference=reference, optimizer=optimizer, gang=gang, section=section)
+
+    def train(self, groups: Groups) -> StepReport:
+        """One learner step on complete groups, in the order given. Raises LearnerFault; then the step is not taken."""
+        timer = Timer()
+        with timer.phase("credit"):
+            credits = assign_credit(groups, self.config.learner.credit)
+            rows = rows_of(groups, credits, policy_step=self.step)
+        self.gang.tell("train", rows)
+        metrics = self._train(rows, timer)
+        metrics |= {f"credit/{name}": value for name, value in statistics(credits).items()}
+        metrics |= {f"seconds/{name}": value for name, value in timer.seconds.items()}
+        return StepReport(metrics=metrics, credits=credits)
+
+    def state_dict_for_sampler(self) -> Iterator[tuple[str, Tensor]]:
+        """Hugging Face names and whole CPU tensors in the sampler's dtype, tied entries included, one at a time.
+
+        Exhaust it: the other ranks take part in gathering each tensor.
+        """
+        self.gang.tell("gather")
+        dtype = getattr(torch, self.config.model.dtype)
+        for name, tensor in full_tensors(self._stepper.policy):
+            yield name, tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    def save(self, folder: Path) -> None:
+        """Model, optimizer, random state and step into an existing folder that all ranks see."""
+        self.gang.tell("save", folder)
+        self._save(folder)
+
+    def load(self, folder: Path) -> None:
+        """The inverse of save, for any number of ranks."""
+        self.gang.tell("load", folder)
+        self._load(folder)
+
+    def export(self, folder: Path) -> None:
+        """Weights in the sampler's dtype, config and tokenizer in a folder that transformers and vLLM load."""
+        tied = self._stepper.policy.tied_names()
+        tensors = {name: tensor.contiguous() for name, tensor in self.state_dict_for_sampler() if name not in tied}
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        architecture = json.loads((self.model_path / "config.json").read_text())
+        architecture.pop("torch_dtype", None)
+        architecture["dtype"] = self.config.model.dtype
+        (folder / "config.json").write_text(json.dumps(architecture, indent=2) + "\n")
+        for pattern in TOKENIZER_FILES:
+            for path in self.model_path.glob(pattern):
+                shutil.copyfile(path, folder / path.name)
+
+    def follow(self) -> None:
+        """Ranks above 0: until rank 0 leaves the gang."""
+        self.gang.follow({
+            "train": lambda rows: self._train(rows, Timer()),
+            "gather": lambda _: sum(1 for _ in full_tensors(self._stepper.policy)),
+            "save": self._save,
+            "load": self._load,
+        })
+
+    def _train(self, rows: Rows, timer: Timer) -> dict[str, float]:
+        metrics = self._stepper.take(rows, timer)
+        self.step += 1
+        return metrics
+
+    def _state(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self._stepper.policy, self._stepper.optimizer)
+        return {"model": model, "optimizer": optimizer, "random": torch.get_rng_state(),
+                "step": torch.tensor([self.step, self._stepper.skipped_in_a_row])}
+
+    def _save(self, folder: Path) -> None:
+        state_dict_saver.save(self._state(), checkpoint_id=folder)
+
+    def _load(self, folder: Path) -> None:
+        state = self._state()
+        state_dict_loader.load(state, checkpoint_id=folder)
+        set_state_dict(self._stepper.policy, self._stepper.optimizer, model_state_dict=state["model"],
+                       optim_state_dict=state["optimizer"])
+        torch.set_rng_state(state["random"])
+        self.step, self._stepper.skipped_in_a_row = state["step"].tolist()

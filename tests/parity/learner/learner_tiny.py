@@ -1,0 +1,63 @@
+"""A tiny Qwen2, steps of random tokens and groups of them: imported by the tests and by the rank processes."""
+
+import socket
+
+import msgspec
+import numpy as np
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from services.config import Config
+from services.records import Episode, Step, Ticket, Version, VersionSpan
+
+
+def make_model(folder, *, tied):
+    torch.manual_seed(0)
+    config = Qwen2Config(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                         num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=tied,
+                         max_position_embeddings=64, initializer_range=0.3, eos_token_id=0, bos_token_id=None)
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def make_step(rng, *, observation="s", reward=0.0, valid=True, step=0):
+    prompt, response = (rng.integers(0, 97, rng.integers(*span), dtype=np.int32) for span in ((3, 30), (1, 9)))
+    return Step(
+        observation=observation, prompt_ids=prompt, response_ids=response,
+        logprobs=-rng.random(len(response), dtype=np.float32),
+        spans=[VersionSpan(version=Version(incarnation=1, step=step), start=0, end=len(response))],
+        action="go", valid=valid, admissible=True, reward=reward)
+
+
+def make_groups(seed, *, step=0, count=2, size=4):
+    """Groups of episodes that share states, with a win here and there."""
+    rng = np.random.default_rng(seed)
+    groups = []
+    for g in range(count):
+        episodes = []
+        for k in range(size):
+            won = bool(rng.random() < 0.5)
+            steps = [make_step(rng, observation=str(rng.integers(3)), valid=rng.random() > 0.2, step=step)
+                     for _ in range(rng.integers(1, 5))]
+            steps[-1] = msgspec.structs.replace(steps[-1], reward=10.0 * won)
+            ticket = Ticket(group=f"train/{seed * 100 + g:08d}", k=k, size=size, task=f"t/{g}", seed=k, kind="train",
+                            temperature=1.0, max_steps=5)
+            episodes.append(Episode(ticket=ticket, steps=steps, won=won, end="won" if won else "turns", worker="w",
+                                    attempt=1, seconds=0.1, engine="e"))
+        groups.append(episodes)
+    return groups
+
+
+def make_config(**learner):
+    base = {"groups_per_step": 2, "group_size": 4, "lr": 5e-4, "minibatch_rows": 8, "token_budget": 128, "threads": 1}
+    return Config(name="t", steps=4, learner={**base, **learner})
+
+
+def weights(learner):
+    return {name: tensor.clone() for name, tensor in learner.state_dict_for_sampler()}
+
+
+def port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
