@@ -12,16 +12,18 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
 
 import msgspec
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, FailFast, Field, TypeAdapter, ValidationError
 
 from envservice.metrics import ServerMetrics
 from envservice.problems import Problem
 from envservice.schemas import MAX_BATCH, CloseRequest, ResetRequest, StepRequest
 from envservice.sessions import SessionStore
 
+BOUNDS = (Field(max_length=MAX_BATCH), FailFast())
+"""Of a request's list: it is given up at the first thing wrong, so that what is sent in bad faith costs little."""
 INLINE_S = 0.02
 """Longest time that one request holds the event loop before it lets others in."""
 
@@ -49,12 +51,9 @@ class Verb(Generic[Element]):
     def decode(self, body: bytes) -> list[Element | Problem]:
         """The elements, each valid or its own problem. Raises Problem where the body is no list, or too long a one."""
         try:
-            elements: list[Element | Problem] = list(self._many.validate_json(body))
+            return list(self._many.validate_json(body))
         except ValidationError:
-            elements = [self._decode_one(raw) for raw in _split(body)]
-        if len(elements) > MAX_BATCH:
-            raise Problem("too_large", f"{len(elements)} elements; at most {MAX_BATCH} in one request")
-        return elements
+            return [self._decode_one(raw) for raw in _split(body)]
 
     def _decode_one(self, raw: bytes) -> Element | Problem:
         try:
@@ -72,9 +71,9 @@ class Batches:
         self._store = store
         self._metrics = metrics
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine") if threaded else None
-        self.reset = Verb(ResetRequest, TypeAdapter(list[ResetRequest]), self._reset)
-        self.step = Verb(StepRequest, TypeAdapter(list[StepRequest]), self._step)
-        self.close = Verb(CloseRequest, TypeAdapter(list[CloseRequest]), self._close)
+        self.reset = Verb(ResetRequest, TypeAdapter(Annotated[list[ResetRequest], *BOUNDS]), self._reset)
+        self.step = Verb(StepRequest, TypeAdapter(Annotated[list[StepRequest], *BOUNDS]), self._step)
+        self.close = Verb(CloseRequest, TypeAdapter(Annotated[list[CloseRequest], *BOUNDS]), self._close)
 
     async def answer(self, verb: Verb[Element], body: bytes) -> Reply:
         """One result per element, in order. Raises Problem where the whole is refused: no list, too long, all full."""
@@ -124,6 +123,9 @@ class Batches:
 
 def _split(body: bytes) -> list[bytes]:
     try:
-        return [bytes(raw) for raw in msgspec.json.decode(body, type=list[msgspec.Raw])]
+        parts = msgspec.json.decode(body, type=list[msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Problem("malformed", f"the body is not a JSON list: {error}") from None
+    if len(parts) > MAX_BATCH:
+        raise Problem("too_large", f"{len(parts)} elements; at most {MAX_BATCH} in one request")
+    return [bytes(part) for part in parts]

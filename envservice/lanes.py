@@ -22,7 +22,7 @@ IN_FLIGHT = 2
 BATCH = 128
 """Elements of one request; a server takes 256."""
 BATCH_BYTES = 2 * 1024 * 1024
-"""Of one request; a server takes 8 MiB, and one element may be large."""
+"""Of one request; a server takes 4 MiB, and one element may be large."""
 BACKOFF_S = (0.05, 2.0)
 """First and longest pause after a replica fails; doubled each time it fails again."""
 REPLAYS_HEADER = "gagpo-replays"

@@ -15,7 +15,7 @@ MAX_ACTIONS = 50
 """Actions before this one: an episode has at most MAX_ACTIONS + 1 steps."""
 MAX_BATCH = 256
 """Elements of one request."""
-MAX_BODY = 8 * 1024 * 1024
+MAX_BODY = 4 * 1024 * 1024
 """Bytes of one request's body."""
 MAX_ACTION = 8192
 """Characters of one action: a policy may ramble up to its response limit."""

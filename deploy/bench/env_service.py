@@ -190,11 +190,11 @@ def _actors() -> Iterator[list[Any]]:
     os.environ["RAY_AUTH_MODE"] = "disabled"  # a local, private cluster: otherwise Ray writes a token into $HOME
     import ray
 
-    # num_cpus bounds how many workers start at once, and Ray scolds who asks for four times as many.
+    # Ray scolds who has four times as many workers as may start at once, which is the number of cores otherwise.
     ray.init(
-        address="local", num_cpus=SESSIONS // 2, include_dashboard=False, log_to_driver=False,
-        object_store_memory=100 * 2**20, logging_level=logging.ERROR,
-        _system_config={"worker_register_timeout_seconds": START_S})
+        address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20,
+        logging_level=logging.ERROR,
+        _system_config={"worker_register_timeout_seconds": START_S, "maximum_startup_concurrency": SESSIONS // 2})
     try:
         actor: Any = ray.remote(num_cpus=0)(EnvironmentActor)
         actors = [actor.remote() for _ in range(SESSIONS)]
