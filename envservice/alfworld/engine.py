@@ -18,12 +18,12 @@ class OwnSession:
     """One play of one game."""
 
     def __init__(self, game: Game) -> None:
-        self._game = game
         self._state = rules.State(game)
         self._commands = rules.commands(self._state)
 
     def reset(self) -> Outcome:
-        self.__init__(self._game)
+        self._state = rules.State(self._state.game)
+        self._commands = rules.commands(self._state)
         return self._outcome(text.introduction(self._state), started=False)
 
     def step(self, action: str) -> Outcome:

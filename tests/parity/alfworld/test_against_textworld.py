@@ -147,3 +147,49 @@ def test_every_official_walkthrough_wins_with_its_last_command():
         if [outcome.won for outcome in outcomes] != [False] * len(data["walkthrough"]) + [True]:
             failed.append(task)
     assert not failed
+
+
+def test_corners_that_ordinary_games_rarely_reach():
+    """The agent starts at a receptacle; things are cool, open, in two places, in each other at the start."""
+    data = generate("train", 8)
+    game = parse_game(data)
+    near = next(rs for rs in game.receptacles_at.values() if sum(fits(game, r) for r in rs) > 1)
+    table = next(r for r in game.receptacles if r not in near and not game.has("openable", r) and fits(game, r))
+    target, beside = [r for r in near if fits(game, r)][:2]
+    knife = next(o for o, kind in game.object_type.items() if kind == "knifetype")
+    tomato, other = sorted(game.traits["sliceable"])[:2]
+    facts = [
+        f"(inReceptacle {knife} {target})",
+        f"(inReceptacle {knife} {table})",
+        f"(inReceptacle {tomato} {target})",
+        f"(objectAtLocation {other} {game.location_of[target]})",
+        f"(isCool {tomato})",
+        f"(isReceptacleObject {other})",
+        f"(inReceptacleObject {tomato} {other})",
+        *(f"(opened {r})" for r in near if game.has("openable", r)),
+    ]
+    problem = data["pddl_problem"].replace("(:init", "(:init " + "\n".join(facts))
+    start = re.search(r"\(atLocation agent1 (\S+)\)", problem)[1]
+    problem = problem.replace(f"(atLocation agent1 {start})", f"(atLocation agent1 {game.location_of[target]})")
+    pair = Pair({**data, "pddl_problem": problem})
+
+    names = [game.names[each] for each in (knife, tomato, other, target, beside, table)]
+    knife, tomato, other, target, beside, table = names
+    first = pair.reset()
+    assert "You are facing the" in first.observation
+    script = f"""take {knife} from {target}; slice {tomato} with {knife}; slice {other} with {knife}; examine {knife}
+        look; move {knife} to {target}; take {knife} from {target}; inventory; move {knife} to {beside}; look
+        take {knife} from {beside}; look; go to {table}; move {knife} to {table}; take {knife} from {table}
+        go to {target}; move {knife} to {target}; take {tomato} from {target}; examine {tomato}; look
+        go to {table}; move {tomato} to {table}; take {tomato} from {table}; look"""
+    commands = [command.strip() for command in re.split("[;\n]", script)]
+    seen = [pair.step(command).observation for command in commands]
+    check([pair], records=24)
+    assert "Nothing happens." not in seen
+    assert any(f"Next to it, you see a {knife}" in text for text in seen)
+    assert "This is a cool" in pair.own.step(f"examine {tomato}").observation
+
+
+def fits(game, receptacle):
+    """A knife can be put there."""
+    return (game.receptacle_type[receptacle], "knifetype") in game.can_contain
