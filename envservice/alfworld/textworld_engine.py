@@ -3,7 +3,9 @@
 It is some thousand times slower than ours and unfriendly to its process, so every call of it holds one lock:
 a translation of PDDL replaces sys.argv and sys.stdout while it runs, and its parser is shared and not thread-safe.
 The translation's sys.argv is put back; text that another thread prints meanwhile is lost.
-Not its expert, which costs more and leaks facts into what the player sees.
+Not its expert, which costs more and leaks facts into what the player sees. Not unloading the copy of the planner's
+library that each session loads, because its unloading crashes the process: some megabytes stay for every game opened,
+so this engine suits comparisons, not long training.
 """
 
 from __future__ import annotations
