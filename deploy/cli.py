@@ -26,6 +26,7 @@ from deploy import (
     command_eval,
     command_play,
     command_serve_env,
+    command_sft,
     command_status,
     command_tasks,
     command_train,
@@ -38,6 +39,7 @@ Subparsers = argparse._SubParsersAction  # pyright: ignore[reportPrivateUsage]  
 
 COMMANDS: tuple[Callable[[Subparsers], None], ...] = (
     command_train.add_parser,
+    command_sft.add_parser,
     command_eval.add_parser,
     command_tasks.add_parser,
     command_play.add_parser,
