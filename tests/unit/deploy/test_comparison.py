@@ -19,7 +19,8 @@ def test_no_panel_no_table() -> None:
 
 def test_the_gain_is_paired_by_game() -> None:
     """Games gain 1, 0, 0, 0: mean .25, sample sd .5, standard error .25, half-width .49."""
-    comparison = compare([line(COLD, {"a": 0, "b": 1, "c": 0, "d": 1}), line(TRAINED, {"a": 1, "b": 1, "c": 0, "d": 1})])
+    before, after = {"a": 0, "b": 1, "c": 0, "d": 1}, {"a": 1, "b": 1, "c": 0, "d": 1}
+    comparison = compare([line(COLD, before), line(TRAINED, after)])
     assert comparison is not None
     (gain,) = comparison.gains
     assert gain.gain == 0.25
