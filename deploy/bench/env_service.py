@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import logging
 import os
 import random
@@ -190,16 +191,16 @@ def _actors() -> Iterator[list[Any]]:
     os.environ["RAY_AUTH_MODE"] = "disabled"  # a local, private cluster: otherwise Ray writes a token into $HOME
     import ray
 
-    # Ray scolds who has four times as many workers as may start at once, which is the number of cores otherwise.
     ray.init(
         address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20,
-        logging_level=logging.ERROR,
-        _system_config={"worker_register_timeout_seconds": START_S, "maximum_startup_concurrency": SESSIONS // 2})
+        logging_level=logging.ERROR, _system_config={"worker_register_timeout_seconds": START_S})
     try:
-        actor: Any = ray.remote(num_cpus=0)(EnvironmentActor)
-        actors = [actor.remote() for _ in range(SESSIONS)]
-        ray.get([one.ready.remote() for one in actors], timeout=START_S)
-        yield actors
+        # Ray scolds on stdout whoever starts many more actors than there are cores, which is what is asked for here.
+        with contextlib.redirect_stdout(io.StringIO()):
+            actor: Any = ray.remote(num_cpus=0)(EnvironmentActor)
+            actors = [actor.remote() for _ in range(SESSIONS)]
+            ray.get([one.ready.remote() for one in actors], timeout=START_S)
+            yield actors
     finally:
         ray.shutdown()
 
