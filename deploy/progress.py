@@ -83,7 +83,8 @@ class Progress:
     def _say(self, text: str) -> None:
         if self._live is None:
             elapsed = self._clock() - self._started
-            self._console.print(f"[{elapsed // 60:02.0f}:{elapsed % 60:02.0f}] {text}", markup=False, highlight=False, soft_wrap=True)
+            line = f"[{elapsed // 60:02.0f}:{elapsed % 60:02.0f}] {text}"
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def render(self) -> Group:
         """The live view."""
