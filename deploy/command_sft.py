@@ -94,10 +94,13 @@ def cold_start(
     from learner.sft import Budget, train
     from learner.sft_data import encode
 
+    path = continue_from or config.model.path
+    if path is not None and not (path / "config.json").exists():
+        raise UserError(f"{path} holds no model", "give model.path a Hugging Face folder")
     seed = seed_for(config.seed, "sft", "start" if continue_from is None else "more")
     template = make_template(config.env.prompt, config.env.history)
     shown = demonstrations(config, open_environment(config.env), template, seed=seed, report=report)
-    model, tokenizer = _start(config, continue_from or config.model.path, shown.examples, report)
+    model, tokenizer = _start(config, path, shown.examples, report)
     max_tokens = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
     rows = encode(tokenizer, shown.examples, chat=template.chat, max_tokens=max_tokens)
     report(f"training {sum(w.numel() for w in model.parameters()):,} weights for {minutes:.1f} min "
@@ -154,13 +157,13 @@ def _start(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model to train and its tokenizer: those at `path`, or new ones."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
 
     from learner.scratch_model import scratch_model
     from learner.tokenizer import train_tokenizer
 
+    disable_progress_bar()
     if path is not None:
-        if not (path / "config.json").exists():
-            raise UserError(f"{path} holds no model", "give model.path a Hugging Face folder")
         model = AutoModelForCausalLM.from_pretrained(path, dtype="float32", local_files_only=True)
         return model, AutoTokenizer.from_pretrained(path, local_files_only=True)
     stride = max(1, 2 * len(examples) // TOKENIZER_TEXTS)

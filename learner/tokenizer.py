@@ -1,37 +1,46 @@
-"""A byte-level BPE tokenizer made from the demonstrations themselves.
+"""A small tokenizer made from the demonstrations themselves.
 
-Copying is what a tiny policy finds hardest: "take ladle 1 from microwave 2" must repeat a noun and two numbers of the
-prompt. So every noun that is ever followed by a number is a piece of its own, and so is every number; one and the
-same token then stands in the task, in the observation, in the list of actions and in the answer, where an induction
-head can find it. All else (", and a", "; go to", "You arrive at") is boilerplate and merges freely. Byte-level:
-any text round-trips, also one that training never showed.
+Copying is what a tiny policy finds hardest: "take ladle 1 from microwave 2" must repeat two nouns and two numbers of
+the prompt. So every noun that is ever followed by a number is a token, and so is every number; one and the same token
+then stands in the task, in the observation, in the choices and in the answer, where an induction head can find it.
+What stands between them (", and a", "; go to", "</think><action>take") is boilerplate: its frequent pieces are tokens
+too, which shortens prompts and answers. All these are ordinary added tokens, matched longest first; a byte-level BPE
+below them takes any other text.
+
+Added tokens rather than a pre-tokenizer of our own, because transformers and vLLM load every Qwen2 model's tokenizer
+with Qwen2's own pre-tokenizer and normalizer, whatever tokenizer.json says; these here are the same for both.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-END = "<|end|>"
+END = "<|endoftext|>"
 """End of a chat turn, and padding."""
 USER = "<|user|>"
 ASSISTANT = "<|assistant|>"
-TAGS = ("<think>", "</think>", "<action>", "</action>")
-"""Whole tokens, but not special ones: decoding with skip_special_tokens must keep them, or no answer parses."""
 STOP = "</action>"
-"""An answer ends with this token."""
+"""An answer ends with this token. Not a special one: decoding with skip_special_tokens must keep it."""
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] == 'assistant' %}" + ASSISTANT + "{% else %}" + USER + "{% endif %}"
     "{{ message['content'] }}" + END + "{% endfor %}"
     "{% if add_generation_prompt %}" + ASSISTANT + "{% endif %}"
 )
+_QWEN2_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _NUMBERS = 64
-"""0..63 are single tokens whatever the texts hold: official kitchens count up to 54 receptacles."""
+"""0..63 are tokens whatever the texts hold: official kitchens count up to 54 receptacles."""
+_PHRASES = 192
+_BASE = 384
+"""Tokens of the BPE below: 256 bytes, and the most frequent merges."""
 
 
 def counted_nouns(texts: Iterable[str]) -> list[str]:
@@ -42,35 +51,55 @@ def counted_nouns(texts: Iterable[str]) -> list[str]:
     return sorted(nouns)
 
 
-def train_tokenizer(texts: Iterable[str], *, vocab_size: int = 1024) -> PreTrainedTokenizerFast:
-    """A fast tokenizer whose vocabulary saturates below `vocab_size` on templated texts.
+def boilerplate(texts: Iterable[str], nouns: Sequence[str]) -> list[str]:
+    """The pieces between nouns and numbers that save most, longest first: whole ones, and their lines."""
+    names = rf" (?:{'|'.join(nouns)})\b|" if nouns else ""
+    between = re.compile(rf"{names} [0-9]+|{re.escape(STOP)}")
+    counts: Counter[str] = Counter()
+    for text in texts:
+        pieces = between.split(text)
+        counts.update(pieces)
+        counts.update(line for piece in pieces if "\n" in piece for line in re.split(r"(?<=\n)", piece))
+    worth = {piece: (len(piece) - 1) * count for piece, count in counts.items() if len(piece) > 1 and count > 1}
+    best = sorted(worth, key=lambda piece: (-worth[piece], piece))[:_PHRASES]
+    return sorted(best, key=lambda piece: (-len(piece), piece))
+
+
+def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+    """A fast tokenizer of some 600 tokens on templated texts. It gives back any text in Unicode's NFC form.
 
     Deterministic in the texts and their order. Raises ValueError where there are no texts.
     """
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import AddedToken
     from transformers import PreTrainedTokenizerFast
 
     corpus = list(texts)
     if not corpus:
         raise ValueError("a tokenizer needs texts to train on")
     nouns = counted_nouns(corpus)
-    pieces = [r" ?[0-9]+", r"\n", *([rf" ?\b(?:{'|'.join(nouns)})\b"] if nouns else [])]
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex("|".join(pieces)), behavior="isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ])  # pyright: ignore[reportAttributeAccessIssue]  # the stubs declare the property read-only
-    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]  # likewise
-    tokenizer.add_special_tokens([END, USER, ASSISTANT])
-    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, min_frequency=2, show_progress=False, special_tokens=[END, USER, ASSISTANT],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )
-    tags = re.compile("|".join(map(re.escape, TAGS)))
-    numbers = [f" {number}" for number in range(_NUMBERS)] * 2
-    tokenizer.train_from_iterator([*(part for text in corpus for part in tags.split(text)), *numbers], trainer)
+    tokenizer = _base(corpus)
+    whole = [STOP, *(f" {noun}" for noun in nouns), *(f" {n}" for n in range(_NUMBERS)), *boilerplate(corpus, nouns)]
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in dict.fromkeys(whole)])
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=END, pad_token=END, clean_up_tokenization_spaces=False)
+        tokenizer_object=tokenizer, eos_token=END, pad_token=END, unk_token=END, clean_up_tokenization_spaces=False,
+        additional_special_tokens=[USER, ASSISTANT])
     fast.chat_template = CHAT_TEMPLATE
     return fast
+
+
+def _base(corpus: list[str]) -> Any:
+    """Byte-level BPE behind Qwen2's normalizer and pre-tokenizer."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    tokenizer: Any = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(_QWEN2_WORDS), behavior="isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=_BASE, show_progress=False, special_tokens=[END, USER, ASSISTANT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    tokenizer.train_from_iterator(corpus, trainer)
+    return tokenizer

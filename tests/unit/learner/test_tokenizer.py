@@ -1,11 +1,13 @@
 """The tokenizer made from demonstrations: lossless, and cut where copying needs it."""
 
+import unicodedata
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, Qwen2Config
 
-from learner.tokenizer import ASSISTANT, END, STOP, TAGS, USER, counted_nouns, train_tokenizer
+from learner.tokenizer import ASSISTANT, END, STOP, USER, counted_nouns, train_tokenizer
 
 PROMPT = (
     "Task: put some mug on shelf\nDone: go to cabinet 1; open cabinet 1\n"
@@ -20,8 +22,12 @@ def tokenizer():
     return train_tokenizer(TEXTS)
 
 
+def ids(tokenizer, text):
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
 def pieces(tokenizer, text):
-    return [tokenizer.decode([token]) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
+    return [tokenizer.decode([token]) for token in ids(tokenizer, text)]
 
 
 def test_nouns_are_the_words_that_numbers_follow():
@@ -29,33 +35,41 @@ def test_nouns_are_the_words_that_numbers_follow():
 
 
 def test_noun_and_number_are_tokens_of_their_own_wherever_they_stand(tokenizer):
-    answer = pieces(tokenizer, ANSWER)
-    assert answer == ["<think>", "find", " mug", "</think>", "<action>", "take", " mug", " 2", " from", " cabinet",
-                      " 1", "</action>"]
+    assert pieces(tokenizer, ANSWER) == [
+        "<think>find", " mug", "</think><action>take", " mug", " 2", " from", " cabinet", " 1", "</action>"]
     prompt = pieces(tokenizer, PROMPT)
     assert prompt.count(" mug") == 3  # task, observation, action: one and the same token
-    assert "; take" in prompt
+    assert ".\nActions: go to" in prompt
     assert pieces(tokenizer, " 0 37 63") == [" 0", " 37", " 63"]
 
 
-def test_one_token_per_tag_that_survives_decoding_without_special_tokens(tokenizer):
-    ids = tokenizer(ANSWER + END, add_special_tokens=False)["input_ids"]
-    assert tokenizer.decode(ids, skip_special_tokens=True) == ANSWER
-    assert all(len(tokenizer(tag, add_special_tokens=False)["input_ids"]) == 1 for tag in TAGS)
-    assert ids[-2] == tokenizer.convert_tokens_to_ids(STOP)
+def test_a_noun_is_never_cut_by_a_piece_that_it_begins_with(tokenizer):
+    texts = ["Now: a apple 1, a pen 1, a pencil 2.", "Now: a pencil 1, a pen 2, a apple 3."]
+    assert [piece for piece in pieces(train_tokenizer(texts), texts[0]) if piece.strip().isalpha()] == [
+        " apple", " pen", " pencil"]
+
+
+def test_answers_end_with_one_token_that_survives_decoding_without_special_tokens(tokenizer):
+    tokens = ids(tokenizer, ANSWER + END)
+    assert tokenizer.decode(tokens, skip_special_tokens=True) == ANSWER
+    assert tokens[-2] == tokenizer.convert_tokens_to_ids(STOP)
 
 
 @settings(max_examples=100, deadline=None)
 @given(text=st.text(max_size=60) | st.from_regex(r"(go to |take |mug|shelf| \d+|\n|; |<action>){1,12}", fullmatch=True))
-def test_any_text_round_trips(tokenizer, text):
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert tokenizer.decode(ids) == text
+def test_any_text_round_trips_in_its_normal_form(tokenizer, text):
+    assert tokenizer.decode(ids(tokenizer, text)) == unicodedata.normalize("NFC", text)
 
 
-def test_a_saved_folder_loads_as_the_same_tokenizer(tokenizer, tmp_path):
+def test_a_model_folder_loads_as_the_same_tokenizer(tokenizer, tmp_path):
+    """transformers puts a tokenizer class of its own over that of every Qwen2 folder."""
     tokenizer.save_pretrained(tmp_path)
+    Qwen2Config(vocab_size=len(tokenizer)).save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
-    assert loaded(PROMPT + ANSWER)["input_ids"] == tokenizer(PROMPT + ANSWER)["input_ids"]
+    assert len(loaded) == len(tokenizer)
+    for text in (PROMPT, ANSWER, "An unseen text: 123 spoons,\n\t and  caf\u00e9s."):
+        assert ids(loaded, text) == ids(tokenizer, text)
+        assert loaded.decode(ids(loaded, text), skip_special_tokens=True) == text
     assert loaded.eos_token_id == loaded.pad_token_id == tokenizer.convert_tokens_to_ids(END)
     chat = loaded.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True)
     assert chat == f"{USER}hi{END}{ASSISTANT}"
