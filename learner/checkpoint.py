@@ -34,14 +34,12 @@ class Position:
 
 
 class Checkpoints:
-    """The checkpoints of one run; one writer."""
+    """The checkpoints of one run; one writer, who alone calls commit and record_score."""
 
     def __init__(self, root: Path, keep: int) -> None:
         self.root = root
         self.keep = keep
         root.mkdir(parents=True, exist_ok=True)
-        for torn in root.glob(".tmp-*"):
-            shutil.rmtree(torn)
 
     def folder(self, step: int) -> Path:
         """Where the checkpoint of a step is or would be."""
@@ -60,7 +58,8 @@ class Checkpoints:
     def commit(self, position: Position, write: Callable[[Path], None]) -> Path:
         """Calls `write` with a temporary folder, then makes it the newest checkpoint; returns where it is."""
         temporary, final = self.root / f".tmp-step-{position.step:08d}", self.folder(position.step)
-        shutil.rmtree(temporary, ignore_errors=True)
+        for torn in self.root.glob(".tmp-*"):
+            shutil.rmtree(torn)
         temporary.mkdir()
         write(temporary)
         (temporary / "meta.json").write_text(json.dumps({"format": FORMAT, "position": asdict(position)}))

@@ -99,13 +99,13 @@ class Learner:
         tensors = {name: tensor.contiguous() for name, tensor in self.state_dict_for_sampler() if name not in tied}
         folder.mkdir(parents=True, exist_ok=True)
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        architecture = json.loads((self.model_path / "config.json").read_text())
-        architecture.pop("torch_dtype", None)
-        architecture["dtype"] = self.config.model.dtype
-        (folder / "config.json").write_text(json.dumps(architecture, indent=2) + "\n")
         for pattern in TOKENIZER_FILES:
             for path in self.model_path.glob(pattern):
                 shutil.copyfile(path, folder / path.name)
+        architecture = json.loads((self.model_path / "config.json").read_text())
+        architecture.pop("torch_dtype", None)
+        architecture["dtype"] = self.config.model.dtype
+        (folder / "config.json").write_text(json.dumps(architecture, indent=2) + "\n")  # last: marks it as complete
 
     def follow(self) -> None:
         """Ranks above 0: until rank 0 leaves the gang."""

@@ -1,0 +1,132 @@
+"""The Ray shell of one learner rank: wires the parts from a config and runs them."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from services.config import Config
+from services.errors import DeadlineExceeded, LeaseLost
+from services.records import Version
+from services.store.lease import Lease
+from services.store.store import Store
+from services.weights.pack import Packed
+
+LEASE_S = 15.0
+PUBLISH_S = 300.0
+EVALUATION_S = 3600.0
+"""The longest that a version is held back for the evaluation of the one before; the watchdog is far earlier."""
+
+
+class LearnerRank:
+    """LearnerActor without Ray's decorator."""
+
+    def __init__(self, *, config_json: str, run: str, rank: int, world: int, store_url: str, model_path: str,
+                 weights_actor_name: str) -> None:
+        self._config = Config.model_validate_json(config_json)
+        self._run = run
+        self._rank = rank
+        self._world = world
+        self._store_url = store_url
+        self._model = Path(model_path)
+        self._weights_actor_name = weights_actor_name
+
+    def rendezvous(self) -> str:
+        """Rank 0: `host:port` where the gang meets."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return f"{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
+
+    def run(self, rendezvous: str) -> None:
+        """Until the steps of the config are done; then the result is in the run's folder under `model`."""
+        from learner.gang import Gang
+        from learner.trainer import Learner
+
+        gang = Gang(self._rank, self._world, rendezvous, gpu=self._config.learner.gpus > 0)
+        learner = Learner(self._config, self._model, gang)
+        if self._rank:
+            learner.follow()
+        else:
+            with ExitStack() as stack:
+                self._lead(learner, stack)
+        gang.leave()  # not after an error: the others may be inside another collective, and the supervisor ends them
+
+    def _lead(self, learner: Any, stack: ExitStack) -> None:
+        from learner.checkpoint import Checkpoints
+        from learner.loop import TrainingLoop
+        from services.store.archive import EpisodeArchive
+
+        config = self._config
+        store = Store(self._store_url, self._run)
+        lease = store.acquire("learner", f"{self._run}-learner", ttl_s=LEASE_S)
+        keeper = stack.enter_context(LeaseKeeper(Store(self._store_url, self._run), lease))
+        weights = ray.get_actor(self._weights_actor_name)
+
+        def publish(version: Version, packed: Packed) -> None:
+            ray.get(weights.publish.remote(version, packed.manifest, packed.buffer), timeout=PUBLISH_S)
+
+        def before_publish(replaced: Version) -> None:
+            deadline = time.monotonic() + EVALUATION_S
+            while evaluation_due(config, replaced.step) and store.evaluated() < replaced.step:
+                keeper.check()
+                if time.monotonic() > deadline:
+                    raise DeadlineExceeded(f"the evaluation of step {replaced.step} took over {EVALUATION_S:.0f} s")
+                time.sleep(0.2)
+
+        TrainingLoop(
+            config=config, learner=learner, store=store, lease=lease, publish=publish, before_publish=before_publish,
+            archive=stack.enter_context(EpisodeArchive(config.run_dir / "episodes")),
+            checkpoints=Checkpoints(config.run_dir / "checkpoints", config.checkpoint.keep),
+            metrics=config.run_dir / "metrics.jsonl", check=keeper.check,
+        ).run()
+        learner.export(config.run_dir / "model")
+
+
+def evaluation_due(config: Config, step: int) -> bool:
+    """Whether the version of `step` is evaluated: every eval.every steps and after the last."""
+    every = config.eval.every
+    return every > 0 and (step % every == 0 or step == config.steps)
+
+
+class LeaseKeeper:
+    """Renews a lease three times within its time to live, from a thread of its own: a step may be longer than that."""
+
+    def __init__(self, store: Store, lease: Lease) -> None:
+        self._store = store
+        self._lease = lease
+        self._error: Exception | None = None
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="learner-lease", daemon=True)
+
+    def __enter__(self) -> LeaseKeeper:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join(self._lease.ttl_s)
+        if self._error is None:
+            self._store.release(self._lease)
+
+    def check(self) -> None:
+        """Raises LeaseLost when the role is gone, or whatever kept the lease from being renewed."""
+        if self._error is not None:
+            raise LeaseLost(f"the learner's lease could not be renewed: {self._error}") from self._error
+
+    def _run(self) -> None:
+        """The error is kept for the loop's thread; the store fences every write in the meantime."""
+        while not self._done.wait(self._lease.ttl_s / 3):
+            try:
+                self._store.renew(self._lease)
+            except Exception as error:
+                self._error = error
+                return
+
+
+LearnerActor = ray.remote(LearnerRank)

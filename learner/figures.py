@@ -1,0 +1,43 @@
+"""One line of metrics.jsonl: what the groups of a step were like, beside what the learner measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from services.records import Episode, Manifest, Version
+
+
+def figures(version: Version | None, manifest: Manifest, groups: Sequence[Sequence[Episode]],
+            measured: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, Any]:
+    """All keys of services.metrics.METRIC_KEYS. `version`: published after the step; `seconds`: the loop's phases.
+
+    Shares are over environment steps, ages in learner steps at consumption, tokens_trained counts prompts too.
+    """
+    episodes = [episode for group in groups for episode in group]
+    steps = [step for episode in episodes for step in episode.steps]
+    ages = [manifest.step - 1 - episode.oldest_step for episode in episodes]
+    sampled = sum(len(step.response_ids) for step in steps)
+    return {
+        "step": manifest.step,
+        "version": version.short if version is not None else "",
+        "time": time.time(),
+        "success_rate": fmean(episode.won for episode in episodes),
+        "episode_return": fmean(episode.total_reward for episode in episodes),
+        "episode_length": fmean(len(episode.steps) for episode in episodes),
+        "invalid_share": fmean(not step.valid for step in steps),
+        "inadmissible_share": fmean(not step.admissible for step in steps),
+        "episodes": len(episodes),
+        "env_steps": len(steps),
+        "tokens_sampled": sampled,
+        "tokens_trained": sampled + sum(len(step.prompt_ids) for step in steps),
+        "staleness_mean": fmean(ages),
+        "staleness_max": max(ages),
+        "dropped_groups": len(manifest.drops),
+        "reissued_episodes": sum(episode.attempt > 1 for episode in episodes),
+        "replays": sum(episode.replays for episode in episodes),
+        **{f"seconds/{phase}": value for phase, value in seconds.items()},
+        **measured,
+    }

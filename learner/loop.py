@@ -1,0 +1,191 @@
+"""The training loop, on rank 0.
+
+    wait      groups_per_step ready groups, oldest first; none is overtaken that the next step could not use
+    commit    the manifest, before any weight moves: the log that a restart replays to the letter
+    train     credit, loss, optimizer
+    publish   after the evaluation of the version that it replaces
+    persist   metrics and archive always; a checkpoint every so often, and only then are episodes retired
+
+A step whose manifest exists is a replay: the same groups in the same order, else the same loop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from learner.checkpoint import EXPORT, Checkpoints, Position
+from learner.credit.types import Credit
+from learner.figures import figures
+from learner.step import Timer
+from learner.trainer import Learner, StepReport
+from services.config import Config
+from services.errors import DeadlineExceeded
+from services.metrics import append_row
+from services.records import Drop, Episode, Manifest, Version
+from services.store.archive import EpisodeArchive, Row
+from services.store.lease import Lease
+from services.store.store import Store
+from services.weights.pack import Packed, pack
+
+POLL_S = 0.1
+OVERDUE_S = 600.0
+"""How long a step waits for a group that only this step can use, before it drops the group."""
+WAIT_S = 1800.0
+"""How long a step waits for groups at all; the controller's watchdog is earlier and names who is stuck."""
+RETAINED_BYTES = 2 << 30
+"""Episodes held in Redis; beyond it a checkpoint is made, so that they can be retired."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainingLoop:
+    """`publish` hands packed weights to the samplers; `before_publish` returns once the version that is replaced may
+    go; `check` raises when this process has lost its role."""
+
+    config: Config
+    learner: Learner
+    store: Store
+    lease: Lease
+    archive: EpisodeArchive
+    checkpoints: Checkpoints
+    metrics: Path
+    publish: Callable[[Version, Packed], None]
+    before_publish: Callable[[Version], None]
+    check: Callable[[], None] = lambda: None
+    incarnation: int = 0
+    position: Position = field(default=Position(step=0, incarnation=0, next_group=0, trained=0))
+    version: Version | None = None
+
+    def run(self) -> None:
+        """Until the last step is trained, published and checkpointed."""
+        self.restore()
+        self.publish_weights()
+        manifests = {manifest.step: manifest for manifest in self.store.manifests(self.learner.step)}
+        while self.learner.step < self.config.steps:
+            timer = Timer()
+            with timer.phase("wait"):
+                manifest = manifests.get(self.learner.step + 1) or self.commit()
+                groups = [self.store.episodes(group) for group in manifest.groups]
+            report = self.learner.train(groups)
+            self.position = self._after(manifest)
+            with timer.phase("publish"):
+                self.publish_weights()
+            self._archive(groups, report)
+            with timer.phase("checkpoint"):
+                self.persist(forced=self.learner.step == self.config.steps)
+            append_row(self.metrics, figures(self.version, manifest, groups, report.metrics, timer.seconds))
+
+    def restore(self) -> None:
+        """The newest checkpoint, a new incarnation, and a store that agrees with both: else the checkpoint wins."""
+        found = self.checkpoints.latest()
+        if found is not None:
+            self.position = found
+            self.learner.load(self.checkpoints.folder(found.step))
+        self.incarnation = self.store.incarnation(self.lease, above=self.position.incarnation)
+        at = self.position
+        if not self.store.agrees_with(at.step):
+            self.store.reset_to(self.lease, at.step, at.next_group, trained=at.trained)
+
+    def commit(self) -> Manifest:
+        """Waits for the groups of the next step and writes its manifest."""
+        step = self.learner.step + 1
+        return self.store.begin_step(
+            self.lease, Manifest(step=step, incarnation=self.incarnation, groups=self.collect(), drops=[]))
+
+    def collect(self) -> list[str]:
+        """The oldest ready groups of a step. Over-age ones are dropped; unfinished ones that would be over-age at the
+        next step are waited for. Raises DeadlineExceeded."""
+        need, started = self.config.learner.groups_per_step, time.monotonic()
+        while True:
+            self.check()
+            ready, overdue = self.store.ready("train")[:need], self._only_now()
+            if len(ready) == need and not overdue:
+                ready = self._young_enough(ready)
+                if len(ready) == need:
+                    return ready
+            waited = time.monotonic() - started
+            if len(ready) == need and waited > OVERDUE_S:
+                for group in overdue:
+                    self._drop(group, f"over-age: unfinished {OVERDUE_S:.0f} s after its step could begin")
+            if waited > WAIT_S:
+                raise DeadlineExceeded(f"step {self.learner.step + 1}: {len(ready)} of {need} groups in {WAIT_S:.0f} s")
+            time.sleep(POLL_S)
+
+    def _only_now(self) -> list[str]:
+        """Unfinished groups that were issued for this step or an earlier one: by the next they may be over-age."""
+        counts, need = self.store.counts(), self.config.learner.groups_per_step
+        last = counts.trained + counts.dropped + need
+        return [group for group in self.store.outstanding_groups()
+                if group.startswith("train/") and int(group.removeprefix("train/")) < last]
+
+    def _young_enough(self, groups: list[str]) -> list[str]:
+        oldest = self.learner.step - self.config.learner.staleness
+        if oldest <= 0:
+            return groups
+        kept: list[str] = []
+        for group in groups:
+            if min(episode.oldest_step for episode in self.store.episodes(group)) >= oldest:
+                kept.append(group)
+            else:
+                self._drop(group, f"over-age: sampled before step {oldest}")
+        return kept
+
+    def _drop(self, group: str, reason: str) -> None:
+        episodes = self.store.episodes(group)
+        task = episodes[0].ticket.task if episodes else ""
+        self.store.drop(self.lease, Drop(group=group, task=task, reason=reason,
+                                         steps=sum(len(episode.steps) for episode in episodes)))
+
+    def publish_weights(self) -> None:
+        """Makes the learner's weights the current version."""
+        packed = pack(self.learner.state_dict_for_sampler())
+        if self.version is not None:
+            self.before_publish(self.version)
+        self.version = Version(incarnation=self.incarnation, step=self.learner.step, digest=packed.digest)
+        self.publish(self.version, packed)
+        self._point()
+
+    def _point(self) -> None:
+        """The current version, with the newest export for a sampler that cannot fetch it."""
+        assert self.version is not None
+        found = self.checkpoints.latest()
+        path = self.checkpoints.folder(found.step) / EXPORT if found else self.learner.model_path
+        self.store.publish_version(self.lease, self.version, str(path))
+
+    def persist(self, *, forced: bool) -> None:
+        """A checkpoint where one is due; then, with the archive durable too, its episodes are retired."""
+        due = self.learner.step % self.config.checkpoint.every == 0
+        if not (due or forced or self.store.retained_bytes() > RETAINED_BYTES):
+            return
+        self.checkpoints.commit(self.position, self._write)
+        self._point()
+        self.archive.flush()
+        self.store.retire(self.lease, self.position.step)
+
+    def _write(self, folder: Path) -> None:
+        self.learner.save(folder)
+        self.learner.export(folder / EXPORT)
+
+    def _after(self, manifest: Manifest) -> Position:
+        last = max(int(group.removeprefix("train/")) for group in manifest.groups)
+        return Position(step=manifest.step, incarnation=self.incarnation,
+                        next_group=max(self.position.next_group, last + 1),
+                        trained=self.position.trained + len(manifest.groups))
+
+    def _archive(self, groups: list[list[Episode]], report: StepReport) -> None:
+        self.archive.write(self.learner.step, [
+            Row(episode=episode, outcome="trained", columns=_columns(credit, k))
+            for group, credit in zip(groups, report.credits, strict=True) for k, episode in enumerate(group)])
+
+
+def _columns(credit: Credit, k: int) -> dict[str, list[float] | list[str]]:
+    """The archive's credit columns of episode k; those that the estimator lacks are left out."""
+    columns: dict[str, list[float] | list[str]] = {
+        "advantage": credit.advantages[k], "return": credit.returns[k], "state_key": credit.states[k]}
+    if credit.values is not None:
+        columns["value"] = [credit.values[state][0] for state in credit.states[k]]
+    if credit.deltas is not None:
+        columns["delta"] = credit.deltas[k]
+    return columns

@@ -1,0 +1,174 @@
+"""The training loop over a real Redis: what it leaves behind, and that a crash at any phase changes no bit."""
+
+import argparse
+import json
+
+import msgspec
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from learner_tiny import make_config, make_step, weights
+from transformers import AutoModelForCausalLM
+
+from deploy import command_export
+from learner.checkpoint import Checkpoints
+from learner.loop import TrainingLoop
+from learner.trainer import Learner
+from services.errors import UserError
+from services.metrics import METRIC_KEYS, check_metrics, read_metrics
+from services.records import Episode, Ticket
+from services.seeds import seed_for
+from services.store.archive import EpisodeArchive
+from services.store.redis_server import private_redis
+from services.store.store import Store
+
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def redis_url(tmp_path_factory):
+    with private_redis(tmp_path_factory.mktemp("redis")) as url:
+        yield url
+
+
+def episode(claim):
+    """What a worker would have played: a function of the ticket alone."""
+    rng = np.random.default_rng(seed_for(claim.ticket.id))
+    won = bool(rng.random() < 0.5)
+    steps = [make_step(rng, observation=str(rng.integers(3))) for _ in range(rng.integers(1, 5))]
+    steps[-1] = msgspec.structs.replace(steps[-1], reward=10.0 * won)
+    return Episode(ticket=claim.ticket, steps=steps, won=won, end="won" if won else "turns", worker=claim.worker,
+                   attempt=claim.attempt, seconds=0.1, engine="e")
+
+
+def play(store, numbers):
+    """Issues and finishes groups of four; policy step 0 samples all, so staleness must allow for it."""
+    lease = store.acquire("controller", "c")
+    for number in numbers:
+        group = f"train/{number:08d}"
+        tickets = [Ticket(group=group, k=k, size=4, task=f"t/{number}", seed=k, kind="train", temperature=1.0,
+                          max_steps=5) for k in range(4)]
+        assert store.issue(lease, tickets, capacity=100)
+    while claims := store.claim("w", 100):
+        for claim in claims:
+            assert store.commit_episode(claim, episode(claim)) == "accepted"
+
+
+class Crash(Exception):
+    pass
+
+
+def run(store, folder, model_path, gang, *, crash_at=None):
+    """One life of a learner: up to the end, or to the publication of `crash_at`."""
+    config = make_config(staleness=STEPS).model_copy(update={"runs_dir": folder})
+    config = type(config).model_validate(config.model_dump() | {"steps": STEPS, "checkpoint": {"every": 2, "keep": 1}})
+    published, replaced = [], []
+
+    def publish(version, packed):
+        if version.step == crash_at:
+            raise Crash
+        published.append((version, packed))
+
+    learner = Learner(config, model_path, gang)
+    with EpisodeArchive(folder / "episodes") as archive:
+        TrainingLoop(
+            config=config, learner=learner, store=store, lease=store.acquire("learner", "l"), archive=archive,
+            checkpoints=Checkpoints(folder / "checkpoints", 1), metrics=folder / "metrics.jsonl", publish=publish,
+            before_publish=replaced.append,
+        ).run()
+    return learner, published, replaced
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(redis_url, model_path, gang, tmp_path_factory):
+    folder, store = tmp_path_factory.mktemp("whole"), Store(redis_url, "whole")
+    play(store, range(2 * STEPS))
+    return folder, store, *run(store, folder, model_path, gang)
+
+
+def test_what_a_run_leaves(uninterrupted):
+    folder, store, _, published, replaced = uninterrupted
+    assert [version.step for version, _ in published] == list(range(STEPS + 1))
+    assert replaced == [version for version, _ in published[:-1]]
+    assert len({version.digest for version, _ in published}) == STEPS + 1
+    pointer, path = store.version()
+    assert pointer == published[-1][0]
+    assert path == str(folder / "checkpoints" / "step-00000004" / "hf")
+    rows = read_metrics(folder / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    check_metrics({key: value for key, value in rows[0].items() if key != "format"})
+    assert set(METRIC_KEYS) < set(rows[0])
+    assert rows[3]["staleness_max"] == 3
+    assert Checkpoints(folder / "checkpoints", 1).steps() == [4]
+    assert store.counts().retired_step == STEPS
+    assert store.retained_bytes() == 0
+    table = pq.read_table(folder / "episodes" / "step-00000001.parquet").to_pylist()
+    assert {row["group"] for row in table} == {"train/00000000", "train/00000001"}
+    assert all(row["advantage"] is not None and len(row["state_key"]) == 32 for row in table)
+    assert sum(row["env_steps"] for row in rows[:1]) == len(table)
+
+
+@pytest.mark.parametrize("crash_at", [0, 1, 3])
+def test_a_crash_changes_no_bit(uninterrupted, redis_url, model_path, gang, tmp_path, crash_at):
+    """After the manifest and the update, before publication; step 3 lies beyond the checkpoint of step 2."""
+    store = Store(redis_url, f"crash-{crash_at}")
+    play(store, range(2 * STEPS))
+    with pytest.raises(Crash):
+        run(store, tmp_path, model_path, gang, crash_at=crash_at)
+    learner, published, _ = run(store, tmp_path, model_path, gang)
+    assert {version.incarnation for version, _ in published} == {2}
+    whole = weights(uninterrupted[2])
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in weights(learner).items())
+    assert published[-1][0].digest == uninterrupted[3][-1][0].digest
+
+
+def test_an_emptied_redis_goes_on_from_the_checkpoint(redis_url, model_path, gang, tmp_path):
+    """The checkpoint of step 2 wins: groups from 4 on are issued again, the incarnation goes on growing."""
+    store = Store(redis_url, "lost")
+    play(store, range(2 * STEPS))
+    with pytest.raises(Crash):
+        run(store, tmp_path, model_path, gang, crash_at=3)
+    empty = Store(redis_url, "lost-emptied")
+    with pytest.raises(Crash):
+        run(empty, tmp_path, model_path, gang, crash_at=2)
+    assert empty.counts().next_group == 4
+    play(empty, range(4, 2 * STEPS))
+    _, published, _ = run(empty, tmp_path, model_path, gang)
+    assert [version.step for version, _ in published] == [2, 3, 4]
+    assert published[0][0].incarnation > 1
+
+
+def test_over_age_groups_are_dropped_with_their_reason(redis_url, model_path, gang, tmp_path):
+    """Episodes of policy step 0 at staleness 0: usable for step 1, too old for step 2."""
+    store = Store(redis_url, "old")
+    play(store, range(4))
+    learner = Learner(make_config(), model_path, gang)
+    loop = TrainingLoop(
+        config=make_config(), learner=learner, store=store, lease=store.acquire("learner", "l"),
+        archive=None, checkpoints=Checkpoints(tmp_path, 1), metrics=tmp_path / "m", publish=print, before_publish=print)
+    assert loop._young_enough(["train/00000000"]) == ["train/00000000"]
+    learner.step = 1
+    assert loop._young_enough(["train/00000000"]) == []
+    assert store.counts().dropped == 1
+
+
+def test_export_gives_the_learners_weights(uninterrupted, tmp_path, capsys):
+    """gagpo export of the last checkpoint, read by transformers as any folder is."""
+    folder, _, learner, _, _ = uninterrupted
+    parser = argparse.ArgumentParser()
+    command_export.add_parser(parser.add_subparsers())
+
+    def export(*arguments):
+        args = parser.parse_args(["export", *map(str, arguments)])
+        return args.run(args)
+
+    assert export(folder, tmp_path / "out", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"step": 4, "path": str(tmp_path / "out")}
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+    assert all(torch.equal(tensor, found[name]) for name, tensor in weights(learner).items())
+    for arguments, match in [((folder, tmp_path / "out"), "exists"), ((tmp_path, tmp_path / "x"), "no checkpoints"),
+                             ((folder, tmp_path / "x", "--which", "2"), "one of the steps kept: 4"),
+                             ((folder, tmp_path / "x", "--which", "best"), "no checkpoint 'best'")]:
+        with pytest.raises(UserError, match=match):
+            export(*arguments)
