@@ -194,15 +194,15 @@ def _actors() -> Iterator[list[Any]]:
     ray.init(
         address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20,
         logging_level=logging.ERROR, _system_config={"worker_register_timeout_seconds": START_S})
-    try:
-        # Ray scolds on stdout whoever starts many more actors than there are cores, which is what is asked for here.
-        with contextlib.redirect_stdout(io.StringIO()):
+    # Ray scolds on stdout whoever starts many more actors than there are cores, which is what is asked for here.
+    with contextlib.redirect_stdout(io.StringIO()):
+        try:
             actor: Any = ray.remote(num_cpus=0)(EnvironmentActor)
             actors = [actor.remote() for _ in range(SESSIONS)]
             ray.get([one.ready.remote() for one in actors], timeout=START_S)
             yield actors
-    finally:
-        ray.shutdown()
+        finally:
+            ray.shutdown()
 
 
 class EnvironmentActor:
