@@ -83,6 +83,7 @@ class Engine:
         self._fault: EngineFault | None = None
         self._turn = asyncio.Semaphore(1 if config.exact else max(config.slots, 1))
         self._updating = asyncio.Lock()
+        self._update: asyncio.Task[None] | None = None
         self._released = asyncio.Event()
         self._released.set()
 
@@ -117,8 +118,15 @@ class Engine:
         return sample
 
     async def update(self, version: Version, manifest: Manifest, buffer: np.ndarray) -> None:
-        """Load `version` in place; requests in flight are kept. Raises EngineFault, after which the engine is dead."""
+        """Load `version` in place; requests in flight are kept. Raises EngineFault, after which the engine is dead.
+
+        Finished even if the caller is cancelled meanwhile: a paused engine would wait for ever.
+        """
         self._raise_if_dead()
+        self._update = asyncio.create_task(self._load(version, manifest, buffer))
+        await asyncio.shield(self._update)
+
+    async def _load(self, version: Version, manifest: Manifest, buffer: np.ndarray) -> None:
         async with self._updating, self._guard(f"update to {version.short}", UPDATE_SECONDS):
             self._released.clear()
             await self._llm.pause_generation(mode="keep", clear_cache=True)

@@ -12,6 +12,7 @@ The first loop that ends, ends all: the process exits and others claim its ticke
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -71,10 +72,10 @@ class RolloutWorker:
             self._start(group)
             if await self._follow():
                 continue
-            try:
-                await asyncio.wait_for(self._wake.wait(), POLL_S)
-            except TimeoutError:
-                continue
+            # Not wait_for: up to Python 3.11 it swallows a cancellation that meets the event.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(POLL_S):
+                    await self._wake.wait()
 
     async def _claim(self) -> None:
         """Fill the free slots. Tickets for another version are held beside them, at most one for each slot."""
@@ -155,7 +156,8 @@ class RolloutWorker:
     async def _ask(self, call: Callable[..., T], *arguments: Any) -> T:
         """A call of the store, which is synchronous, under a deadline."""
         try:
-            return await asyncio.wait_for(asyncio.to_thread(call, *arguments), STORE_S)
+            async with asyncio.timeout(STORE_S):
+                return await asyncio.to_thread(call, *arguments)
         except TimeoutError as error:
             raise StoreFault(f"{call.__name__} gave no answer in {STORE_S:.0f} s") from error
 

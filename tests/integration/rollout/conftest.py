@@ -1,0 +1,52 @@
+"""A real Redis and real environment servers in processes of their own."""
+
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from services.store.redis_server import RedisServer, find_redis
+from services.store.store import Store
+
+TOYS = Path(__file__).parents[2] / "toys"
+sys.path.insert(0, str(TOYS))
+
+
+@pytest.fixture(scope="module")
+def redis_url(tmp_path_factory):
+    server = RedisServer(tmp_path_factory.mktemp("redis"), find_redis())
+    server.start()
+    yield server.url
+    server.stop()
+
+
+@pytest.fixture
+def run_name() -> str:
+    """Every test has a store of its own in the shared Redis."""
+    return uuid.uuid4().hex[:8]
+
+
+@pytest.fixture
+def store(redis_url, run_name) -> Store:
+    return Store(redis_url, run_name)
+
+
+@pytest.fixture
+def serve_toy():
+    """`serve_toy(port)` starts a toy server and returns (process, url)."""
+    started: list[subprocess.Popen] = []
+
+    def start(port: int = 0):
+        command = [sys.executable, str(TOYS / "toy_environment.py"), "--port", str(port)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        ready = process.stdout.readline()
+        assert " on http://" in ready, "the server ended before it was ready"
+        return process, ready.split(" on ")[1].strip()
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait(timeout=10)

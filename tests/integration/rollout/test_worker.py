@@ -1,0 +1,185 @@
+"""The rollout worker with the real engine, real Redis and a real environment server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from envservice.base import ParsedAction
+from envservice.client import EnvClient
+from rollout.engine import Engine
+from rollout.episode import Limits, Player
+from rollout.worker import RolloutWorker
+from services.records import Ticket, Version
+from services.seeds import seed_for
+from services.store.store import Store
+from services.weights.pack import Packed, pack
+
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
+
+DEADLINE_S = 60.0
+
+
+class TokenText:
+    """A prompt of 40 tokens made from the observation; an answer picks an action by its first token."""
+
+    stop_ids = (1,)
+    actions = ("go on", "take key", "open door", "go back")
+
+    def prompt(self, first, turns, now) -> list[int]:
+        return [2 + ord(character) % 500 for character in f"{now.observation}{len(turns)}".ljust(40)[:40]]
+
+    def parse(self, ids) -> ParsedAction:
+        return ParsedAction(action=self.actions[int(ids[0]) % 4], valid=True)
+
+
+class Shelf:
+    """Published weights in memory: what the weights actor is to a cluster."""
+
+    def __init__(self, store: Store, model_of) -> None:
+        self.lease = store.acquire("learner", "test", ttl_s=600)
+        self.store = store
+        self.model_of = model_of
+        self.held: dict[Version, Packed] = {}
+
+    def publish(self, step: int) -> Version:
+        packed = pack(self.model_of(tied=True, seed=100 + step).state_dict().items())
+        version = Version(incarnation=self.lease.epoch + 1000, step=step, digest=packed.digest)
+        self.held[version] = packed
+        self.store.publish_version(self.lease, version, "")
+        return version
+
+    async def fetch(self, version: Version, folder: str) -> Packed | None:
+        return self.held.get(version)
+
+
+def issue(store: Store, lease, group: str, *, size: int = 4, min_step: int = 0, exact: Version | None = None) -> None:
+    store.issue(lease, [
+        Ticket(group=group, k=k, size=size, task=f"toy/train/{k:02d}", seed=seed_for("run", group, k),
+               kind="train" if exact is None else "eval", min_step=min_step, exact_version=exact, temperature=1.0,
+               max_steps=6)
+        for k in range(size)
+    ], capacity=100)  # fmt: skip
+
+
+@contextlib.asynccontextmanager
+async def working(world: SimpleNamespace, name: str = "rollout-0"):
+    """A worker that runs while the block does; what ends it earlier fails the test."""
+    async with EnvClient([world.url], timeout_s=30) as client:
+        player = Player(worker=name, engine=world.engine, env=client, env_engine="corridor 1", text=TokenText(),
+                        limits=Limits(prompt_tokens=64, response_tokens=8, reward_scale=10.0))  # fmt: skip
+        # A store of its own, as a process of its own would have: its first claim takes back what the dead one held.
+        store = Store(world.redis_url, world.run)
+        worker = RolloutWorker(name, store=store, engine=world.engine, player=player, fetch=world.shelf.fetch, slots=4)
+        task = asyncio.create_task(worker.run())
+        try:
+            yield task
+            assert not task.done() or task.result() is None
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+async def until(world: SimpleNamespace, condition, worker: asyncio.Task) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not await asyncio.to_thread(condition):
+            if worker.done():
+                worker.result()
+            await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+def world(sampler: Engine, store, redis_url, run_name, serve_toy, tiny_model) -> SimpleNamespace:
+    server, url = serve_toy()
+    return SimpleNamespace(
+        engine=sampler, store=store, redis_url=redis_url, run=run_name, server=server, url=url, serve=serve_toy,
+        shelf=Shelf(store, tiny_model), lease=store.acquire("controller", "test", ttl_s=600))
+
+
+async def test_claims_plays_and_completes_groups(world):
+    """Whole groups become ready; each episode says who sampled it, and its seeds draw it again."""
+    version = world.shelf.publish(1)
+    for group in ("train/0", "train/1", "train/2"):
+        issue(world.store, world.lease, group, min_step=1)
+    async with working(world) as worker:
+        await until(world, lambda: len(world.store.ready("train")) == 3, worker)
+        beats = await asyncio.to_thread(world.store.beats)
+        assert beats["rollout-0"]["slots"] == 4
+    episodes = [episode for group in ("train/0", "train/1", "train/2") for episode in world.store.episodes(group)]
+    assert len(episodes) == 12
+    for episode in episodes:
+        assert episode.end in ("won", "turns")
+        assert all(span.version == version for step in episode.steps for span in step.spans)
+        assert all(len(step.response_ids) == len(step.logprobs) == step.spans[-1].end for step in episode.steps)
+    step = episodes[5].steps[0]
+    again = await world.engine.sample(
+        step.prompt_ids.tolist(), temperature=1.0, seed=seed_for(episodes[5].ticket.seed, 0), max_tokens=8,
+        stop_token_ids=[1], request_id="again")  # fmt: skip
+    assert np.array_equal(again.ids, step.response_ids)
+
+
+async def test_a_killed_worker_is_replaced_and_the_group_finished_once(world):
+    """What the first had not committed, the second plays; nothing is played into the store twice."""
+    world.shelf.publish(1)
+    for number in range(4):
+        issue(world.store, world.lease, f"train/{number}", min_step=1)
+
+    def some() -> bool:
+        return any(world.store.episodes(f"train/{number}") for number in range(4))
+
+    async with working(world) as worker:
+        await until(world, some, worker)
+    async with working(world) as worker:
+        await until(world, lambda: len(world.store.ready("train")) == 4, worker)
+    episodes = [episode for number in range(4) for episode in world.store.episodes(f"train/{number}")]
+    assert len({episode.ticket.id for episode in episodes}) == len(episodes) == 16
+    assert world.store.counts().outstanding_tickets == 0
+
+
+async def test_a_killed_environment_server_costs_no_episode(world):
+    """The client waits for the one that takes its place, and the games go on where they were."""
+    world.shelf.publish(1)
+    for number in range(4):
+        issue(world.store, world.lease, f"train/{number}", min_step=1)
+    port = int(world.url.rsplit(":", 1)[1])
+    async with working(world) as worker:
+        await until(world, lambda: bool(world.store.episodes("train/0")), worker)
+        world.server.kill()
+        await asyncio.to_thread(world.server.wait, 10)
+        await asyncio.to_thread(world.serve, port)
+        await until(world, lambda: len(world.store.ready("train")) == 4, worker)
+    episodes = [episode for number in range(4) for episode in world.store.episodes(f"train/{number}")]
+    assert {episode.attempt for episode in episodes} == {1}
+
+
+async def test_tickets_wait_for_the_version_that_they_need(world):
+    """Training waits for min_step; evaluation is played at its one version, even if newer weights are out."""
+    first = world.shelf.publish(1)
+    issue(world.store, world.lease, "train/0", min_step=2)
+    async with working(world) as worker:
+        await asyncio.sleep(0.5)
+        assert world.store.episodes("train/0") == []
+        second = world.shelf.publish(2)
+        issue(world.store, world.lease, "eval/one", exact=first, size=6)
+        issue(world.store, world.lease, "eval/two", exact=second, size=6)
+        issue(world.store, world.lease, "train/1", min_step=2)
+        await until(world, lambda: len(world.store.ready("train") + world.store.ready("eval")) == 4, worker)
+    for group, version in {"eval/one": first, "eval/two": second, "train/0": second}.items():
+        spans = [s for e in world.store.episodes(group) for step in e.steps for s in step.spans]
+        assert {span.version for span in spans} == {version}
+    assert all(e.oldest_step >= 2 for e in world.store.episodes("train/1"))
+
+
+async def test_a_version_that_is_gone_fails_its_tickets_with_the_reason(world):
+    """Three attempts, then the controller drops the group: an evaluation never hangs on weights nobody has."""
+    world.shelf.publish(1)
+    gone = Version(incarnation=1, step=0, digest="forgotten")
+    issue(world.store, world.lease, "eval/gone", exact=gone, size=1)
+    async with working(world) as worker:
+        await until(world, world.store.failed_groups, worker)
+    assert "nobody has the weights" in world.store.failed_groups()[0].reason
