@@ -8,7 +8,7 @@ the same rule, so that "invalid" means the same everywhere.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from envservice.base import Outcome, ParsedAction, PromptTemplate, Turn
 
@@ -96,27 +96,59 @@ _INSTRUCTION = (
 
 
 class CompactTemplate:
-    """Four lines of raw text: task, recent actions, observation, choices.
+    """Six lines of raw text: task, recent actions, observation, what can be done here, places seen and not yet seen.
 
-    Actions that were not admissible are marked as failed: "Nothing happens." leaves no other trace, and a model
-    without the mark believes that what it tried has happened.
+    Objects to take and places to go to are listed by kind ("drawer 1 2 4"), which halves the length; what never helps
+    (examine, inventory, look) is left out. Actions that were not admissible are marked as failed: "Nothing happens."
+    leaves no other trace, and a model without the mark believes that what it tried has happened.
     """
 
     name = "compact"
     chat = False
 
-    def __init__(self, history: int = 6) -> None:
+    def __init__(self, history: int = 3) -> None:
         self.history = history
 
     def render(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> str:
         done = "; ".join(turn.action + ("" if turn.admissible else " failed") for turn in _recent(turns, self.history))
+        been = {turn.action for turn in turns if turn.admissible}
+        going = [action for action in choices(now) if action.startswith(_GO)]
         return (
             f"Task: {task_of(first).removesuffix('.')}\nDone: {done or '-'}\n"
-            f"Now: {_without_banner(now.observation)}\nActions: {'; '.join(choices(now))}\n"
+            f"Now: {_without_banner(now.observation)}\nActions: {_here(choices(now))}\n"
+            f"Seen: {_by_kind(action.removeprefix(_GO) for action in going if action in been)}\n"
+            f"New: {_by_kind(action.removeprefix(_GO) for action in going if action not in been)}\n"
         )
 
     def parse(self, text: str) -> ParsedAction:
         return project(text)
+
+
+_GO = "go to "
+_TAKE = re.compile(r"take (.+) from (.+)")
+_IDLE = ("examine ", "inventory", "look")
+
+
+def _here(actions: Sequence[str]) -> str:
+    """What can be done without leaving: objects to take by receptacle and kind, then the other actions in full."""
+    takes: dict[str, list[str]] = {}
+    rest: list[str] = []
+    for action in actions:
+        if found := _TAKE.fullmatch(action):
+            takes.setdefault(found[2], []).append(found[1])
+        elif not action.startswith((_GO, *_IDLE)):
+            rest.append(action)
+    return "; ".join([*(f"take from {place}: {_by_kind(things)}" for place, things in takes.items()), *rest]) or "-"
+
+
+def _by_kind(names: Iterable[str]) -> str:
+    """`drawer 1 2, shelf 1` of drawer 2, shelf 1, drawer 1; a dash for none."""
+    kinds: dict[str, list[str]] = {}
+    for name in names:
+        kind, _, number = name.rpartition(" ")
+        kinds.setdefault(kind, []).append(number)
+    return ", ".join(" ".join([kind, *sorted(numbers, key=lambda n: (len(n), n))])
+                     for kind, numbers in kinds.items()) or "-"
 
 
 def _without_banner(observation: str) -> str:

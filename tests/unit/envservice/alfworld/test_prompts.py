@@ -68,19 +68,36 @@ def test_full_without_history_looks_like_a_first_step():
     assert "Prior to this step" not in text
 
 
-def test_compact_first_step_drops_banner_room_and_help():
+def test_compact_first_step_drops_banner_room_and_what_never_helps():
     assert CompactTemplate().render(FIRST, [], FIRST) == (
         "Task: examine the mug with the desklamp\nDone: -\nNow: You are in the middle of a room.\n"
-        "Actions: go to bed 1; go to desk 1; inventory; look\n"
+        "Actions: -\nSeen: -\nNew: bed 1, desk 1\n"
     )
 
 
 def test_compact_marks_failures_and_shows_the_last_actions_only():
     assert CompactTemplate(history=2).render(FIRST, [GO, GO, MISS], STUCK) == (
         "Task: examine the mug with the desklamp\nDone: go to bed 1; take mug 1 from bed 1 failed\n"
-        "Now: Nothing happens.\nActions: examine bed 1; go to desk 1; inventory; look\n"
+        "Now: Nothing happens.\nActions: -\nSeen: -\nNew: desk 1\n"
     )
     assert "Done: -\n" in CompactTemplate(history=0).render(FIRST, [GO], AT_BED)
+
+
+def test_compact_groups_objects_and_places_by_kind_and_tells_seen_from_new():
+    now = Outcome(
+        observation="You open the drawer 2.",
+        admissible_actions=[
+            "close drawer 2", "examine drawer 2", "go to bed 1", "go to drawer 1", "go to drawer 10", "go to drawer 3",
+            "help", "inventory", "look", "take cd 1 from drawer 2", "take pen 2 from drawer 2",
+            "take pen 3 from drawer 2", "use desklamp 1",
+        ],
+    )
+    failed = Turn(observation=AT_BED.observation, action="go to drawer 3", admissible=False)
+    assert CompactTemplate(history=0).render(FIRST, [GO, failed], now) == (
+        "Task: examine the mug with the desklamp\nDone: -\nNow: You open the drawer 2.\n"
+        "Actions: take from drawer 2: cd 1, pen 2 3; close drawer 2; use desklamp 1\n"
+        "Seen: bed 1\nNew: drawer 1 3 10\n"
+    )
 
 
 @pytest.mark.parametrize(("text", "action", "valid"), [
