@@ -126,7 +126,10 @@ def cold_start(
 def demonstrations(
     config: Config, environment: AlfworldEnvironment, template: PromptTemplate, *, seed: int, report: Report
 ) -> Demonstrations:
-    """sft.demos_per_game episodes of every training game; lost ones, and steps that were noise, are left out."""
+    """sft.demos_per_game episodes of every training game; lost ones, and steps that were noise, are left out.
+
+    Every second one is played with permuted object numbers, which can be followed by copying only.
+    """
     from learner.sft_data import Example
     from rollout.demonstrations import demonstrate
 
@@ -138,7 +141,7 @@ def demonstrations(
     for task in tasks:
         for k in range(config.sft.demos_per_game):
             shown = demonstrate(environment, task, seed=seed_for(seed, k), sft=config.sft,
-                                max_steps=config.env.max_steps, template=template)
+                                max_steps=config.env.max_steps, template=template, renumber=k % 2 == 1)
             episodes, won = episodes + 1, won + shown.won
             steps = [step for step in shown.steps if step.train and shown.won]
             examples.extend(Example(prompt=step.prompt_text, response=step.response_text) for step in steps)
