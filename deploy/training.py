@@ -21,6 +21,7 @@ from deploy.publishing import publish_folder
 from deploy.report import write_report
 from deploy.run_folder import RunFolder
 from deploy.topology import Topology, topology
+from learner.checkpoint import Checkpoints
 from services.config import Config
 from services.controller.controller import Controller, Hooks
 from services.controller.tickets import EvalRequest, TaskStream, TrainTickets
@@ -74,6 +75,7 @@ class TrainingRun:
         """Wired to this run's folder and panels."""
         lease = parts.store.acquire("controller", self.run, ttl_s=CONTROLLER_LEASE_S)
         archive = EpisodeArchive(self.folder.path / "episodes")
+        checkpoints = Checkpoints(self.folder.path / "checkpoints", self.config.checkpoint.keep)
 
         def evaluated(summary: dict[str, Any], episodes: list[Episode]) -> None:
             summary["env"] = self.panels.env_name
@@ -81,6 +83,8 @@ class TrainingRun:
             part = f"{summary['label']}-T{summary['temperature']:g}"
             archive.write(summary["step"], [Row(episode=e, outcome="evaluated") for e in episodes], part=part)
             archive.flush()
+            if summary["label"].startswith("step-"):
+                checkpoints.record_score(summary["step"], summary["success_rate"])
             self.progress.evaluation(summary)
 
         return Controller(
@@ -106,9 +110,7 @@ class TrainingRun:
 
     def evaluation_of(self, version: Version) -> EvalRequest | None:
         """The curve: every eval.every steps, and at the last one."""
-        every = self.config.eval.every
-        due = every and (version.step % every == 0 or version.step == self.config.steps)
-        if not due:
+        if not self.config.evaluates(version.step):
             return None
         return EvalRequest(label=f"step-{version.step:06d}", version=version, split=self.panels.validation_split,
                            tasks=self.panels.validation, temperature=self.config.eval.temperature,

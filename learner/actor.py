@@ -73,7 +73,7 @@ class LearnerRank:
 
         def before_publish(replaced: Version) -> None:
             deadline = time.monotonic() + EVALUATION_S
-            while evaluation_due(config, replaced.step) and store.evaluated() < replaced.step:
+            while config.evaluates(replaced.step) and store.evaluated() < replaced.step:
                 keeper.check()
                 if time.monotonic() > deadline:
                     raise DeadlineExceeded(f"the evaluation of step {replaced.step} took over {EVALUATION_S:.0f} s")
@@ -86,12 +86,6 @@ class LearnerRank:
             metrics=config.run_dir / "metrics.jsonl", check=keeper.check,
         ).run()
         learner.export(config.run_dir / "model")
-
-
-def evaluation_due(config: Config, step: int) -> bool:
-    """Whether the version of `step` is evaluated: every eval.every steps and after the last."""
-    every = config.eval.every
-    return every > 0 and (step % every == 0 or step == config.steps)
 
 
 class LeaseKeeper:

@@ -34,7 +34,8 @@ class Position:
 
 
 class Checkpoints:
-    """The checkpoints of one run; one writer, who alone calls commit and record_score."""
+    """The checkpoints of one run. The learner commits; the controller records scores, and does so before the learner,
+    which holds the next version back until then, can commit and clear away again."""
 
     def __init__(self, root: Path, keep: int) -> None:
         self.root = root

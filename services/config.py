@@ -197,6 +197,10 @@ class Config(Section):
         """runs_dir / name."""
         return self.runs_dir / self.name
 
+    def evaluates(self, step: int) -> bool:
+        """Whether the version of `step` is evaluated: every eval.every learner steps, and after the last."""
+        return self.eval.every > 0 and (step % self.eval.every == 0 or step == self.steps)
+
     @property
     def capacity_slack(self) -> int:
         """Groups that may be issued beyond steps trained: (1 + staleness) x groups_per_step."""
