@@ -11,7 +11,7 @@ from typing import Any
 from deploy.run_folder import RunFolder
 from services.config_file import load_config
 from services.errors import UserError
-from services.metrics import read_rows
+from services.metrics import read_evaluations, read_metrics
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
@@ -48,13 +48,12 @@ def read_status(path: Path) -> dict[str, Any]:
     if not folder.config_file.exists():
         raise UserError(f"{path} is no run's folder", "give runs/<name>")
     config = load_config(folder.config_file)
-    metrics, evaluations = read_rows(folder.metrics), read_rows(folder.evaluations)
+    metrics, evaluations = read_metrics(folder.metrics), read_evaluations(folder.evaluations)
     last = metrics[-1] if metrics else None
     shown = ("label", "temperature", "success_rate", "success_low", "success_high", "tasks")
-    finished = (folder.path / "summary.json").exists()
     return {
         "run": str(path),
-        "state": "finished" if finished else "not finished",
+        "state": "finished" if folder.summary.exists() else "not finished",
         "step": last["step"] if last else 0,
         "steps": config.steps,
         "seconds_since_step": time.time() - last["time"] if last else None,

@@ -11,10 +11,11 @@ LEASE_S = 60.0
 PUBLISH_S = 300.0
 
 
-def publish_folder(parts: Topology, model: Path, *, holder: str) -> Version:
+def publish_folder(parts: Topology, model: Path, *, holder: str, step: int = 0) -> Version:
     """Loads `model` and makes it the current version, under a new incarnation; returns that version.
 
-    Takes the learner's lease while it does so: a learner and a panel never publish at once.
+    `step`: the learner steps behind the model. Takes the learner's lease while it does so: a learner and a panel never
+    publish at once.
     """
     import ray
     import torch
@@ -27,7 +28,7 @@ def publish_folder(parts: Topology, model: Path, *, holder: str) -> Version:
     packed = pack(tensors.items())
     lease = parts.store.acquire("learner", f"{holder}-publish", ttl_s=LEASE_S)
     try:
-        version = Version(incarnation=parts.store.incarnation(lease), step=0, digest=packed.digest)
+        version = Version(incarnation=parts.store.incarnation(lease), step=step, digest=packed.digest)
         ray.get(parts.weights.publish.remote(version, packed.manifest, packed.buffer), timeout=PUBLISH_S)
         parts.store.publish_version(lease, version, str(model))
     finally:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.comparison import TITLES, Comparison, compare
-from services.metrics import read_rows
+from services.metrics import read_evaluations, read_metrics
 
 FORMAT = 1
 AVERAGE_OVER = 5
@@ -128,7 +128,7 @@ def write_report(run: Path, *, env: str, facts: dict[str, str]) -> Path:
 
     `env` is the environment's own name, so that results on generated games say so.
     """
-    metrics, evaluations = read_rows(run / "metrics.jsonl"), read_rows(run / "evaluations.jsonl")
+    metrics, evaluations = read_metrics(run / "metrics.jsonl"), read_evaluations(run / "evaluations.jsonl")
     comparison = compare(evaluations)
     figures = write_figures(run / "figures", metrics, evaluations, comparison)
     label = ""

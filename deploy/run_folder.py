@@ -40,6 +40,11 @@ class RunFolder:
         return self.path / "evaluations.jsonl"
 
     @property
+    def summary(self) -> Path:
+        """The final table; there once the run has finished."""
+        return self.path / "summary.json"
+
+    @property
     def cold_model(self) -> Path:
         """The policy that RL starts from, when the run made it."""
         return self.path / "model-cold-start"

@@ -24,12 +24,18 @@ from deploy.topology import Topology, topology
 from learner.checkpoint import Checkpoints
 from services.config import Config
 from services.controller.controller import Controller, Hooks
+from services.controller.evaluation import clear
 from services.controller.tickets import EvalRequest, TaskStream, TrainTickets
-from services.metrics import append_row, read_rows
+from services.metrics import append_row, read_evaluations, read_rows
 from services.records import Episode, Version
 from services.store.archive import EpisodeArchive, Row
 
 CONTROLLER_LEASE_S = 30.0
+
+
+def curve_label(step: int) -> str:
+    """What the evaluation of a learner step is called."""
+    return f"step-{step:06d}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,17 +51,22 @@ class TrainingRun:
     def execute(self) -> list[str]:
         """All stages; returns the lines of the final table (empty without a panel)."""
         cold = self.cold_start()
+        if not self.rl_is_done() or self.unplayed():
+            self.folder.summary.unlink(missing_ok=True)
+            self._run(cold)
+        return self.report()
+
+    def _run(self, cold: Path) -> None:
         with topology(self.config, run=self.run, folder=self.folder.path, config_file=self.folder.config_file,
                       note=self.progress.note) as parts:
             controller = self.controller(parts)
             for index in range(self.config.rollout.workers):
                 self.progress.stage(f"starting rollout worker {index} (vLLM)")
                 parts.supervisor.add(parts.rollout_worker(index, cold))
-            self.train(parts, controller, cold)
-            if self.config.eval.panel:
-                self.panel(parts, controller, cold)
+            if not self.rl_is_done():
+                self.train(parts, controller, cold)
+            self.panel(parts, controller, cold)
             parts.store.release(controller.lease)
-        return self.report()
 
     def cold_start(self) -> Path:
         """The policy to start from: the model given, or a cold start's."""
@@ -74,8 +85,9 @@ class TrainingRun:
     def controller(self, parts: Topology) -> Controller:
         """Wired to this run's folder and panels."""
         lease = parts.store.acquire("controller", self.run, ttl_s=CONTROLLER_LEASE_S)
+        clear(parts.store, lease)
         archive = EpisodeArchive(self.folder.path / "episodes")
-        checkpoints = Checkpoints(self.folder.path / "checkpoints", self.config.checkpoint.keep)
+        checkpoints = self._checkpoints()
 
         def evaluated(summary: dict[str, Any], episodes: list[Episode]) -> None:
             summary["env"] = self.panels.env_name
@@ -95,6 +107,9 @@ class TrainingRun:
                         tick=self._follow_metrics()),
         )
 
+    def _checkpoints(self) -> Checkpoints:
+        return Checkpoints(self.folder.path / "checkpoints", self.config.checkpoint.keep)
+
     def _follow_metrics(self) -> Callable[[], None]:
         """Shows each line that the learner adds to metrics.jsonl."""
         shown = len(read_rows(self.folder.metrics))
@@ -102,9 +117,9 @@ class TrainingRun:
         def tick() -> None:
             nonlocal shown
             lines = read_rows(self.folder.metrics)
-            for line in lines[shown:]:
+            for line in lines[min(shown, len(lines)):]:  # fewer where a restarted learner takes steps again
                 self.progress.step(line)
-            shown = max(shown, len(lines))
+            shown = len(lines)
 
         return tick
 
@@ -112,44 +127,61 @@ class TrainingRun:
         """The curve: every eval.every steps, and at the last one."""
         if not self.config.evaluates(version.step):
             return None
-        return EvalRequest(label=f"step-{version.step:06d}", version=version, split=self.panels.validation_split,
+        return EvalRequest(label=curve_label(version.step), version=version, split=self.panels.validation_split,
                            tasks=self.panels.validation, temperature=self.config.eval.temperature,
                            seed=self.config.seed, max_steps=self.config.env.max_steps)
 
+    def rl_is_done(self) -> bool:
+        """All steps are taken, the result is exported, and the last step is evaluated where that is asked for."""
+        newest, result = self._checkpoints().latest(), self.folder.trained_model / "config.json"
+        if newest is None or newest.step < self.config.steps or not result.exists():
+            return False
+        labels = {e["label"] for e in read_evaluations(self.folder.evaluations)}
+        return not self.config.evaluates(newest.step) or curve_label(newest.step) in labels
+
     def train(self, parts: Topology, controller: Controller, cold: Path) -> None:
         """RL until the learner has taken its steps and exported the result."""
-        if (self.folder.trained_model / "config.json").exists():
-            self.progress.note("RL is finished already; going on with what comes after it")
-            return
+        for stale in (self.folder.trained_model, self.folder.more_model):  # of a run that is now longer
+            shutil.rmtree(stale, ignore_errors=True)
         self.progress.stage("reinforcement learning")
         learner = parts.learner(cold)
         parts.supervisor.add(learner)
         controller.run(learner)
         parts.supervisor.remove(learner)
 
+    def unplayed(self) -> dict[str, list[float]]:
+        """Policy of the final table -> temperatures at which it has not met the held-out games yet."""
+        policies = [COLD, TRAINED, MORE] if self.config.eval.compare_cold_start else [COLD, TRAINED]
+        games = len(self.panels.heldout)
+        done = {(e["label"], e["step"], e["temperature"]) for e in read_evaluations(self.folder.evaluations)
+                if e["tasks"] + e["dropped"] == games}
+        left = {label: [t for t in self.config.eval.panel_temperatures if (label, self._steps_of(label), t) not in done]
+                for label in policies if games}
+        return {label: temperatures for label, temperatures in left.items() if temperatures}
+
+    def _steps_of(self, label: str) -> int:
+        """Learner steps behind a policy of the table, or beside which it stands."""
+        return 0 if label == COLD else self.config.steps
+
     def panel(self, parts: Topology, controller: Controller, cold: Path) -> None:
         """Before, after, and the same minutes of more cold start, on held-out games that nothing was tuned on."""
-        done = {(e["label"], e["temperature"]) for e in read_rows(self.folder.evaluations)}
-        for label, model in self._contenders(cold):
-            wanted = [t for t in self.config.eval.panel_temperatures if (label, t) not in done]
-            if not wanted:
-                continue
+        for label, temperatures in self.unplayed().items():
+            model = self._policy(label, cold)
             self.progress.stage(f"held-out games: {label.removeprefix('panel-')}")
-            version = publish_folder(parts, model, holder=self.run)
+            version = publish_folder(parts, model, holder=self.run, step=self._steps_of(label))
             controller.evaluate_now([
                 EvalRequest(label=label, version=version, split=self.panels.heldout_split, tasks=self.panels.heldout,
                             temperature=t, samples=self.config.eval.panel_samples, seed=self.config.seed + 1,
                             max_steps=self.config.env.max_steps)
-                for t in wanted
+                for t in temperatures
             ])
 
-    def _contenders(self, cold: Path) -> list[tuple[str, Path]]:
-        contenders = [(COLD, cold), (TRAINED, self.folder.trained_model)]
-        if self.config.eval.compare_cold_start:
-            minutes = self.rl_seconds() / 60
-            self.progress.stage(f"the same {minutes:.1f} minutes of more cold start, for comparison")
-            contenders.append((MORE, self._sft(self.folder.more_model, minutes=minutes, continue_from=cold)))
-        return contenders
+    def _policy(self, label: str, cold: Path) -> Path:
+        if label != MORE:
+            return cold if label == COLD else self.folder.trained_model
+        minutes = self.rl_seconds() / 60
+        self.progress.stage(f"the same {minutes:.1f} minutes of more cold start, for comparison")
+        return self._sft(self.folder.more_model, minutes=minutes, continue_from=cold)
 
     def rl_seconds(self) -> float:
         """Wall time of all learner steps, waiting for episodes included."""
@@ -166,7 +198,7 @@ class TrainingRun:
             "cold-start minutes": f"{self.config.sft.minutes:g}" if self.config.sft.enabled else "none",
         }
         page = write_report(self.folder.path, env=self.panels.env_name, facts=facts)
-        comparison = compare(read_rows(self.folder.evaluations))
+        comparison = compare(read_evaluations(self.folder.evaluations))
         lines = as_lines(comparison, env=self.panels.env_name) if comparison else []
-        (self.folder.path / "summary.json").write_text(json.dumps({"format": 1, "table": lines}, indent=1) + "\n")
+        self.folder.summary.write_text(json.dumps({"format": 1, "table": lines}, indent=1) + "\n")
         return [*lines, f"report: {page}"]

@@ -35,7 +35,7 @@ def figures(version: Version | None, manifest: Manifest, groups: Sequence[Sequen
         "tokens_trained": sampled + sum(len(step.prompt_ids) for step in steps),
         "staleness_mean": fmean(ages),
         "staleness_max": max(ages),
-        "dropped_groups": len(manifest.drops),
+        "dropped_groups": sum(drop.group.startswith("train/") for drop in manifest.drops),
         "reissued_episodes": sum(episode.attempt > 1 for episode in episodes),
         "replays": sum(episode.replays for episode in episodes),
         **{f"seconds/{phase}": value for phase, value in seconds.items()},

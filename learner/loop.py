@@ -4,7 +4,7 @@
     commit    the manifest, before any weight moves: the log that a restart replays to the letter
     train     credit, loss, optimizer
     publish   after the evaluation of the version that it replaces
-    persist   metrics and archive always; a checkpoint every so often, and only then are episodes retired
+    persist   archive and metrics always; a checkpoint every so often, and only then are episodes retired
 
 A step whose manifest exists is a replay: the same groups in the same order, else the same loop.
 """
@@ -23,7 +23,7 @@ from learner.step import Timer
 from learner.trainer import Learner, StepReport
 from services.config import Config
 from services.errors import DeadlineExceeded
-from services.metrics import append_row
+from services.metrics import append_row, drop_rows
 from services.records import Drop, Episode, Manifest, Version
 from services.store.archive import EpisodeArchive, Row
 from services.store.lease import Lease
@@ -63,8 +63,8 @@ class TrainingLoop:
         self.restore()
         self.publish_weights()
         manifests = {manifest.step: manifest for manifest in self.store.manifests(self.learner.step)}
+        timer = Timer()
         while self.learner.step < self.config.steps:
-            timer = Timer()
             with timer.phase("wait"):
                 manifest = manifests.get(self.learner.step + 1) or self.commit()
                 groups = [self.store.episodes(group) for group in manifest.groups]
@@ -73,9 +73,12 @@ class TrainingLoop:
             with timer.phase("publish"):
                 self.publish_weights()
             self._archive(groups, report)
+            seconds = {"checkpoint": 0.0} | timer.seconds
+            append_row(self.metrics, figures(self.version, manifest, groups, report.metrics, seconds))
+            # After the line, which no replay would write once the checkpoint is there; its seconds go into the next.
+            timer = Timer()
             with timer.phase("checkpoint"):
                 self.persist(forced=self.learner.step == self.config.steps)
-            append_row(self.metrics, figures(self.version, manifest, groups, report.metrics, timer.seconds))
 
     def restore(self) -> None:
         """The newest checkpoint, a new incarnation, and a store that agrees with both: else the checkpoint wins."""
@@ -83,6 +86,7 @@ class TrainingLoop:
         if found is not None:
             self.position = found
             self.learner.load(self.checkpoints.folder(found.step))
+        drop_rows(self.metrics, after_step=self.position.step)
         self.incarnation = self.store.incarnation(self.lease, above=self.position.incarnation)
         at = self.position
         if not self.store.agrees_with(at.step):

@@ -85,6 +85,25 @@ def read_metrics(path: Path) -> list[Row]:
     return [last[step] for step in sorted(last)]
 
 
+def read_evaluations(path: Path) -> list[Row]:
+    """One row per label and temperature, in order: what was evaluated again counts as it was evaluated last."""
+    last = {(row["label"], row["temperature"]): row for row in read_rows(path)}
+    return list(last.values())
+
+
+def drop_rows(path: Path, *, after_step: int) -> None:
+    """Takes the rows of later steps out: a run that goes on from a checkpoint takes those steps again."""
+    rows = read_rows(path)
+    kept = [row for row in rows if row["step"] <= after_step]
+    if len(kept) == len(rows):
+        return
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
 def render(beats: Mapping[str, Mapping[str, float]]) -> str:
     """Prometheus text of heartbeat snapshots, worker -> metric -> value; `gagpo_<metric>{worker="..."}`.
 

@@ -103,7 +103,9 @@ class Controller:
         for failed in self.store.failed_groups():
             self.store.drop(self.lease, failed)
             self.hooks.note(f"dropped {failed.group} ({failed.task}): {failed.reason}")
-            if self._evaluation is not None and self._evaluation.group_dropped(failed.group):
+            if failed.group.startswith("eval/"):
+                if self._evaluation is not None:
+                    self._evaluation.group_dropped(failed.group)
                 continue
             self._task_failures[failed.task] += 1
             self._refuse_too_many_drops(failed)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from services.controller.tickets import EvalRequest
-from services.records import Episode
+from services.records import Drop, Episode
 from services.statistics import mean_interval
 from services.store.lease import Lease
 from services.store.store import Store
@@ -16,8 +16,7 @@ from services.store.store import Store
 class Evaluation:
     """One request in flight: issue() once, then collect() until it gives the result.
 
-    Issue is idempotent and group ids are fixed by the request, so a controller that restarts issues again and
-    loses nothing.
+    Issue is idempotent and group ids are fixed by the request, so a lost reply issues nothing twice.
     """
 
     def __init__(self, store: Store, lease: Lease, request: EvalRequest) -> None:
@@ -33,13 +32,11 @@ class Evaluation:
         for tickets in self.request.tickets():
             self._store.issue(self._lease, tickets, capacity=0)
 
-    def group_dropped(self, group: str) -> bool:
-        """True when `group` was of this evaluation; its task is then missing from the result, and counted."""
-        if group not in self._pending:
-            return False
-        self._pending.discard(group)
-        self._dropped.append(group)
-        return True
+    def group_dropped(self, group: str) -> None:
+        """Where `group` was of this evaluation, its task is missing from the result, and counted."""
+        if group in self._pending:
+            self._pending.discard(group)
+            self._dropped.append(group)
 
     def collect(self) -> list[Episode] | None:
         """All episodes once every group is ready or dropped, else None."""
@@ -60,6 +57,14 @@ class Evaluation:
     def dropped(self) -> int:
         """Groups that a fault took away."""
         return len(self._dropped)
+
+
+def clear(store: Store, lease: Lease) -> None:
+    """Ends what an earlier life of the run left of its evaluations: the version that they name died with it."""
+    for group in store.outstanding_groups():
+        if group.startswith("eval/"):
+            store.drop(lease, Drop(group=group, task="", reason="the run was started again"))
+    store.retire_eval(lease, store.ready("eval"))
 
 
 def success_by_task(episodes: list[Episode]) -> dict[str, float]:

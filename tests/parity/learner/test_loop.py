@@ -16,7 +16,7 @@ from learner.checkpoint import Checkpoints
 from learner.loop import TrainingLoop
 from learner.trainer import Learner
 from services.errors import UserError
-from services.metrics import METRIC_KEYS, check_metrics, read_metrics
+from services.metrics import METRIC_KEYS, check_metrics, read_metrics, read_rows
 from services.records import Episode, Ticket
 from services.seeds import seed_for
 from services.store.archive import EpisodeArchive
@@ -121,6 +121,20 @@ def test_a_crash_changes_no_bit(uninterrupted, redis_url, model_path, gang, tmp_
     whole = weights(uninterrupted[2])
     assert all(torch.equal(tensor, whole[name]) for name, tensor in weights(learner).items())
     assert published[-1][0].digest == uninterrupted[3][-1][0].digest
+    assert [row["step"] for row in read_rows(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
+
+
+def test_a_crash_right_after_a_checkpoint_loses_no_line_of_metrics(redis_url, model_path, gang, tmp_path, monkeypatch):
+    """Nothing replays a step that has its checkpoint."""
+    store = Store(redis_url, "lines")
+    play(store, range(2 * STEPS))
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "retire", lambda *_: (_ for _ in ()).throw(Crash))
+        with pytest.raises(Crash):
+            run(store, tmp_path, model_path, gang)
+    assert Checkpoints(tmp_path / "checkpoints", 1).steps() == [2]
+    run(store, tmp_path, model_path, gang)
+    assert [row["step"] for row in read_rows(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
 
 
 def test_an_emptied_redis_goes_on_from_the_checkpoint(redis_url, model_path, gang, tmp_path):

@@ -37,6 +37,24 @@ def test_a_step_taken_again_after_a_resume_counts_once(tmp_path: Path):
     assert [(row["step"], row["success_rate"]) for row in metrics.read_metrics(path)] == [(1, 0.1), (2, 0.4), (3, 0.3)]
 
 
+def test_an_evaluation_made_again_counts_as_made_last(tmp_path: Path):
+    path = tmp_path / "evaluations.jsonl"
+    for label, temperature, rate in [("step-0", 1.0, 0.1), ("step-0", 0.4, 0.2), ("step-0", 1.0, 0.3)]:
+        metrics.append_row(path, {"label": label, "temperature": temperature, "success_rate": rate})
+    assert [row["success_rate"] for row in metrics.read_evaluations(path)] == [0.3, 0.2]
+
+
+def test_a_run_that_goes_on_from_a_checkpoint_drops_what_came_after_it(tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    metrics.drop_rows(path, after_step=0)
+    for step in (1, 2, 3):
+        metrics.append_row(path, {"step": step})
+    metrics.drop_rows(path, after_step=2)
+    assert metrics.read_rows(path) == [{"format": 1, "step": 1}, {"format": 1, "step": 2}]
+    metrics.append_row(path, {"step": 3})
+    assert len(metrics.read_rows(path)) == 3
+
+
 def test_no_file_is_no_rows(tmp_path: Path):
     assert metrics.read_rows(tmp_path / "absent") == []
 

@@ -1,0 +1,114 @@
+"""The controller over a real Redis, with a worker and a learner that act when a test tells them to."""
+
+import uuid
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from services.config import Config
+from services.controller.controller import Controller, Hooks
+from services.controller.supervise import Supervisor
+from services.controller.tickets import EvalRequest, TaskStream, TrainTickets
+from services.records import Episode, Manifest, Step, Version, VersionSpan
+from services.store.redis_server import private_redis
+from services.store.store import Store
+
+TASKS = [f"toy/train/{letter}" for letter in "abcdef"]
+PANEL = ("toy/valid/x", "toy/valid/y")
+
+
+@pytest.fixture(scope="module")
+def redis_url(tmp_path_factory):
+    with private_redis(tmp_path_factory.mktemp("redis")) as url:
+        yield url
+
+
+def toy_config(*, staleness=0, eval_every=2, steps=4) -> Config:
+    return Config.model_validate({
+        "name": "toy", "steps": steps, "learner": {"groups_per_step": 2, "group_size": 2, "staleness": staleness},
+        "eval": {"every": eval_every}})
+
+
+@dataclass
+class World:
+    """One run: `played` and `trained` are what its worker and its learner did, in order."""
+
+    store: Store
+    config: Config
+    now: float = 0.0
+    notes: list[str] = field(default_factory=list)
+    results: list[tuple[dict, list[Episode]]] = field(default_factory=list)
+    done_when_told: list[int] = field(default_factory=list)
+    """store.evaluated() at the time of each result."""
+    played: list = field(default_factory=list)
+    trained: list[list[str]] = field(default_factory=list)
+    incarnation: int = 1
+
+    def controller(self, *, ttl_s=30.0) -> Controller:
+        """A fresh life of the controller, under the same holder name."""
+        def evaluated(summary, episodes):
+            self.results.append((summary, episodes))
+            self.done_when_told.append(self.store.evaluated())
+
+        return Controller(
+            config=self.config, store=self.store, lease=self.store.acquire("controller", "toy", ttl_s=ttl_s),
+            supervisor=Supervisor(self.notes.append), request=self.request, clock=lambda: self.now,
+            tickets=TrainTickets(config=self.config, tasks=TaskStream(TASKS, seed=0)),
+            hooks=Hooks(note=self.notes.append, evaluated=evaluated, task_type=lambda task: task[-1],
+                        tick=lambda: None))
+
+    def request(self, version: Version) -> EvalRequest | None:
+        if not self.config.evaluates(version.step):
+            return None
+        return EvalRequest(label=f"step-{version.step}", version=version, split="valid", tasks=PANEL,
+                           temperature=0.5, samples=2, seed=1, max_steps=3)
+
+    def play(self, count=100, *, broken=lambda ticket: False) -> list:
+        """The worker plays up to `count` tickets, and fails the `broken` ones; returns those it finished."""
+        pointer = self.store.version()
+        finished = []
+        for claim in self.store.claim("worker", count):
+            if broken(claim.ticket):
+                self.store.fail(claim, "env: the game is broken")
+                continue
+            version = claim.ticket.exact_version or (pointer[0] if pointer else Version(incarnation=1, step=0))
+            assert self.store.commit_episode(claim, an_episode(claim, version)) == "accepted"
+            finished.append(claim.ticket)
+        self.played += finished
+        return finished
+
+    def publish(self, step: int) -> Version:
+        """The learner makes a version current."""
+        version = Version(incarnation=self.incarnation, step=step, digest=f"weights-{step}")
+        self.store.publish_version(self.store.acquire("learner", "toy-learner"), version, "")
+        return version
+
+    def train(self) -> bool:
+        """The learner takes one step on the oldest ready groups and publishes; False when there are too few."""
+        groups = self.store.ready("train")[:self.config.learner.groups_per_step]
+        if len(groups) < self.config.learner.groups_per_step:
+            return False
+        step = self.store.counts().last_step + 1
+        lease = self.store.acquire("learner", "toy-learner")
+        self.store.begin_step(lease, Manifest(step=step, incarnation=self.incarnation, groups=groups, drops=[]))
+        self.trained.append(groups)
+        self.publish(step)
+        return True
+
+
+def an_episode(claim, version: Version) -> Episode:
+    """One step; won by the members with an even number."""
+    step = Step(
+        observation="", prompt_ids=np.arange(2, dtype=np.int32), response_ids=np.arange(3, dtype=np.int32),
+        logprobs=np.zeros(3, np.float32), spans=[VersionSpan(version=version, start=0, end=3)], action="look",
+        valid=True, admissible=True, reward=0.0)
+    won = claim.ticket.k % 2 == 0
+    return Episode(ticket=claim.ticket, steps=[step], won=won, end="won" if won else "turns", worker=claim.worker,
+                   attempt=claim.attempt, seconds=0.1, engine="toy 1")
+
+
+@pytest.fixture
+def world(redis_url):
+    """`world(staleness=0, eval_every=2, steps=4)`: a run with keys of its own."""
+    return lambda **sizes: World(Store(redis_url, uuid.uuid4().hex[:8]), toy_config(**sizes))
