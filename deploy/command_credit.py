@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -52,7 +52,7 @@ def add_parser(subparsers: Any) -> None:
     for name in ("gamma", "lam", "penalty"):
         parser.add_argument(f"--{name}", type=float, default=getattr(defaults, name), help="default %(default)s")
     for name in ("penalty_mode", "normalize", "ddof"):
-        adapter: TypeAdapter[Any] = TypeAdapter(CreditSection.model_fields[name].annotation)
+        adapter: TypeAdapter[Any] = TypeAdapter(cast("Any", CreditSection.model_fields[name].annotation))
         choices = adapter.json_schema()["enum"]
         parser.add_argument(f"--{name.replace('_', '-')}", choices=choices, type=type(choices[0]),
                             default=getattr(defaults, name), help="default %(default)s")

@@ -9,10 +9,9 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from deploy.run_folder import RunFolder
+from deploy.policies import resolve
 from services.config import Config
-from services.config_file import dump_config, load_config
-from services.errors import UserError
+from services.config_file import dump_config
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
@@ -39,7 +38,9 @@ def run(args: argparse.Namespace) -> int:
     """Prints the summary."""
     from deploy import preflight
 
-    config, model = resolve(args)
+    config, model = resolve(args.model, args.config, {
+        "eval.panel": args.episodes, "eval.temperature": args.temperature, "env.max_steps": args.max_steps,
+    }, args.overrides)
     preflight.check(config)
     summary = evaluate(config, model, split=args.split)
     if args.json:
@@ -51,25 +52,6 @@ def run(args: argparse.Namespace) -> int:
     for name, rate in summary["success_by_type"].items():
         print(f"  {name:<6} {rate:.1%}")
     return 0
-
-
-def resolve(args: argparse.Namespace) -> tuple[Config, Path]:
-    """The config to play by, and the model's folder. Raises UserError where either is missing."""
-    folder = RunFolder(args.model)
-    model = folder.trained_model if folder.config_file.exists() else args.model
-    if not (model / "config.json").exists():
-        raise UserError(f"{model} holds no model", "give a Hugging Face folder, or the folder of a finished run")
-    source = args.config or next(
-        (str(p) for p in (folder.config_file, args.model.parent / "config.yaml") if p.exists()), None)
-    if source is None:
-        raise UserError(f"{args.model} has no config beside it", "say how to play by --config")
-    overrides = list(args.overrides)
-    for key, value in (("eval.panel", args.episodes), ("eval.temperature", args.temperature),
-                       ("env.max_steps", args.max_steps)):
-        if value is not None:
-            overrides.append(f"{key}={value}")
-    config = load_config(source, [*overrides, f"model.path={model.resolve()}", "sft.enabled=false"])
-    return config, model
 
 
 def evaluate(config: Config, model: Path, *, split: str | None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import argparse
 import io
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.errors import UserError
@@ -25,12 +26,17 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
         help="play one game",
         description="Plays a task interactively. With --json it reads one action per line and prints one object per\n"
         "line, the reset first. There is no limit of steps unless --max-steps gives one.",
-        epilog="example:\n  gagpo play $(gagpo tasks valid 2>/dev/null | head -1)",
+        epilog="examples:\n  gagpo play $(gagpo tasks valid 2>/dev/null | head -1)\n"
+        "  gagpo play alfworld-gen/valid/look-0001 --agent runs/alfworld-tiny",
     )
     parser.add_argument("task", metavar="TASK", help="a task id, as `gagpo tasks SPLIT` prints it")
     parser.add_argument("--json", action="store_true", help="actions from stdin, one object per line on stdout")
     parser.add_argument("--engine", choices=("own", "textworld"), default="own", help="default: own")
     parser.add_argument("--max-steps", type=_steps, metavar="N", help="end the episode after N steps")
+    parser.add_argument("--agent", metavar="RUN|MODEL", type=Path, help="watch a trained agent play")
+    parser.add_argument("--config", metavar="FILE", help="how the agent plays (default: the config of its run)")
+    parser.add_argument("--temperature", type=float, help="of the agent (default: eval.temperature of the config)")
+    parser.add_argument("--seed", type=int, default=0, help="of the agent's draws")
     parser.set_defaults(run=run)
 
 
@@ -44,7 +50,10 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"there is no task {args.task!r}", "see `gagpo tasks SPLIT`") from None
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # any bytes are an action, if a bad one
-    (_play_json if args.json else _play)(session, args.max_steps)
+    if args.agent is not None:
+        _watch(session, args)
+    else:
+        (_play_json if args.json else _play)(session, args.max_steps)
     return 0
 
 
@@ -67,8 +76,35 @@ def _play_json(session: Session, max_steps: int | None) -> None:
         _print_record(outcome, step, done=over)
 
 
-def _print_record(outcome: Outcome, step: int, *, done: bool) -> None:
+def _watch(session: Session, args: argparse.Namespace) -> None:
+    """The agent acts; records also hold its answer and the action."""
+    from rich.console import Console
+
+    from deploy.agent import load_agent, moves
+    from deploy.policies import resolve
+
+    config, model = resolve(args.agent, args.config, {"eval.temperature": args.temperature})
+    agent, console = load_agent(config, model, seed=args.seed), Console(highlight=False)
+    outcome, step, limit = session.reset(), 0, args.max_steps or config.env.max_steps
+    if args.json:
+        _print_record(outcome, step, done=False)
+    else:
+        _show(console, outcome)
+    for step, move in enumerate(moves(agent, session, outcome, limit), start=1):
+        outcome = move.outcome
+        if args.json:
+            over = outcome.done or step == limit
+            _print_record(outcome, step, done=over, action=move.action, answer=move.answer)
+        else:
+            console.print(f"{step}> {move.answer}", style="bold", markup=False)
+            console.print(f"{outcome.observation}\n", markup=False)
+    if not args.json:
+        console.print(f"{'won' if outcome.won else 'not won'} after {step} steps")
+
+
+def _print_record(outcome: Outcome, step: int, *, done: bool, **more: str) -> None:
     record = {
+        **more,
         "observation": outcome.observation,
         "admissible_actions": outcome.admissible_actions,
         "reward": outcome.reward,

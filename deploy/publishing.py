@@ -20,9 +20,11 @@ def publish_folder(parts: Topology, model: Path, *, holder: str, step: int = 0) 
     import ray
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
     from services.weights.pack import pack
 
+    disable_progress_bar()  # it would be drawn across the run's own progress
     dtype = getattr(torch, parts.config.model.dtype)
     tensors = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).state_dict()
     packed = pack(tensors.items())
