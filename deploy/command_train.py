@@ -51,15 +51,16 @@ def _train(config: object, *, resume: bool, quiet: bool) -> list[str]:
     from deploy.run_folder import open_run
     from deploy.training import TrainingRun
     from services.config import Config
-    from services.logs import configure_logs
+    from services.logs import configure_logs, get_logger
     from services.packages import check_one_installation
 
     assert isinstance(config, Config)
     check_one_installation()
     panels = open_panels(config)
     folder, run_id = open_run(config, resume=resume)
-    configure_logs(folder.path)
-    with Progress(config.name, config.steps, console=Console(stderr=quiet)) as progress:
+    configure_logs(folder.path, show=None)
+    record = get_logger("run").info
+    with Progress(config.name, config.steps, console=Console(stderr=quiet), record=record) as progress:
         progress.note(f"environment {panels.env_name}: {len(panels.train)} games to train on, "
                       f"{len(panels.heldout)} held out")
         training = TrainingRun(config=config, folder=folder, run=run_id, panels=panels, progress=progress)

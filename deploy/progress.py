@@ -21,12 +21,20 @@ def sparkline(values: list[float], width: int = 40) -> str:
     return "".join(BARS[min(7, max(0, int(v * 8)))] for v in values[-width:])
 
 
+def shown(value: float | None, form: str) -> str:
+    """A number of metrics.jsonl; null stands for one that was not finite."""
+    return "not finite" if value is None else format(value, form)
+
+
 class Progress:
     """Methods take values as they come; drawing is this class's business alone."""
 
     def __init__(self, title: str, steps: int, *, console: Console | None = None,
+                 record: Callable[[str], object] = lambda _: None,
                  clock: Callable[[], float] = time.monotonic) -> None:
+        """`record` keeps every line, for the run's log."""
         self._console = console or Console()
+        self._record = record
         self._title = title
         self._steps = steps
         self._clock = clock
@@ -67,7 +75,7 @@ class Progress:
         self._say(
             f"step {metrics['step']:>4}/{self._steps}  success {metrics['success_rate']:6.1%}  "
             f"length {metrics['episode_length']:5.1f}  inadmissible {metrics['inadmissible_share']:5.1%}  "
-            f"loss {metrics['loss/policy']:+.4f}  grad {metrics['grad_norm']:.2f}  {seconds:5.1f} s"
+            f"loss {shown(metrics['loss/policy'], '+.4f')}  grad {shown(metrics['grad_norm'], '.2f')}  {seconds:5.1f} s"
         )
 
     def evaluation(self, summary: dict[str, Any]) -> None:
@@ -81,6 +89,7 @@ class Progress:
         )
 
     def _say(self, text: str) -> None:
+        self._record(text)
         if self._live is None:
             elapsed = self._clock() - self._started
             line = f"[{elapsed // 60:02.0f}:{elapsed % 60:02.0f}] {text}"
@@ -98,8 +107,8 @@ class Progress:
             table.add_row("success", f"{self._last['success_rate']:.1%}   {sparkline(self._success)}")
             table.add_row("length", f"{self._last['episode_length']:.1f} steps")
             table.add_row("inadmissible", f"{self._last['inadmissible_share']:.1%}")
-            table.add_row("policy loss", f"{self._last['loss/policy']:+.4f}")
-            table.add_row("gradient norm", f"{self._last['grad_norm']:.2f}")
+            table.add_row("policy loss", shown(self._last["loss/policy"], "+.4f"))
+            table.add_row("gradient norm", shown(self._last["grad_norm"], ".2f"))
         for at, rate, low, high in self._evaluations[-KEEP_NOTES:]:
             table.add_row(f"evaluation @{at}", f"{rate:.1%}  [{low:.1%}, {high:.1%}]")
         bar = ProgressBar(total=self._steps, completed=step, width=60)

@@ -55,7 +55,7 @@ def write_figures(folder: Path, metrics: list[dict[str, Any]], evaluations: list
             continue
         figure, axes = plt.subplots(figsize=(6, 3.2))
         for key in keys:
-            values = [float(m[key]) for m in metrics]
+            values = [float("nan") if m[key] is None else float(m[key]) for m in metrics]
             (line,) = axes.plot(steps, values, alpha=0.3, linewidth=1)
             axes.plot(steps, moving_average(values), color=line.get_color(), label=key)
         axes.set(title=title, xlabel=f"learner step (thick: mean of {AVERAGE_OVER})")

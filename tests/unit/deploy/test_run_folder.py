@@ -1,0 +1,69 @@
+"""Whose folder it is, and whether a run may start or go on in it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from deploy.run_folder import check_run, learning_digest, open_run
+from services.config import Config
+from services.config_file import load_config
+from services.errors import UserError
+
+
+def config(folder: Path, **changes: object) -> Config:
+    return Config.model_validate({"name": "r", "steps": 3, "runs_dir": folder, **changes})
+
+
+def test_a_fresh_folder_gets_an_identity_and_the_resolved_config(tmp_path: Path):
+    folder, run = open_run(config(tmp_path), resume=False)
+    assert folder.path == tmp_path / "r"
+    assert run.startswith("r-")
+    assert json.loads(folder.identity_file.read_text()) == {
+        "format": 1, "run": run, "learning": learning_digest(config(tmp_path))}
+    assert load_config(folder.config_file) == config(tmp_path)
+
+
+def test_two_runs_of_one_name_never_share_their_keys(tmp_path: Path):
+    """The id prefixes the keys of a shared Redis; a folder that was deleted makes another run."""
+    assert open_run(config(tmp_path / "a"), resume=False)[1] != open_run(config(tmp_path / "b"), resume=False)[1]
+
+
+def test_resume_goes_on_under_the_same_id(tmp_path: Path):
+    _, run = open_run(config(tmp_path), resume=False)
+    assert open_run(config(tmp_path), resume=True)[1] == run
+
+
+def test_resume_without_a_run_starts_one(tmp_path: Path):
+    assert open_run(config(tmp_path), resume=True)[1].startswith("r-")
+
+
+def test_a_run_that_is_there_is_not_overwritten(tmp_path: Path):
+    open_run(config(tmp_path), resume=False)
+    with pytest.raises(UserError, match="holds a run already; go on with it by --resume"):
+        open_run(config(tmp_path), resume=False)
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_folder_of_another_config_is_refused(tmp_path: Path, resume: bool):
+    folder, run = open_run(config(tmp_path), resume=False)
+    with pytest.raises(UserError, match="belongs to a run with another config"):
+        open_run(config(tmp_path, seed=1), resume=resume)
+    assert json.loads(folder.identity_file.read_text())["run"] == run
+    assert load_config(folder.config_file) == config(tmp_path)
+
+
+@pytest.mark.parametrize(("changes", "may_go_on"), [
+    ({"steps": 9}, True), ({"eval": {"every": 1}}, True), ({"checkpoint": {"keep": 5}}, True),
+    ({"redis": {"url": "redis://elsewhere:1/0"}}, True), ({"rollout": {"workers": 4}}, True),
+    ({"learner": {"lr": 1.0}}, False), ({"env": {"max_steps": 7}}, False), ({"model": {"layers": 2}}, False),
+    ({"sft": {"minutes": 9.0}}, False), ({"name": "s"}, False),
+])
+def test_how_far_and_where_may_change_but_not_what_is_learnt(tmp_path: Path, changes: dict, may_go_on: bool):
+    same = learning_digest(config(tmp_path)) == learning_digest(config(tmp_path, **changes))
+    assert same == may_go_on
+
+
+def test_a_check_writes_nothing(tmp_path: Path):
+    check_run(config(tmp_path), resume=False)
+    assert not (tmp_path / "r").exists()
