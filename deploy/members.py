@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from services.errors import DeadlineExceeded, EnvFault, Fault
+from services.errors import DeadlineExceeded, EnvFault, Fault, UserError
 
 ENV_READY_S = 120.0
 STOP_GRACE_S = 10.0
@@ -123,7 +123,10 @@ class Gang:
 
 
 def _ended(lives: list[Any]) -> str | None:
-    """None while all run, "" when all returned, else the first failure as one line."""
+    """None while all run, "" when all returned, else the first failure as one line.
+
+    Raises UserError where an actor met a user's mistake, which no restart mends.
+    """
     import ray
     from ray.exceptions import RayError
 
@@ -131,6 +134,8 @@ def _ended(lives: list[Any]) -> str | None:
     for life in done:
         try:
             ray.get(life, timeout=STOP_GRACE_S)
+        except UserError:
+            raise
         except (RayError, Fault) as error:
             return str(error).strip().splitlines()[-1]
     return None if running else ""

@@ -6,6 +6,7 @@ One topology: a laptop and a cluster differ in what is started here and what is 
 from __future__ import annotations
 
 import os
+import signal
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -47,7 +48,7 @@ class Topology:
             f"rollout worker {index}",
             lambda: RolloutActor.options(num_cpus=rollout.cpus, num_gpus=rollout.gpus).remote(
                 config_json=self.config.model_dump_json(), run=self.run, worker=f"rollout-{index}",
-                store_url=self.store_url, env_urls=list(self.env_urls), model_path=str(model),
+                store_url=self.store_url, env_urls=list(self.env_urls), model_path=str(model.absolute()),
                 weights_actor_name=self.weights_name),
         )
 
@@ -60,13 +61,16 @@ class Topology:
             "learner", learner.ranks,
             lambda rank: LearnerActor.options(num_cpus=learner.cpus, num_gpus=learner.gpus).remote(
                 config_json=self.config.model_dump_json(), run=self.run, rank=rank, world=learner.ranks,
-                store_url=self.store_url, model_path=str(model), weights_actor_name=self.weights_name),
+                store_url=self.store_url, model_path=str(model.absolute()),
+                weights_actor_name=self.weights_name),
         )
 
 
 @contextmanager
 def topology(config: Config, *, run: str, folder: Path, config_file: Path, note: Any) -> Iterator[Topology]:
     """Everything but rollout workers and the learner. Stops what it started, on any exit."""
+    # Actors have working folders of their own, above all in a submitted job.
+    config = config.model_copy(update={"runs_dir": config.runs_dir.absolute()})
     with ExitStack() as stack:
         note("starting Redis" if config.redis.url is None else "connecting to Redis")
         url = config.redis.url or stack.enter_context(private_redis(folder / "redis"))
@@ -109,6 +113,8 @@ def _ray(config: Config, namespace: str) -> Iterator[None]:
         except (ConnectionError, TimeoutError) as error:
             raise UserError(f"no Ray cluster answers at {address}",
                             "start one, or unset RAY_ADDRESS and ray.address for a private one") from error
+    # Ray put a handler of its own over ours, which prints a stack at every polite kill before it calls ours.
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
     try:
         _refuse_private_parts_on_many_nodes(config)
         yield

@@ -14,6 +14,7 @@ import ray
 from services.config import Config
 from services.errors import DeadlineExceeded, LeaseLost
 from services.records import Version
+from services.shared_storage import check_seen
 from services.store.lease import Lease
 from services.store.store import Store
 from services.weights.pack import Packed
@@ -48,6 +49,7 @@ class LearnerRank:
         from learner.gang import Gang
         from learner.trainer import Learner
 
+        check_seen(self._config.run_dir, self._model)
         gang = Gang(self._rank, self._world, rendezvous, gpu=self._config.learner.gpus > 0)
         learner = Learner(self._config, self._model, gang)
         if self._rank:

@@ -13,6 +13,7 @@ from ray.exceptions import RayError
 
 from services.config import Config
 from services.records import Version
+from services.shared_storage import check_seen
 from services.weights.pack import Packed
 
 ENV_SECONDS = 120.0
@@ -47,6 +48,7 @@ class RolloutHost:
         from rollout.worker import RolloutWorker
         from services.store.store import Store
 
+        check_seen(self._model)
         env, rollout = self._config.env, self._config.rollout
         engine = Engine(
             self._model, UNPUBLISHED, config=rollout, dtype=self._config.model.dtype, seed=self._config.seed)
