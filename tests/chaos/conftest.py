@@ -1,0 +1,120 @@
+"""A whole `gagpo train` in processes of its own, watched from outside, so that any of them can be killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from services.metrics import read_rows
+
+POLL_S = 0.1
+START_S = 150.0
+"""Cold start, Ray and vLLM on two busy cores."""
+GONE_S = 10.0
+
+
+class Run:
+    """One `gagpo train`; `started` are all processes below it that were ever seen."""
+
+    def __init__(self, folder: Path, *arguments: str, log: Path) -> None:
+        self.folder = folder
+        self.log = log
+        self.started: set[psutil.Process] = set()
+        environment = {k: v for k, v in os.environ.items() if k not in ("ALFWORLD_DATA", "RAY_ADDRESS")}
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "deploy.cli", "train", *arguments], stdout=out, stderr=out,
+                stdin=subprocess.DEVNULL, start_new_session=True, env=environment)
+        self._watch = threading.Thread(target=self._see, daemon=True)
+        self._watch.start()
+
+    def _see(self) -> None:
+        root = psutil.Process(self.process.pid)
+        while self.process.poll() is None:
+            try:
+                self.started.update(root.children(recursive=True))
+            except psutil.NoSuchProcess:
+                return
+            time.sleep(POLL_S)
+
+    @property
+    def steps(self) -> list[int]:
+        """Learner steps with a line in metrics.jsonl."""
+        return [row["step"] for row in read_rows(self.folder / "metrics.jsonl")]
+
+    def wait_for(self, what: str, happened: Callable[[], bool], seconds: float = START_S) -> None:
+        """Fails with the log's end when the run ends first or takes too long."""
+        deadline = time.monotonic() + seconds
+        while not happened():
+            assert self.process.poll() is None, f"it ended before {what}:\n{self.tail()}"
+            assert time.monotonic() < deadline, f"no {what} in {seconds:.0f} s:\n{self.tail()}"
+            time.sleep(POLL_S / 4)
+
+    def find(self, title: str) -> psutil.Process:
+        """The living process of this run whose title holds `title`."""
+        found = [process for process in psutil.Process(self.process.pid).children(recursive=True)
+                 if title in _title(process)]
+        assert len(found) == 1, f"{title}: {found}\n{self.tail()}"
+        return found[0]
+
+    def ctrl_c(self) -> None:
+        """As a terminal does: to every process in the foreground."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def end(self, seconds: float = START_S) -> int:
+        """Waits for the exit status."""
+        status = self.process.wait(seconds)
+        self._watch.join(5)
+        return status
+
+    def survivors(self) -> list[str]:
+        """Processes that are still there some seconds after the run has ended."""
+        _, alive = psutil.wait_procs([p for p in self.started if not _gone(p)], GONE_S)
+        return [_title(process) for process in alive if not _gone(process)]
+
+    def tail(self) -> str:
+        """The end of what it printed."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-25:])
+
+    def clean_up(self) -> None:
+        """Nothing outlives its test, whatever went wrong."""
+        for process in [*self.started, *([psutil.Process(self.process.pid)] if self.process.poll() is None else [])]:
+            if not _gone(process):
+                process.kill()
+
+
+def _gone(process: psutil.Process) -> bool:
+    """A zombie is gone: its memory, ports and threads are, and whoever runs these tests may not reap it."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline()) or process.name()
+    except psutil.Error:
+        return f"process {process.pid}"
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory: pytest.TempPathFactory):
+    """`train(folder, arguments...)` starts a run."""
+    logs = tmp_path_factory.mktemp("logs")
+    runs: list[Run] = []
+
+    def start(folder: Path, *arguments: str) -> Run:
+        runs.append(Run(folder, *arguments, log=logs / f"{len(runs)}.log"))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        run.clean_up()

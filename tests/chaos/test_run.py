@@ -1,0 +1,116 @@
+"""One tiny run, interrupted, resumed, and bereft of its servers: it ends with the weights of an undisturbed one.
+
+The tests follow one run through its life and stand in its order.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from services.metrics import read_rows
+
+pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(280)]
+
+STEPS = 4
+TINY = (
+    "--config", "alfworld-tiny", f"steps={STEPS}", "env.max_steps=6", "model.layers=1", "model.intermediate=64",
+    "sft.demos_per_game=1", "sft.minutes=0.05", "rollout.slots=8", "rollout.kv_cache_gb=0.25", "rollout.exact=true",
+    "learner.groups_per_step=2", "learner.group_size=2", "learner.threads=1", "eval.every=2", "eval.episodes=4",
+    "eval.compare_cold_start=false", "checkpoint.every=1",
+)
+
+
+@pytest.fixture(scope="module")
+def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def arguments(runs_dir: Path) -> tuple[str, ...]:
+    return (*TINY, f"runs_dir={runs_dir}", "name=hunted", "eval.panel=4", "eval.panel_temperatures=[1.0]")
+
+
+def test_ctrl_c_in_the_middle_leaves_no_process(train, runs_dir: Path, arguments):
+    run = train(runs_dir / "hunted", *arguments)
+    run.wait_for("a first step", lambda: bool(run.steps))
+    run.ctrl_c()
+    assert run.end() == 130, run.tail()
+    assert run.tail().endswith("error: interrupted; start again with --resume where the command has it"), run.tail()
+    assert len(run.started) > 5
+    assert run.survivors() == []
+    assert len(run.steps) < STEPS
+
+
+def test_a_run_without_resume_is_refused(train, runs_dir: Path, arguments):
+    run = train(runs_dir / "hunted", *arguments)
+    assert run.end() == 2
+    assert "holds a run already" in run.tail()
+
+
+def test_resumed_it_outlives_the_death_of_its_server_and_its_sampler(train, runs_dir: Path, arguments):
+    run = train(runs_dir / "hunted", *arguments, "--resume")
+    taken = len(run.steps)
+    run.wait_for("a step after the resume", lambda: len(run.steps) > taken)
+    run.find("serve-env").kill()
+    run.wait_for("the environment server's return", lambda: "environment server 0 died" in run.tail())
+    engine = run.find("EngineCore")
+    run.find("ray::RolloutHost").kill()
+    psutil.wait_procs([engine], 5)
+    assert not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE, "the engine outlived its worker"
+    assert run.end() == 0, run.tail()
+    assert run.survivors() == []
+    assert "rollout worker 0 died" in run.log.read_text()
+
+
+def test_every_step_was_taken_once_on_groups_of_its_own(runs_dir: Path):
+    folder = runs_dir / "hunted"
+    assert [row["step"] for row in read_rows(folder / "metrics.jsonl")] == [1, 2, 3, 4]
+    files = [folder / "episodes" / f"step-{step:08d}.parquet" for step in range(1, STEPS + 1)]
+    groups = [{(row["group"], row["k"]) for row in pq.read_table(file).to_pylist()} for file in files]
+    assert groups == [{(f"train/{2 * step + n:08d}", k) for n in range(2) for k in range(2)} for step in range(STEPS)]
+
+
+def test_every_evaluation_is_there_once(runs_dir: Path):
+    rows = read_rows(runs_dir / "hunted" / "evaluations.jsonl")
+    assert [(row["label"], row["step"], row["tasks"], row["dropped"]) for row in rows] == [
+        ("step-000000", 0, 4, 0), ("step-000002", 2, 4, 0), ("step-000004", 4, 4, 0), ("panel-cold", 0, 4, 0),
+        ("panel-trained", 4, 4, 0)]
+    assert rows[0]["digest"] == rows[3]["digest"]
+    assert rows[2]["digest"] == rows[4]["digest"]
+
+
+def test_status_says_that_it_is_finished(runs_dir: Path):
+    assert (runs_dir / "hunted" / "report.html").stat().st_size > 10_000
+    out = subprocess.run([sys.executable, "-m", "deploy.cli", "status", str(runs_dir / "hunted"), "--json"],
+                         capture_output=True, text=True, timeout=60, check=True).stdout
+    status = json.loads(out)
+    assert (status["state"], status["step"], status["steps"]) == ("finished", STEPS, STEPS)
+
+
+def test_a_finished_run_is_resumed_by_printing_its_table(train, runs_dir: Path, arguments):
+    """Nothing is started and nothing but the page is written."""
+    folder = runs_dir / "hunted"
+    before = {name: (folder / name).read_bytes() for name in ("metrics.jsonl", "evaluations.jsonl", "summary.json")}
+    run = train(folder, *arguments, "--resume")
+    assert run.end() == 0, run.tail()
+    assert "before (cold start)" in run.tail()
+    assert "after RL" in run.tail()
+    assert "Ray" not in run.tail()
+    assert {name: (folder / name).read_bytes() for name in before} == before
+
+
+def test_undisturbed_it_ends_with_the_same_bits(train, runs_dir: Path):
+    """rollout.exact: the same cold start and seed give the same weights, whatever happened on the way."""
+    run = train(
+        runs_dir / "calm", *TINY, f"runs_dir={runs_dir}", "name=calm", "eval.panel=0", "sft.enabled=false",
+        f"model.path={runs_dir / 'hunted' / 'model-cold-start'}")
+    assert run.end() == 0, run.tail()
+    digests = [{row["step"]: row["digest"] for row in read_rows(runs_dir / name / "evaluations.jsonl")
+                if row["label"].startswith("step-")} for name in ("hunted", "calm")]
+    assert digests[0] == digests[1]
+    assert len(set(digests[0].values())) == 3
