@@ -1,4 +1,4 @@
-"""`gagpo status`: how a run stands, from its folder and, while it runs, its heartbeats."""
+"""`gagpo status`: how a run stands, from its folder."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """One log per run: JSON lines in log.jsonl for machines, short lines on the terminal for people.
 
-All processes of a run append to the same file, one write per line, so lines of different processes never mix.
+Several processes may append to one file: a line is one write, so lines of different processes never mix.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """All our packages must come from one installation.
 
 They are bare folder names, so a folder called `services` in a Ray working_dir or beside the script would shadow ours,
-and a process would run half of one version and half of another. Every process calls `check_one_installation` first.
+and a process would run half of one version and half of another. Every command calls `check_one_installation` first.
 """
 
 from __future__ import annotations

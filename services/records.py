@@ -38,7 +38,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     """The order for one episode: member k of one group."""
 
     group: str
-    """Group id, `train/00000012` or `eval/<step>/<temperature>/<index>`; sorts in order of issue."""
+    """Group id, `train/00000012` or `eval/<label>/<temperature>/<index>`; training groups sort in order of issue."""
     k: int
     size: int
     """Members of the group: K for training, the samples per task for evaluation."""

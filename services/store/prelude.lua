@@ -1,4 +1,4 @@
--- Before every script: the names of its keys (keys.py gives the order) and what several scripts do.
+-- Before every script: the names of its keys (connection.py gives the order) and what several scripts do.
 local tickets, outstanding, groups, ready, episodes, manifests, drops, failed, counters, lease = unpack(KEYS)
 local WORKERS = 'workers'   -- the consumer group
 local MAX_ATTEMPTS = 3

@@ -1,4 +1,4 @@
-"""The detached owner of published weights.
+"""The owner of published weights, beside the learner and not of it.
 
 A Ray object dies with the process that put it. The learner may die at any time, so this actor, which does nothing
 else, owns the buffers of the last two versions: the newest, and the one that a worker may still be fetching.
