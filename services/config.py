@@ -83,7 +83,7 @@ class RolloutSection(Section):
     kv_cache_gb: float = Field(default=1.0, gt=0)
     threads: int = Field(default=2, ge=1)
     exact: bool = False
-    """One request at a time, float32, no prefix cache: nothing is left that the last bits of a batch could change."""
+    """One request at a time, float32, no prefix cache: a run, interrupted or not, ends with the same bits."""
 
 
 class CreditSection(Section):
