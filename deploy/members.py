@@ -137,7 +137,8 @@ def _ended(lives: list[Any]) -> str | None:
         except UserError:
             raise
         except (RayError, Fault) as error:
-            return str(error).strip().splitlines()[-1]
+            # Of a dead process Ray says how it ended, and then a paragraph of guesses.
+            return str(error).strip().splitlines()[-1].partition(" Some common causes")[0]
     return None if running else ""
 
 
