@@ -26,7 +26,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     parser.add_argument("model", metavar="MODEL|RUN", type=Path)
     parser.add_argument("--config", metavar="FILE", help="how to play (default: the config of the run)")
     parser.add_argument("--split", help="default: the held-out games")
-    parser.add_argument("--episodes", type=int, help="tasks to play (default: eval.panel of the config)")
+    parser.add_argument("--episodes", type=int, help="tasks to play (default: eval.panel of the config; 0: all)")
     parser.add_argument("--temperature", type=float, help="default: eval.temperature of the config")
     parser.add_argument("--max-steps", type=int, help="default: env.max_steps of the config")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -58,18 +58,19 @@ def evaluate(config: Config, model: Path, *, split: str | None) -> dict[str, Any
     """Brings up a topology without a learner and runs one evaluation on it."""
     from rich.console import Console
 
-    from deploy.panels import cut, open_panels
+    from deploy.panels import cut
     from deploy.publishing import publish_folder
     from deploy.topology import topology
     from envservice.alfworld.environment import open_environment
+    from envservice.alfworld.tasks import task_type
     from services.controller.controller import Controller, Hooks
     from services.controller.tickets import EvalRequest, TaskStream, TrainTickets
 
-    panels = open_panels(config)
-    tasks, chosen = panels.heldout, panels.heldout_split
-    if split is not None:
-        everything, chosen = open_environment(config.env).tasks(split), split
-        tasks = cut(everything, min(config.eval.panel or len(everything), len(everything)), name=split)
+    environment = open_environment(config.env)
+    train, _, heldout = environment.training_splits()
+    chosen = split or heldout
+    everything = environment.tasks(chosen)
+    tasks = cut(everything, config.eval.panel or len(everything), name=chosen)
     console = Console(stderr=True)
     run = f"eval-{uuid.uuid4().hex[:8]}"
     with tempfile.TemporaryDirectory(prefix="gagpo-eval-") as name:
@@ -80,16 +81,17 @@ def evaluate(config: Config, model: Path, *, split: str | None) -> dict[str, Any
             lease = parts.store.acquire("controller", run, ttl_s=30.0)
             controller = Controller(
                 config=config, store=parts.store, lease=lease, supervisor=parts.supervisor,
-                tickets=TrainTickets(config=config, tasks=TaskStream(panels.train, config.seed)),
+                tickets=TrainTickets(config=config, tasks=TaskStream(environment.tasks(train), config.seed)),
                 request=lambda _: None,
                 hooks=Hooks(note=lambda text: console.print(text, markup=False), evaluated=lambda *_: None,
-                            task_type=panels.task_type, tick=lambda: None),
+                            task_type=task_type, tick=lambda: None),
             )
             version = publish_folder(parts, model, holder=run)
             for index in range(config.rollout.workers):
                 parts.supervisor.add(parts.rollout_worker(index, model))
-            request = EvalRequest(label="eval", version=version, split=chosen, tasks=tuple(tasks),
+            request = EvalRequest(label="eval", version=version, split=chosen, tasks=tasks,
                                   temperature=config.eval.temperature, seed=config.seed + 1,
                                   max_steps=config.env.max_steps)
             (summary,) = controller.evaluate_now([request])
-    return {**summary, "env": panels.env_name}
+            parts.store.erase()
+    return {**summary, "env": environment.name}

@@ -57,7 +57,7 @@ def _train(config: object, *, resume: bool, quiet: bool) -> list[str]:
     assert isinstance(config, Config)
     check_one_installation()
     panels = open_panels(config)
-    folder, run_id = open_run(config, resume=resume)
+    folder, run_id = open_run(config, games=panels.games, resume=resume)
     configure_logs(folder.path, show=None)
     record = get_logger("run").info
     with Progress(config.name, config.steps, console=Console(stderr=quiet), record=record) as progress:

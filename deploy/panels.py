@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ class Panels:
     heldout: tuple[str, ...]
     heldout_split: str
     heldout_digest: str
+    games: str
+    """What is played, for people, with a digest over the ids of the training games."""
     task_type: Callable[[str], str]
 
 
@@ -32,7 +35,7 @@ def cut(tasks: list[str], count: int, *, name: str) -> tuple[str, ...]:
     """
     if len(tasks) < count:
         raise UserError(f"the {name} split has {len(tasks)} games of these types, and {count} are asked for",
-                        f"lower eval.{'panel' if name == 'heldout' else 'episodes'} or add env.task_types")
+                        f"lower eval.{'episodes' if name == 'validation' else 'panel'} or add env.task_types")
     return tuple(sorted(random.Random(seed_for("panel", name)).sample(sorted(tasks), count)))
 
 
@@ -43,9 +46,12 @@ def open_panels(config: Config) -> Panels:
 
     environment = open_environment(config.env)
     train, validation, heldout = environment.training_splits()
+    training = environment.tasks(train)
+    ids = hashlib.blake2b("\n".join(training).encode(), digest_size=4).hexdigest()
     return Panels(
         env_name=environment.name,
-        train=tuple(environment.tasks(train)),
+        games=f"{len(training)} games of {environment.name} ({ids})",
+        train=tuple(training),
         validation=cut(environment.tasks(validation), config.eval.episodes, name="validation"),
         validation_split=validation,
         heldout=cut(environment.tasks(heldout), config.eval.panel, name="heldout"),

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from services.config import Config
-from services.config_file import config_digest, dump_config
+from services.config_file import dump_config, flatten
 from services.errors import UserError
 
 FORMAT = 1
-EXTENDABLE = ("steps", "eval", "checkpoint", "redis", "ray", "runs_dir", "rollout")
-"""Sections that may differ on --resume: they change how far and where a run goes, not what it learns from."""
+MAY_CHANGE = re.compile(
+    r"(runs_dir|steps|eval\..*|checkpoint\..*|redis\..*|ray\..*|env\.(data|servers|urls|max_sessions)"
+    r"|rollout\.(workers|slots|cpus|gpus|kv_cache_gb|threads)|learner\.(ranks|cpus|gpus|threads))")
+"""Keys that may differ on --resume: how far and where a run goes, never what it learns from or how."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +69,27 @@ class RunFolder:
 
 
 def learning_digest(config: Config) -> str:
-    """Digest of all that decides what a run learns."""
-    return config_digest(config.model_copy(update={key: getattr(Config(name="x", steps=1), key) for key in EXTENDABLE}))
+    """Digest of all in the config that decides what a run learns."""
+    kept = {key: value for key, value in flatten(config).items() if not MAY_CHANGE.fullmatch(key)}
+    return hashlib.blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def open_run(config: Config, *, resume: bool) -> tuple[RunFolder, str]:
+def open_run(config: Config, *, games: str, resume: bool) -> tuple[RunFolder, str]:
     """The run's folder, made if need be, and its id (its name with a nonce, the prefix of its keys in Redis).
 
-    Raises UserError when the folder belongs to another config, or holds a run and `resume` is not given.
+    `games` names what is played, with a digest: results on other games never mix in one folder. Raises UserError when
+    the folder belongs to another config or to other games, or holds a run and `resume` is not given.
     """
     folder = RunFolder(config.run_dir)
     check_run(config, resume=resume)
     known = folder.identity()
     folder.path.mkdir(parents=True, exist_ok=True)
+    if known and known["games"] != games:
+        raise UserError(f"{config.run_dir} was played on {known['games']}, and now there is {games}",
+                        "give this run another name (name=...), or set or unset ALFWORLD_DATA as it was")
     if not known:
-        known = {"format": FORMAT, "run": f"{config.name}-{uuid.uuid4().hex[:8]}", "learning": learning_digest(config)}
+        known = {"format": FORMAT, "run": f"{config.name}-{uuid.uuid4().hex[:8]}",
+                 "learning": learning_digest(config), "games": games}
         folder.identity_file.write_text(json.dumps(known, indent=1) + "\n")
     dump_config(config, folder.config_file)
     return folder, str(known["run"])

@@ -5,6 +5,7 @@ One topology: a laptop and a cluster differ in what is started here and what is 
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import uuid
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.members import Actor, EnvServer, Gang, env_token, free_port
+from deploy.members import TOKEN_VARIABLE, Actor, EnvServer, Gang, env_token, free_port
 from services.config import Config
 from services.controller.supervise import Supervisor
 from services.errors import UserError
@@ -123,8 +124,11 @@ def _ray(config: Config, namespace: str) -> Iterator[None]:
 
 
 def _runtime_env() -> dict[str, Any]:
-    token = env_token()
-    return {"env_vars": {"GAGPO_ENV_TOKEN": token}} if token else {}
+    """Hands the token on to the actors. Ray refuses what the job, from which they inherit, has set already."""
+    token, job = env_token(), json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}")
+    if token is None or TOKEN_VARIABLE in job.get("runtime_env", {}).get("env_vars", {}):
+        return {}
+    return {"env_vars": {TOKEN_VARIABLE: token}}
 
 
 def _refuse_private_parts_on_many_nodes(config: Config) -> None:

@@ -2,15 +2,24 @@
 
 - Training follows the pointer, and an update never waits for training episodes: they go on under the new weights.
 - An evaluation episode is played at exactly one version, so no update happens while one is in flight.
+- A pointer may outlive its weights, until a learner that died has published again what it restored: see Missing.
 - A worker that started late, or moved on early, goes back for evaluation tickets of an older version: first it lets
   its training episodes end, which must not be sampled by older weights than their ticket allows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
+from services.errors import EngineFault
 from services.records import Ticket, Version
+
+UNPUBLISHED_S = 300.0
+"""How long a version may be current that nobody can give: a learner restarts from its checkpoint well within it."""
+RETRY_S = 5.0
+"""Between two looks for it, each of which may read a whole export."""
 
 
 def may_start(ticket: Ticket, own: Version, pointer: Version) -> bool:
@@ -37,3 +46,27 @@ def next_version(own: Version, pointer: Version, playing: Collection[Ticket], he
 def wanted_elsewhere(own: Version, held: Collection[Ticket]) -> set[Version]:
     """Versions other than `own` at which held evaluation tickets must be played."""
     return {t.exact_version for t in held if t.exact_version is not None and t.exact_version != own}
+
+
+@dataclass(slots=True)
+class Missing:
+    """The current version while nobody has its weights."""
+
+    version: Version | None = None
+    since: float = 0.0
+    looked: float = 0.0
+    clock: Callable[[], float] = time.monotonic
+
+    def note(self, version: Version) -> None:
+        """Nobody had `version` just now. Raises EngineFault once that has been so for five minutes."""
+        now = self.clock()
+        if version != self.version:
+            self.version, self.since = version, now
+        self.looked = now
+        if now - self.since > UNPUBLISHED_S:
+            raise EngineFault(f"nobody has had the weights of the current version {version.short} "
+                              f"for {UNPUBLISHED_S:.0f} s")
+
+    def pauses(self, version: Version) -> bool:
+        """Whether it is too early to look for `version` again."""
+        return version == self.version and self.clock() - self.looked < RETRY_S

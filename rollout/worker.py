@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 from rollout.engine import Engine
 from rollout.episode import Player
 from rollout.meter import Meter
-from rollout.steering import may_start, next_version, wanted_elsewhere
-from services.errors import EngineFault, EnvFault, Fault, StoreFault
+from rollout.steering import Missing, may_start, next_version, wanted_elsewhere
+from services.errors import EnvFault, Fault, StoreFault
 from services.records import Version
 from services.store.store import Claim, Store
 from services.weights.pack import Packed
@@ -49,6 +49,7 @@ class RolloutWorker:
         self._playing: dict[str, tuple[Claim, asyncio.Task[None]]] = {}
         self._held: dict[str, Claim] = {}
         self._pointer: tuple[Version, str] | None = None
+        self._missing = Missing()
         self._wake = asyncio.Event()
         self._meter = Meter()
 
@@ -104,7 +105,7 @@ class RolloutWorker:
         pointer, path = self._pointer
         playing = [claim.ticket for claim, _ in self._playing.values()]
         due = next_version(self._engine.version, pointer, playing, [c.ticket for c in self._held.values()])
-        if due == self._engine.version:
+        if due == self._engine.version or self._missing.pauses(due):
             return False
         async with asyncio.timeout(FETCH_S):
             packed = await self._fetch(due, path if due == pointer else "")
@@ -112,7 +113,8 @@ class RolloutWorker:
             await self._engine.update(due, packed.manifest, packed.buffer)
             self._meter.updates += 1
         elif due == pointer:
-            raise EngineFault(f"nobody has the weights of the current version {due.short}")
+            self._missing.note(due)
+            return False
         else:
             await self._refuse(due)
         return True

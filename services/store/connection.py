@@ -68,6 +68,14 @@ class Connection:
         if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
             raise UserError(f"Redis {version} is too old", "use 6.2 or newer, or leave redis.url out for a private one")
 
+    def erase(self) -> None:
+        """Deletes every key of this run: for runs that nobody will go on with. Raises StoreFault."""
+        try:
+            for key in self.redis.scan_iter(match=self._prefix.replace("[", "\\[") + "*", count=1000):
+                self.redis.unlink(key)
+        except redis.RedisError as error:
+            raise fault("erase", error) from error
+
     def script(self, name: str, *args: str | bytes | float, role: str = "none") -> Any:
         """Runs `<name>.lua` on this run's keys. Raises StoreFault, LeaseLost or NotReady."""
         if name not in self._scripts:

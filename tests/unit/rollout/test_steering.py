@@ -1,6 +1,9 @@
 """Which ticket starts at which version, and which version comes next."""
 
-from rollout.steering import may_start, next_version
+import pytest
+
+from rollout.steering import Missing, may_start, next_version
+from services.errors import EngineFault
 from services.records import Ticket, Version
 
 OLD = Version(incarnation=1, step=4, digest="a")
@@ -61,3 +64,20 @@ def test_the_oldest_visit_comes_first():
     """It is the one whose weights are forgotten next."""
     older = Version(incarnation=1, step=2, digest="d")
     assert next_version(NEW, NEW, [], [evaluation(OLD), evaluation(older)]) == older
+
+
+def test_a_version_that_nobody_has_is_looked_for_in_turns_and_given_up():
+    """Looked for at 0, 5, ... s; after 300 s the worker ends with the version's name."""
+    now = [0.0]
+    missing, version = Missing(clock=lambda: now[0]), Version(incarnation=2, step=7)
+    assert not missing.pauses(version)
+    missing.note(version)
+    now[0] = 4.9
+    assert missing.pauses(version)
+    assert not missing.pauses(Version(incarnation=3, step=7))
+    now[0] = 299.0
+    assert not missing.pauses(version)
+    missing.note(version)
+    now[0] = 301.0
+    with pytest.raises(EngineFault, match=r"2\.7"):
+        missing.note(version)
