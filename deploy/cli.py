@@ -35,6 +35,7 @@ from deploy import (
 from services.errors import Fault, UserError
 from services.logs import get_logger, log_path
 from services.packages import check_one_installation
+from services.threads import wait_politely
 
 Subparsers = argparse._SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
 
@@ -103,6 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP, and means it
             signal.signal(number, _leave)
+    wait_politely()
     try:
         args = parse(sys.argv[1:] if argv is None else argv)
         check_one_installation()

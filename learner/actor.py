@@ -17,6 +17,7 @@ from services.records import Version
 from services.shared_storage import check_seen
 from services.store.lease import Lease
 from services.store.store import Store
+from services.threads import wait_politely
 from services.weights.pack import Packed
 
 LEASE_S = 15.0
@@ -46,6 +47,7 @@ class LearnerRank:
 
     def run(self, rendezvous: str) -> None:
         """Until the steps of the config are done; then the result is in the run's folder under `model`."""
+        wait_politely()
         from learner.gang import Gang
         from learner.trainer import Learner
 

@@ -30,6 +30,7 @@ import numpy as np
 from services.config import RolloutSection
 from services.errors import EngineFault
 from services.records import Version, VersionSpan
+from services.threads import wait_politely
 from services.weights.pack import Manifest
 
 START_SECONDS = 300.0
@@ -54,6 +55,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 def prepare_environment(threads: int) -> None:
     """Set what vLLM reads from the environment, for this process and the engine's: call before vllm is imported."""
+    wait_politely()
     os.environ.update({
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker lives in the engine's process: one process less to start
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # "auto" keeps a core for itself, half of a two-core machine
