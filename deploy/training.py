@@ -8,6 +8,7 @@ Each stage leaves its result in the run's folder and is skipped when it is there
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,6 +39,13 @@ def curve_label(step: int) -> str:
     return f"step-{step:06d}"
 
 
+def _will_it_stay(runs_dir: Path) -> str:
+    """A submitted job starts in Ray's copy of the working directory, which Ray deletes some time after the job."""
+    if runs_dir.is_absolute() or "RAY_JOB_CONFIG_JSON_ENV_VAR" not in os.environ:
+        return ""
+    return ": Ray's own copy of the working directory, and it goes with it; keep the run by an absolute runs_dir"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun:
     """Everything the stages share."""
@@ -50,6 +58,7 @@ class TrainingRun:
 
     def execute(self) -> list[str]:
         """All stages; returns the lines of the final table (empty without a panel)."""
+        self.progress.note(f"folder {self.folder.path.absolute()}{_will_it_stay(self.config.runs_dir)}")
         cold = self.cold_start()
         if not self.rl_is_done() or self.unplayed():
             self.folder.summary.unlink(missing_ok=True)
@@ -201,4 +210,4 @@ class TrainingRun:
         comparison = compare(read_evaluations(self.folder.evaluations))
         lines = as_lines(comparison, env=self.panels.env_name) if comparison else []
         self.folder.summary.write_text(json.dumps({"format": 1, "table": lines}, indent=1) + "\n")
-        return [*lines, f"report: {page}"]
+        return [*lines, f"report: {page.absolute()}"]
