@@ -11,6 +11,7 @@ from typing import Any
 
 import ray
 
+from learner.publisher import Publisher
 from services.config import Config
 from services.errors import DeadlineExceeded, LeaseLost
 from services.records import Version
@@ -18,10 +19,8 @@ from services.shared_storage import check_seen
 from services.store.lease import Lease
 from services.store.store import Store
 from services.threads import wait_politely
-from services.weights.pack import Packed
 
 LEASE_S = 15.0
-PUBLISH_S = 300.0
 EVALUATION_S = 3600.0
 """The longest that a version is held back for the evaluation of the one before; the watchdog is far earlier."""
 
@@ -70,24 +69,26 @@ class LearnerRank:
         store = Store(self._store_url, self._run)
         lease = store.acquire("learner", f"{self._run}-learner", ttl_s=LEASE_S)
         keeper = stack.enter_context(LeaseKeeper(Store(self._store_url, self._run), lease))
-        weights = ray.get_actor(self._weights_actor_name)
+        publisher = Publisher(ray.get_actor(self._weights_actor_name))
 
-        def publish(version: Version, packed: Packed) -> None:
-            ray.get(weights.publish.remote(version, packed.manifest, packed.buffer), timeout=PUBLISH_S)
+        def check() -> None:
+            keeper.check()
+            publisher.keep()
 
         def before_publish(replaced: Version) -> None:
             deadline = time.monotonic() + EVALUATION_S
             while config.evaluates(replaced.step) and store.evaluated() < replaced.step:
-                keeper.check()
+                check()
                 if time.monotonic() > deadline:
                     raise DeadlineExceeded(f"the evaluation of step {replaced.step} took over {EVALUATION_S:.0f} s")
                 time.sleep(0.2)
 
         TrainingLoop(
-            config=config, learner=learner, store=store, lease=lease, publish=publish, before_publish=before_publish,
+            config=config, learner=learner, store=store, lease=lease,
+            publish=publisher.publish, before_publish=before_publish,
             archive=stack.enter_context(EpisodeArchive(config.run_dir / "episodes")),
             checkpoints=Checkpoints(config.run_dir / "checkpoints", config.checkpoint.keep),
-            metrics=config.run_dir / "metrics.jsonl", check=keeper.check,
+            metrics=config.run_dir / "metrics.jsonl", check=check,
         ).run()
         learner.export(config.run_dir / "model")
 

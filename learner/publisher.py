@@ -1,0 +1,47 @@
+"""Keeps the current version on the weights actor, whatever happens to that actor."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+
+from services.records import Version
+from services.weights.pack import Packed
+
+PUBLISH_S = 300.0
+ASK_S = 30.0
+LOOK_EVERY_S = 5.0
+
+
+class Publisher:
+    """`weights` is the handle of the weights actor, which Ray makes anew, and empty, when it dies."""
+
+    def __init__(self, weights: Any, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._weights = weights
+        self._clock = clock
+        self._current: tuple[Version, Packed] | None = None
+        self._looked = 0.0
+
+    def publish(self, version: Version, packed: Packed) -> None:
+        """Hands the weights over. Raises ray's errors; then the gang ends and is started again."""
+        ray.get(self._weights.publish.remote(version, packed.manifest, packed.buffer), timeout=PUBLISH_S)
+        self._current = version, packed
+
+    def keep(self) -> None:
+        """Publishes the current version again where the actor has lost it; looks at most every five seconds.
+
+        Without it a worker that starts after the actor's death would find the version nowhere until the next step,
+        and the next step waits for that worker.
+        """
+        if self._current is None or self._clock() - self._looked < LOOK_EVERY_S:
+            return
+        self._looked = self._clock()
+        try:
+            if ray.get(self._weights.latest.remote(), timeout=ASK_S) != self._current[0]:
+                self.publish(*self._current)
+        except RayActorError:
+            return  # being made anew: the next look finds it

@@ -1,0 +1,47 @@
+"""The current version stays fetchable while the weights actor is killed. A real, private Ray."""
+
+import os
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from learner.publisher import Publisher
+from services.records import Version
+from services.weights.pack import pack
+
+DEADLINE_S = 60.0
+
+
+@pytest.fixture
+def weights() -> Iterator[object]:
+    import ray
+
+    from services.weights.actor import WeightsActor
+
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    yield WeightsActor.remote()
+    ray.shutdown()
+
+
+@pytest.mark.ray
+def test_a_killed_weights_actor_is_filled_again(weights):
+    import ray
+
+    now = [0.0]
+    publisher = Publisher(weights, clock=lambda: now[0])
+    publisher.keep()  # nothing is published yet: nothing to keep
+    version, packed = Version(incarnation=1, step=3, digest="d"), pack([("w", np.arange(4, dtype=np.float32))])
+    publisher.publish(version, packed)
+    assert ray.get(weights.latest.remote(), timeout=30) == version
+    ray.kill(weights, no_restart=False)
+    deadline = time.monotonic() + DEADLINE_S
+    found = None
+    while found is None and time.monotonic() < deadline:
+        now[0] += 10.0
+        publisher.keep()
+        found = ray.get(weights.fetch.options(max_task_retries=-1).remote(version), timeout=DEADLINE_S)
+    assert found is not None
+    assert ray.get(found.refs[0], timeout=30).tobytes() == packed.buffer.tobytes()
