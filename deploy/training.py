@@ -94,6 +94,7 @@ class TrainingRun:
     def controller(self, parts: Topology) -> Controller:
         """Wired to this run's folder and panels."""
         lease = parts.store.acquire("controller", self.run, ttl_s=CONTROLLER_LEASE_S)
+        parts.store.reissue(lease)
         clear(parts.store, lease)
         archive = EpisodeArchive(self.folder.path / "episodes")
         checkpoints = self._checkpoints()

@@ -129,6 +129,14 @@ class Store(Board):
         return bool(
             self.script("drop", *lease.fence, drop.group, kind, msgspec.json.encode(drop), role=lease.role))
 
+    def reissue(self, lease: Lease) -> int:
+        """A run that starts again: unplayed tickets count their attempts from one, and claims of before are void.
+
+        An interruption is no failure of a game: without this the fourth one within a step would drop its groups.
+        Returns the number of tickets.
+        """
+        return int(self.script("reissue", *lease.fence, role=lease.role))
+
     def failed_groups(self) -> list[Drop]:
         """A drop for each group with a ticket whose three attempts are used up."""
         (failed,) = self.read(("HGETALL", "failed"))

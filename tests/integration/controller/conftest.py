@@ -1,7 +1,9 @@
 """The controller over a real Redis, with a worker and a learner that act when a test tells them to."""
 
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pytest
@@ -34,7 +36,8 @@ def toy_config(*, staleness=0, eval_every=2, steps=4) -> Config:
 class World:
     """One run: `played` and `trained` are what its worker and its learner did, in order."""
 
-    store: Store
+    connect: Callable[[], Store]
+    """As another process would."""
     config: Config
     now: float = 0.0
     notes: list[str] = field(default_factory=list)
@@ -44,6 +47,9 @@ class World:
     played: list = field(default_factory=list)
     trained: list[list[str]] = field(default_factory=list)
     incarnation: int = 1
+
+    def __post_init__(self) -> None:
+        self.store = self.connect()
 
     def controller(self, *, ttl_s=30.0) -> Controller:
         """A fresh life of the controller, under the same holder name."""
@@ -66,17 +72,21 @@ class World:
 
     def play(self, count=100, *, broken=lambda ticket: False) -> list:
         """The worker plays up to `count` tickets, and fails the `broken` ones; returns those it finished."""
-        pointer = self.store.version()
         finished = []
         for claim in self.store.claim("worker", count):
             if broken(claim.ticket):
                 self.store.fail(claim, "env: the game is broken")
                 continue
-            version = claim.ticket.exact_version or (pointer[0] if pointer else Version(incarnation=1, step=0))
-            assert self.store.commit_episode(claim, an_episode(claim, version)) == "accepted"
+            assert self.commit(claim) == "accepted"
             finished.append(claim.ticket)
         self.played += finished
         return finished
+
+    def commit(self, claim) -> str:
+        """The worker hands in an episode; the verdict."""
+        pointer = self.store.version()
+        version = claim.ticket.exact_version or (pointer[0] if pointer else Version(incarnation=1, step=0))
+        return self.store.commit_episode(claim, an_episode(claim, version))
 
     def publish(self, step: int) -> Version:
         """The learner makes a version current."""
@@ -111,4 +121,4 @@ def an_episode(claim, version: Version) -> Episode:
 @pytest.fixture
 def world(redis_url):
     """`world(staleness=0, eval_every=2, steps=4)`: a run with keys of its own."""
-    return lambda **sizes: World(Store(redis_url, uuid.uuid4().hex[:8]), toy_config(**sizes))
+    return lambda **sizes: World(partial(Store, redis_url, uuid.uuid4().hex[:8]), toy_config(**sizes))

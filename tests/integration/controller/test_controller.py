@@ -323,6 +323,25 @@ def test_requests_run_one_after_the_other_outside_training(world):
     assert run.store.evaluated() == -1
 
 
+def test_interruptions_are_no_attempts(world):
+    """Ten lives end with every ticket in a worker's hands; the groups are played in order in the eleventh."""
+    run = world(eval_every=0)
+    for life in range(10):
+        controller = run.controller()
+        assert run.store.reissue(controller.lease) == (4 if life else 0)
+        controller.tick()
+        store = run.connect()
+        held = store.claim("worker", 100)
+        assert [(claim.ticket.id, claim.attempt) for claim in held] == [
+            (f"train/{n:08d}#{k}", 1) for n in range(2) for k in range(2)]
+    run.store.reissue(controller.lease)
+    assert run.commit(held[0]) == "refused"
+    assert store.renew_claims("worker", held) == held
+    run.play()
+    assert run.train()
+    assert run.store.counts().dropped == 0
+
+
 def test_leftovers_of_training_are_not_cleared(world):
     run = world()
     run.publish(0)

@@ -303,6 +303,17 @@ class StoreMachine(RuleBasedStateMachine):
     def kill_controller(self, same_name):
         self.take_over("controller", same_name)
 
+    @rule(again=AGAIN)
+    def reissue(self, again):
+        """The run starts again: who held a ticket holds it no more, and no attempt has been made."""
+        store, lease = self.leases["controller"]
+        (failed,) = store.read(("HKEYS", "failed"))
+        unplayed = self.open.keys() - {ticket.decode() for ticket in failed}
+        for _ in range(1 + again):
+            assert store.reissue(lease) == len(unplayed)
+        self.outdated = [*self.outdated, *(claim for _, claim, _ in self.hands() if claim.ticket.id in unplayed)]
+        self.open |= {ticket: [0, None] for ticket in unplayed}
+
     @rule()
     def retire_eval(self):
         store, lease = self.leases["controller"]
@@ -324,6 +335,7 @@ class StoreMachine(RuleBasedStateMachine):
             lambda: store.begin_step(
                 lease, Manifest(step=self.step + 1, incarnation=0, groups=["train/none"], drops=[])),
             lambda: store.retire(lease, self.step),
+            lambda: store.reissue(lease),
             lambda: store.reset_to(lease, 0, 0),
         ]
         with pytest.raises(LeaseLost):
@@ -335,6 +347,9 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(sure=st.integers(0, 3))
     def kill_redis(self, sure):
         if sure == 3:
+            # While a sync takes long, appendfsync everysec holds back for seconds what it has acknowledged.
+            while self.eye.redis.info("persistence")["aof_buffer_length"]:
+                time.sleep(0.01)
             self.server.stop(signal.SIGKILL)
             self.server.start()
 
