@@ -101,7 +101,7 @@ def _ray(config: Config, namespace: str) -> Iterator[None]:
     import ray
 
     os.environ.update({k: v for k, v in RAY_QUIET.items() if k not in os.environ})
-    address = config.ray.address or os.environ.get("RAY_ADDRESS")
+    address, polite = config.ray.address or os.environ.get("RAY_ADDRESS"), signal.getsignal(signal.SIGTERM)
     if address is None:
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")
         cpus = max(2, os.cpu_count() or 1)
@@ -114,8 +114,8 @@ def _ray(config: Config, namespace: str) -> Iterator[None]:
         except (ConnectionError, TimeoutError) as error:
             raise UserError(f"no Ray cluster answers at {address}",
                             "start one, or unset RAY_ADDRESS and ray.address for a private one") from error
-    # Ray put a handler of its own over ours, which prints a stack at every polite kill before it calls ours.
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+    # Ray put its own in the place of ours: they print a stack, and leave with status 1 where we unwind.
+    signal.signal(signal.SIGTERM, polite)
     try:
         _refuse_private_parts_on_many_nodes(config)
         yield
