@@ -26,6 +26,12 @@ def shown(value: float | None, form: str) -> str:
     return "not finite" if value is None else format(value, form)
 
 
+def _clock(seconds: float) -> str:
+    """Minutes and whole seconds, `15:59`; rounding down, or the minute would show sixty of them."""
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes:02d}:{rest:02d}"
+
+
 class Progress:
     """Methods take values as they come; drawing is this class's business alone."""
 
@@ -92,13 +98,13 @@ class Progress:
         self._record(text)
         if self._live is None:
             elapsed = self._clock() - self._started
-            line = f"[{elapsed // 60:02.0f}:{elapsed % 60:02.0f}] {text}"
+            line = f"[{_clock(elapsed)}] {text}"
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def render(self) -> Group:
         """The live view."""
         elapsed = self._clock() - self._started
-        head = Text.assemble((self._title, "bold"), f"   {elapsed // 60:.0f}:{elapsed % 60:02.0f}   {self._stage} "
+        head = Text.assemble((self._title, "bold"), f"   {_clock(elapsed)}   {self._stage} "
                              f"({self._clock() - self._stage_at:.0f} s)")
         table = Table.grid(padding=(0, 2))
         step = int(self._last.get("step", 0))

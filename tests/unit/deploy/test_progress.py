@@ -97,3 +97,11 @@ def test_every_line_is_recorded_with_a_terminal_and_without():
 def test_a_sparkline_spans_nought_to_one_and_keeps_the_last():
     assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
     assert sparkline([0.0] * 50 + [1.0]) == "▁" * 39 + "█"
+
+
+def test_the_clock_never_shows_sixty_seconds():
+    out, clock = console(terminal=False), Clock()
+    with Progress("run", 4, console=out, clock=clock) as progress:
+        clock.now = 119.7
+        progress.note("nearly two minutes")
+    assert out.file.getvalue().startswith("[01:59]")
