@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,11 @@ from services.records import Version
 FIRST = Version(incarnation=0, step=0, digest="initial")
 SAMPLER = RolloutSection(slots=16, max_prompt_tokens=384, max_response_tokens=128, kv_cache_gb=0.25, threads=1)
 VOCABULARY = 512
+
+# A shell that starts the suite in the background has it ignore these signals, and what it starts would inherit that:
+# the tests that send them to their own processes would then wait for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def make_tiny_model(*, tied: bool, seed: int):
