@@ -23,7 +23,7 @@ from learner.step import Timer
 from learner.trainer import Learner, StepReport
 from services.config import Config
 from services.errors import DeadlineExceeded
-from services.metrics import append_row, drop_rows
+from services.metrics import append_row, check_metrics, drop_rows
 from services.records import Drop, Episode, Manifest, Version
 from services.store.archive import EpisodeArchive, Row
 from services.store.lease import Lease
@@ -74,7 +74,9 @@ class TrainingLoop:
                 self.publish_weights()
             self._archive(groups, report)
             seconds = {"checkpoint": 0.0} | timer.seconds
-            append_row(self.metrics, figures(self.version, manifest, groups, report.metrics, seconds))
+            row = figures(self.version, manifest, groups, report.metrics, seconds)
+            check_metrics(row)
+            append_row(self.metrics, row)
             # After the line, which no replay would write once the checkpoint is there; its seconds go into the next.
             timer = Timer()
             with timer.phase("checkpoint"):

@@ -1,7 +1,7 @@
 """The rollout worker: pulls tickets into free slots, plays them side by side, and follows the published weights.
 
     loop     waits for                            woken by                        writes
-    drive    a free slot, a ticket, a version     an episode's end, the clock     claims, put-backs, its own version
+    drive    a free slot, a ticket, a version     an episode's end, the clock     claims, its own version
     episode  the engine, the environment          their replies                   the episode, or its failure
     renew    5 s                                  the clock                       the claims it holds
     beat     2 s                                  the clock                       a metrics snapshot

@@ -23,19 +23,6 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
-def wilson_interval(successes: int, trials: int) -> tuple[float, float, float]:
-    """(rate, low, high): Wilson's 95% interval of a rate (Wilson 1927), sound near 0 and 1.
-
-    Raises ValueError without trials.
-    """
-    if trials < 1:
-        raise ValueError("no trials")
-    rate = successes / trials
-    centre = (rate + Z95**2 / (2 * trials)) / (1 + Z95**2 / trials)
-    half = Z95 / (1 + Z95**2 / trials) * math.sqrt(rate * (1 - rate) / trials + Z95**2 / (4 * trials**2))
-    return rate, min(rate, centre - half), max(rate, centre + half)
-
-
 def paired_gain(before: dict[str, float], after: dict[str, float]) -> tuple[float, float, float]:
     """(gain, low, high) of the mean per-task difference after - before, with its 95% interval.
 

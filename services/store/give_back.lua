@@ -1,17 +1,13 @@
--- ARGV: ticket id, entry, worker, attempt, `fail` or `put_back`, reason.
+-- ARGV: ticket id, entry, worker, attempt, task and reason.
 -- 1: the ticket's attempts are used up; 0: it is for anyone to claim, or no longer ours to give back.
-local id, entry, worker, attempt, how, reason = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5], ARGV[6]
+local id, entry, worker, attempt, cause = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 if redis.call('HGET', outstanding, id) ~= entry then return 0 end
 if redis.call('HEXISTS', failed, id) == 1 then return 1 end
 if not holds(entry, worker, attempt) then return 0 end
-if how == 'put_back' then
-  redis.call('XCLAIM', tickets, WORKERS, worker, 0, entry, 'IDLE', RETURNED, 'RETRYCOUNT', attempt - 1, 'JUSTID')
-  return 0
-end
 if attempt < MAX_ATTEMPTS then
   redis.call('XCLAIM', tickets, WORKERS, worker, 0, entry, 'IDLE', RETURNED, 'JUSTID')
   return 0
 end
-redis.call('HSET', failed, id, reason)
+redis.call('HSET', failed, id, cause)
 withdraw(entry)
 return 1

@@ -195,15 +195,9 @@ class Store(Board):
 
     def fail(self, claim: Claim, reason: str) -> Literal["retry", "exhausted"]:
         """A fault of the machinery ended the episode: its ticket goes back to all, until three attempts are used."""
-        return "exhausted" if self._give_back(claim, "fail", f"{claim.ticket.task}\n{reason}") else "retry"
-
-    def put_back(self, claim: Claim) -> None:
-        """The episode was not started: its ticket goes back to all and the attempt does not count."""
-        self._give_back(claim, "put_back", "")
-
-    def _give_back(self, claim: Claim, how: str, reason: str) -> bool:
-        return bool(
-            self.script("give_back", claim.ticket.id, claim.entry, claim.worker, claim.attempt, how, reason))
+        ticket, cause = claim.ticket, f"{claim.ticket.task}\n{reason}"
+        used_up = self.script("give_back", ticket.id, claim.entry, claim.worker, claim.attempt, cause)
+        return "exhausted" if used_up else "retry"
 
     # Learner
 

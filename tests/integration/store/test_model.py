@@ -208,7 +208,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.stored[claim.ticket.id] = episode
 
     @precondition(lambda self: self.hands())
-    @rule(which=ANY, again=AGAIN, how=st.sampled_from(["fail", "put_back", "renew"]))
+    @rule(which=ANY, again=AGAIN, how=st.sampled_from(["fail", "renew"]))
     def give_back(self, which, again, how):
         store, claim, held = pick(self.hands(), which)
         state = self.open.get(claim.ticket.id, [0, None]) if self.current(claim) else [0, None]
@@ -216,8 +216,6 @@ class StoreMachine(RuleBasedStateMachine):
         for _ in range(1 + again):
             if how == "renew":
                 assert store.renew_claims(claim.worker, [claim]) == ([] if ours else [claim])
-            elif how == "put_back":
-                store.put_back(claim)
             elif ours:
                 assert store.fail(claim, "engine") == ("exhausted" if claim.attempt == 3 else "retry")
             else:
@@ -226,7 +224,6 @@ class StoreMachine(RuleBasedStateMachine):
             held.remove(claim)
             if ours:
                 state[1] = None
-                state[0] -= how == "put_back"
 
     def hands(self):
         """All claims, with the connection and the list that hold them; `current` tells those of before a reset."""

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from services.statistics import mean_interval, paired_gain, wilson_interval
+from services.statistics import mean_interval, paired_gain
 
 
 def test_mean_interval_of_two_values() -> None:
@@ -13,19 +13,6 @@ def test_mean_interval_of_two_values() -> None:
     assert mean == 0.5
     assert high - mean == pytest.approx(0.979982, abs=1e-6)
     assert mean - low == pytest.approx(0.979982, abs=1e-6)
-
-
-def test_wilson_interval_matches_the_textbook() -> None:
-    """8 of 10: Wilson's 95% interval is (.4902, .9433)."""
-    rate, low, high = wilson_interval(8, 10)
-    assert rate == 0.8
-    assert low == pytest.approx(0.4902, abs=1e-4)
-    assert high == pytest.approx(0.9433, abs=1e-4)
-
-
-def test_wilson_interval_at_the_edges_stays_in_range() -> None:
-    assert wilson_interval(0, 5)[1] == 0.0
-    assert wilson_interval(5, 5)[2] == 1.0
 
 
 def test_pairing_removes_the_variance_between_tasks() -> None:
