@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from envservice.base import Environment
 from services.config import Config
 from services.errors import UserError
 from services.seeds import seed_for
@@ -25,7 +26,7 @@ class Panels:
     heldout_digest: str
     games: str
     """What is played, for people, with a digest over the ids of the training games."""
-    task_type: Callable[[str], str]
+    task_type: Callable[[str], str] = field(compare=False)
 
 
 def cut(tasks: list[str], count: int, *, name: str) -> tuple[str, ...]:
@@ -42,9 +43,8 @@ def cut(tasks: list[str], count: int, *, name: str) -> tuple[str, ...]:
 def open_panels(config: Config) -> Panels:
     """Reads the splits of the run's environment. Raises UserError for missing data or a panel larger than its split."""
     from envservice.alfworld.environment import open_environment
-    from envservice.alfworld.tasks import task_type
 
-    environment = open_environment(config.env)
+    environment: Environment = open_environment(config.env)
     train, validation, heldout = environment.training_splits()
     training = environment.tasks(train)
     ids = hashlib.blake2b("\n".join(training).encode(), digest_size=4).hexdigest()
@@ -57,5 +57,5 @@ def open_panels(config: Config) -> Panels:
         heldout=cut(environment.tasks(heldout), config.eval.panel, name="heldout"),
         heldout_split=heldout,
         heldout_digest=environment.digest(heldout),
-        task_type=task_type,
+        task_type=environment.task_type,
     )

@@ -47,6 +47,14 @@ class Environment(Protocol):
 
     def splits(self) -> list[str]: ...
 
+    def training_splits(self) -> tuple[str, str, str]:
+        """The splits to train on, to choose the best checkpoint by, and to report on; no task is in two of them."""
+        ...
+
+    def task_type(self, task: str) -> str:
+        """What kind of task it is, in one word: evaluations report success by it. Raises KeyError."""
+        ...
+
     def tasks(self, split: str) -> list[str]:
         """Sorted task ids `<env>/<split>/<name>`. Raises UserError for an unknown split or missing data."""
         ...

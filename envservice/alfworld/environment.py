@@ -51,8 +51,10 @@ class AlfworldEnvironment:
         return self._games.splits()
 
     def training_splits(self) -> tuple[str, str, str]:
-        """The splits to train on, to choose the best checkpoint by, and to report on; no game is in two of them."""
         return self._games.training_splits
+
+    def task_type(self, task: str) -> str:
+        return task_type(task)
 
     def tasks(self, split: str) -> list[str]:
         if split not in self._lists:

@@ -53,7 +53,7 @@ class ToySession:
 
 
 class ToyEnvironment:
-    """Tasks `toy/{train,test}/<n>`, and `toy/train/broken`, which cannot be opened."""
+    """Tasks `toy/{train,valid,test}/<n>`, and `toy/train/broken`, which cannot be opened."""
 
     name = "toy"
     engine = "corridor"
@@ -64,18 +64,25 @@ class ToyEnvironment:
         self._drift = drift
 
     def splits(self) -> list[str]:
-        return ["test", "train"]
+        return ["test", "train", "valid"]
+
+    def training_splits(self) -> tuple[str, str, str]:
+        return "train", "valid", "test"
+
+    def task_type(self, task: str) -> str:
+        self.task_digest(task)
+        return "corridor"
 
     def tasks(self, split: str) -> list[str]:
         if split not in self.splits():
-            raise UserError(f"there is no split {split!r}", "choose test or train")
+            raise UserError(f"there is no split {split!r}", "choose test, train or valid")
         return sorted(f"toy/{split}/{n:02d}" for n in range(20))
 
     def digest(self, split: str) -> str:
         return hashlib.blake2b("\n".join(self.tasks(split)).encode(), digest_size=16).hexdigest()
 
     def task_digest(self, task: str) -> str:
-        if task not in (*self.tasks("test"), *self.tasks("train"), "toy/train/broken"):
+        if task not in (*(t for split in self.splits() for t in self.tasks(split)), "toy/train/broken"):
             raise KeyError(task)
         return hashlib.blake2b(task.encode(), digest_size=16).hexdigest()
 

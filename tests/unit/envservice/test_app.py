@@ -119,7 +119,7 @@ async def test_info_and_tasks_describe_the_environment():
         info = (await http.get("/v1/info")).json()
         assert info == {
             "name": "toy", "engine": "corridor", "version": "1", "replay": "pure",
-            "splits": {name: {"tasks": 20, "digest": environment.digest(name)} for name in ("test", "train")}}
+            "splits": {name: {"tasks": 20, "digest": environment.digest(name)} for name in ("test", "train", "valid")}}
         tasks = (await http.get("/v1/tasks/train")).json()
         assert tasks == {"split": "train", "digest": environment.digest("train"), "tasks": environment.tasks("train")}
         missing = await http.get("/v1/tasks/none")
