@@ -18,16 +18,10 @@ def publish_folder(parts: Topology, model: Path, *, holder: str, step: int = 0) 
     publish at once.
     """
     import ray
-    import torch
-    from transformers import AutoModelForCausalLM
-    from transformers.utils.logging import disable_progress_bar
 
-    from services.weights.pack import pack
+    from services.weights.folder import pack_folder
 
-    disable_progress_bar()  # it would be drawn across the run's own progress
-    dtype = getattr(torch, parts.config.model.dtype)
-    tensors = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).state_dict()
-    packed = pack(tensors.items())
+    packed = pack_folder(model, parts.config.model.dtype)
     lease = parts.store.acquire("learner", f"{holder}-publish", ttl_s=LEASE_S)
     try:
         version = Version(incarnation=parts.store.incarnation(lease), step=step, digest=packed.digest)

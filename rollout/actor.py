@@ -14,6 +14,7 @@ from ray.exceptions import RayError
 from services.config import Config
 from services.records import Version
 from services.shared_storage import check_seen
+from services.weights.folder import pack_folder
 from services.weights.pack import Packed
 
 ENV_SECONDS = 120.0
@@ -77,7 +78,7 @@ class RolloutHost:
             return published
         if not folder:
             return None
-        exported = await asyncio.to_thread(_pack_folder, folder)
+        exported = await asyncio.to_thread(pack_folder, Path(folder), self._config.model.dtype)
         return exported if exported.digest == version.digest else None
 
 
@@ -93,14 +94,6 @@ async def _published(actor_name: str, version: Version) -> Packed | None:
             # The actor was lost with its node and is being made anew, empty: the export stands in.
             return None
     return Packed(manifest=found.manifest, buffer=buffer, digest=version.digest)
-
-
-def _pack_folder(folder: str) -> Packed:
-    from transformers import AutoModelForCausalLM
-
-    from services.weights.pack import pack
-
-    return pack(AutoModelForCausalLM.from_pretrained(folder, dtype="auto").state_dict().items())
 
 
 RolloutActor = ray.remote(max_restarts=0)(RolloutHost)

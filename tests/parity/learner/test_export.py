@@ -1,0 +1,21 @@
+"""The digest of a folder is that of the weights that the learner publishes, so an export can stand in for them."""
+
+import pytest
+from learner_tiny import make_config
+
+from learner.trainer import Learner
+from services.weights.folder import pack_folder
+from services.weights.pack import pack
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_export_has_the_digest_of_what_was_published(any_model_path, gang, tmp_path, dtype):
+    """In either dtype, tied and untied; so has the initial policy's folder, which is stored in float32."""
+    config = make_config()
+    config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
+    learner = Learner(config, any_model_path, gang)
+    published = pack(learner.state_dict_for_sampler())
+    assert {entry.dtype for entry in published.manifest} == {dtype}
+    learner.export(tmp_path)
+    assert pack_folder(tmp_path, dtype).digest == published.digest
+    assert pack_folder(any_model_path, dtype).digest == published.digest
