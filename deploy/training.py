@@ -105,7 +105,7 @@ class TrainingRun:
             part = f"{summary['label']}-T{summary['temperature']:g}"
             archive.write(summary["step"], [Row(episode=e, outcome="evaluated") for e in episodes], part=part)
             archive.flush()
-            if summary["label"].startswith("step-"):
+            if summary["label"].startswith("step-") and summary["step"]:  # step 0 is the cold start, no checkpoint
                 checkpoints.record_score(summary["step"], summary["success_rate"])
             self.progress.evaluation(summary)
 
@@ -119,6 +119,10 @@ class TrainingRun:
 
     def _checkpoints(self) -> Checkpoints:
         return Checkpoints(self.folder.path / "checkpoints", self.config.checkpoint.keep)
+
+    def _durable_step(self) -> int:
+        newest = self._checkpoints().latest()
+        return 0 if newest is None else newest.step
 
     def _follow_metrics(self) -> Callable[[], None]:
         """Shows each line that the learner adds to metrics.jsonl."""
@@ -134,8 +138,8 @@ class TrainingRun:
         return tick
 
     def evaluation_of(self, version: Version) -> EvalRequest | None:
-        """The curve: every eval.every steps, and at the last one."""
-        if not self.config.evaluates(version.step):
+        """The curve: every eval.every steps, and at the last one, each once its checkpoint is there to be the best."""
+        if not self.config.evaluates(version.step) or version.step > self._durable_step():
             return None
         return EvalRequest(label=curve_label(version.step), version=version, split=self.panels.validation_split,
                            tasks=self.panels.validation, temperature=self.config.eval.temperature,

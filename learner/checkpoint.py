@@ -74,9 +74,14 @@ class Checkpoints:
         return final
 
     def record_score(self, step: int, score: float) -> None:
-        """An evaluation of `step`: the best checkpoint is kept beside the newest. Of equals the earlier stays."""
+        """An evaluation of `step`: the best checkpoint is kept beside the newest. Of equals the earlier stays.
+
+        Raises LearnerFault where `step` has no checkpoint: the score would be of weights that nobody has.
+        """
+        if not self.folder(step).exists():
+            raise LearnerFault(f"step {step} was evaluated, and its checkpoint is not in {self.root}")
         best = _read_json(self.root / "best.json")
-        if self.folder(step).exists() and (best is None or score > best["score"]):
+        if best is None or score > best["score"]:
             self._write_json("best.json", {"format": FORMAT, "step": step, "score": score})
 
     def best(self) -> int | None:

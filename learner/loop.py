@@ -4,7 +4,8 @@
     commit    the manifest, before any weight moves: the log that a restart replays to the letter
     train     credit, loss, optimizer
     publish   after the evaluation of the version that it replaces
-    persist   archive and metrics always; a checkpoint every so often, and only then are episodes retired
+    persist   archive and metrics always; a checkpoint every so often, and only then are episodes retired and is an
+              evaluation begun
 
 A step whose manifest exists is a replay: the same groups in the same order, else the same loop.
 """
@@ -161,8 +162,10 @@ class TrainingLoop:
         self.store.publish_version(self.lease, self.version, str(path))
 
     def persist(self, *, forced: bool) -> None:
-        """A checkpoint where one is due; then, with the archive durable too, its episodes are retired."""
-        due = self.learner.step % self.config.checkpoint.every == 0
+        """A checkpoint where one is due, of each evaluated step too, so that the best can be kept; then, with the
+        archive durable as well, its episodes are retired."""
+        step = self.learner.step
+        due = step % self.config.checkpoint.every == 0 or self.config.evaluates(step)
         if not (due or forced or self.store.retained_bytes() > RETAINED_BYTES):
             return
         self.checkpoints.commit(self.position, self._write)

@@ -59,10 +59,11 @@ class Crash(Exception):
     pass
 
 
-def run(store, folder, model_path, gang, *, crash_at=None):
+def run(store, folder, model_path, gang, *, crash_at=None, **sections):
     """One life of a learner: up to the end, or to the publication of `crash_at`."""
     config = make_config(staleness=STEPS).model_copy(update={"runs_dir": folder})
-    config = type(config).model_validate(config.model_dump() | {"steps": STEPS, "checkpoint": {"every": 2, "keep": 1}})
+    config = type(config).model_validate(
+        config.model_dump() | {"steps": STEPS, "checkpoint": {"every": 2, "keep": 1}} | sections)
     published, replaced = [], []
 
     def publish(version, packed):
@@ -135,6 +136,19 @@ def test_a_crash_right_after_a_checkpoint_loses_no_line_of_metrics(redis_url, mo
     assert Checkpoints(tmp_path / "checkpoints", 1).steps() == [2]
     run(store, tmp_path, model_path, gang)
     assert [row["step"] for row in read_rows(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
+
+
+def test_an_evaluated_step_has_its_checkpoint_before_the_next_is_published(redis_url, model_path, gang, tmp_path):
+    """Evaluated: 0, 3 and the last. The crash comes as step 4 would be published."""
+    store, sections = Store(redis_url, "evaluated"), {"checkpoint": {"every": 100, "keep": 1}, "eval": {"every": 3}}
+    play(store, range(2 * STEPS))
+    with pytest.raises(Crash):
+        run(store, tmp_path, model_path, gang, crash_at=4, **sections)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", 1)
+    assert checkpoints.steps() == [3]
+    checkpoints.record_score(3, 0.5)
+    run(store, tmp_path, model_path, gang, **sections)
+    assert checkpoints.steps() == [3, 4]
 
 
 def test_an_emptied_redis_goes_on_from_the_checkpoint(redis_url, model_path, gang, tmp_path):

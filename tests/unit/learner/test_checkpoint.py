@@ -3,6 +3,7 @@ import json
 import pytest
 
 from learner.checkpoint import Checkpoints, Position
+from services.errors import LearnerFault
 
 
 def position(step):
@@ -30,9 +31,10 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     assert checkpoints.best() == 2
 
 
-def test_a_score_without_its_checkpoint_is_not_the_best(tmp_path):
+def test_a_score_without_its_checkpoint_is_a_fault(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=1)
-    checkpoints.record_score(7, 1.0)
+    with pytest.raises(LearnerFault, match="step 7 was evaluated"):
+        checkpoints.record_score(7, 1.0)
     assert checkpoints.best() is None
 
 
