@@ -114,7 +114,7 @@ class TrainingRun:
             tickets=TrainTickets(config=self.config, tasks=TaskStream(self.panels.train, self.config.seed)),
             request=self.evaluation_of,
             hooks=Hooks(note=self.progress.note, evaluated=evaluated, task_type=self.panels.task_type,
-                        tick=self._follow_metrics()),
+                        tick=self._follow_metrics(), dropped=archive.write_dropped),
         )
 
     def _checkpoints(self) -> Checkpoints:

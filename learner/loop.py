@@ -140,10 +140,10 @@ class TrainingLoop:
         return kept
 
     def _drop(self, group: str, reason: str) -> None:
-        episodes = self.store.episodes(group)
-        task = episodes[0].ticket.task if episodes else ""
-        self.store.drop(self.lease, Drop(group=group, task=task, reason=reason,
-                                         steps=sum(len(episode.steps) for episode in episodes)))
+        task, episodes = self.store.task_of(group), self.store.episodes(group)
+        drop = Drop(group=group, task=task, reason=reason, steps=sum(len(episode.steps) for episode in episodes))
+        self.archive.write_dropped(drop, episodes)
+        self.store.drop(self.lease, drop)
 
     def publish_weights(self) -> None:
         """Makes the learner's weights the current version."""

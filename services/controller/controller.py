@@ -46,6 +46,8 @@ class Hooks:
     task_type: Callable[[str], str]
     tick: Callable[[], None]
     """Called once a tick: progress views read the run's folder here."""
+    dropped: Callable[[Drop, list[Episode]], object] = lambda *_: None
+    """A group that is about to be dropped, and the episodes it had finished: the store forgets them."""
 
 
 @dataclass(kw_only=True)
@@ -101,6 +103,7 @@ class Controller:
     def drop_failed(self) -> None:
         """Groups whose ticket used up its attempts are dropped; a task that does so twice is quarantined."""
         for failed in self.store.failed_groups():
+            self.hooks.dropped(failed, self.store.episodes(failed.group))
             self.store.drop(self.lease, failed)
             self.hooks.note(f"dropped {failed.group} ({failed.task}): {failed.reason}")
             if failed.group.startswith("eval/"):

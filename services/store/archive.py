@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from services.errors import DeadlineExceeded, StoreFault
-from services.records import Episode, Step
+from services.records import Drop, Episode, Step
 
 FORMAT = 1
 """In the metadata of each file under `format`; grows when a column changes its meaning."""
@@ -63,6 +63,20 @@ class EpisodeArchive:
             self._jobs.put((self._folder / name, list(rows)), timeout=deadline_s)
         except queue.Full:
             raise DeadlineExceeded(f"the episode archive is {_QUEUE} files behind for {deadline_s:.0f} s") from None
+
+    def write_dropped(self, drop: Drop, episodes: Sequence[Episode]) -> None:
+        """What a group had finished when it was dropped, in a file of its own; durable when this returns.
+
+        Named by the version that its tickets asked for and by the group, so that a drop made again replaces its file.
+        Call it before the store forgets the group. Raises as `write` and `flush` do.
+        """
+        if not episodes:
+            return
+        ticket = episodes[0].ticket
+        step = ticket.exact_version.step if ticket.exact_version else ticket.min_step
+        self.write(step, [Row(episode=episode, outcome="dropped", reason=drop.reason) for episode in episodes],
+                   part=f"dropped-{drop.group.replace('/', '-')}")
+        self.flush()
 
     def flush(self, deadline_s: float = 60.0) -> None:
         """Returns once all that was queued is durable. Raises StoreFault or DeadlineExceeded."""

@@ -222,6 +222,21 @@ class Store(Board):
                 break
         return finished
 
+    def task_of(self, group: str) -> str:
+        """The task that a group plays, whether or not any episode of it is finished; "" for an unknown group."""
+        first = f"{group}#0"
+        blob, failed, entry = self.read(
+            ("HGET", "episodes", first), ("HGET", "failed", first), ("HGET", "outstanding", first))
+        if blob:
+            return decode_episode(blob).ticket.task
+        if failed:
+            return failed.decode().partition("\n")[0]
+        if not entry:
+            return ""
+        (found,) = self.read(("XRANGE", "tickets", entry, entry))
+        # Not found: its episode came in, its attempts ran out or the group was dropped since the first look.
+        return _tickets.decode(found[0][1][b"ticket"]).task if found else self.task_of(group)
+
     def begin_step(self, lease: Lease, manifest: Manifest) -> Manifest:
         """Commits to a step before its optimizer update: its groups leave the ready list and count as trained.
 

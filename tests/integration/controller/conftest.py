@@ -12,7 +12,7 @@ from services.config import Config
 from services.controller.controller import Controller, Hooks
 from services.controller.supervise import Supervisor
 from services.controller.tickets import EvalRequest, TaskStream, TrainTickets
-from services.records import Episode, Manifest, Step, Version, VersionSpan
+from services.records import Drop, Episode, Manifest, Step, Version, VersionSpan
 from services.store.redis_server import private_redis
 from services.store.store import Store
 
@@ -44,6 +44,7 @@ class World:
     results: list[tuple[dict, list[Episode]]] = field(default_factory=list)
     done_when_told: list[int] = field(default_factory=list)
     """store.evaluated() at the time of each result."""
+    dropped: list[tuple[Drop, list[Episode]]] = field(default_factory=list)
     played: list = field(default_factory=list)
     trained: list[list[str]] = field(default_factory=list)
     incarnation: int = 1
@@ -57,12 +58,16 @@ class World:
             self.results.append((summary, episodes))
             self.done_when_told.append(self.store.evaluated())
 
+        def dropped(drop, episodes):
+            assert drop.group in self.store.outstanding_groups(), "told too late to keep anything"
+            self.dropped.append((drop, episodes))
+
         return Controller(
             config=self.config, store=self.store, lease=self.store.acquire("controller", "toy", ttl_s=ttl_s),
             supervisor=Supervisor(self.notes.append), request=self.request, clock=lambda: self.now,
             tickets=TrainTickets(config=self.config, tasks=TaskStream(TASKS, seed=0)),
             hooks=Hooks(note=self.notes.append, evaluated=evaluated, task_type=lambda task: task[-1],
-                        tick=lambda: None))
+                        tick=lambda: None, dropped=dropped))
 
     def request(self, version: Version) -> EvalRequest | None:
         if not self.config.evaluates(version.step):

@@ -113,6 +113,8 @@ def test_a_group_out_of_attempts_is_dropped_and_replaced(world):
     (note,) = run.notes
     assert note.startswith("dropped train/00000000 (toy/train/")
     assert note.endswith("env: the game is broken")
+    ((drop, episodes),) = run.dropped
+    assert (drop.group, drop.steps, [e.ticket.id for e in episodes]) == ("train/00000000", 1, ["train/00000000#0"])
     run.play()
     assert run.train()
     assert run.trained == [["train/00000001", "train/00000002"]]

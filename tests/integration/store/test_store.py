@@ -160,6 +160,20 @@ def test_a_failed_group_is_listed_with_task_reason_and_the_steps_it_held(store, 
     assert (drop.task, drop.steps) == ("alfworld/train/a", 1)
 
 
+def test_the_task_of_a_group_is_known_in_every_state_of_it(store, controller):
+    assert store.task_of("train/00000000") == ""
+    store.issue(controller, tickets(0, size=1, task="alfworld/train/b"), capacity=9)
+    assert store.task_of("train/00000000") == "alfworld/train/b"
+    store.issue(controller, tickets(1, size=1, task="alfworld/train/c"), capacity=9)
+    for outcome in ("retry", "retry", "exhausted"):
+        first, *_ = store.claim("a", 1, min_idle_s=0.0)
+        assert store.fail(first, "engine") == outcome
+    assert store.task_of("train/00000000") == "alfworld/train/b"
+    (second,) = store.claim("a", 1)
+    store.commit_episode(second, played(second))
+    assert store.task_of("train/00000001") == "alfworld/train/c"
+
+
 def test_steps_follow_each_other(store, controller, learner):
     store.issue(controller, tickets(0), capacity=9)
     play_all(store)

@@ -17,7 +17,7 @@ from learner.loop import TrainingLoop
 from learner.trainer import Learner
 from services.errors import UserError
 from services.metrics import METRIC_KEYS, check_metrics, read_metrics, read_rows
-from services.records import Episode, Ticket
+from services.records import Episode, Manifest, Ticket
 from services.seeds import seed_for
 from services.store.archive import EpisodeArchive
 from services.store.redis_server import private_redis
@@ -168,17 +168,39 @@ def test_an_emptied_redis_goes_on_from_the_checkpoint(redis_url, model_path, gan
 
 
 def test_over_age_groups_are_dropped_with_their_reason(redis_url, model_path, gang, tmp_path):
-    """Episodes of policy step 0 at staleness 0: usable for step 1, too old for step 2."""
+    """Episodes of policy step 0 at staleness 0: usable for step 1, too old for step 2. They are in the archive."""
     store = Store(redis_url, "old")
     play(store, range(4))
     learner = Learner(make_config(), model_path, gang)
-    loop = TrainingLoop(
-        config=make_config(), learner=learner, store=store, lease=store.acquire("learner", "l"),
-        archive=None, checkpoints=Checkpoints(tmp_path, 1), metrics=tmp_path / "m", publish=print, before_publish=print)
-    assert loop._young_enough(["train/00000000"]) == ["train/00000000"]
-    learner.step = 1
-    assert loop._young_enough(["train/00000000"]) == []
+    with EpisodeArchive(tmp_path / "episodes") as archive:
+        loop = TrainingLoop(
+            config=make_config(), learner=learner, store=store, lease=store.acquire("learner", "l"), archive=archive,
+            checkpoints=Checkpoints(tmp_path, 1), metrics=tmp_path / "m", publish=print, before_publish=print)
+        assert loop._young_enough(["train/00000000"]) == ["train/00000000"]
+        learner.step = 1
+        assert loop._young_enough(["train/00000000"]) == []
     assert store.counts().dropped == 1
+    (file,) = (tmp_path / "episodes").iterdir()
+    assert file.name == "step-00000000-dropped-train-00000000.parquet"
+    assert {(row["task"], row["outcome"], row["reason"]) for row in pq.read_table(file).to_pylist()} == {
+        ("t/0", "dropped", "over-age: sampled before step 1")}
+
+
+def test_an_over_age_group_without_any_episode_still_says_its_task(redis_url, model_path, gang, tmp_path):
+    store = Store(redis_url, "unfinished")
+    lease = store.acquire("controller", "c")
+    ticket = Ticket(group="train/00000000", k=0, size=1, task="t/7", seed=0, kind="train", temperature=1.0, max_steps=5)
+    assert store.issue(lease, [ticket], capacity=1)
+    with EpisodeArchive(tmp_path / "episodes") as archive:
+        loop = TrainingLoop(
+            config=make_config(), learner=Learner(make_config(), model_path, gang), store=store,
+            lease=store.acquire("learner", "l"), archive=archive, checkpoints=Checkpoints(tmp_path, 1),
+            metrics=tmp_path / "m", publish=print, before_publish=print)
+        loop._drop("train/00000000", "over-age")
+    play(store, [1, 2])
+    manifest = store.begin_step(
+        loop.lease, Manifest(step=1, incarnation=1, groups=["train/00000001", "train/00000002"], drops=[]))
+    assert [(drop.group, drop.task, drop.steps) for drop in manifest.drops] == [("train/00000000", "t/7", 0)]
 
 
 def test_export_gives_the_learners_weights(uninterrupted, tmp_path, capsys):

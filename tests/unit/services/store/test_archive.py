@@ -5,7 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from services.errors import StoreFault
-from services.records import Episode, Step, Ticket, Version, VersionSpan
+from services.records import Drop, Episode, Step, Ticket, Version, VersionSpan
 from services.store.archive import FORMAT, EpisodeArchive, Row
 
 
@@ -53,6 +53,20 @@ def test_parts_are_files_of_their_own_and_a_replayed_step_replaces_its_own(tmp_p
         archive.write(1, [Row(episode=played(1), outcome="trained")])
     assert set(pq.read_table(tmp_path / "step-00000001-eval.parquet")["outcome"].to_pylist()) == {"evaluated"}
     assert set(pq.read_table(tmp_path / "step-00000001.parquet")["k"].to_pylist()) == {1}
+
+
+def test_a_dropped_group_leaves_what_it_finished_once_however_often_it_is_dropped(tmp_path):
+    drop = Drop(group="train/00000003", task="alfworld/train/x", reason="env: gone")
+    with EpisodeArchive(tmp_path) as archive:
+        archive.write_dropped(drop, [])
+        assert not list(tmp_path.iterdir())
+        archive.write_dropped(drop, [played()])
+        archive.write_dropped(drop, [played(), played(1)])
+    (file,) = tmp_path.iterdir()
+    assert file.name == "step-00000000-dropped-train-00000003.parquet"
+    rows = pq.read_table(file).to_pylist()
+    assert [(row["k"], row["outcome"], row["reason"]) for row in rows] == [
+        (k, "dropped", "env: gone") for k in (0, 0, 1, 1)]
 
 
 def test_flush_raises_what_the_writer_met(tmp_path):
