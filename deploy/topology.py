@@ -50,7 +50,7 @@ class Topology:
             lambda: RolloutActor.options(num_cpus=rollout.cpus, num_gpus=rollout.gpus).remote(
                 config_json=self.config.model_dump_json(), run=self.run, worker=f"rollout-{index}",
                 store_url=self.store_url, env_urls=list(self.env_urls), model_path=str(model.absolute()),
-                weights_actor_name=self.weights_name),
+                weights_actor_name=self.weights_name, folder=str(self.folder.absolute())),
         )
 
     def learner(self, model: Path) -> Gang:

@@ -14,6 +14,8 @@ import ray
 from learner.publisher import Publisher
 from services.config import Config
 from services.errors import DeadlineExceeded, LeaseLost
+from services.logs import life_of
+from services.packages import check_one_installation
 from services.records import Version
 from services.shared_storage import check_seen
 from services.store.lease import Lease
@@ -47,6 +49,11 @@ class LearnerRank:
     def run(self, rendezvous: str) -> None:
         """Until the steps of the config are done; then the result is in the run's folder under `model`."""
         wait_politely()
+        check_one_installation()
+        with life_of(f"learner-{self._rank}", self._config.run_dir):
+            self._work(rendezvous)
+
+    def _work(self, rendezvous: str) -> None:
         from learner.gang import Gang
         from learner.trainer import Learner
 

@@ -24,6 +24,7 @@ from learner.step import Timer
 from learner.trainer import Learner, StepReport
 from services.config import Config
 from services.errors import DeadlineExceeded
+from services.logs import get_logger
 from services.metrics import append_row, check_metrics, drop_rows
 from services.records import Drop, Episode, Manifest, Version
 from services.store.archive import EpisodeArchive, Row
@@ -38,6 +39,7 @@ WAIT_S = 1800.0
 """How long a step waits for groups at all; the controller's watchdog is earlier and names who is stuck."""
 RETAINED_BYTES = 2 << 30
 """Episodes held in Redis; beyond it a checkpoint is made, so that they can be retired."""
+log = get_logger("learner")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,6 +73,7 @@ class TrainingLoop:
                 groups = [self.store.episodes(group) for group in manifest.groups]
             report = self.learner.train(groups)
             self.position = self._after(manifest)
+            log.info("step trained", step=manifest.step, groups=len(groups), replayed=manifest.step in manifests)
             with timer.phase("publish"):
                 self.publish_weights()
             self._archive(groups, report)
@@ -92,7 +95,9 @@ class TrainingLoop:
         drop_rows(self.metrics, after_step=self.position.step)
         self.incarnation = self.store.incarnation(self.lease, above=self.position.incarnation)
         at = self.position
+        log.info("restored" if found else "no checkpoint", step=at.step, incarnation=self.incarnation)
         if not self.store.agrees_with(at.step):
+            log.warning("Redis and the checkpoint disagree: work in flight is issued anew", step=at.step)
             self.store.reset_to(self.lease, at.step, at.next_group, trained=at.trained)
 
     def commit(self) -> Manifest:
@@ -142,6 +147,7 @@ class TrainingLoop:
     def _drop(self, group: str, reason: str) -> None:
         task, episodes = self.store.task_of(group), self.store.episodes(group)
         drop = Drop(group=group, task=task, reason=reason, steps=sum(len(episode.steps) for episode in episodes))
+        log.warning("group dropped", group=group, task=task, reason=reason)
         self.archive.write_dropped(drop, episodes)
         self.store.drop(self.lease, drop)
 
@@ -153,6 +159,7 @@ class TrainingLoop:
         self.version = Version(incarnation=self.incarnation, step=self.learner.step, digest=packed.digest)
         self.publish(self.version, packed)
         self._point()
+        log.info("published", version=self.version.short)
 
     def _point(self) -> None:
         """The current version, with the newest export for a sampler that cannot fetch it."""
@@ -168,10 +175,12 @@ class TrainingLoop:
         due = step % self.config.checkpoint.every == 0 or self.config.evaluates(step)
         if not (due or forced or self.store.retained_bytes() > RETAINED_BYTES):
             return
+        started = time.monotonic()
         self.checkpoints.commit(self.position, self._write)
+        log.info("checkpoint written", step=step, seconds=time.monotonic() - started)
         self._point()
         self.archive.flush()
-        self.store.retire(self.lease, self.position.step)
+        log.info("episodes retired", step=step, bytes=self.store.retire(self.lease, step))
 
     def _write(self, folder: Path) -> None:
         self.learner.save(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import ray
 from ray.exceptions import RayError
 
 from services.config import Config
+from services.logs import life_of
+from services.packages import check_one_installation
 from services.records import Version
 from services.shared_storage import check_seen
 from services.weights.folder import pack_folder
@@ -29,8 +32,9 @@ class RolloutHost:
 
     def __init__(
         self, *, config_json: str, run: str, worker: str, store_url: str, env_urls: list[str], model_path: str,
-        weights_actor_name: str,
+        weights_actor_name: str, folder: str,
     ) -> None:
+        """`folder`: the run's, whose log this process writes to."""
         self._config = Config.model_validate_json(config_json)
         self._run = run
         self._worker = worker
@@ -38,9 +42,15 @@ class RolloutHost:
         self._env_urls = env_urls
         self._model = Path(model_path)
         self._weights_actor_name = weights_actor_name
+        self._folder = Path(folder)
 
     async def run(self) -> None:
         """Lives until killed. Raises the Fault that ended the worker."""
+        check_one_installation()
+        with life_of(self._worker, self._folder) as log:
+            await self._work(log)
+
+    async def _work(self, log: Any) -> None:
         from envservice.alfworld.prompts import make_template
         from envservice.client import EnvClient
         from rollout.engine import Engine
@@ -55,7 +65,9 @@ class RolloutHost:
             self._model, UNPUBLISHED, config=rollout, dtype=self._config.model.dtype, seed=self._config.seed)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(engine.close)
+            started = time.monotonic()
             await engine.start()
+            log.info("engine ready", seconds=time.monotonic() - started)
             text = await asyncio.to_thread(load_text, str(self._model), make_template(env.prompt, env.history))
             client = await stack.enter_async_context(
                 EnvClient(self._env_urls, os.environ.get("GAGPO_ENV_TOKEN"), timeout_s=ENV_SECONDS))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from rollout.episode import Player
 from rollout.meter import Meter
 from rollout.steering import Missing, may_start, next_version, wanted_elsewhere
 from services.errors import EnvFault, Fault, StoreFault
+from services.logs import get_logger
 from services.records import Version
 from services.store.store import Claim, Store
 from services.weights.pack import Packed
@@ -31,6 +33,7 @@ BEAT_S = 2.0
 STORE_S = 60.0
 FETCH_S = 300.0
 T = TypeVar("T")
+log = get_logger("worker")
 
 Fetch = Callable[[Version, str], Awaitable[Packed | None]]
 """Weights of a version, given the folder of its export ("" if unknown); None when nobody has them any more."""
@@ -110,9 +113,12 @@ class RolloutWorker:
         async with asyncio.timeout(FETCH_S):
             packed = await self._fetch(due, path if due == pointer else "")
         if packed is not None:
+            started = time.monotonic()
             await self._engine.update(due, packed.manifest, packed.buffer)
+            log.info("weights updated", version=due.short, seconds=time.monotonic() - started)
             self._meter.updates += 1
         elif due == pointer:
+            log.warning("nobody has the current weights", version=due.short)
             self._missing.note(due)
             return False
         else:
@@ -122,7 +128,12 @@ class RolloutWorker:
     async def _refuse(self, gone: Version) -> None:
         for claim in [c for c in self._held.values() if c.ticket.exact_version == gone]:
             del self._held[claim.ticket.id]
-            await self._ask(self._store.fail, claim, f"nobody has the weights of version {gone.short} any more")
+            await self._fail(claim, f"nobody has the weights of version {gone.short} any more")
+
+    async def _fail(self, claim: Claim, reason: str) -> None:
+        then = await self._ask(self._store.fail, claim, reason)
+        log.warning("episode failed", ticket=claim.ticket.id, task=claim.ticket.task, attempt=claim.attempt,
+                    reason=reason, then=then)
 
     async def _play(self, claim: Claim) -> None:
         try:
@@ -130,7 +141,7 @@ class RolloutWorker:
             verdict = await self._ask(self._store.commit_episode, claim, episode)
             self._meter.finished(episode, accepted=verdict == "accepted")
         except EnvFault as fault:
-            await self._ask(self._store.fail, claim, f"{fault.boundary}: {fault}")
+            await self._fail(claim, f"{fault.boundary}: {fault}")
             self._meter.failed += 1
         finally:
             del self._playing[claim.ticket.id]
@@ -139,6 +150,7 @@ class RolloutWorker:
     async def _renew(self) -> None:
         claims = [claim for claim, _ in self._playing.values()] + list(self._held.values())
         for lost in await self._ask(self._store.renew_claims, self._name, claims):
+            log.warning("claim lost", ticket=lost.ticket.id, attempt=lost.attempt)
             playing = self._playing.get(lost.ticket.id)
             if playing is not None and playing[0] == lost:
                 playing[1].cancel()

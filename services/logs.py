@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
 import sys
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -61,8 +63,28 @@ def configure_logs(
 
 
 def get_logger(name: str) -> Any:
-    """A logger of structlog's: `log.info("step done", step=3, seconds=1.2)`."""
+    """A logger of structlog's: `log.info("step done", step=3, seconds=1.2)`. Silent until configure_logs is called."""
+    if not structlog.is_configured():
+        configure_logs(None, show=None)
     return structlog.get_logger(name=name)
+
+
+@contextmanager
+def life_of(process: str, folder: Path) -> Iterator[Any]:
+    """Logs an actor's life to the log of the run in `folder`: its start, what it says by the logger given, its end.
+
+    A node that does not see the folder keeps no log, rather than starting a folder of its own. What ends the block is
+    logged with its traceback and goes on.
+    """
+    configure_logs(folder if folder.is_dir() else None, process=process, show=None)
+    log = get_logger("life")
+    log.info("started", host=socket.gethostname(), pid=os.getpid())
+    try:
+        yield log
+    except Exception as error:
+        log.exception("ended", fault=f"{type(error).__name__}: {error}")
+        raise
+    log.info("ended")
 
 
 class _Sink:

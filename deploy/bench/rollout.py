@@ -29,7 +29,8 @@ from services.records import Episode, Step, Ticket, Version
 from services.seeds import seed_for
 from services.store.redis_server import private_redis
 from services.store.store import Store
-from services.weights.pack import Packed, pack
+from services.weights.folder import pack_folder
+from services.weights.pack import Packed
 
 CONFIG = Config(
     name="bench-rollout", steps=1,
@@ -108,7 +109,7 @@ async def _play(model: Path, redis_url: str, env_url: str, tasks: Sequence[str])
     from rollout.worker import RolloutWorker
 
     store = Store(redis_url, CONFIG.name)
-    packed = await asyncio.to_thread(_pack_model, model)
+    packed = await asyncio.to_thread(pack_folder, model, CONFIG.model.dtype)
     rollout = CONFIG.rollout
     engine = Engine(model, UNPUBLISHED, config=rollout, dtype=CONFIG.model.dtype)
 
@@ -134,12 +135,6 @@ async def _play(model: Path, redis_url: str, env_url: str, tasks: Sequence[str])
         await asyncio.wait_for(_ready(store, warm + groups, working), _DEADLINE_S)
         seconds = time.monotonic() - started
     return [episode for group in groups for episode in store.episodes(group)], seconds
-
-
-def _pack_model(model: Path) -> Packed:
-    from transformers import AutoModelForCausalLM
-
-    return pack(AutoModelForCausalLM.from_pretrained(model, dtype="auto").state_dict().items())
 
 
 def _publish(store: Store, packed: Packed) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +15,7 @@ from envservice.client import EnvClient
 from rollout.engine import Engine
 from rollout.episode import Limits, Player
 from rollout.worker import RolloutWorker
+from services.logs import configure_logs
 from services.records import Ticket, Version
 from services.seeds import seed_for
 from services.store.store import Store
@@ -175,11 +177,21 @@ async def test_tickets_wait_for_the_version_that_they_need(world):
     assert all(e.oldest_step >= 2 for e in world.store.episodes("train/1"))
 
 
-async def test_a_version_that_is_gone_fails_its_tickets_with_the_reason(world):
+async def test_a_version_that_is_gone_fails_its_tickets_with_the_reason(world, tmp_path):
     """Three attempts, then the controller drops the group: an evaluation never hangs on weights nobody has."""
-    world.shelf.publish(1)
+    configure_logs(tmp_path, process="rollout-0", show=None)
+    version = world.shelf.publish(1)
     gone = Version(incarnation=1, step=0, digest="forgotten")
     issue(world.store, world.lease, "eval/gone", exact=gone, size=1)
     async with working(world) as worker:
         await until(world, world.store.failed_groups, worker)
     assert "nobody has the weights" in world.store.failed_groups()[0].reason
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    failures = [line for line in lines if line["event"] == "episode failed"]
+    assert [(line["ticket"], line["task"], line["attempt"], line["then"]) for line in failures] == [
+        ("eval/gone#0", "toy/train/00", 1, "retry"), ("eval/gone#0", "toy/train/00", 2, "retry"),
+        ("eval/gone#0", "toy/train/00", 3, "exhausted")]
+    assert all("nobody has the weights" in line["reason"] for line in failures)
+    updates = [line for line in lines if line["event"] == "weights updated"]
+    assert [line["version"] for line in updates] == [version.short]
+    configure_logs(None, show=None)

@@ -16,6 +16,7 @@ from learner.checkpoint import Checkpoints
 from learner.loop import TrainingLoop
 from learner.trainer import Learner
 from services.errors import UserError
+from services.logs import configure_logs
 from services.metrics import METRIC_KEYS, check_metrics, read_metrics, read_rows
 from services.records import Episode, Manifest, Ticket
 from services.seeds import seed_for
@@ -149,6 +150,25 @@ def test_an_evaluated_step_has_its_checkpoint_before_the_next_is_published(redis
     checkpoints.record_score(3, 0.5)
     run(store, tmp_path, model_path, gang, **sections)
     assert checkpoints.steps() == [3, 4]
+
+
+def test_the_runs_log_tells_what_the_learner_did(redis_url, model_path, gang, tmp_path):
+    """A first life up to the publication of step 3, and a second that replays it."""
+    store = Store(redis_url, "told")
+    play(store, range(2 * STEPS))
+    configure_logs(tmp_path, process="learner-0", show=None)
+    with pytest.raises(Crash):
+        run(store, tmp_path, model_path, gang, crash_at=3)
+    run(store, tmp_path, model_path, gang)
+    configure_logs(None, show=None)
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    told = {name: [line for line in lines if line["event"] == name] for name in (line["event"] for line in lines)}
+    assert [line["step"] for line in told["no checkpoint"] + told["restored"]] == [0, 2]
+    assert [(line["step"], line["replayed"]) for line in told["step trained"]] == [
+        (1, False), (2, False), (3, False), (3, True), (4, False)]
+    assert [line["step"] for line in told["checkpoint written"]] == [2, 4]
+    assert [line["version"] for line in told["published"]] == ["1.0", "1.1", "1.2", "2.2", "2.3", "2.4"]
+    assert all(line["bytes"] > 0 for line in told["episodes retired"])
 
 
 def test_an_emptied_redis_goes_on_from_the_checkpoint(redis_url, model_path, gang, tmp_path):

@@ -1,6 +1,7 @@
 """The run's log."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 import structlog
 
 from services import logs
+from services.errors import EngineFault
 
 
 @pytest.fixture(autouse=True)
@@ -51,3 +53,31 @@ def test_what_is_below_the_level_is_left_out(tmp_path: Path):
     logs.configure_logs(tmp_path, process="cli", show=None, level="warning")
     logs.get_logger("x").info("quiet")
     assert not (tmp_path / "log.jsonl").exists()
+
+
+def test_an_actors_life_is_told_from_its_start_to_the_fault_that_ended_it(tmp_path: Path):
+    def live() -> None:
+        with logs.life_of("rollout-0", tmp_path) as log:
+            log.info("engine ready", seconds=2.5)
+            raise EngineFault("out of memory")
+
+    with pytest.raises(EngineFault, match="out of memory"):
+        live()
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [(line["process"], line["event"]) for line in lines] == [
+        ("rollout-0", "started"), ("rollout-0", "engine ready"), ("rollout-0", "ended")]
+    assert lines[0]["pid"] == os.getpid()
+    assert (lines[2]["level"], lines[2]["fault"]) == ("error", "EngineFault: out of memory")
+    assert "Traceback" in lines[2]["exception"]
+
+
+def test_a_folder_that_this_node_does_not_see_is_not_started(tmp_path: Path):
+    with logs.life_of("rollout-0", tmp_path / "elsewhere") as log:
+        log.info("engine ready")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_process_without_a_log_is_silent(capsys: pytest.CaptureFixture[str]):
+    structlog.reset_defaults()
+    logs.get_logger("worker").warning("episode failed")
+    assert capsys.readouterr() == ("", "")
