@@ -62,7 +62,6 @@ def evaluate(config: Config, model: Path, *, split: str | None) -> dict[str, Any
     from deploy.publishing import publish_folder
     from deploy.topology import topology
     from envservice.alfworld.environment import open_environment
-    from envservice.alfworld.tasks import task_type
     from services.controller.controller import Controller, Hooks
     from services.controller.tickets import EvalRequest, TaskStream, TrainTickets
 
@@ -84,7 +83,7 @@ def evaluate(config: Config, model: Path, *, split: str | None) -> dict[str, Any
                 tickets=TrainTickets(config=config, tasks=TaskStream(environment.tasks(train), config.seed)),
                 request=lambda _: None,
                 hooks=Hooks(note=lambda text: console.print(text, markup=False), evaluated=lambda *_: None,
-                            task_type=task_type, tick=lambda: None),
+                            task_type=environment.task_type, tick=lambda: None),
             )
             version = publish_folder(parts, model, holder=run)
             for index in range(config.rollout.workers):
