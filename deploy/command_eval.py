@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     config, model = resolve(args.model, args.config, {
         "eval.panel": args.episodes, "eval.temperature": args.temperature, "env.max_steps": args.max_steps,
     }, args.overrides)
-    preflight.check(config)
+    preflight.check_parts(config)
     summary = evaluate(config, model, split=args.split)
     if args.json:
         print(json.dumps({"format": 1, **summary}))

@@ -6,9 +6,7 @@ import argparse
 import os
 
 from deploy.arguments import add_config_arguments, config_from
-
-TOKEN_VARIABLE = "GAGPO_ENV_TOKEN"  # noqa: S105 - the variable's name
-"""Not an option of the command line, which every user of the machine can read."""
+from services.config import ENV_TOKEN_VARIABLE
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
@@ -17,7 +15,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
         "serve-env",
         help="serve the environment over HTTP",
         description="Serves the environment of a config over HTTP until it is told to stop, and prints its URL when\n"
-        f"ready. Other machines may reach it only with a bearer token, taken from ${TOKEN_VARIABLE}.",
+        f"ready. Other machines may reach it only with a bearer token, taken from ${ENV_TOKEN_VARIABLE}.",
         epilog="example:\n  gagpo serve-env --config alfworld-tiny --port 8100 env.max_sessions=4096",
     )
     add_config_arguments(parser)
@@ -36,7 +34,7 @@ def run(args: argparse.Namespace) -> None:
     from envservice.server import serve
 
     settings = Settings(
-        max_sessions=env.max_sessions, token=os.environ.get(TOKEN_VARIABLE) or None, threaded=env.engine != "own")
+        max_sessions=env.max_sessions, token=os.environ.get(ENV_TOKEN_VARIABLE) or None, threaded=env.engine != "own")
     serve(
         lambda: open_environment(env), host=args.host, port=args.port, settings=settings,
         exit_with_parent=args.exit_with_parent)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import TYPE_CHECKING
 
 from deploy.arguments import add_config_arguments, config_from
+from services.config import Config
+
+if TYPE_CHECKING:
+    from deploy.panels import Panels
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
@@ -34,29 +39,23 @@ def run(args: argparse.Namespace) -> int:
 
     config = config_from(args)
     check_run(config, resume=args.resume)
-    preflight.check(config)
+    panels = preflight.check(config)
     if args.dry_run:
         print(json.dumps(plan.as_dict(config)) if args.json else plan.describe(config))
         return 0
-    lines = _train(config, resume=args.resume, quiet=args.json)
+    lines = _train(config, panels, resume=args.resume, quiet=args.json)
     print(json.dumps({"format": 1, "run": str(config.run_dir), "lines": lines}) if args.json else "\n".join(lines))
     return 0
 
 
-def _train(config: object, *, resume: bool, quiet: bool) -> list[str]:
+def _train(config: Config, panels: Panels, *, resume: bool, quiet: bool) -> list[str]:
     from rich.console import Console
 
-    from deploy.panels import open_panels
     from deploy.progress import Progress
     from deploy.run_folder import open_run
     from deploy.training import TrainingRun
-    from services.config import Config
     from services.logs import configure_logs, get_logger
-    from services.packages import check_one_installation
 
-    assert isinstance(config, Config)
-    check_one_installation()
-    panels = open_panels(config)
     folder, run_id = open_run(config, games=panels.games, resume=resume)
     configure_logs(folder.path, show=None)
     record = get_logger("run").info

@@ -11,12 +11,12 @@ from typing import Any
 
 import httpx
 
+from services.config import ENV_TOKEN_VARIABLE
 from services.errors import DeadlineExceeded, EnvFault, Fault, UserError
 
 ENV_READY_S = 120.0
 STOP_GRACE_S = 10.0
 ACTOR_READY_S = 600.0
-TOKEN_VARIABLE = "GAGPO_ENV_TOKEN"  # noqa: S105 - the variable's name
 
 
 class EnvServer:
@@ -160,4 +160,4 @@ def free_port() -> int:
 
 def env_token() -> str | None:
     """The bearer token of environment servers that run elsewhere."""
-    return os.environ.get(TOKEN_VARIABLE)
+    return os.environ.get(ENV_TOKEN_VARIABLE)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deploy import machine
-from deploy.panels import open_panels
+from deploy.panels import Panels, open_panels
 from deploy.plan import Plan, make_plan
 from services.config import Config
 from services.errors import EnvFault, UserError
@@ -21,8 +21,14 @@ PROBED_GAMES = 24
 PROBE_S = 5.0
 
 
-def check(config: Config) -> None:
-    """Raises UserError for the first thing that would stop the run."""
+def check(config: Config) -> Panels:
+    """Raises UserError for the first thing that would stop a training run; the panels, which were cut on the way."""
+    check_parts(config)
+    return _games(config)
+
+
+def check_parts(config: Config) -> None:
+    """All but the games, of which an evaluation chooses its own."""
     _model(config)
     _batch(config)
     plan = make_plan(config)
@@ -30,7 +36,6 @@ def check(config: Config) -> None:
         _machine(config, plan)
     _redis(config)
     _servers(config.env.urls)
-    _games(config)
 
 
 def _model(config: Config) -> None:
@@ -133,7 +138,7 @@ def _servers(urls: Sequence[str]) -> None:
                             "start one with `gagpo serve-env`, or leave env.urls out") from None
 
 
-def _games(config: Config) -> None:
+def _games(config: Config) -> Panels:
     from envservice.alfworld.environment import open_environment
 
     panels = open_panels(config)
@@ -147,3 +152,4 @@ def _games(config: Config) -> None:
             environment.game(task)
         except EnvFault as error:
             raise UserError(f"game {task} is broken ({error})", "unpack the game data again") from error
+    return panels

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import uuid
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from services.config import Config
-from services.config_file import dump_config, flatten
+from services.config_file import config_digest, dump_config
 from services.errors import UserError
 
 FORMAT = 1
@@ -70,8 +69,7 @@ class RunFolder:
 
 def learning_digest(config: Config) -> str:
     """Digest of all in the config that decides what a run learns."""
-    kept = {key: value for key, value in flatten(config).items() if not MAY_CHANGE.fullmatch(key)}
-    return hashlib.blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=16).hexdigest()
+    return config_digest(config, but=MAY_CHANGE)
 
 
 def open_run(config: Config, *, games: str, resume: bool) -> tuple[RunFolder, str]:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.members import TOKEN_VARIABLE, Actor, EnvServer, Gang, env_token, free_port
-from services.config import Config
+from deploy.members import Actor, EnvServer, Gang, env_token, free_port
+from services.config import ENV_TOKEN_VARIABLE, Config
 from services.controller.supervise import Supervisor
 from services.errors import UserError
 from services.store.redis_server import private_redis
@@ -126,9 +126,9 @@ def _ray(config: Config, namespace: str) -> Iterator[None]:
 def _runtime_env() -> dict[str, Any]:
     """Hands the token on to the actors. Ray refuses what the job, from which they inherit, has set already."""
     token, job = env_token(), json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}")
-    if token is None or TOKEN_VARIABLE in job.get("runtime_env", {}).get("env_vars", {}):
+    if token is None or ENV_TOKEN_VARIABLE in job.get("runtime_env", {}).get("env_vars", {}):
         return {}
-    return {"env_vars": {TOKEN_VARIABLE: token}}
+    return {"env_vars": {ENV_TOKEN_VARIABLE: token}}
 
 
 def _refuse_private_parts_on_many_nodes(config: Config) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from services.config import Config
+from services.config import ENV_TOKEN_VARIABLE, Config
 from services.logs import life_of
 from services.packages import check_one_installation
 from services.records import Version
@@ -70,7 +70,7 @@ class RolloutHost:
             log.info("engine ready", seconds=time.monotonic() - started)
             text = await asyncio.to_thread(load_text, str(self._model), make_template(env.prompt, env.history))
             client = await stack.enter_async_context(
-                EnvClient(self._env_urls, os.environ.get("GAGPO_ENV_TOKEN"), timeout_s=ENV_SECONDS))
+                EnvClient(self._env_urls, os.environ.get(ENV_TOKEN_VARIABLE), timeout_s=ENV_SECONDS))
             info = await client.info()
             limits = Limits(
                 prompt_tokens=rollout.max_prompt_tokens, response_tokens=rollout.max_response_tokens,

@@ -10,6 +10,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+ENV_TOKEN_VARIABLE = "GAGPO_ENV_TOKEN"  # noqa: S105 - the variable's name
+"""Environment variable with the bearer token of environment servers. Neither a config key nor an
+option: configs are written out, and every user of a machine can read its command lines."""
+
 
 class Section(BaseModel):
     """Unknown keys are errors; values are fixed once validated."""

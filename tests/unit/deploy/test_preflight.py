@@ -125,3 +125,11 @@ def test_broken_game_data_is_named(tmp_path: Path):
     text = refusal(f"env.data={tmp_path}", "learner.groups_per_step=1", "eval.episodes=1", "eval.panel=1")
     assert "is broken" in text
     assert "pick_and_place_simple" in text
+
+
+def test_an_evaluation_is_not_held_to_the_panels_of_a_training_run():
+    """Its tasks may come from a split with more games than the held-out one."""
+    wanted = config("eval.panel=900")
+    with pytest.raises(UserError, match="heldout split has"):
+        preflight.check(wanted)
+    preflight.check_parts(wanted)
