@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
     chosen = estimator(args.estimator)
     try:
-        options = CreditSection(**{name: getattr(args, name) for name in CreditSection.model_fields})
+        options = CreditSection(**{name: getattr(args, name) for name in CreditSection.model_fields if name in vars(args)})
     except ValidationError as error:
         raise _one_line("option --", error) from None
     group = _parse(_read(args.file))

@@ -94,24 +94,49 @@ class CreditSection(Section):
     """Which step earned it: reference in docs/algorithms.md."""
 
     estimator: str = "gagpo"
+    """learner/credit/registry.py lists them."""
     gamma: float = Field(default=0.95, ge=0, le=1)
     lam: float = Field(default=0.8, ge=0, le=1)
     penalty: float = Field(default=0.1, ge=0)
     penalty_mode: Literal["local", "reward", "none"] = "local"
-    normalize: Literal["group", "none"] = "group"
+    normalize: Literal["group", "batch", "none"] = "group"
     ddof: Literal[0, 1] = 1
+    bootstrap: bool = False
+    """GAGPO: an episode cut at its last turn ends in the value of the state it was cut in, where the group knows it."""
+    broadcast: float = Field(default=0.0, ge=0)
+    """GAGPO: weight of an episode-level term, GRPO's advantage, added to every step."""
+    mode: Literal["mean_std_norm", "mean_norm"] = "mean_std_norm"
+    """GiGPO and GRPO: whether deviations are divided by their spread."""
+    statistics: Literal["rows", "trajectories"] = "rows"
+    """GRPO, RLOO and GiGPO's episode term: means over the steps of a group, or over its episodes."""
+    omega: float = Field(default=1.0, ge=0)
+    """GiGPO: weight of the step-level term."""
+    state_key: Literal["observation", "prompt", "normalized", "similarity", "embedding"] = "observation"
+    """Which steps share a value; learner/state_keys.py."""
+    similarity: float = Field(default=0.95, gt=0, lt=1)
+    """Threshold of the keys `similarity` and `embedding`."""
 
 
 class LossSection(Section):
     """The policy objective."""
 
     ratio: Literal["sequence", "token"] = "sequence"
+    aggregation: Literal["actions", "tokens"] = "actions"
+    """Mean of the policy term: over actions, each the mean of its tokens, or over all tokens alike."""
     clip_low: float = Field(default=0.2, gt=0)
     clip_high: float = Field(default=0.2, gt=0)
     kl: float = Field(default=0.01, ge=0)
     entropy: float = Field(default=0.001, ge=0)
     is_cap: float = Field(default=2.0, gt=0)
     """Truncation of the importance weights at staleness >= 1."""
+
+
+class CriticSection(Section):
+    """The value model of estimators that learn one (PPO): the policy's first weights with a scalar head."""
+
+    lr: float = Field(default=1e-5, gt=0)
+    value_clip: float = Field(default=0.5, gt=0)
+    """How far a value may move from the one before the step, before its loss stops to count the movement."""
 
 
 class LearnerSection(Section):
@@ -132,7 +157,10 @@ class LearnerSection(Section):
     """Steps (rows) per optimizer update."""
     token_budget: int = Field(default=16384, ge=64)
     """Tokens per packed forward pass."""
+    dynamic_sampling: int = Field(default=0, ge=0)
+    """DAPO: groups whose episodes all earn the same are replaced, in at most so many rounds a step; 0: never."""
     credit: CreditSection = CreditSection()
+    critic: CriticSection = CriticSection()
     loss: LossSection = LossSection()
 
     @model_validator(mode="after")

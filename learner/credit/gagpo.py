@@ -25,6 +25,9 @@ EPSILON = 1e-6
 class Gagpo:
     """The method of the paper, with the readings that docs/algorithms.md gives reasons for."""
 
+    needs_tokens = False
+    needs_critic = False
+
     def group(self, group: Group, options: CreditSection) -> Credit:
         """Credit of one group; see the module's formulas."""
         rewards = [[immediate(step, options) for step in episode] for episode in group]

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,10 @@ class CreditStep:
     """r_t, the reward of this step alone."""
     invalid: bool = False
     """Malformed output, which the penalty touches."""
+    tokens: int | None = None
+    """Response tokens, for estimators that weigh steps by them; None: unknown."""
+    cut_in: str | None = None
+    """Last step of an episode that its budget cut off: key of the state it was cut in. None: the game ended."""
 
 
 Group = Sequence[Sequence[CreditStep]]
@@ -57,6 +61,11 @@ class Credit:
 
 class Estimator(Protocol):
     """One way to assign credit: one file, one class, two hooks, one entry in the registry."""
+
+    needs_tokens: ClassVar[bool]
+    """Every CreditStep must know its tokens."""
+    needs_critic: ClassVar[bool]
+    """Advantages here are scores; the learner turns them into token advantages by the values of a critic."""
 
     def group(self, group: Group, options: CreditSection) -> Credit:
         """Credit within one group; pure. Needs all K episodes, no other group."""
