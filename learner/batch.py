@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from learner.credit.registry import estimator
 from learner.credit.types import Credit, CreditStep
 from learner.packing import Rows, make_rows
-from learner.state_keys import state_key
+from learner.state_keys import keys_of_group
 from services.config import CreditSection
 from services.records import Episode
 
@@ -18,15 +18,23 @@ Groups = Sequence[Sequence[Episode]]
 def assign_credit(groups: Groups, options: CreditSection) -> list[Credit]:
     """One credit per group. Raises UserError for an unknown estimator, ValueError for an episode without steps."""
     chosen = estimator(options.estimator)
-    return chosen.batch([chosen.group([_credit_steps(e) for e in group], options) for group in groups], options)
+    return chosen.batch([chosen.group(credit_steps(group, options), options) for group in groups], options)
 
 
-def _credit_steps(episode: Episode) -> list[CreditStep]:
-    if not episode.steps:
-        raise ValueError(f"episode {episode.ticket.id} has no steps")
-    ticket = episode.ticket
-    return [CreditStep(state=state_key(ticket.group, ticket.task, step.observation), reward=step.reward,
-                       invalid=not step.valid) for step in episode.steps]
+def credit_steps(group: Sequence[Episode], options: CreditSection) -> list[list[CreditStep]]:
+    """The episodes of a group as estimators see them. Raises ValueError for an episode without steps."""
+    for episode in group:
+        if not episode.steps:
+            raise ValueError(f"episode {episode.ticket.id} has no steps")
+    keys = keys_of_group(group, options)
+    return [_credit_steps(*episode) for episode in zip(group, keys.steps, keys.cut_in, strict=True)]
+
+
+def _credit_steps(episode: Episode, states: Sequence[str], cut_in: str | None) -> list[CreditStep]:
+    last = len(states) - 1
+    return [CreditStep(state=state, reward=step.reward, invalid=not step.valid, tokens=len(step.response_ids),
+                       cut_in=cut_in if t == last else None)
+            for t, (step, state) in enumerate(zip(episode.steps, states, strict=True))]
 
 
 def rows_of(groups: Groups, credits: Sequence[Credit], *, policy_step: int) -> Rows:

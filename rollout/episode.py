@@ -71,7 +71,7 @@ class Player:
         return Episode(
             ticket=ticket, steps=steps, won=now.won, end=("won" if now.won else "lost") if now.done else end,
             worker=self.worker, attempt=attempt, seconds=time.monotonic() - started, engine=self.env_engine,
-            replays=game.replays,
+            replays=game.replays, final_observation=now.observation,
         )  # fmt: skip
 
     async def _sample(self, prompt: list[int], ticket: Ticket, *, turn: int) -> Sample:

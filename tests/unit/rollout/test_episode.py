@@ -91,6 +91,7 @@ async def test_a_won_game_is_recorded_step_by_step():
     episode = await play(game, sampler)
     assert (episode.won, episode.end, episode.attempt, episode.replays) == (True, "won", 2, 3)
     assert [step.observation for step in episode.steps] == ["s0", "s1"]
+    assert episode.final_observation == "s2"
     assert [step.action for step in episode.steps] == game.actions == ["go", "jump"]
     assert [(step.valid, step.admissible) for step in episode.steps] == [(True, True), (False, False)]
     assert [step.reward for step in episode.steps] == [5.0, 10.0]
@@ -115,6 +116,7 @@ async def test_turns_used_up_is_a_finished_episode():
     episode = await play(Game([result(f"s{i}") for i in range(9)]), sampler)
     assert (episode.end, episode.won, len(episode.steps)) == ("turns", False, 4)
     assert len(sampler.calls) == 4
+    assert (episode.steps[-1].observation, episode.final_observation) == ("s3", "s4")
 
 
 async def test_a_game_that_ends_without_a_win_is_lost():
@@ -128,6 +130,7 @@ async def test_a_full_context_is_a_finished_episode_with_its_true_reward():
     game = Game([result("s0"), result("s1" * 20, reward=0.3)])
     episode = await play(game, Sampler(["go"]), prompt_tokens=30)
     assert (episode.end, len(episode.steps), episode.total_reward) == ("context", 1, 3.0)
+    assert episode.final_observation == "s1" * 20
     assert game.closed == 1
 
 
