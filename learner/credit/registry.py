@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from learner.credit.gagpo import Gagpo
+from learner.credit.gigpo import Gigpo
+from learner.credit.grpo import Grpo
+from learner.credit.ppo import Ppo
+from learner.credit.reinforce_pp import ReinforcePlusPlus
+from learner.credit.reinforce_pp_baseline import ReinforcePlusPlusBaseline
+from learner.credit.rloo import Rloo
 from learner.credit.types import Estimator
 from services.errors import UserError
 
 ESTIMATORS: dict[str, Estimator] = {
     "gagpo": Gagpo(),
+    "gigpo": Gigpo(),
+    "grpo": Grpo(),
+    "rloo": Rloo(),
+    "reinforce_pp": ReinforcePlusPlus(),
+    "reinforce_pp_baseline": ReinforcePlusPlusBaseline(),
+    "ppo": Ppo(),
 }
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import ClassVar, Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -21,8 +22,7 @@ Array = npt.NDArray[np.float64]
 Nested = list[list[float]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CreditStep:
+class CreditStep(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One turn as credit sees it: where it was taken, what it earned at once."""
 
     state: str
@@ -57,6 +57,10 @@ class Credit:
     """A_t."""
     states: list[list[str]]
     """The keys, as given."""
+    baselines: Nested | None = None
+    """V as it stood against step t, for estimators whose value depends on the episode too; None: `values` has it."""
+    tokens: list[list[int]] | None = None
+    """Response tokens of each step; None for estimators that do not weigh by them."""
 
 
 class Estimator(Protocol):

@@ -70,7 +70,7 @@ def test_bad_input_names_the_field_in_one_line(monkeypatch, capsys, text, field)
 
 def test_other_mistakes_are_one_line(monkeypatch, capsys, tmp_path):
     for arguments, match in [
-        (["--estimator", "ppo"], "use one of: gagpo"),
+        (["--estimator", "gagp"], "use one of: gagpo"),
         (["--gamma", "1.5"], "--gamma"),
         (["--gamma", "nan"], "--gamma"),
         ([str(tmp_path / "none.json")], "cannot read"),

@@ -1,0 +1,37 @@
+"""GiGPO: GRPO's credit of the episode, plus each step against the steps taken in the same state (arXiv 2505.10978).
+
+    A_E = GRPO's advantage (grpo.py)               same mode; its statistics by the key `statistics`
+    Q_t = R̂_t - p [step invalid]                   local penalty: after the returns, not propagated
+    A_S = (Q_t - mean) / (std + ε)                 over all steps in the same state; mode mean_norm does not divide
+    A_t = A_E + ω A_S
+
+A state that only one step has gives A_S = 0. The value of a state is the mean of Q that is taken off there.
+"""
+
+from __future__ import annotations
+
+from learner.credit.grpo import episode_term
+from learner.credit.parts import WithinGroup, by_state, center, discounted, penalized, plus, states
+from learner.credit.types import Credit, Group
+from services.config import CreditSection
+
+
+class Gigpo(WithinGroup):
+    """Episode- and step-level credit."""
+
+    def group(self, group: Group, options: CreditSection) -> Credit:
+        """Credit of one group; raw_advantages are A with no term divided by a spread."""
+        returns = discounted(group, options)
+        q = penalized(returns, group, options)
+        samples = by_state(group, q)
+        centers = {state: center(xs, options.ddof) if len(xs) > 1 else (xs[0], 1.0) for state, xs in samples.items()}
+        raw_s = [[x - centers[step.state][0] for x, step in zip(row, episode, strict=True)]
+                 for row, episode in zip(q, group, strict=True)]
+        advantages_s = raw_s if options.mode == "mean_norm" else [
+            [x / centers[step.state][1] for x, step in zip(row, episode, strict=True)]
+            for row, episode in zip(raw_s, group, strict=True)]
+        raw_e, advantages_e = episode_term(group, options)
+        values = {state: (centers[state][0], len(xs)) for state, xs in samples.items()}
+        return Credit(returns=returns, values=values, deltas=None, states=states(group),
+                      raw_advantages=plus(raw_e, options.omega, raw_s),
+                      advantages=plus(advantages_e, options.omega, advantages_s))

@@ -1,0 +1,37 @@
+"""GRPO: an episode's reward against the mean of its group, the same at all its steps.
+
+Source: arXiv 2402.03300, section 4.1.2.
+
+    S_it = R_i - p [step (i, t) invalid]           R_i = Σ_t r_it, undiscounted
+    A_it = (S_it - mean) / (std + ε)               mode mean_std_norm; without the division in mean_norm
+
+Mean and std are over all step rows of the group (statistics `rows`, what verl-agent's code does by default: long
+episodes weigh more), or over the R_i (`trajectories`, the paper's formula). Under `trajectories` the local penalty of
+one step therefore lowers that step alone, and where all R_i are equal it is not divided.
+"""
+
+from __future__ import annotations
+
+from learner.credit.parts import WithinGroup, center, discounted, scores, states
+from learner.credit.types import Credit, Group, Nested
+from services.config import CreditSection
+
+
+class Grpo(WithinGroup):
+    """Episode-level credit."""
+
+    def group(self, group: Group, options: CreditSection) -> Credit:
+        """Credit of one group; raw_advantages are the deviations S - mean."""
+        raw, advantages = episode_term(group, options)
+        return Credit(returns=discounted(group, options), values=None, deltas=None, raw_advantages=raw,
+                      advantages=advantages, states=states(group))
+
+
+def episode_term(group: Group, options: CreditSection) -> tuple[Nested, Nested]:
+    """S - mean, and A."""
+    rows, sample = scores(group, options)
+    mean, spread = center(sample, options.ddof)
+    raw = [[s - mean for s in row] for row in rows]
+    if options.mode == "mean_norm":
+        return raw, raw
+    return raw, [[x / spread for x in row] for row in raw]

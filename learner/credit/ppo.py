@@ -1,0 +1,27 @@
+"""PPO with a learned critic (arXiv 1707.06347): here only the scores, the advantages are made where the critic is.
+
+    S_it = R_i - p [step (i, t) invalid]           the reward on the last token of row (i, t), 0 on the tokens before it
+
+The learner takes generalised advantage estimation over the tokens of each row from these scores and the critic's
+values (arXiv 1506.02438). Nothing is bootstrapped across turns, as in verl-agent.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from learner.credit.parts import WithinGroup, discounted, scores, states
+from learner.credit.types import Credit, Group
+from services.config import CreditSection
+
+
+class Ppo(WithinGroup):
+    """Scores for the critic."""
+
+    needs_critic: ClassVar[bool] = True
+
+    def group(self, group: Group, options: CreditSection) -> Credit:
+        """raw_advantages and advantages are the row scores."""
+        rows, _ = scores(group, options)
+        return Credit(returns=discounted(group, options), values=None, deltas=None, raw_advantages=rows,
+                      advantages=rows, states=states(group))

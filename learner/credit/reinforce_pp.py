@@ -1,0 +1,56 @@
+"""REINFORCE++: the score of each row, whitened over all tokens of the batch (arXiv 2501.03262).
+
+    A_it = (S_it - μ) / (σ + ε)     μ, σ over the response tokens of all groups: row (i, t) counts n_it times
+
+S as in grpo.py. The paper's return of a token is discounted within the answer by γ = 1, as in verl-agent's scripts, so
+all tokens of a row share its score, and weighing rows by their tokens is the same as whitening tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import fsum, sqrt
+from typing import ClassVar
+
+from learner.credit.parts import EPSILON, discounted, scores, states
+from learner.credit.types import Credit, Group, Nested
+from services.config import CreditSection
+
+
+class ReinforcePlusPlus:
+    """Batch-level credit without a group."""
+
+    needs_tokens: ClassVar[bool] = True
+    needs_critic: ClassVar[bool] = False
+
+    def group(self, group: Group, options: CreditSection) -> Credit:
+        """The scores: they are whitened by `batch`. Raises ValueError for a step whose tokens are not known."""
+        return scored(group, options, scores(group, options)[0])
+
+    def batch(self, credits: list[Credit], options: CreditSection) -> list[Credit]:
+        """Whitens all of them."""
+        return whitened(credits, options.ddof)
+
+
+def scored(group: Group, options: CreditSection, raw: Nested) -> Credit:
+    """Credit that waits for whitening."""
+    tokens = [[step.tokens for step in episode if step.tokens is not None] for episode in group]
+    if any(len(row) < len(episode) for row, episode in zip(tokens, group, strict=True)):
+        raise ValueError(f"estimator {options.estimator} needs the tokens of every step")
+    return Credit(returns=discounted(group, options), values=None, deltas=None, raw_advantages=raw, advantages=raw,
+                  states=states(group), tokens=tokens)
+
+
+def whitened(credits: list[Credit], ddof: int) -> list[Credit]:
+    """Raw advantages to zero mean and unit spread over tokens; a lone token stays as it is, equal scores give 0."""
+    raw = [x for credit in credits for row in credit.raw_advantages for x in row]
+    weights = [n for credit in credits for row in credit.tokens or [] for n in row]
+    total = sum(weights)
+    if total == 1:
+        return credits
+    mean, spread = raw[0], 1.0
+    if min(raw) != max(raw):
+        mean = fsum(n * x for n, x in zip(weights, raw, strict=True)) / total
+        spread = sqrt(fsum(n * (x - mean) ** 2 for n, x in zip(weights, raw, strict=True)) / (total - ddof)) + EPSILON
+    return [replace(credit, advantages=[[(x - mean) / spread for x in row] for row in credit.raw_advantages])
+            for credit in credits]

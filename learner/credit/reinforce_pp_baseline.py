@@ -1,0 +1,31 @@
+"""REINFORCE++ with a group baseline: scores less the mean of their group, then whitened (arXiv 2501.03262).
+
+    Â_it = S_it - mean                             over the group's step rows, or its episodes (key `statistics`)
+    A_it = (Â_it - μ) / (σ + ε)                    over the response tokens of all rows of all groups
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from learner.credit.parts import center, scores
+from learner.credit.reinforce_pp import scored, whitened
+from learner.credit.types import Credit, Group
+from services.config import CreditSection
+
+
+class ReinforcePlusPlusBaseline:
+    """Group means, one spread for the batch."""
+
+    needs_tokens: ClassVar[bool] = True
+    needs_critic: ClassVar[bool] = False
+
+    def group(self, group: Group, options: CreditSection) -> Credit:
+        """The centred scores: they are whitened by `batch`. Raises ValueError for a step whose tokens are not known."""
+        rows, sample = scores(group, options)
+        mean, _ = center(sample, options.ddof)
+        return scored(group, options, [[s - mean for s in row] for row in rows])
+
+    def batch(self, credits: list[Credit], options: CreditSection) -> list[Credit]:
+        """Whitens all of them."""
+        return whitened(credits, options.ddof)

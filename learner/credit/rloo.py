@@ -1,0 +1,28 @@
+"""RLOO: an episode's reward against the mean of the others (arXiv 2402.14740).
+
+    A_it = n / (n - 1) (S_it - mean)
+
+which is S less the mean of the n - 1 other members. S as in grpo.py; mean over the n step rows of the group
+(statistics `rows`, verl-agent's code) or over its n = K episode rewards (`trajectories`, the paper).
+"""
+
+from __future__ import annotations
+
+from math import fsum
+
+from learner.credit.parts import WithinGroup, discounted, scores, states
+from learner.credit.types import Credit, Group
+from services.config import CreditSection
+
+
+class Rloo(WithinGroup):
+    """Leave-one-out baseline; nothing is divided by a spread."""
+
+    def group(self, group: Group, options: CreditSection) -> Credit:
+        """Credit of one group; a lone member is compared with nothing and keeps its score."""
+        rows, sample = scores(group, options)
+        n = len(sample)
+        mean, scale = (fsum(sample) / n, n / (n - 1)) if n > 1 else (0.0, 1.0)
+        advantages = [[scale * (s - mean) for s in row] for row in rows]
+        return Credit(returns=discounted(group, options), values=None, deltas=None, raw_advantages=advantages,
+                      advantages=advantages, states=states(group))
