@@ -116,6 +116,13 @@ class CreditSection(Section):
     similarity: float = Field(default=0.95, gt=0, lt=1)
     """Threshold of the keys `similarity` and `embedding`."""
 
+    @model_validator(mode="after")
+    def _cut(self) -> CreditSection:
+        if self.bootstrap and self.state_key == "prompt":
+            raise ValueError("bootstrap needs a key of the text that an episode was cut off in, and state_key=prompt "
+                             "has none: no prompt was made of it")
+        return self
+
 
 class LossSection(Section):
     """The policy objective."""

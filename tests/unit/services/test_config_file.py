@@ -79,6 +79,11 @@ def test_a_group_of_one_is_refused(file: Path):
     assert "group_size must be at least 2" in message(file, "learner.group_size=1")
 
 
+def test_a_bootstrap_without_a_state_to_end_in_is_refused(file: Path):
+    found = message(file, "learner.credit.bootstrap=true", "learner.credit.state_key=prompt")
+    assert "learner.credit: bootstrap needs a key" in found
+
+
 def test_what_must_be_set_is_named(file: Path):
     file.write_text("name: mine\n")
     assert message(file) == f"steps is not set; set it in {file} or give steps=VALUE"
