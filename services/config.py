@@ -105,6 +105,8 @@ class CreditSection(Section):
     """GAGPO: an episode cut at its last turn ends in the value of the state it was cut in, where the group knows it."""
     broadcast: float = Field(default=0.0, ge=0)
     """GAGPO: weight of an episode-level term, GRPO's advantage, added to every step."""
+    prior: float = Field(default=2.0, ge=0)
+    """GAGPO leave-one-out: steps of other episodes that the value one step before weighs as much as."""
     mode: Literal["mean_std_norm", "mean_norm"] = "mean_std_norm"
     """GiGPO and GRPO: whether deviations are divided by their spread."""
     statistics: Literal["rows", "trajectories"] = "rows"

@@ -1,0 +1,67 @@
+"""GAGPO where an uncompared state takes its value from its successor (ours; docs/algorithms.md).
+
+    V(s) = mean of R̂ over all occurrences of s                      where two episodes or more met s
+    V_i(t) = r_t + γ V_i(t+1)                                       where episode i alone did; so δ_t = 0 there
+    δ, Â as in GAGPO; A_t = (Â_t - μ) / (σ + ε)                     less the local penalty, which comes last here
+
+A state that no other episode met has nothing to compare: it adds nothing of its own and hands its successor's credit
+on, Â_t = γλ Â_{t+1}, with the successor's sign. After the last shared state of an episode all credit is 0.
+"""
+
+from __future__ import annotations
+
+from learner.credit.parts import (
+    backward,
+    discounted,
+    normalized,
+    normalized_together,
+    penalized,
+    rewards,
+    state_values,
+    states,
+)
+from learner.credit.types import Credit, Group, Nested
+from services.config import CreditSection
+
+
+class GagpoBootstrapped:
+    """Faithful GAGPO is in gagpo.py; this one differs in V of uncompared states and in where the penalty goes."""
+
+    needs_tokens = False
+    needs_critic = False
+
+    def group(self, group: Group, options: CreditSection) -> Credit:
+        """Credit of one group; see the module's formulas."""
+        returns, r = discounted(group, options), rewards(group, options)
+        means, shared = state_values(group, returns), shared_states(group)
+        baselines: Nested = []
+        deltas: Nested = []
+        for episode, row in zip(group, r, strict=True):
+            cut = episode[-1].cut_in if options.bootstrap else None
+            after = means[cut][0] if cut is not None and cut in shared else 0.0
+            v, delta = [0.0] * len(row), [0.0] * len(row)
+            for t in range(len(row) - 1, -1, -1):
+                target, state = row[t] + options.gamma * after, episode[t].state
+                v[t] = means[state][0] if state in shared else target
+                delta[t], after = target - v[t], v[t]
+            baselines.append(v)
+            deltas.append(delta)
+        raw = [backward(row, options.gamma * options.lam) for row in deltas]
+        scaled = normalized(raw, options.ddof) if options.normalize == "group" else raw
+        return Credit(returns=returns, values=means, deltas=deltas, raw_advantages=raw, baselines=baselines,
+                      advantages=penalized(scaled, group, options), states=states(group))
+
+    def batch(self, credits: list[Credit], options: CreditSection) -> list[Credit]:
+        """The one normalisation of `normalize: batch`."""
+        return normalized_together(credits, options)
+
+
+def shared_states(group: Group) -> set[str]:
+    """The states that at least two episodes met."""
+    seen: set[str] = set()
+    shared: set[str] = set()
+    for episode in group:
+        met = {step.state for step in episode}
+        shared |= seen & met
+        seen |= met
+    return shared

@@ -1,0 +1,90 @@
+"""GAGPO with values that leave the episode itself out and lean on the step before (ours; docs/algorithms.md).
+
+    M_i(s), n_i(s)   mean and number of R̂ over the steps at s of all episodes but i
+    V_i(0) = mean of R̂_1 over all episodes but i
+    V_i(t) = (n_i(s_t) M_i(s_t) + κ V_i(t-1)) / (n_i(s_t) + κ)     κ = prior; 0 after the last step
+    δ_t = r_t + γ V_i(t+1) - V_i(t)
+    Â_t = δ_t + γλ Â_{t+1}
+    A_t = (Â_t - μ) / (σ + ε)                                      less the local penalty, which comes last here
+
+V_i(t) is a function of what others earned and of the states that episode i has passed: what it earns from t on cannot
+move its own baseline. So no step is blamed for the success of the next one, as plain GAGPO blames the step before a
+shared state, and a state that no other episode has seen is compared with the last one that some other has.
+The penalty after normalising: in a group where all fail, invalid steps get exactly -penalty and all others 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import fsum
+from typing import ClassVar
+
+from learner.credit.parts import (
+    backward,
+    by_state,
+    discounted,
+    normalized,
+    normalized_together,
+    penalized,
+    rewards,
+    states,
+)
+from learner.credit.types import Credit, CreditStep, Group, Nested
+from services.config import CreditSection
+
+
+class GagpoLeaveOneOut:
+    """Faithful GAGPO is in gagpo.py; this one differs in V and in where the penalty goes."""
+
+    needs_tokens: ClassVar[bool] = False
+    needs_critic: ClassVar[bool] = False
+
+    def group(self, group: Group, options: CreditSection) -> Credit:
+        """Credit of one group; see the module's formulas."""
+        returns = discounted(group, options)
+        values = others_values(group, returns, options.prior)
+        deltas: Nested = []
+        for row, episode, v in zip(rewards(group, options), group, values, strict=True):
+            after = v[1:] if options.bootstrap and episode[-1].cut_in is not None else [*v[1:len(row)], 0.0]
+            deltas.append([r + options.gamma * after[t] - v[t] for t, r in enumerate(row)])
+        raw = [backward(row, options.gamma * options.lam) for row in deltas]
+        scaled = normalized(raw, options.ddof) if options.normalize == "group" else raw
+        return Credit(returns=returns, values=None, deltas=deltas, raw_advantages=raw,
+                      advantages=penalized(scaled, group, options), states=states(group),
+                      baselines=[v[:len(row)] for v, row in zip(values, returns, strict=True)])
+
+    def batch(self, credits: list[Credit], options: CreditSection) -> list[Credit]:
+        """The one normalisation of `normalize: batch`."""
+        return normalized_together(credits, options)
+
+
+def others_values(group: Group, returns: Nested, prior: float) -> Nested:
+    """V_i(t) for each step t of each episode i, and for the state that an episode was cut in, if it was."""
+    everywhere = _sums(group, returns)
+    starts = [row[0] for row in returns]
+    rows: Nested = []
+    for i, (episode, own_returns) in enumerate(zip(group, returns, strict=True)):
+        own = _sums([episode], [own_returns])
+        before = starts[:i] + starts[i + 1:]
+        value = fsum(before) / len(before) if before else 0.0
+        row: list[float] = []
+        for state in _passed(episode):
+            total, count = everywhere.get(state, (0.0, 0))
+            mine, often = own.get(state, (0.0, 0))
+            others = count - often
+            if others:
+                value = (total - mine + prior * value) / (others + prior)
+            row.append(value)
+        rows.append(row)
+    return rows
+
+
+def _sums(group: Group, returns: Nested) -> dict[str, tuple[float, int]]:
+    """State -> (sum of R̂, occurrences). fsum: no value depends on the order of the episodes."""
+    return {state: (fsum(xs), len(xs)) for state, xs in by_state(group, returns).items()}
+
+
+def _passed(episode: Sequence[CreditStep]) -> list[str]:
+    """The states of an episode, with the one that it was cut in."""
+    cut = episode[-1].cut_in
+    return [step.state for step in episode] + ([] if cut is None else [cut])

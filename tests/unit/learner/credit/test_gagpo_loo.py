@@ -1,0 +1,114 @@
+"""Leave-one-out GAGPO: numbers by hand, a slow oracle, and what the estimator is for."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from learner.credit.gagpo_loo import GagpoLeaveOneOut
+from learner.credit.types import CreditStep
+from services.config import CreditSection
+
+
+def episode(states, reward=0.0, invalid=(), cut_in=None):
+    last = len(states) - 1
+    return [CreditStep(state=s, reward=reward if t == last else 0.0, invalid=t in invalid,
+                       cut_in=cut_in if t == last else None) for t, s in enumerate(states)]
+
+
+def credit(group, **options):
+    return GagpoLeaveOneOut().group(group, CreditSection(estimator="gagpo_loo", **options))
+
+
+def test_the_singleton_example_by_hand():
+    """S U M won, S W M E lost: U, one step before a shared state, shares in the win instead of being blamed for it."""
+    c = credit([episode("SUM", 10.0), episode("SWME")])
+    assert c.baselines == [[0.0, 0.0, 0.0], pytest.approx([9.025, 9.025, 9.35, 9.35])]
+    assert c.deltas == [[0.0, 0.0, 10.0], pytest.approx([-0.45125, -0.1425, -0.4675, -9.35])]
+    assert c.raw_advantages[0] == pytest.approx([5.776, 7.6, 10.0])
+    assert c.raw_advantages[1] == pytest.approx([-4.9340036, -5.89836, -7.5735, -9.35])
+    assert all(a > 0 for a in c.advantages[0])
+    assert all(a < 0 for a in c.advantages[1])
+
+
+def test_the_fork_by_hand():
+    """γ = λ = ½, reward 8, prior 1; the returns at S are 2 0 2 4, at X 4 0 8, at Y 8 8, at Z 0 4."""
+    group = [episode("SXY", 8.0), episode("SXZ"), episode("SZX", 8.0), episode("SY", 8.0)]
+    c = credit(group, gamma=0.5, lam=0.5, prior=1.0, normalize="none")
+    first_s = (0 + 2 + 4 + 2) / 4  # the others' mean is also what stands before the first step
+    first_x = (0 + 8 + first_s) / 3
+    first_y = (8 + first_x) / 2
+    assert c.baselines[0] == pytest.approx([first_s, first_x, first_y])
+    deltas = [0.5 * first_x - first_s, 0.5 * first_y - first_x, 8 - first_y]
+    assert c.deltas[0] == pytest.approx(deltas)
+    assert c.advantages[0] == pytest.approx([deltas[0] + deltas[1] / 4 + deltas[2] / 16, deltas[1] + deltas[2] / 4,
+                                             deltas[2]])
+
+
+@pytest.mark.parametrize("normalize", ["group", "none"])
+def test_where_all_fail_only_the_invalid_step_is_touched_and_by_the_penalty_alone(normalize):
+    """Normalising cannot blow a penalty up that comes after it (in plain GAGPO this step would get -2.04)."""
+    c = credit([episode("SS"), episode("SX", invalid=(0,)), episode("SX")], penalty=1.0, normalize=normalize)
+    assert c.advantages == [[0.0, 0.0], [-1.0, 0.0], [0.0, 0.0]]
+
+
+def test_a_cut_episode_ends_in_the_value_of_the_state_it_was_cut_in():
+    group = [episode("SM", cut_in="S"), episode("SM", 8.0)]
+    plain, booted = (credit(group, gamma=0.5, lam=0.0, prior=0.0, bootstrap=flag) for flag in (False, True))
+    assert plain.deltas[0] == pytest.approx([0.0, -8.0])
+    assert booted.deltas[0] == pytest.approx([0.0, 0.5 * 4.0 - 8.0])  # S is worth 4 to the other episode
+
+
+states = st.sampled_from("ABCDEF")
+steps = st.builds(CreditStep, state=states, reward=st.sampled_from([0.0, 0.0, 1.0, -2.0, 10.0]), invalid=st.booleans())
+groups = st.lists(st.lists(steps, min_size=1, max_size=8), min_size=2, max_size=8)
+unit = st.sampled_from([0.0, 0.5, 0.8, 0.95, 1.0])
+
+
+def oracle(group, gamma, lam, prior):
+    """Straight from the formulas, sum by sum."""
+    def ret(episode, t):
+        return sum(gamma ** (u - t) * step.reward for u, step in enumerate(episode) if u >= t)
+
+    raw = []
+    for i, own in enumerate(group):
+        others = [e for j, e in enumerate(group) if j != i]
+        value = [sum(ret(e, 0) for e in others) / len(others)]
+        for step in own:
+            seen = [ret(e, u) for e in others for u, s in enumerate(e) if s.state == step.state]
+            weight = len(seen) + prior
+            value.append((sum(seen) + prior * value[-1]) / weight if seen else value[-1])
+        value = [*value[1:], 0.0]
+        delta = [s.reward + gamma * value[t + 1] - value[t] for t, s in enumerate(own)]
+        raw.append([sum((gamma * lam) ** (u - t) * delta[u] for u in range(t, len(own))) for t in range(len(own))])
+    return raw
+
+
+@settings(max_examples=150, deadline=None)
+@given(groups, unit, unit, st.sampled_from([0.0, 0.5, 2.0]))
+def test_equals_the_slow_oracle(group, gamma, lam, prior):
+    c = credit(group, gamma=gamma, lam=lam, prior=prior, penalty_mode="none")
+    expected = oracle(group, gamma, lam, prior)
+    for row, other in zip(c.raw_advantages, expected, strict=True):
+        assert row == pytest.approx(other, abs=1e-9)
+    flat = np.concatenate(expected)
+    if np.ptp(flat) > 1e-6:
+        scaled = (flat - flat.mean()) / (flat.std(ddof=1) + 1e-6)
+        np.testing.assert_allclose(np.concatenate(c.advantages), scaled, atol=1e-6)
+
+
+@given(st.data(), groups)
+def test_what_an_episode_earns_never_moves_its_own_baselines(data, group):
+    """The property that mends the sign error: plain GAGPO's singleton states are their own baseline."""
+    i = data.draw(st.integers(0, len(group) - 1))
+    changed = [*group]
+    changed[i] = [CreditStep(state=s.state, reward=s.reward + 7.0, invalid=s.invalid) for s in group[i]]
+    assert credit(changed).baselines[i] == pytest.approx(credit(group).baselines[i], abs=1e-9)
+
+
+@given(st.data(), groups)
+def test_order_of_episodes_does_not_matter(data, group):
+    order = data.draw(st.permutations(range(len(group))))
+    whole, moved = credit(group), credit([group[i] for i in order])
+    assert moved.raw_advantages == [whole.raw_advantages[i] for i in order]
+    assert moved.advantages == [whole.advantages[i] for i in order]
