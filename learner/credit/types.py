@@ -95,15 +95,20 @@ def statistics(credits: Sequence[Credit]) -> dict[str, float]:
     """Figures of a learner step, over all steps of all its groups (paper, figure 5 and appendix C).
 
     group_size_mean: occurrences per distinct state. singleton_share: share of steps whose state no other step of
-    the group has. active_share: share of steps with a non-zero advantage. advantage_iqr: interquartile range of A.
+    the group has; share_2_4, share_5_8, share_above_8: share of steps whose state has so many (paper, table 5).
+    active_share: share of steps with a non-zero advantage. advantage_iqr: interquartile range of A.
     share_above_one: share of steps with |A| > 1.
     """
     sizes = [n for credit in credits for n in Counter(chain.from_iterable(credit.states)).values()]
+    steps = sum(sizes)
     advantages = np.concatenate([flat(credit.advantages) for credit in credits])
     low, high = np.percentile(advantages, [25, 75])
     return {
         "group_size_mean": float(np.mean(sizes)),
-        "singleton_share": sizes.count(1) / len(advantages),
+        "singleton_share": sizes.count(1) / steps,
+        "share_2_4": sum(n for n in sizes if 2 <= n <= 4) / steps,
+        "share_5_8": sum(n for n in sizes if 5 <= n <= 8) / steps,
+        "share_above_8": sum(n for n in sizes if n > 8) / steps,
         "active_share": float(np.mean(np.abs(advantages) > 1e-9)),
         "advantage_iqr": float(high - low),
         "share_above_one": float(np.mean(np.abs(advantages) > 1)),

@@ -113,11 +113,21 @@ def test_statistics_by_hand(group):
     """
     ex1 = credit(group("SXY+", "SXZ-", "SZX+", "SY+", reward=8.0), gamma=0.5, lam=0.5, normalize="none")
     assert statistics([ex1]) == {
-        "group_size_mean": 11 / 4, "singleton_share": 0, "active_share": 7 / 11, "advantage_iqr": 1.3125,
-        "share_above_one": 4 / 11}
+        "group_size_mean": 11 / 4, "singleton_share": 0, "share_2_4": 1, "share_5_8": 0, "share_above_8": 0,
+        "active_share": 7 / 11, "advantage_iqr": 1.3125, "share_above_one": 4 / 11}
     lone = credit(group("SQ+"), normalize="none")
     assert statistics([ex1, lone])["singleton_share"] == 2 / 13
     assert statistics([ex1, lone])["group_size_mean"] == 13 / 6
+
+
+def test_shares_of_steps_by_the_size_of_their_group(group):
+    """Nine at S, eight at X, five at Y, four at Z, two at V, one at W: 29 steps. Groups are not pooled."""
+    one = credit(group("SSSSSSSSSXXXXXXXXYYYYYZZZZVVW+"))
+    found = statistics([one])
+    assert found["group_size_mean"] == 29 / 6
+    names = ("singleton_share", "share_2_4", "share_5_8", "share_above_8")
+    assert [found[name] for name in names] == [1 / 29, 6 / 29, 13 / 29, 9 / 29]
+    assert statistics([one, one])["share_above_8"] == found["share_above_8"]
 
 
 def test_unknown_estimator_lists_those_that_exist():
