@@ -1,0 +1,181 @@
+"""`gagpo experiment tabular`: every estimator where the truth is known, in a maze of many singleton states (maze.py).
+
+Credit: at one half-trained policy, each estimator's advantages against the exact A = Q - V.
+    bias, spread     root mean square over (state, action), by visits, of mean(Â) - A and of Â around its mean; in units
+                     of reward, for estimators whose credit has these units
+    sign             share of singleton steps with credit whose sign is that of the true advantage
+    cosine           between the mean of the estimated policy gradient and the true one: 1 is no bias in direction
+    progress         component of one group's gradient along the true one, over its own root mean square length
+Learning: a softmax policy, one group of K a step, advantages scaled to unit root mean square so that all estimators
+take steps of one length; the exact chance to win after each tenth step. Every arm meets the same mazes (paired).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from deploy.experiment.maze import Floats, Ints, as_group, make_maze, score_gradient, softmax
+from learner.credit.registry import estimator
+from services.config import CreditSection
+from services.statistics import mean_interval
+
+K = 8
+STEPS = 100
+EVERY = 10
+STEP_SIZES = (0.1, 0.3)
+GROUPS = 400
+"""Per maze, for the figures on credit."""
+MAZES = 12
+HALF_TRAINED = 0.25
+"""Logits as multiples of the uniform policy's true advantages: some way to go, and every action still taken."""
+GAGPO = CreditSection()
+ARMS: dict[str, CreditSection] = {
+    "gagpo": GAGPO,
+    "gagpo_boot": GAGPO.model_copy(update={"estimator": "gagpo_boot"}),
+    "gagpo_loo": GAGPO.model_copy(update={"estimator": "gagpo_loo"}),
+    "gagpo_mc": GAGPO.model_copy(update={"lam": 1.0}),
+    "gagpo_td": GAGPO.model_copy(update={"lam": 0.0}),
+    "gigpo": GAGPO.model_copy(update={"estimator": "gigpo"}),
+    "grpo": GAGPO.model_copy(update={"estimator": "grpo"}),
+    "rloo": GAGPO.model_copy(update={"estimator": "rloo"}),
+}
+IN_UNITS_OF_REWARD = ("gagpo", "gagpo_boot", "gagpo_loo", "gagpo_mc", "gagpo_td")
+
+
+def advantages(arm: str, states: Ints, rewards: Floats) -> tuple[Floats, Floats]:
+    """Raw and final credit of one group, [K, steps] each."""
+    credit = estimator(ARMS[arm].estimator).group(as_group(states, rewards), ARMS[arm])
+    return np.array(credit.raw_advantages), np.array(credit.advantages)
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What one estimator adds up over the groups of one maze."""
+
+    gradient: Floats
+    length: float = 0.0
+    right: int = 0
+    signed: int = 0
+    raw: list[Floats] = field(default_factory=list)
+
+    def add(self, raw: Floats, final: Floats, gradient: Floats, truth: Floats) -> None:
+        """One group; `truth` [K, steps] is 0 where the sign does not count."""
+        credited = (np.abs(final) > 1e-9) & (np.abs(truth) > 1e-9)
+        self.signed += int(credited.sum())
+        self.right += int((np.sign(final[credited]) == np.sign(truth[credited])).sum())
+        self.gradient += gradient
+        self.length += float((gradient ** 2).sum())
+        self.raw.append(raw)
+
+
+def credit_figures(arms: Sequence[str], seed: int) -> dict[str, dict[str, float]]:
+    """The figures on credit in one maze, by arm."""
+    maze, rng = make_maze(seed, GAGPO.gamma), np.random.default_rng([seed, 1])
+    uniform = np.full((len(maze.win), maze.successor.shape[1]), 1 / maze.successor.shape[1])
+    v, q = maze.values(uniform)
+    policy = softmax(HALF_TRAINED * (q - v[:, None]))
+    v, q = maze.values(policy)
+    truth, exact = q - v[:, None], np.zeros_like(policy)
+    sums = {arm: _Sums(np.zeros_like(policy)) for arm in arms}
+    visits: list[Ints] = []
+    for _ in range(GROUPS):
+        states, actions, rewards = maze.play(policy, K, rng)
+        exact += score_gradient(policy, states, actions, truth[states, actions])
+        alone = np.bincount(states.ravel(), minlength=len(v))[states] == 1
+        visits.append(states * policy.shape[1] + actions)
+        for arm in arms:
+            raw, final = advantages(arm, states, rewards)
+            sums[arm].add(raw, final, score_gradient(policy, states, actions, final), truth[states, actions] * alone)
+    pairs = np.concatenate([x.ravel() for x in visits])
+    return {arm: _figures(arm, sums[arm], exact, pairs, truth) for arm in arms}
+
+
+def _figures(arm: str, sums: _Sums, exact: Floats, pairs: Ints, truth: Floats) -> dict[str, float]:
+    along = float((sums.gradient * exact).sum() / np.linalg.norm(exact))
+    figures = {
+        "sign": sums.right / max(sums.signed, 1),
+        "cosine": along / float(np.linalg.norm(sums.gradient)),
+        "progress": along / GROUPS / float(np.sqrt(sums.length / GROUPS)),
+    }
+    if arm in IN_UNITS_OF_REWARD:
+        raw = np.concatenate([x.ravel() for x in sums.raw])
+        visits = np.bincount(pairs, minlength=truth.size)
+        seen = visits > 1
+        mean = np.bincount(pairs, raw, minlength=truth.size)[seen] / visits[seen]
+        square = np.bincount(pairs, raw ** 2, minlength=truth.size)[seen] / visits[seen]
+        variance = (square - mean ** 2) * visits[seen] / (visits[seen] - 1)
+        # The mean of few draws is off by chance alone: its variance is not bias.
+        bias = (mean - truth.ravel()[seen]) ** 2 - variance / visits[seen]
+        figures["bias"] = float(np.sqrt(max(np.average(bias, weights=visits[seen]), 0.0)))
+        figures["spread"] = float(np.sqrt(np.average(variance, weights=visits[seen])))
+    return figures
+
+
+def learning_curve(arm: str, step_size: float, seed: int) -> list[float]:
+    """Exact chance to win at steps 0, EVERY, 2 EVERY, ..., STEPS."""
+    maze, rng = make_maze(seed, GAGPO.gamma), np.random.default_rng([seed, 2])
+    logits, curve = np.zeros((len(maze.win), maze.successor.shape[1])), []
+    for step in range(STEPS + 1):
+        policy = softmax(logits)
+        if step % EVERY == 0:
+            curve.append(maze.success(policy))
+        states, actions, rewards = maze.play(policy, K, rng)
+        final = advantages(arm, states, rewards)[1]
+        size = float(np.sqrt((final ** 2).mean()))
+        if size > 0:
+            logits = logits + step_size * score_gradient(policy, states, actions, final / size)
+    return curve
+
+
+def run(seeds: int, workers: int, tell: Callable[[str], None]) -> dict[str, Any]:
+    """All figures: {"credit": arm -> figure -> value, "learning": step size -> arm -> curve and area, ...}."""
+    with ProcessPoolExecutor(workers) as pool:
+        tell(f"credit: {len(ARMS)} estimators, {MAZES} mazes of {GROUPS} groups")
+        found = list(pool.map(partial(credit_figures, tuple(ARMS)), range(MAZES)))
+        credit = {arm: {name: fmean(maze[arm][name] for maze in found) for name in found[0][arm]} for arm in ARMS}
+        learning: dict[str, Any] = {}
+        for size in STEP_SIZES:
+            curves: dict[str, Floats] = {}
+            for arm in ARMS:
+                tell(f"learning: {arm}, step size {size:g}, {seeds} mazes")
+                curves[arm] = np.array(list(pool.map(partial(learning_curve, arm, size), range(seeds), chunksize=8)))
+            learning[f"{size:g}"] = {arm: _learning(curve, curves["gagpo"]) for arm, curve in curves.items()}
+    return {"format": 1, "k": K, "seeds": seeds, "mazes": MAZES, "groups": GROUPS, "every": EVERY, "credit": credit,
+            "learning": learning}
+
+
+def _learning(curves: Floats, plain: Floats) -> dict[str, Any]:
+    """Mean curve; its area and end with 95% intervals; what the area has over plain GAGPO's, paired by maze."""
+    area = curves.mean(1)
+    return {"curve": curves.mean(0).tolist(), "area": mean_interval(area.tolist()),
+            "end": mean_interval(curves[:, -1].tolist()),
+            "over_gagpo": mean_interval((area - plain.mean(1)).tolist())}
+
+
+def as_lines(result: dict[str, Any]) -> list[str]:
+    """The two tables."""
+    lines = [f"Credit against the truth, K = {result['k']}, {result['mazes']} mazes of {result['groups']} groups:",
+             f"  {'':12}{'bias':>8}{'spread':>8}{'sign':>8}{'cosine':>8}{'progress':>10}"]
+    for arm, figures in result["credit"].items():
+        cells = [f"{figures[name]:8.2f}" if name in figures else f"{'':8}" for name in ("bias", "spread")]
+        lines.append(f"  {arm:12}{''.join(cells)}{figures['sign']:8.1%}{figures['cosine']:8.3f}"
+                     f"{figures['progress']:10.4f}")
+    for size, arms in result["learning"].items():
+        lines += [f"Learning with steps of {size}, {result['seeds']} mazes, mean and 95% interval:",
+                  f"  {'':12}{'area under the curve':>24}{'at the end':>24}{'area over gagpo':>28}"]
+        for arm, row in arms.items():
+            area, end, over = (row[name] for name in ("area", "end", "over_gagpo"))
+            lines.append(f"  {arm:12}{_interval(area):>24}{_interval(end):>24}{_interval(over, '+'):>28}")
+    return lines
+
+
+def _interval(figures: Sequence[float], sign: str = "") -> str:
+    mean, low, high = figures
+    return f"{mean:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"

@@ -1,0 +1,87 @@
+"""The maze's exact values, and the figures made from them."""
+
+import numpy as np
+import pytest
+
+from deploy.experiment import tabular
+from deploy.experiment.maze import LAYERS, REWARD, WINS, as_group, make_maze, score_gradient, softmax
+
+GAMMA = 0.95
+
+
+@pytest.fixture
+def maze():
+    return make_maze(3, GAMMA)
+
+
+@pytest.fixture
+def policy(maze):
+    return softmax(np.random.default_rng(0).normal(size=maze.successor.shape))
+
+
+def test_values_of_the_last_layers_by_hand(maze, policy):
+    v, q = maze.values(policy)
+    np.testing.assert_allclose(v[-3:], [REWARD * win for win in WINS])
+    before = len(v) - 4
+    np.testing.assert_allclose(q[before], [GAMMA * v[s] for s in maze.successor[before]])
+    assert v[before] == pytest.approx(float(policy[before] @ q[before]))
+
+
+def test_the_exact_chance_to_win_is_what_playing_gives(maze, policy):
+    rewards = maze.play(policy, 40_000, np.random.default_rng(1))[2]
+    assert (rewards > 0).mean() == pytest.approx(maze.success(policy), abs=0.01)
+
+
+def test_every_episode_goes_from_the_start_through_all_layers(maze, policy):
+    states, actions, _ = maze.play(policy, 5, np.random.default_rng(2))
+    assert states.shape == actions.shape == (5, len(LAYERS))
+    assert (states[:, 0] == 0).all()
+    np.testing.assert_array_equal(maze.successor[states[:, :-1], actions[:, :-1]], states[:, 1:])
+
+
+def test_a_group_earns_at_its_last_step_alone(maze, policy):
+    states, _, rewards = maze.play(policy, 4, np.random.default_rng(2))
+    for episode, reward in zip(as_group(states, rewards), rewards, strict=True):
+        assert [step.reward for step in episode] == [0.0] * (len(LAYERS) - 1) + [reward]
+
+
+def test_the_score_gradient_is_that_of_the_log_probability(maze):
+    """Against a finite difference of Σ A log π."""
+    logits = np.random.default_rng(0).normal(size=maze.successor.shape)
+    states, actions, _ = maze.play(softmax(logits), 3, np.random.default_rng(1))
+    advantages = np.random.default_rng(2).normal(size=states.shape)
+    gradient = score_gradient(softmax(logits), states, actions, advantages)
+
+    def objective(x):
+        return float((advantages * np.log(softmax(x)[states, actions])).sum())
+
+    state, action = states[1, 4], actions[1, 4]
+    moved = logits.copy()
+    moved[state, action] += 1e-6
+    assert gradient[state, action] == pytest.approx((objective(moved) - objective(logits)) / 1e-6, abs=1e-4)
+
+
+def test_the_leave_one_out_gradient_points_nearer_to_the_truth_than_plain_gagpo(monkeypatch):
+    monkeypatch.setattr(tabular, "GROUPS", 120)
+    found = [tabular.credit_figures(("gagpo", "gagpo_loo"), seed) for seed in (0, 1, 2)]
+    for figures in found:
+        assert figures["gagpo_loo"]["cosine"] > figures["gagpo"]["cosine"]
+        assert figures["gagpo_loo"]["sign"] > 0.5 > figures["gagpo"]["sign"] - 0.05
+
+
+def test_a_policy_learns_and_the_same_seed_gives_the_same_curve():
+    curve = tabular.learning_curve("gagpo", 0.3, 0)
+    assert len(curve) == tabular.STEPS // tabular.EVERY + 1
+    assert curve[-1] > curve[0] + 0.2
+    assert curve == tabular.learning_curve("gagpo", 0.3, 0)
+
+
+def test_the_tables_name_every_estimator(monkeypatch):
+    monkeypatch.setattr(tabular, "MAZES", 1)
+    monkeypatch.setattr(tabular, "GROUPS", 3)
+    monkeypatch.setattr(tabular, "STEPS", 10)
+    told = []
+    lines = tabular.as_lines(tabular.run(2, 1, told.append))
+    for arm in tabular.ARMS:
+        assert sum(line.split()[:1] == [arm] for line in lines) == 3
+    assert told
