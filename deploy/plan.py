@@ -17,6 +17,8 @@ SCRATCH_VOCABULARY = 1024
 """Upper bound of the tokenizer that the cold start trains."""
 TRAIN_BYTES = 20
 """Per parameter in the learner: weights, gradient, two moments and the frozen reference, float32 each."""
+CRITIC_BYTES = 16
+"""Per parameter of the value model, which is as large as the policy: the same without a reference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,12 +118,15 @@ def _weights_in(file: Path) -> int:
 def _training_gib(config: Config) -> float:
     """Host memory of one learner rank beyond its process: model states, activations and logits of one packed pass.
 
-    On a GPU the host holds two copies of the weights, on their way to a checkpoint and to the samplers.
+    On a GPU the host holds two copies of the weights, on their way to a checkpoint and to the samplers, and one of a
+    critic's.
     """
+    from learner.credit.registry import estimator
+
     learner, rollout, model = config.learner, config.rollout, config.model
-    count = parameters(model)
+    count, critic = parameters(model), estimator(learner.credit.estimator).needs_critic
     if learner.gpus:
-        return 2 * 4 * count / GIB
+        return (2 + critic) * 4 * count / GIB
     hidden, layers, vocabulary = model.hidden, model.layers, SCRATCH_VOCABULARY
     if model.path is not None:
         known = json.loads((model.path / "config.json").read_text())
@@ -131,7 +136,8 @@ def _training_gib(config: Config) -> float:
     # equation 1, without attention scores); logits exist at response tokens only, with softmax and gradient.
     share = rollout.max_response_tokens / (rollout.max_prompt_tokens + rollout.max_response_tokens)
     per_token = 4 * 34 * hidden * layers + 3 * 4 * vocabulary * share
-    return (TRAIN_BYTES * count / learner.ranks + learner.token_budget * per_token) / GIB
+    states = TRAIN_BYTES + CRITIC_BYTES * critic
+    return (states * count / learner.ranks + learner.token_budget * per_token) / GIB
 
 
 def _processes(config: Config) -> tuple[Process, ...]:

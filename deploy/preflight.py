@@ -30,6 +30,7 @@ def check(config: Config) -> Panels:
 def check_parts(config: Config) -> None:
     """All but the games, of which an evaluation chooses its own."""
     _model(config)
+    _credit(config)
     _batch(config)
     plan = make_plan(config)
     if plan.private_ray:
@@ -74,6 +75,24 @@ def _scratch(config: Config) -> None:
         raise UserError(
             f"model.hidden={model.hidden} and model.heads={model.heads} make heads that the sampler cannot serve",
             f"choose hidden / heads among {', '.join(map(str, HEAD_SIZES))}")
+
+
+def _credit(config: Config) -> None:
+    """An estimator that does not exist, or that the loss or the groups leave without what it needs."""
+    from learner.credit.registry import estimator
+
+    learner, name = config.learner, config.learner.credit.estimator
+    chosen = estimator(name)
+    if chosen.needs_critic and learner.loss.ratio != "token":
+        raise UserError(f"estimator {name} gives each token its own advantage, and "
+                        f"learner.loss.ratio={learner.loss.ratio} has one ratio per action",
+                        "set learner.loss.ratio=token")
+    if learner.group_size == 1 and not chosen.needs_critic:
+        raise UserError(f"learner.group_size=1 leaves estimator {name} nothing to compare an episode with",
+                        "set it to 2 or more")
+    if learner.group_size == 1 and learner.dynamic_sampling:
+        raise UserError("learner.dynamic_sampling drops groups whose episodes all earn the same, "
+                        "and with learner.group_size=1 that is every group", "set one of them to another value")
 
 
 def _batch(config: Config) -> None:

@@ -1,13 +1,13 @@
-"""The policy objective: pure functions on flat response tokens.
+"""The objectives of policy and critic: pure functions on flat response tokens.
 
 Legend: N rows (actions), T response tokens of these rows one after another, `row` int64 [T] the row of each token.
 Every loss is a sum divided by a denominator that the caller counts over the whole minibatch, so values add up over
-micro-batches and ranks to what one large batch would give. Gradients flow through `logp` alone.
+micro-batches and ranks to what one large batch would give. Gradients flow through `logp` (`values`) alone.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,12 +29,30 @@ class Clip(NamedTuple):
     dual: float | None = None
 
 
+class Mean(NamedTuple):
+    """What the policy term is a mean over: the actions of a minibatch, each the mean of its tokens, or all tokens."""
+
+    over: Literal["actions", "tokens"]
+    num_rows: int
+    """Of the whole minibatch, on all ranks."""
+    num_tokens: int
+    """Response tokens likewise."""
+
+    def shares(self, lengths: Tensor) -> Tensor:
+        """[N] weight of each row in the mean, its tokens together, by its length [N]; 1 over the whole minibatch."""
+        return lengths / self.num_tokens if self.over == "tokens" else torch.full_like(lengths, 1 / self.num_rows)
+
+
+def row_lengths(row: Tensor, like: Tensor, num_rows: int) -> Tensor:
+    """Tokens of each row, in the type of `like`: [T] to [N]."""
+    return like.new_zeros(num_rows).index_add(0, row, torch.ones_like(like))
+
+
 def row_mean(values: Tensor, row: Tensor, num_rows: int) -> Tensor:
     """Mean per row: [T] to [N]. Every row has a token."""
     assert values.ndim == 1
     assert values.shape == row.shape
-    zeros = values.new_zeros(num_rows)
-    return zeros.index_add(0, row, values) / zeros.index_add(0, row, torch.ones_like(values))
+    return values.new_zeros(num_rows).index_add(0, row, values) / row_lengths(row, values.detach(), num_rows)
 
 
 def truncated_weights(proximal: Tensor, sampler: Tensor, row: Tensor, num_rows: int, cap: float) -> Tensor:
@@ -48,33 +66,35 @@ def truncated_weights(proximal: Tensor, sampler: Tensor, row: Tensor, num_rows: 
     return torch.where(torch.isfinite(mean), mean.clamp(max=MAX_LOG_RATIO).exp().clamp(max=cap), 0.0)
 
 
-def sequence_policy_loss(logp: Tensor, old: Tensor, row: Tensor, advantages: Tensor, *, clip: Clip,
-                         num_rows: int, weights: Tensor | None = None) -> tuple[Tensor, Metrics]:
+def sequence_policy_loss(logp: Tensor, old: Tensor, row: Tensor, advantages: Tensor, *, clip: Clip, mean: Mean,
+                         weights: Tensor | None = None) -> tuple[Tensor, Metrics]:
     """Clipped loss on s = exp(mean token log-ratio) per action (GSPO, arXiv 2507.18071; GAGPO section 3.2).
 
-    L = Σ_rows w max(-s A, -clip(s, 1 - low, 1 + high) A) / num_rows. logp, old, row [T]; advantages, weights [N];
-    num_rows counts the rows of the whole minibatch. Metrics are shares of it, summable like the loss.
+    L = mean over rows of w max(-s A, -clip(s, 1 - low, 1 + high) A). logp, old, row [T]; advantages, weights [N].
+    Metrics are this call's part of the same mean, summable like the loss.
     """
     assert logp.shape == old.shape == row.shape
     assert advantages.ndim == 1
     log_ratio = row_mean(logp - old, row, len(advantages)).clamp(max=MAX_LOG_RATIO)
-    return _clipped(log_ratio, advantages, clip._replace(dual=None), num_rows, weights)
+    shares = mean.shares(row_lengths(row, old, len(advantages)))
+    return _clipped(log_ratio, advantages, clip._replace(dual=None), shares, weights)
 
 
-def token_policy_loss(logp: Tensor, old: Tensor, row: Tensor, advantages: Tensor, *, clip: Clip,
-                      num_tokens: int, weights: Tensor | None = None) -> tuple[Tensor, Metrics]:
+def token_policy_loss(logp: Tensor, old: Tensor, row: Tensor, advantages: Tensor, *, clip: Clip, mean: Mean,
+                      weights: Tensor | None = None) -> tuple[Tensor, Metrics]:
     """PPO's clipped loss per token (arXiv 1707.06347 equation 7), dual clip where A < 0 (arXiv 1912.09729 equation 5).
 
-    L = Σ_tokens w max(-ρ A, -clip(ρ) A) / num_tokens, held at -dual A from above where A < 0. Shapes as above;
-    num_tokens counts the response tokens of the whole minibatch.
+    L = mean over tokens of w max(-ρ A, -clip(ρ) A), held at -dual A from above where A < 0; a mean over actions takes
+    each row's own mean first. logp, old, row, advantages [T]; weights [N].
     """
-    assert logp.shape == old.shape == row.shape
-    assert advantages.ndim == 1
+    assert logp.shape == old.shape == row.shape == advantages.shape
+    lengths = row_lengths(row, old, int(row[-1]) + 1)
+    shares = (mean.shares(lengths) / lengths)[row]
     log_ratio = (logp - old).clamp(max=MAX_LOG_RATIO)
-    return _clipped(log_ratio, advantages[row], clip, num_tokens, None if weights is None else weights[row])
+    return _clipped(log_ratio, advantages, clip, shares, None if weights is None else weights[row])
 
 
-def _clipped(log_ratio: Tensor, advantages: Tensor, clip: Clip, denominator: int,
+def _clipped(log_ratio: Tensor, advantages: Tensor, clip: Clip, shares: Tensor,
              weights: Tensor | None) -> tuple[Tensor, Metrics]:
     ratio = log_ratio.exp()
     plain, clipped = -ratio * advantages, -ratio.clamp(1 - clip.low, 1 + clip.high) * advantages
@@ -84,10 +104,40 @@ def _clipped(log_ratio: Tensor, advantages: Tensor, clip: Clip, denominator: int
     if weights is not None:
         loss = loss * weights
     metrics = {
-        "ratio_mean": ratio.detach().sum() / denominator,
-        "clip_fraction": (clipped > plain).detach().float().sum() / denominator,
+        "ratio_mean": (ratio.detach() * shares).sum(),
+        "clip_fraction": ((clipped > plain).detach() * shares).sum(),
     }
-    return loss.sum() / denominator, metrics
+    return (loss * shares).sum(), metrics
+
+
+def value_loss(values: Tensor, before: Tensor, returns: Tensor, *, clip: float, num_tokens: int) -> Tensor:
+    """Half the token mean of max((V - R)², (clip(V, V_before - clip, V_before + clip) - R)²).
+
+    All [T]; V_before: values before the step. A value that has moved further than `clip` towards its return has no
+    gradient, one that moved away has it in full (arXiv 2005.12729, section 3).
+    """
+    assert values.shape == before.shape == returns.shape
+    held = before + (values - before).clamp(-clip, clip)
+    return 0.5 * torch.maximum((values - returns) ** 2, (held - returns) ** 2).sum() / num_tokens
+
+
+def token_gae(values: Tensor, row: Tensor, scores: Tensor, *, gamma: float, lam: float) -> Tensor:
+    """[T] advantages inside each row alone (arXiv 1506.02438, equation 16); a row's score rewards its last token.
+
+    δ_k = r_k + γ V_{k+1} - V_k, A_k = δ_k + γλ A_{k+1}, V and A 0 after the last token. values, row [T]; scores [N].
+    γ = λ = 1 gives A_k = score - V_k.
+    """
+    assert values.shape == row.shape
+    num_rows, lengths = len(scores), torch.bincount(row, minlength=len(scores))
+    last = lengths.cumsum(0) - 1
+    following = torch.cat([values[1:], values.new_zeros(1)]) * gamma
+    following[last] = scores.to(values)
+    column = torch.arange(len(row), device=row.device) - (last - lengths + 1)[row]
+    out = values.new_zeros(num_rows, int(lengths.max()))
+    out[row, column] = following - values
+    for k in range(out.shape[1] - 2, -1, -1):  # right of a row's end there are zeros, which add nothing
+        out[:, k] += gamma * lam * out[:, k + 1]
+    return out[row, column]
 
 
 def kl_loss(logp: Tensor, reference: Tensor, *, num_tokens: int) -> Tensor:

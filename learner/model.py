@@ -60,6 +60,11 @@ class Policy(nn.Module):
         super().__init__()
         self.hf = hf
 
+    @property
+    def body(self) -> nn.Module:
+        """All but the head: pack -> hidden states."""
+        return self.hf.base_model
+
     def tied_names(self) -> set[str]:
         """Entries of the state dict that repeat the embeddings: a file holds these once."""
         if not self.hf.config.get_text_config().tie_word_embeddings:
@@ -68,9 +73,7 @@ class Policy(nn.Module):
         return {f"{name}.weight" for name, module in self.hf.named_modules() if module is head}
 
     def forward(self, pack: Pack) -> tuple[Tensor, Tensor]:
-        body = cast(Any, self.hf.base_model)
-        hidden = body(input_ids=pack.tokens, position_ids=pack.positions, use_cache=False, pack=pack)
-        hidden = hidden.last_hidden_state[0].index_select(0, pack.predicting)  # [T, D]
+        hidden = predicting_states(self.body, pack)
         head = cast(nn.Linear, self.hf.get_output_embeddings())
         step = max(1, LOGITS_AT_ONCE // head.out_features)
         if len(hidden) <= step:
@@ -79,6 +82,12 @@ class Policy(nn.Module):
                  zip(hidden.split(step), pack.targets.split(step), pack.temperatures.split(step), strict=True)]
         logp, entropy = zip(*cast(list[tuple[Tensor, Tensor]], parts), strict=True)
         return torch.cat(logp), torch.cat(entropy)
+
+
+def predicting_states(body: nn.Module, pack: Pack) -> Tensor:
+    """[T, D] last hidden states at the positions that predict the response tokens."""
+    output = body(input_ids=pack.tokens, position_ids=pack.positions, use_cache=False, pack=pack)
+    return output.last_hidden_state[0].index_select(0, pack.predicting)
 
 
 def _token_statistics(head: nn.Linear, hidden: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,18 +107,19 @@ def load_policy(folder: Path, device: torch.device | str = "cpu") -> Policy:
     return Policy(hf).eval().to(device)  # dropout would make the recomputed logprobs differ
 
 
-def shard(policy: Policy, mesh: DeviceMesh, *, half: bool) -> None:
-    """FSDP2 in place, layer by layer. `half`: computes in bfloat16; the master weights and reductions stay float32."""
+def shard(model: nn.Module, body: nn.Module, mesh: DeviceMesh, *, half: bool) -> None:
+    """FSDP2 in place, the body layer by layer. `half`: computes in bfloat16; master weights and reductions stay
+    float32."""
     precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if half else None, reduce_dtype=torch.float32)
-    for layer in getattr(policy.hf.base_model, "layers", ()):
+    for layer in getattr(body, "layers", ()):
         fully_shard(layer, mesh=mesh, mp_policy=precision)
-    fully_shard(policy, mesh=mesh, mp_policy=precision)
+    fully_shard(model, mesh=mesh, mp_policy=precision)
 
 
 def frozen_reference(folder: Path, mesh: DeviceMesh, device: torch.device | str, *, half: bool) -> Policy:
     """The initial policy of the KL term: sharded as the trained one is, without gradients."""
     policy = load_policy(folder, device).requires_grad_(False)
-    shard(policy, mesh, half=half)
+    shard(policy, policy.body, mesh, half=half)
     return policy
 
 

@@ -11,24 +11,24 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
-from torch.distributed.tensor import DTensor
 
+from learner.critic import Critic, Judgement
 from learner.gang import Gang
-from learner.losses import Clip, entropy_mean, kl_loss, sequence_policy_loss, token_policy_loss, truncated_weights
+from learner.losses import Clip, Mean, entropy_mean, kl_loss, sequence_policy_loss, token_policy_loss, truncated_weights
 from learner.model import Policy
 from learner.packing import Pack, Rows, pack, split
+from learner.trainee import Trainee
 from services.config import LearnerSection, LossSection
-from services.errors import LearnerFault
 
 TOKEN_DUAL_CLIP = 3.0
-MAX_SKIPPED = 3
-"""Updates with a non-finite gradient in a row: one is bad luck, more is a broken run."""
-SUMS: tuple[str, ...] = ("loss/policy", "loss/kl", "loss/entropy", "clip_fraction", "ratio_mean")
+SUMS: tuple[str, ...] = ("loss/policy", "loss/value", "loss/kl", "loss/entropy", "clip_fraction", "ratio_mean")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,32 +49,40 @@ class Timer:
 
 @dataclass(slots=True, kw_only=True)
 class Minibatch:
-    """This rank's packs of one optimizer update; old and reference are filled before the first update."""
+    """This rank's packs of one optimizer update; what is listed per pack is filled before the first update."""
 
     packs: list[Pack]
-    num_rows: int
-    """Of all ranks."""
-    num_tokens: int
-    """Response tokens of all ranks."""
+    mean: Mean
     old: list[Tensor] = field(default_factory=list)
     reference: list[Tensor] = field(default_factory=list)
+    """Empty without a KL term."""
+    judgements: list[Judgement] = field(default_factory=list)
+    """Empty without a critic."""
+
+    def token_advantages(self, i: int) -> Tensor:
+        """[T] of pack i: the critic's, else each row's own at all its tokens."""
+        return self.judgements[i].advantages if self.judgements else self.packs[i].advantages[self.packs[i].row]
 
 
 @dataclass(slots=True, kw_only=True)
 class Stepper:
-    """Policy, frozen reference (None without a KL term) and optimizer of one rank."""
+    """Policy, frozen reference (None without a KL term) and critic (None where credit needs none) of one rank."""
 
-    policy: Policy
+    policy: Trainee[Policy]
     reference: Policy | None
-    optimizer: torch.optim.Optimizer
+    critic: Critic | None
     gang: Gang
     section: LearnerSection
-    skipped_in_a_row: int = 0
+
+    @property
+    def trainees(self) -> list[Trainee[Any]]:
+        """All that learns, the policy first."""
+        return [self.policy] if self.critic is None else [self.policy, self.critic.trainee]
 
     def take(self, rows: Rows, timer: Timer) -> dict[str, float]:
-        """Updates the policy minibatch by minibatch; the metrics, the same on every rank.
+        """Updates the policy, and the critic beside it, minibatch by minibatch; the metrics, the same on every rank.
 
-        grad_norm is NaN where an update was skipped. Raises LearnerFault when MAX_SKIPPED in a row are.
+        grad_norm is the policy's, NaN where an update was skipped. Raises LearnerFault when too many in a row are.
         """
         with timer.phase("pack"):
             minibatches = self._plan(rows)
@@ -86,7 +94,9 @@ class Stepper:
                 for name, value in self._accumulate(minibatch).items():
                     totals[name] += value / len(minibatches)
             with timer.phase("optimizer"):
-                norms.append(self._update())
+                norms.append(self.policy.update())
+                if self.critic is not None:
+                    self.critic.trainee.update()
         return self._report(totals, norms, differences)
 
     def _plan(self, rows: Rows) -> list[Minibatch]:
@@ -97,53 +107,47 @@ class Stepper:
             mine = split(rows.lengths[indices], self.gang.world, self.section.token_budget)[self.gang.rank]
             minibatches.append(Minibatch(
                 packs=[pack(rows, indices[part], self.gang.device) for part in mine],
-                num_rows=len(indices), num_tokens=int(rows.response_lengths[indices].sum())))
+                mean=Mean(self.section.loss.aggregation, len(indices), int(rows.response_lengths[indices].sum()))))
         return minibatches
 
     @torch.no_grad()
     def _recompute(self, minibatches: list[Minibatch]) -> list[Tensor]:
-        """Old and reference logprobs of all packs under the weights before the step; |recomputed - sampler's|."""
+        """All that is taken of the weights before the step; |recomputed - sampler's logprobs|."""
         differences: list[Tensor] = []
         for minibatch in minibatches:
             for p in minibatch.packs:
-                minibatch.old.append(self.policy(p)[0])
+                minibatch.old.append(self.policy.model(p)[0])
                 if self.reference is not None:
                     minibatch.reference.append(self.reference(p)[0])
                 if p.weight:
                     gap = (minibatch.old[-1] - p.sampler_logprobs).abs()
                     differences.append(gap[torch.isfinite(gap)])
+        if self.critic is not None:
+            judged = iter(self.critic.judge([p for minibatch in minibatches for p in minibatch.packs]))
+            for minibatch in minibatches:
+                minibatch.judgements = list(islice(judged, len(minibatch.packs)))
         return differences
 
     def _accumulate(self, minibatch: Minibatch) -> dict[str, float]:
         """Gradients of one minibatch, and this rank's part of its metrics."""
         section, sums = self.section.loss, dict.fromkeys(SUMS, torch.zeros((), device=self.gang.device))
+        num_tokens = minibatch.mean.num_tokens
         for i, p in enumerate(minibatch.packs):
-            logp, entropy = self.policy(p)
-            policy_loss, parts = _policy_loss(section, p, logp, minibatch.old[i], minibatch)
+            logp, entropy = self.policy.model(p)
+            policy_loss, parts = _policy_loss(section, minibatch, i, logp)
             parts["loss/policy"] = policy_loss
-            parts["loss/entropy"] = entropy_mean(entropy, num_tokens=minibatch.num_tokens)
+            parts["loss/entropy"] = entropy_mean(entropy, num_tokens=num_tokens)
             loss = policy_loss - section.entropy * parts["loss/entropy"]
             if self.reference is not None:
-                parts["loss/kl"] = kl_loss(logp, minibatch.reference[i], num_tokens=minibatch.num_tokens)
+                parts["loss/kl"] = kl_loss(logp, minibatch.reference[i], num_tokens=num_tokens)
                 loss = loss + section.kl * parts["loss/kl"]
             (loss * p.weight * self.gang.world).backward()
+            if self.critic is not None:
+                parts["loss/value"] = self.critic.loss(p, minibatch.judgements[i], num_tokens=num_tokens)
+                (parts["loss/value"] * p.weight * self.gang.world).backward()
             for name, value in parts.items():
                 sums[name] = sums[name] + value.detach() * p.weight
         return {name: float(value) for name, value in sums.items()}
-
-    def _update(self) -> float:
-        """Clips, steps, clears; the gradient norm before clipping, NaN where the update was skipped."""
-        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.section.grad_clip)
-        value = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-        if np.isfinite(value):
-            self.optimizer.step()
-            self.skipped_in_a_row = 0
-        else:
-            self.skipped_in_a_row += 1
-        self.optimizer.zero_grad()
-        if self.skipped_in_a_row >= MAX_SKIPPED:
-            raise LearnerFault(f"the gradient was not finite in {MAX_SKIPPED} updates in a row")
-        return value if np.isfinite(value) else float("nan")
 
     def _report(self, totals: dict[str, float], norms: list[float], differences: list[Tensor]) -> dict[str, float]:
         gaps = torch.cat([*differences, torch.zeros(0, device=self.gang.device)])
@@ -157,16 +161,14 @@ class Stepper:
         }
 
 
-def _policy_loss(section: LossSection, p: Pack, logp: Tensor, old: Tensor,
-                 minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
-    """Rows that the present policy sampled weigh 1; stale ones are corrected by truncated importance weights."""
-    weights = None
+def _policy_loss(section: LossSection, minibatch: Minibatch, i: int, logp: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Of pack i. Rows that the present policy sampled weigh 1; stale ones get truncated importance weights."""
+    p, old, weights = minibatch.packs[i], minibatch.old[i], None
     if bool(p.stale.any()):
         corrected = truncated_weights(old, p.sampler_logprobs, p.row, p.num_rows, section.is_cap)
         weights = torch.where(p.stale, corrected, 1.0)
     clip = Clip(section.clip_low, section.clip_high, dual=TOKEN_DUAL_CLIP)
     if section.ratio == "sequence":
-        return sequence_policy_loss(logp, old, p.row, p.advantages, clip=clip, num_rows=minibatch.num_rows,
-                                    weights=weights)
-    return token_policy_loss(logp, old, p.row, p.advantages, clip=clip, num_tokens=minibatch.num_tokens,
+        return sequence_policy_loss(logp, old, p.row, p.advantages, clip=clip, mean=minibatch.mean, weights=weights)
+    return token_policy_loss(logp, old, p.row, minibatch.token_advantages(i), clip=clip, mean=minibatch.mean,
                              weights=weights)

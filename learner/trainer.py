@@ -16,14 +16,16 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from learner.batch import Groups, assign_credit, rows_of
+from learner.credit.registry import estimator
 from learner.credit.types import Credit, statistics
+from learner.critic import make_critic
 from learner.gang import Gang
 from learner.model import frozen_reference, full_tensors, load_policy, shard
 from learner.packing import Rows
 from learner.step import Stepper, Timer
+from learner.trainee import Trainee
 from services.config import Config
 
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt", "added_tokens.json",
@@ -41,9 +43,10 @@ class StepReport:
 
 
 class Learner:
-    """The policy, its frozen reference and its optimizer. `model_path`: the initial policy, which stays the reference.
+    """The policy, its frozen reference, and the critic of an estimator that needs one.
 
-    Raises UserError where the folder holds no model.
+    `model_path`: the initial policy, which stays the reference; the critic starts from it too. Raises UserError where
+    the folder holds no model, or for an unknown estimator.
     """
 
     def __init__(self, config: Config, model_path: Path, gang: Gang) -> None:
@@ -55,11 +58,12 @@ class Learner:
         self.step = 0
         """Learner steps that the weights have taken."""
         policy = load_policy(model_path, gang.device)
-        shard(policy, gang.mesh, half=half)
+        shard(policy, policy.body, gang.mesh, half=half)
         reference = frozen_reference(model_path, gang.mesh, gang.device, half=half) if section.loss.kl else None
-        optimizer = torch.optim.AdamW(
-            policy.parameters(), lr=section.lr, betas=section.betas, weight_decay=section.weight_decay)
-        self._stepper = Stepper(policy=policy, reference=reference, optimizer=optimizer, gang=gang, section=section)
+        critic = make_critic(config, model_path, gang) if estimator(section.credit.estimator).needs_critic else None
+        assert critic is None or section.loss.ratio == "token", "advantages per token need ratios per token"
+        self._stepper = Stepper(policy=Trainee(policy, section, lr=section.lr), reference=reference, critic=critic,
+                                gang=gang, section=section)
 
     def train(self, groups: Groups) -> StepReport:
         """One learner step on complete groups, in the order given. Raises LearnerFault; then the step is not taken."""
@@ -80,11 +84,11 @@ class Learner:
         """
         self.gang.tell("gather")
         dtype = getattr(torch, self.config.model.dtype)
-        for name, tensor in full_tensors(self._stepper.policy):
+        for name, tensor in full_tensors(self._stepper.policy.model):
             yield name, tensor.to(dtype) if tensor.is_floating_point() else tensor
 
     def save(self, folder: Path) -> None:
-        """Model, optimizer, random state and step into an existing folder that all ranks see."""
+        """Models, optimizers, random state and step into an existing folder that all ranks see."""
         self.gang.tell("save", folder)
         self._save(folder)
 
@@ -95,7 +99,7 @@ class Learner:
 
     def export(self, folder: Path) -> None:
         """Weights in the sampler's dtype, config and tokenizer in a folder that transformers and vLLM load."""
-        tied = self._stepper.policy.tied_names()
+        tied = self._stepper.policy.model.tied_names()
         tensors = {name: tensor.contiguous() for name, tensor in self.state_dict_for_sampler() if name not in tied}
         folder.mkdir(parents=True, exist_ok=True)
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -111,7 +115,7 @@ class Learner:
         """Ranks above 0: until rank 0 leaves the gang."""
         self.gang.follow({
             "train": lambda rows: self._train(rows, Timer()),
-            "gather": lambda _: sum(1 for _ in full_tensors(self._stepper.policy)),
+            "gather": lambda _: sum(1 for _ in full_tensors(self._stepper.policy.model)),
             "save": self._save,
             "load": self._load,
         })
@@ -122,17 +126,23 @@ class Learner:
         return metrics
 
     def _state(self) -> dict[str, Any]:
-        model, optimizer = get_state_dict(self._stepper.policy, self._stepper.optimizer)
-        return {"model": model, "optimizer": optimizer, "random": torch.get_rng_state(),
-                "step": torch.tensor([self.step, self._stepper.skipped_in_a_row])}
+        stepper = self._stepper
+        skipped = [trainee.skipped_in_a_row for trainee in stepper.trainees]
+        state = {**stepper.policy.state(), "random": torch.get_rng_state(), "step": torch.tensor([self.step, *skipped])}
+        if stepper.critic is not None:
+            state["critic"] = stepper.critic.trainee.state()
+        return state
 
     def _save(self, folder: Path) -> None:
         state_dict_saver.save(self._state(), checkpoint_id=folder)
 
     def _load(self, folder: Path) -> None:
-        state = self._state()
+        stepper, state = self._stepper, self._state()
         state_dict_loader.load(state, checkpoint_id=folder)
-        set_state_dict(self._stepper.policy, self._stepper.optimizer, model_state_dict=state["model"],
-                       optim_state_dict=state["optimizer"])
+        stepper.policy.load(state)
+        if stepper.critic is not None:
+            stepper.critic.trainee.load(state["critic"])
         torch.set_rng_state(state["random"])
-        self.step, self._stepper.skipped_in_a_row = state["step"].tolist()
+        self.step, *skipped = state["step"].tolist()
+        for trainee, count in zip(stepper.trainees, skipped, strict=True):
+            trainee.skipped_in_a_row = count

@@ -156,7 +156,8 @@ class LearnerSection(Section):
     gpus: float = Field(default=0, ge=0)
     threads: int = Field(default=2, ge=1)
     groups_per_step: int = Field(default=16, ge=1)
-    group_size: int = Field(default=8)
+    group_size: int = Field(default=8, ge=1)
+    """Episodes of one task; 1 only where a critic gives each something to be compared with."""
     staleness: int = Field(default=0, ge=0)
     lr: float = Field(default=1e-6, gt=0)
     betas: tuple[float, float] = (0.9, 0.999)
@@ -167,16 +168,11 @@ class LearnerSection(Section):
     token_budget: int = Field(default=16384, ge=64)
     """Tokens per packed forward pass."""
     dynamic_sampling: int = Field(default=0, ge=0)
-    """DAPO: groups whose episodes all earn the same are replaced, in at most so many rounds a step; 0: never."""
+    """DAPO: groups whose episodes all earn the same are replaced, at most so many times groups_per_step a step;
+    0: never."""
     credit: CreditSection = CreditSection()
     critic: CriticSection = CriticSection()
     loss: LossSection = LossSection()
-
-    @model_validator(mode="after")
-    def _group(self) -> LearnerSection:
-        if self.group_size < 2:
-            raise ValueError("group_size must be at least 2: a group of one has nothing to compare")
-        return self
 
 
 class EvalSection(Section):

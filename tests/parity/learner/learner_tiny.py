@@ -53,6 +53,23 @@ def make_config(**learner):
     return Config(name="t", steps=4, learner={**base, **learner})
 
 
+CASES = {
+    f"{ratio}-{over}": {"loss": {"ratio": ratio, "aggregation": over, "kl": 0.1, "entropy": 0.01}}
+    for ratio in ("sequence", "token") for over in ("actions", "tokens")
+}
+"""Settings of `learner` under which no gradient may depend on packing or ranks."""
+CASES["critic"] = {
+    **CASES["token-tokens"], "critic": {"lr": 5e-4, "value_clip": 0.5},
+    "credit": {"estimator": "ppo", "gamma": 1.0, "lam": 0.9}}
+
+
+def critic_weights(learner):
+    """Of a gang of one; empty without a critic."""
+    critic = learner._stepper.critic
+    return {} if critic is None else {
+        name: tensor.full_tensor().clone() for name, tensor in critic.trainee.model.state_dict().items()}
+
+
 def weights(learner):
     return {name: tensor.clone() for name, tensor in learner.state_dict_for_sampler()}
 

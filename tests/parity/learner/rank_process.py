@@ -1,31 +1,38 @@
-"""One rank of a gang: python rank_process.py RANK WORLD RENDEZVOUS MODEL OUT. Two steps, save, load, one more."""
+"""One rank of a gang: python rank_process.py RANK WORLD RENDEZVOUS MODEL OUT. In each case two steps, save, load, one
+more."""
 
 import sys
 from pathlib import Path
 
 import torch
-from learner_tiny import make_config, make_groups, weights
+from learner_tiny import CASES, make_config, make_groups, weights
 
-from learner.gang import Gang
+from learner.gang import STOP, Gang
 from learner.trainer import Learner
+
+
+def lead(learner, out):
+    reports = [learner.train(make_groups(seed, step=seed)) for seed in range(2)]
+    checkpoint = out / "checkpoint"
+    checkpoint.mkdir(parents=True)
+    learner.save(checkpoint)
+    torch.save({"weights": weights(learner), "metrics": [r.metrics for r in reports]}, out / "after.pt")
+    learner.train(make_groups(7, step=2))
+    learner.load(checkpoint)
+    learner.train(make_groups(2, step=2))
+    learner.export(out / "export")
 
 
 def main(rank, world, rendezvous, model, out):
     gang = Gang(int(rank), int(world), rendezvous)
-    learner = Learner(make_config(ranks=int(world)), Path(model), gang)
-    if gang.rank:
-        learner.follow()
-    else:
-        reports = [learner.train(make_groups(seed, step=seed)) for seed in range(2)]
-        checkpoint = Path(out) / "checkpoint"
-        checkpoint.mkdir()
-        learner.save(checkpoint)
-        torch.save({"weights": weights(learner), "metrics": [r.metrics for r in reports]}, Path(out) / "after.pt")
-        learner.train(make_groups(7, step=2))
-        learner.load(checkpoint)
-        learner.train(make_groups(2, step=2))
-        learner.export(Path(out) / "export")
-    gang.leave()
+    for name, options in CASES.items():
+        learner = Learner(make_config(ranks=int(world), **options), Path(model), gang)
+        if gang.rank:
+            learner.follow()
+        else:
+            lead(learner, Path(out) / name)
+            gang.tell(STOP)
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

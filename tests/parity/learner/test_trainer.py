@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from learner_tiny import make_config, make_groups, port, weights
+from learner_tiny import CASES, critic_weights, make_config, make_groups, port, weights
 from transformers import AutoModelForCausalLM
 
 from learner.batch import assign_credit
 from learner.gang import Gang
 from learner.trainer import Learner
 
-FIGURES = ("loss/policy", "loss/kl", "loss/entropy", "grad_norm", "clip_fraction", "ratio_mean",
+FIGURES = ("loss/policy", "loss/value", "loss/kl", "loss/entropy", "grad_norm", "clip_fraction", "ratio_mean",
            "logprob_difference_mean", "logprob_difference_max")
 
 
@@ -31,26 +31,24 @@ def assert_same(a, b, atol):
         torch.testing.assert_close(a[name], b[name], atol=atol, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
 
 
-@pytest.mark.parametrize("ratio", ["sequence", "token"])
-def test_the_token_budget_changes_nothing(model_path, gang, ratio):
+@pytest.mark.parametrize("case", CASES)
+def test_the_token_budget_changes_nothing(model_path, gang, case):
     """One row per pack, a few, all in one. Adam makes last bits of near-zero gradients into parts of a step of 5e-4;
     the gradient norm, which Adam cannot hide, is compared as well."""
-    loss = {"ratio": ratio, "kl": 0.1, "entropy": 0.01}
-    whole, expected = trained(model_path, gang, token_budget=100_000, loss=loss)
+    whole, expected = trained(model_path, gang, token_budget=100_000, **CASES[case])
     for budget in (64, 150):
-        part, found = trained(model_path, gang, token_budget=budget, loss=loss)
+        part, found = trained(model_path, gang, token_budget=budget, **CASES[case])
         assert_same(weights(part), weights(whole), 2e-5)
+        assert_same(critic_weights(part), critic_weights(whole), 2e-5)
         for a, b in zip(found, expected, strict=True):
             for name in FIGURES:
                 assert a.metrics[name] == pytest.approx(b.metrics[name], abs=2e-5, rel=2e-4), name
 
 
-def test_two_ranks_equal_one(model_path, gang, tmp_path):
-    """Two gloo processes: same weights after two steps, same metrics, and a checkpoint that one rank can load."""
-    out = tmp_path / "out"
-    out.mkdir()
-    rendezvous = f"127.0.0.1:{port()}"
-    here = Path(__file__).parent
+@pytest.fixture(scope="module")
+def pair_path(model_path, tmp_path_factory):
+    """What two gloo processes leave of each case."""
+    out, rendezvous, here = tmp_path_factory.mktemp("pair"), f"127.0.0.1:{port()}", Path(__file__).parent
     processes = [
         subprocess.Popen([sys.executable, str(here / "rank_process.py"), str(rank), "2", rendezvous, str(model_path),
                           str(out)], env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -59,34 +57,44 @@ def test_two_ranks_equal_one(model_path, gang, tmp_path):
     ]
     try:
         for process in processes:
-            _, errors = process.communicate(timeout=120)
+            _, errors = process.communicate(timeout=180)
             assert process.returncode == 0, errors
     finally:
         for process in processes:
             process.kill()
-    alone, reports = trained(model_path, gang)
+    return out
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_equal_one(model_path, gang, pair_path, case):
+    """Same weights after two steps, same metrics, and a checkpoint that one rank can load."""
+    out = pair_path / case
+    alone, reports = trained(model_path, gang, **CASES[case])
     pair = torch.load(out / "after.pt")
-    assert_same(pair["weights"], weights(alone), 1e-6)
+    assert_same(pair["weights"], weights(alone), 5e-6)
     for mine, theirs in zip(reports, pair["metrics"], strict=True):
         for name in FIGURES:
             assert theirs[name] == pytest.approx(mine.metrics[name], abs=1e-5, rel=1e-5), name
-    alone.train(make_groups(2, step=2))
-    exported = AutoModelForCausalLM.from_pretrained(out / "export").state_dict()
-    assert_same(exported, weights(alone), 2e-6)
-    resumed = Learner(make_config(), model_path, gang)
+    resumed = Learner(make_config(**CASES[case]), model_path, gang)
     resumed.load(out / "checkpoint")
     assert resumed.step == 2
     assert_same(weights(resumed), pair["weights"], 0)
+    assert_same(critic_weights(resumed), critic_weights(alone), 5e-6)
+    alone.train(make_groups(2, step=2))
+    exported = AutoModelForCausalLM.from_pretrained(out / "export").state_dict()
+    assert_same(exported, weights(alone), 1e-5)
 
 
-def test_resumed_equals_uninterrupted_to_the_bit(any_model_path, gang, tmp_path):
-    learner, _ = trained(any_model_path, gang, steps=2)
+@pytest.mark.parametrize("case", ["sequence-actions", "critic"])
+def test_resumed_equals_uninterrupted_to_the_bit(any_model_path, gang, tmp_path, case):
+    learner, _ = trained(any_model_path, gang, steps=2, **CASES[case])
     learner.save(tmp_path)
     last = learner.train(make_groups(2, step=2))
-    resumed = Learner(make_config(), any_model_path, gang)
+    resumed = Learner(make_config(**CASES[case]), any_model_path, gang)
     resumed.load(tmp_path)
     again = resumed.train(make_groups(2, step=2))
     assert_same(weights(resumed), weights(learner), 0)
+    assert_same(critic_weights(resumed), critic_weights(learner), 0)
     assert [again.metrics[name] for name in FIGURES] == [last.metrics[name] for name in FIGURES]
 
 

@@ -30,6 +30,14 @@ def test_reservations_add_up():
     assert (made.cpus, made.gpus) == (2 * 3 + 4 * 1, 2.0)
 
 
+def test_a_critic_takes_memory_of_its_own():
+    """16 bytes per parameter beside the policy's 20, on one rank."""
+    plain, critic = (next(process.memory_gib for process in plan.make_plan(made).processes
+                          if process.name == "learner rank")
+                     for made in (config(), config("learner.credit.estimator=ppo")))
+    assert (critic - plain) * plan.GIB == pytest.approx(16 * plan.parameters(config().model))
+
+
 def test_parameters_of_a_model_from_scratch_are_those_of_the_real_one():
     """The formula against the sum over transformers' own module."""
     from transformers import Qwen2Config, Qwen2ForCausalLM

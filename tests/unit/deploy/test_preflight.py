@@ -64,6 +64,21 @@ def test_a_plan_that_cannot_work_is_refused(override: str, expected: str):
     assert expected in refusal(override)
 
 
+@pytest.mark.parametrize(("overrides", "expected"), [
+    (("learner.credit.estimator=gagp",), "there is no credit estimator 'gagp'"),
+    (("learner.credit.estimator=ppo",), "its own advantage, and learner.loss.ratio=sequence has one ratio per action"),
+    (("learner.group_size=1",), "learner.group_size=1 leaves estimator gagpo nothing to compare"),
+    (("learner.credit.estimator=ppo", "learner.loss.ratio=token", "learner.group_size=1",
+      "learner.dynamic_sampling=1"), "that is every group"),
+])
+def test_an_estimator_that_lacks_what_it_needs_is_refused(overrides: tuple[str, ...], expected: str):
+    assert expected in refusal(*overrides)
+
+
+def test_a_critic_needs_no_group_to_compare_with():
+    preflight.check(config("learner.credit.estimator=ppo", "learner.loss.ratio=token", "learner.group_size=1"))
+
+
 def test_exact_sampling_needs_float32():
     assert "rollout.exact needs float32" in refusal("rollout.exact=true", "model.dtype=bfloat16")
 

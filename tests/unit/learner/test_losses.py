@@ -5,12 +5,15 @@ import torch
 
 from learner.losses import (
     Clip,
+    Mean,
     entropy_mean,
     kl_loss,
     row_mean,
     sequence_policy_loss,
+    token_gae,
     token_policy_loss,
     truncated_weights,
+    value_loss,
 )
 
 ROW = torch.tensor([0, 0, 0, 1, 1])
@@ -18,6 +21,15 @@ OLD = torch.tensor([-0.6, -0.9, -0.5, -1.5, -0.4], dtype=torch.float64)
 REF = torch.tensor([-0.7, -0.8, -0.5, -1.4, -0.4], dtype=torch.float64)
 A = torch.tensor([1.5, -0.7], dtype=torch.float64)
 CLIP = Clip(0.2, 0.2, dual=3.0)
+ACTIONS, TOKENS = Mean("actions", 2, 5), Mean("tokens", 2, 5)
+
+
+def sequence(logp, mean=ACTIONS, clip=CLIP, **weights):
+    return sequence_policy_loss(logp, OLD, ROW, A, clip=clip, mean=mean, **weights)
+
+
+def token(logp, mean=TOKENS, **weights):
+    return token_policy_loss(logp, OLD, ROW, A[ROW], clip=CLIP, mean=mean, **weights)
 
 
 @pytest.fixture
@@ -28,7 +40,7 @@ def logp():
 def test_sequence_ratios_and_loss(logp):
     ratios = row_mean(logp - OLD, ROW, 2).exp()
     assert ratios.tolist() == pytest.approx([1.10517, 0.90484], abs=5e-6)
-    loss, metrics = sequence_policy_loss(logp, OLD, ROW, A, clip=CLIP, num_rows=2)
+    loss, metrics = sequence(logp)
     assert loss.item() == pytest.approx(-0.512185, abs=5e-7)
     assert metrics["ratio_mean"].item() == pytest.approx((1.10517 + 0.90484) / 2, abs=5e-6)
     assert metrics["clip_fraction"] == 0
@@ -36,24 +48,32 @@ def test_sequence_ratios_and_loss(logp):
 
 def test_sequence_clip_fraction_with_the_clip_of_gspo(logp):
     """At 3e-4/4e-4 both rows are clipped, and a clipped row has no gradient."""
-    loss, metrics = sequence_policy_loss(logp, OLD, ROW, A, clip=Clip(3e-4, 4e-4), num_rows=2)
+    loss, metrics = sequence(logp, clip=Clip(3e-4, 4e-4))
     assert metrics["clip_fraction"] == 1
     loss.backward()
     assert logp.grad.abs().max() == 0
 
 
 def test_token_loss(logp):
-    loss, metrics = token_policy_loss(logp, OLD, ROW, A, clip=CLIP, num_tokens=5)
+    loss, metrics = token(logp)
     assert loss.item() == pytest.approx(-0.662022, abs=5e-7)
     assert metrics["clip_fraction"].item() == pytest.approx(2 / 5)
+
+
+def test_the_other_means(logp):
+    """Row terms -1.657756, .633386 weighed by 3 and 2 tokens; token terms -4.815012 / 3 and 1.504901 / 2, halved."""
+    assert sequence(logp, TOKENS)[0].item() == pytest.approx(-0.741299, abs=5e-7)
+    loss, metrics = token(logp, ACTIONS)
+    assert loss.item() == pytest.approx(-0.426277, abs=5e-7)
+    assert metrics["clip_fraction"].item() == pytest.approx((1 / 3 + 1 / 2) / 2)
 
 
 def test_dual_clip_bounds_a_bad_action_that_became_likely():
     """ρ = e² = 7.39 with A = -0.7: 5.17 without, 3 x 0.7 with; beyond it there is no gradient."""
     logp = torch.tensor([-0.5], dtype=torch.float64, requires_grad=True)
     old, row, bad = logp.detach() - 2, torch.tensor([0]), torch.tensor([-0.7], dtype=torch.float64)
-    free, _ = token_policy_loss(logp, old, row, bad, clip=Clip(0.2, 0.2), num_tokens=1)
-    held, _ = token_policy_loss(logp, old, row, bad, clip=CLIP, num_tokens=1)
+    free, _ = token_policy_loss(logp, old, row, bad, clip=Clip(0.2, 0.2), mean=Mean("tokens", 1, 1))
+    held, _ = token_policy_loss(logp, old, row, bad, clip=CLIP, mean=Mean("tokens", 1, 1))
     assert (free.item(), held.item()) == pytest.approx((0.7 * torch.e**2, 2.1))
     held.backward()
     assert logp.grad.item() == 0
@@ -74,34 +94,45 @@ def test_kl_of_a_vanished_token_is_held_with_a_finite_gradient():
 def test_a_log_ratio_beyond_the_cap_stays_finite():
     logp = torch.tensor([0.0, 0.0], requires_grad=True)
     loss, _ = sequence_policy_loss(logp, torch.tensor([-300.0, -300.0]), torch.tensor([0, 0]), torch.tensor([-1.0]),
-                                   clip=CLIP, num_rows=1)
+                                   clip=CLIP, mean=Mean("actions", 1, 2))
     loss.backward()
     assert torch.isfinite(loss)
     assert torch.isfinite(logp.grad).all()
 
 
-def test_gradients_are_those_of_the_plain_formulas(logp):
+def plain_policy_loss(logp, ratio, over):
     """Written out row by row and token by token with scalars; no shared helper."""
-    mine = (sequence_policy_loss(logp, OLD, ROW, A, clip=CLIP, num_rows=2)[0]
-            + token_policy_loss(logp, OLD, ROW, A, clip=CLIP, num_tokens=5)[0]
-            + 0.01 * kl_loss(logp, REF, num_tokens=5))
-    (found,) = torch.autograd.grad(mine, logp)
-    plain = 0
+    total = 0
     for tokens, a in (([0, 1, 2], 1.5), ([3, 4], -0.7)):
+        share = len(tokens) / 5 if over == "tokens" else 1 / 2
         s = torch.exp(sum(logp[t] - OLD[t] for t in tokens) / len(tokens))
-        plain = plain + max(-s * a, -min(max(s, 0.8), 1.2) * a) / 2
+        if ratio == "sequence":
+            total = total + share * max(-s * a, -min(max(s, 0.8), 1.2) * a)
+            continue
         for t in tokens:
             rho = torch.exp(logp[t] - OLD[t])
             term = max(-rho * a, -min(max(rho, 0.8), 1.2) * a)
-            plain = plain + (min(term, -3 * a) if a < 0 else term) / 5
-            plain = plain + 0.01 * (torch.exp(REF[t] - logp[t]) - (REF[t] - logp[t]) - 1) / 5
-    (expected,) = torch.autograd.grad(plain, logp)
+            total = total + share / len(tokens) * (min(term, -3 * a) if a < 0 else term)
+    return total
+
+
+@pytest.mark.parametrize("mean", [ACTIONS, TOKENS], ids=lambda mean: mean.over)
+@pytest.mark.parametrize("loss", [sequence, token])
+def test_gradients_are_those_of_the_plain_formulas(logp, loss, mean):
+    (found,) = torch.autograd.grad(loss(logp, mean)[0], logp)
+    (expected,) = torch.autograd.grad(plain_policy_loss(logp, loss.__name__, mean.over), logp)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+
+
+def test_the_gradient_of_kl_is_that_of_the_plain_formula(logp):
+    (found,) = torch.autograd.grad(kl_loss(logp, REF, num_tokens=5), logp)
+    plain = sum(torch.exp(REF[t] - logp[t]) - (REF[t] - logp[t]) - 1 for t in range(5)) / 5
+    torch.testing.assert_close(found, torch.autograd.grad(plain, logp)[0], atol=1e-12, rtol=0)
 
 
 def test_the_sequence_gradient_equals_the_stop_gradient_token_form(logp):
     """GSPO's code: token log-ratio = stopgrad(log s) + logp - stopgrad(logp), mean over tokens, then over rows."""
-    (found,) = torch.autograd.grad(sequence_policy_loss(logp, OLD, ROW, A, clip=CLIP, num_rows=2)[0], logp)
+    (found,) = torch.autograd.grad(sequence(logp)[0], logp)
     log_s = row_mean(logp - OLD, ROW, 2).detach()
     ratio = (log_s[ROW] + logp - logp.detach()).exp()
     per_token = torch.maximum(-ratio * A[ROW], -ratio.clamp(0.8, 1.2) * A[ROW])
@@ -109,15 +140,16 @@ def test_the_sequence_gradient_equals_the_stop_gradient_token_form(logp):
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
 
 
-def test_parts_add_up_under_a_global_denominator(logp):
-    """Row 0 alone plus row 1 alone, each over the two rows (five tokens) of the whole, is the whole."""
+@pytest.mark.parametrize("mean", [ACTIONS, TOKENS], ids=lambda mean: mean.over)
+def test_parts_add_up_under_global_denominators(logp, mean):
+    """Row 0 alone plus row 1 alone, each over the two rows and five tokens of the whole, is the whole."""
     first, second = slice(0, 3), slice(3, 5)
     zero = torch.zeros(3, dtype=torch.int64)
-    for loss, name in ((sequence_policy_loss, {"num_rows": 2}), (token_policy_loss, {"num_tokens": 5})):
-        whole = loss(logp, OLD, ROW, A, clip=CLIP, **name)[0]
-        parts = [loss(logp[s], OLD[s], zero[: s.stop - s.start], A[i : i + 1], clip=CLIP, **name)[0]
-                 for i, s in enumerate((first, second))]
-        assert sum(parts).item() == pytest.approx(whole.item(), abs=1e-15)
+    for loss, advantages in ((sequence_policy_loss, A), (token_policy_loss, A[ROW])):
+        whole = loss(logp, OLD, ROW, advantages, clip=CLIP, mean=mean)[0]
+        parts = [loss(logp[s], OLD[s], zero[: s.stop - s.start], advantages[s] if loss is token_policy_loss
+                      else A[i : i + 1], clip=CLIP, mean=mean)[0] for i, s in enumerate((first, second))]
+        assert sum(parts).item() == pytest.approx(whole.item(), abs=1e-14)
     assert entropy_mean(torch.tensor([1.0, 3.0]), num_tokens=4) == 1
 
 
@@ -131,5 +163,24 @@ def test_truncated_weights():
 
 
 def test_weights_scale_a_rows_loss(logp):
-    alone, _ = sequence_policy_loss(logp, OLD, ROW, A, clip=CLIP, num_rows=2, weights=torch.tensor([0.5, 0.0]))
+    alone, _ = sequence(logp, weights=torch.tensor([0.5, 0.0]))
     assert alone.item() == pytest.approx(-0.5 * 1.5 * 1.1051709 / 2)
+
+
+def test_value_loss_by_hand():
+    """Moved 1 towards its return, .2 away within the clip, onto a smaller error, 1 away: 2.25, 1, .04 and 9."""
+    values = torch.tensor([1.0, 3.0, 0.2, -1.0], requires_grad=True)
+    before, returns = torch.tensor([0.0, 2.8, 0.0, 0.0]), torch.tensor([2.0, 2.0, 0.0, 2.0])
+    loss = value_loss(values, before, returns, clip=0.5, num_tokens=4)
+    loss.backward()
+    assert loss.item() == pytest.approx(12.29 / 8)
+    assert values.grad.tolist() == pytest.approx([0.0, 0.25, 0.05, -0.75])
+
+
+def test_token_gae_by_hand():
+    """γ = λ = ½: δ 0, 0, 4 and -4, so A .25, 1, 4 and -4. γ = λ = 1: score less value."""
+    values, row = torch.tensor([1.0, 2.0, 4.0, 3.0]), torch.tensor([0, 0, 0, 1])
+    scores = torch.tensor([8.0, -1.0])
+    assert token_gae(values, row, scores, gamma=0.5, lam=0.5).tolist() == [0.25, 1, 4, -4]
+    assert token_gae(values, row, scores, gamma=1, lam=1).tolist() == [7, 6, 4, -4]
+    assert token_gae(values, row, scores, gamma=1, lam=0).tolist() == [1, 2, 4, -4]

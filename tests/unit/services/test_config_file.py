@@ -75,10 +75,6 @@ def test_a_value_out_of_range_is_one_line(file: Path, override: str, expected: s
     assert message(file, override) == expected
 
 
-def test_a_group_of_one_is_refused(file: Path):
-    assert "group_size must be at least 2" in message(file, "learner.group_size=1")
-
-
 def test_a_bootstrap_without_a_state_to_end_in_is_refused(file: Path):
     found = message(file, "learner.credit.bootstrap=true", "learner.credit.state_key=prompt")
     assert "learner.credit: bootstrap needs a key" in found

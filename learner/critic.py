@@ -1,0 +1,95 @@
+"""PPO's critic: a value for each response token, and the advantages made of them.
+
+The value model is the policy's initial weights with a scalar head on the last hidden state. A value stands where its
+token is predicted, so it knows the prompt and the tokens before. Values exist inside one row alone: the row's score
+is the reward of its last token, and nothing is bootstrapped from one step of an episode to the next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+
+from learner.gang import Gang
+from learner.losses import token_gae, value_loss
+from learner.model import load_policy, predicting_states, shard
+from learner.packing import Pack
+from learner.trainee import Trainee
+from services.config import Config, LearnerSection
+
+EPSILON = 1e-8
+
+
+class Judgement(NamedTuple):
+    """Of one pack, float32 [T] each."""
+
+    values: Tensor
+    """Under the weights before the step."""
+    returns: Tensor
+    """What the values are trained on: advantage before whitening, plus value."""
+    advantages: Tensor
+    """Whitened over the tokens of the whole batch, of all ranks."""
+
+
+class ValueModel(nn.Module):
+    """pack -> values, float32 [T]. The head starts at zero: the first advantages are the scores alone, and no seed is
+    needed."""
+
+    def __init__(self, body: nn.Module, hidden: int) -> None:
+        super().__init__()
+        self.body = body
+        self.head = nn.Linear(hidden, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, pack: Pack) -> Tensor:
+        values = self.head(predicting_states(self.body, pack).float())[:, 0]
+        return values.clone()  # of its own: FSDP's backward hook is lost on a view
+
+
+@dataclass(slots=True, kw_only=True)
+class Critic:
+    """The value model of one rank, its judgement of a batch, and its loss."""
+
+    trainee: Trainee[ValueModel]
+    gang: Gang
+    section: LearnerSection
+
+    @torch.no_grad()
+    def judge(self, packs: Sequence[Pack]) -> list[Judgement]:
+        """Of this rank's packs of a whole learner step. A collective: whitening spans all ranks."""
+        credit = self.section.credit
+        values = [self.trainee.model(p) for p in packs]
+        raw = [token_gae(v.double(), p.row, p.advantages.double(), gamma=credit.gamma, lam=credit.lam)
+               for p, v in zip(packs, values, strict=True)]
+        mean, spread = self._moments([a for p, a in zip(packs, raw, strict=True) if p.weight])
+        return [Judgement(values=v, returns=(a + v).float(), advantages=((a - mean) / spread).float())
+                for v, a in zip(values, raw, strict=True)]
+
+    def _moments(self, parts: list[Tensor]) -> tuple[float, float]:
+        """Mean and sqrt(unbiased variance + ε) over all tokens of all ranks."""
+        count, total = self.gang.reduce([float(sum(map(len, parts))), sum(float(part.sum()) for part in parts)])
+        mean = total / count
+        (squares,) = self.gang.reduce([sum(float(((part - mean) ** 2).sum()) for part in parts)])
+        return mean, math.sqrt(squares / max(count - 1, 1) + EPSILON)
+
+    def loss(self, pack: Pack, judgement: Judgement, *, num_tokens: int) -> Tensor:
+        """This pack's part of the minibatch's clipped value loss; num_tokens counts those of all ranks."""
+        return value_loss(self.trainee.model(pack), judgement.values, judgement.returns,
+                          clip=self.section.critic.value_clip, num_tokens=num_tokens)
+
+
+def make_critic(config: Config, model_path: Path, gang: Gang) -> Critic:
+    """From the weights of `model_path`. Raises UserError where the folder holds no model."""
+    section, policy = config.learner, load_policy(model_path)
+    model = ValueModel(policy.body, policy.hf.config.get_text_config().hidden_size).to(gang.device)
+    fully_shard(model.head, mesh=gang.mesh)  # in float32 whatever the body computes in: returns need more than 8 bits
+    shard(model, model.body, gang.mesh, half=config.model.dtype == "bfloat16")
+    return Critic(trainee=Trainee(model, section, lr=section.critic.lr), gang=gang, section=section)

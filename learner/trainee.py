@@ -1,0 +1,57 @@
+"""A sharded model with its optimizer: what policy and critic have in common."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.tensor import DTensor
+
+from services.config import LearnerSection
+from services.errors import LearnerFault
+
+MAX_SKIPPED = 3
+"""Updates with a non-finite gradient in a row: one is bad luck, more is a broken run."""
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+class Trainee(Generic[Model]):
+    """AdamW with the learner's betas, weight decay and gradient clip, at a rate of its own."""
+
+    def __init__(self, model: Model, section: LearnerSection, *, lr: float) -> None:
+        self.model = model
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(), lr=lr, betas=section.betas, weight_decay=section.weight_decay)
+        self.skipped_in_a_row = 0
+        self._grad_clip = section.grad_clip
+
+    def update(self) -> float:
+        """Clips, steps, clears; the gradient norm before clipping, NaN where the update was skipped.
+
+        Raises LearnerFault when MAX_SKIPPED in a row are.
+        """
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._grad_clip)
+        value = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        if math.isfinite(value):
+            self.optimizer.step()
+            self.skipped_in_a_row = 0
+        else:
+            self.skipped_in_a_row += 1
+        self.optimizer.zero_grad()
+        if self.skipped_in_a_row >= MAX_SKIPPED:
+            raise LearnerFault(f"the gradient was not finite in {MAX_SKIPPED} updates in a row")
+        return value if math.isfinite(value) else math.nan
+
+    def state(self) -> dict[str, Any]:
+        """Sharded weights and moments, for a distributed checkpoint."""
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": optimizer}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """The inverse of state."""
+        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"],
+                       optim_state_dict=state["optimizer"])

@@ -1,0 +1,113 @@
+"""The critic against the stock model run row by row, and formulas written out."""
+
+import numpy as np
+import pytest
+import torch
+from learner_tiny import CASES, make_config, make_groups, make_step
+from transformers import AutoModelForCausalLM
+
+from learner.critic import make_critic
+from learner.packing import make_rows, pack
+from learner.trainer import Learner
+
+SCORES = [9.9, -0.1, 10.0, 0.0, 10.0, 0.0, -0.1]
+
+
+@pytest.fixture(scope="module")
+def steps():
+    rng = np.random.default_rng(3)
+    return [make_step(rng) for _ in SCORES]
+
+
+@pytest.fixture
+def packs(steps):
+    """Two packs, and a filler that must not count."""
+    rows = make_rows(steps, advantages=SCORES, temperatures=[1.0] * 7, stale=[False] * 7)
+    return [pack(rows, np.array([2, 0, 5])), pack(rows, np.array([1, 3, 4, 6])), pack(rows, np.array([], np.int64))]
+
+
+@pytest.fixture
+def critic(any_model_path, gang):
+    """A head of its own numbers, which a fresh critic has not."""
+    made = make_critic(make_config(**CASES["critic"]), any_model_path, gang)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        made.trainee.model.head.weight.to_local().copy_(torch.randn(1, 32) / 4)
+    return made
+
+
+def plain_values(folder, critic, steps):
+    """[row] of [T], each row alone through the stock body; the model and the head for their gradients."""
+    body = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").base_model
+    head = critic.trainee.model.head.weight.full_tensor().detach().clone().requires_grad_()
+    values = []
+    for step in steps:
+        ids = torch.tensor(np.concatenate([step.prompt_ids, step.response_ids]), dtype=torch.int64)[None]
+        hidden = body(input_ids=ids).last_hidden_state[0, len(step.prompt_ids) - 1 : -1]
+        values.append(hidden @ head[0])
+    return values, body, head
+
+
+def plain_advantages(values, gamma, lam):
+    """Every δ and every sum written out, row by row."""
+    out = []
+    for row, score in zip(values, SCORES, strict=True):
+        v = [*row.tolist(), 0.0]
+        delta = [(score if k == len(row) - 1 else gamma * v[k + 1]) - v[k] for k in range(len(row))]
+        out.append(torch.tensor([sum((gamma * lam) ** (u - k) * delta[u] for u in range(k, len(row)))
+                                 for k in range(len(row))], dtype=torch.float64))
+    return out
+
+
+def test_values_returns_and_whitened_advantages(any_model_path, critic, steps, packs):
+    values, _, _ = plain_values(any_model_path, critic, steps)
+    raw = plain_advantages(values, 1.0, 0.9)
+    everything = torch.cat(raw)
+    mean, variance = everything.mean(), everything.var(correction=1)
+    judgements = critic.judge(packs)
+    for judgement, order in zip(judgements[:2], ([2, 0, 5], [1, 3, 4, 6]), strict=True):
+        v, a = torch.cat([values[i] for i in order]), torch.cat([raw[i] for i in order])
+        torch.testing.assert_close(judgement.values, v.detach(), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(judgement.returns.double(), a + v.detach(), atol=1e-4, rtol=1e-5)
+        torch.testing.assert_close(judgement.advantages.double(), (a - mean) / (variance + 1e-8) ** 0.5, atol=1e-5,
+                                   rtol=1e-5)
+
+
+def test_the_value_gradient_is_that_of_the_plain_formula(any_model_path, critic, steps, packs):
+    """The values before the step are shifted, so that some rows are clipped. In two packs and a filler."""
+    values, body, head = plain_values(any_model_path, critic, steps)
+    num_tokens, shift = sum(map(len, values)), 0.8
+    plain = 0.0
+    for row, advantages in zip(values, plain_advantages(values, 1.0, 0.9), strict=True):
+        for v, a in zip(row, advantages, strict=True):
+            before, target = v.item() - shift, a.item() + v.item()
+            held = min(max(v, before - 0.5), before + 0.5)
+            plain = plain + 0.5 * max((v - target) ** 2, (held - target) ** 2) / num_tokens
+    plain.backward()
+    total = 0.0
+    for p, judgement in zip(packs, critic.judge(packs), strict=True):
+        loss = critic.loss(p, judgement._replace(values=judgement.values - shift), num_tokens=num_tokens) * p.weight
+        loss.backward()
+        total += loss.item()
+    assert total == pytest.approx(plain.item(), rel=1e-5)
+    model = critic.trainee.model
+    torch.testing.assert_close(model.head.weight.grad.full_tensor(), head.grad, atol=1e-4, rtol=1e-4)
+    for (name, mine), (_, theirs) in zip(model.body.named_parameters(), body.named_parameters(), strict=True):
+        torch.testing.assert_close(mine.grad.full_tensor(), theirs.grad, atol=2e-4, rtol=1e-3,
+                                   msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_a_fresh_critic_values_nothing_and_learns(model_path, gang):
+    """Value loss of the first step: half the mean square of the scores; then it falls on the same episodes."""
+    learner = Learner(make_config(minibatch_rows=1000, **CASES["critic"]), model_path, gang)
+    losses = [learner.train(make_groups(0)).metrics["loss/value"] for _ in range(8)]
+    scores = [episode.total_reward - 0.1 * (not step.valid) for group in make_groups(0) for episode in group
+              for step in episode.steps for _ in step.response_ids]
+    discount = CASES["critic"]["credit"]["lam"]
+    assert discount < 1  # so only the last token's return is the whole score while all values are 0
+    lengths = [len(step.response_ids) for group in make_groups(0) for episode in group for step in episode.steps]
+    firsts = np.cumsum(lengths) - lengths
+    targets = [scores[first] * discount ** (n - 1 - k) for first, n in zip(firsts, lengths, strict=True)
+               for k in range(n)]
+    assert losses[0] == pytest.approx(np.mean(np.square(targets)) / 2, rel=1e-5)
+    assert losses[-1] < losses[0]
