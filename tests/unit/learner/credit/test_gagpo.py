@@ -1,5 +1,6 @@
 """GAGPO on examples worked by hand (float64)."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -7,7 +8,6 @@ from learner.credit.registry import estimator
 from learner.credit.types import statistics
 from learner.state_keys import state_key
 from services.config import CreditSection
-from services.errors import UserError
 
 
 def credit(group, **options):
@@ -130,6 +130,41 @@ def test_shares_of_steps_by_the_size_of_their_group(group):
     assert statistics([one, one])["share_above_8"] == found["share_above_8"]
 
 
-def test_unknown_estimator_lists_those_that_exist():
-    with pytest.raises(UserError, match="gagpo"):
-        estimator("gagp")
+def test_batch_norm_takes_one_mean_and_spread_over_all_groups(group):
+    """Raw 4 -4 and 1 -1: mean 0, variance 34/3. The episode-level term keeps its own scale: here ±.7071 each."""
+    groups = group("A+", "A-", reward=8.0), group("A+", "A-", reward=2.0)
+
+    def both(**options):
+        section = CreditSection(normalize="batch", **options)
+        return estimator("gagpo").batch([estimator("gagpo").group(each, section) for each in groups], section)
+
+    one, two = both()
+    assert (one.raw_advantages, two.raw_advantages) == ([[4], [-4]], [[1], [-1]])
+    close([*one.advantages, *two.advantages], [[1.18818], [-1.18818], [0.29704], [-0.29704]], 1e-5)
+    one, two = both(broadcast=2.0)
+    close([*one.advantages, *two.advantages], [[2.60239], [-2.60239], [1.71126], [-1.71126]], 1e-5)
+
+
+def test_batch_leaves_groups_that_are_on_one_scale(group):
+    section = CreditSection()
+    credits = [estimator("gagpo").group(group("SX+", "SX-"), section)]
+    assert estimator("gagpo").batch(credits, section) is credits
+
+
+def test_broadcast_adds_grpo(group):
+    """ex1: Â plus half of GRPO's ±, per trajectory .5 and -1.5."""
+    c = credit(group("SXY+", "SXZ-", "SZX+", "SY+", reward=8.0), gamma=0.5, lam=0.5, normalize="none", broadcast=0.5,
+               statistics="trajectories")
+    close(c.advantages, [[0.25, 0.25, 0.25], [-1.625, -4.25, -2.75], [-0.5, 1.25, 4.25], [2.25, 0.25]], 1e-6)
+    assert c.raw_advantages == [[0, 0, 0], [-0.875, -3.5, -2], [-0.75, 1, 4], [2, 0]]
+
+
+@pytest.mark.parametrize(("cut_in", "at_the_cut", "before"), [("S", 2, -3.5), ("Q", 0, -4), (None, 0, -4)])
+def test_bootstrap_ends_a_cut_episode_in_the_value_of_a_known_state(group, cut_in, at_the_cut, before):
+    """γ = λ = 1/2. R̂ = 0 0 | 8, V̄(S) = 4, V̄(X) = 0: δ_X = V̄(S)/2 where the episode was cut in S."""
+    one, two = group("SX-", "S+", reward=8.0)
+    one[1] = msgspec.structs.replace(one[1], cut_in=cut_in)
+    c = credit([one, two], gamma=0.5, lam=0.5, bootstrap=True)
+    assert c.values == {"S": (4, 2), "X": (0, 1)}
+    assert c.raw_advantages == [[before, at_the_cut], [4]]
+    assert credit([one, two], gamma=0.5, lam=0.5).raw_advantages == [[-4, 0], [4]]

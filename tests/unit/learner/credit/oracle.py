@@ -1,0 +1,161 @@
+"""A slow second implementation of every estimator, straight from the formulas: sums over pairs of steps, plain floats.
+
+It shares no code, no record and no method with learner/: no recursion, no backward pass, no shared helper.
+A group is a list of episodes, an episode {"steps": [{"state", "reward", "invalid", "tokens"}], "cut_in": state | None};
+options are a dict. Results are dicts (i, t) -> number.
+"""
+
+from math import sqrt
+
+EPS = 1e-6
+
+
+def credit(name, groups, options):
+    """For each group of a batch {"returns", "values", "deltas", "raw", "advantages"}; values state -> (V, count)."""
+    return BATCHES[name](groups, options)
+
+
+def steps(group):
+    return [(i, t) for i, episode in enumerate(group) for t in range(len(episode["steps"]))]
+
+
+def at(group, i, t):
+    return group[i]["steps"][t]
+
+
+def reward(group, i, t, o):
+    step = at(group, i, t)
+    return step["reward"] - (o["penalty"] if o["penalty_mode"] == "reward" and step["invalid"] else 0.0)
+
+
+def local(group, i, t, o):
+    return o["penalty"] if o["penalty_mode"] == "local" and at(group, i, t)["invalid"] else 0.0
+
+
+def returns(group, o):
+    """Σ_{u>=t} γ^(u-t) r_u."""
+    return {(i, t): sum(o["gamma"] ** (u - t) * reward(group, i, u, o) for u in range(t, len(group[i]["steps"])))
+            for i, t in steps(group)}
+
+
+def same_state(group, state):
+    return [key for key in steps(group) if at(group, *key)["state"] == state]
+
+
+def mean(numbers):
+    return sum(numbers) / len(numbers)
+
+
+def std(numbers, ddof):
+    return sqrt(sum((x - mean(numbers)) ** 2 for x in numbers) / (len(numbers) - ddof))
+
+
+def standardise(raw, sample, o, *, divide=True):
+    """(x - mean) / (std + ε); a sample of one has mean 0 and std 1, a constant one is not divided by."""
+    if len(sample) == 1:
+        return dict(raw)
+    constant = max(sample) == min(sample)
+    centre = sample[0] if constant else mean(sample)
+    spread = 1.0 if constant or not divide else std(sample, o["ddof"]) + EPS
+    return {key: (x - centre) / spread for key, x in raw.items()}
+
+
+def gagpo(group, o):
+    found = returns(group, o)
+    values = {step["state"]: (mean([found[k] for k in same_state(group, step["state"])]),
+                              len(same_state(group, step["state"])))
+              for episode in group for step in episode["steps"]}
+
+    def value(i, t):
+        if t < len(group[i]["steps"]):
+            return values[at(group, i, t)["state"]][0]
+        cut = group[i]["cut_in"]
+        return values[cut][0] if o["bootstrap"] and cut is not None and cut in values else 0.0
+
+    deltas = {(i, t): reward(group, i, t, o) + o["gamma"] * value(i, t + 1) - value(i, t) for i, t in steps(group)}
+    decay = o["gamma"] * o["lam"]
+    raw = {(i, t): sum(decay ** (u - t) * deltas[i, u] for i_u, u in steps(group) if i_u == i and u >= t)
+           - local(group, i, t, o) for i, t in steps(group)}
+    return {"returns": found, "values": values, "deltas": deltas, "raw": raw}
+
+
+def gagpo_batch(groups, o):
+    out = [gagpo(group, o) for group in groups]
+    everything = [x for one in out for x in one["raw"].values()]
+    for group, one in zip(groups, out, strict=True):
+        raw = one["raw"]
+        sample = {"group": list(raw.values()), "batch": everything, "none": [0.0]}[o["normalize"]]
+        term = grpo(group, o)["advantages"]
+        one["advantages"] = {k: a + o["broadcast"] * term[k] for k, a in standardise(raw, sample, o).items()}
+    return out
+
+
+def row_scores(group, o):
+    """S_it, and the sample of its statistics: all S_it, or one R_i per episode."""
+    total = {i: sum(reward(group, i, t, o) for t in range(len(group[i]["steps"]))) for i in range(len(group))}
+    rows = {(i, t): total[i] - local(group, i, t, o) for i, t in steps(group)}
+    return rows, list(rows.values()) if o["statistics"] == "rows" else list(total.values())
+
+
+def scored(group, o, raw, advantages):
+    return {"returns": returns(group, o), "values": None, "deltas": None, "raw": raw, "advantages": advantages}
+
+
+def grpo(group, o):
+    rows, sample = row_scores(group, o)
+    return scored(group, o, standardise(rows, sample, o, divide=False),
+                  standardise(rows, sample, o, divide=o["mode"] == "mean_std_norm"))
+
+
+def rloo(group, o):
+    rows, sample = row_scores(group, o)
+    n = len(sample)
+    a = {k: s if n == 1 else n / (n - 1) * (s - mean(sample)) for k, s in rows.items()}
+    return scored(group, o, a, a)
+
+
+def gigpo(group, o):
+    found, episode = returns(group, o), grpo(group, o)
+    q = {(i, t): found[i, t] - local(group, i, t, o) for i, t in steps(group)}
+    out = {"returns": found, "values": {}, "deltas": None, "raw": {}, "advantages": {}}
+    for key in steps(group):
+        state = at(group, *key)["state"]
+        peers = [q[k] for k in same_state(group, state)]
+        apart = 0.0 if max(peers) == min(peers) else q[key] - mean(peers)
+        spread = std(peers, o["ddof"]) + EPS if o["mode"] == "mean_std_norm" and len(peers) > 1 else 1.0
+        out["values"][state] = (mean(peers), len(peers))
+        out["raw"][key] = episode["raw"][key] + o["omega"] * apart
+        out["advantages"][key] = episode["advantages"][key] + o["omega"] * apart / spread
+    return out
+
+
+def reinforce(groups, o, *, baseline):
+    out, tokens = [], []
+    for group in groups:
+        rows, sample = row_scores(group, o)
+        raw = standardise(rows, sample, o, divide=False) if baseline else rows
+        out.append(scored(group, o, raw, {}))
+        tokens += [raw[key] for key in raw for _ in range(at(group, *key)["tokens"])]
+    for one in out:
+        one["advantages"] = standardise(one["raw"], tokens, o)
+    return out
+
+
+def ppo(group, o):
+    rows, _ = row_scores(group, o)
+    return scored(group, o, rows, rows)
+
+
+def each(function):
+    return lambda groups, o: [function(group, o) for group in groups]
+
+
+BATCHES = {
+    "gagpo": gagpo_batch,
+    "gigpo": each(gigpo),
+    "grpo": each(grpo),
+    "rloo": each(rloo),
+    "reinforce_pp": lambda groups, o: reinforce(groups, o, baseline=False),
+    "reinforce_pp_baseline": lambda groups, o: reinforce(groups, o, baseline=True),
+    "ppo": each(ppo),
+}

@@ -1,0 +1,50 @@
+"""Random groups as the oracle takes them, their options, and the same as the estimators take them."""
+
+from hypothesis import strategies as st
+
+from learner.credit.types import CreditStep
+
+MIDDLE = (0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.5, -2.0)
+STATES = "ABCDEFGH"
+
+unit = st.sampled_from([0.0, 0.3, 0.8, 0.95, 1.0])
+bodies = st.lists(st.binary(min_size=1, max_size=8), min_size=2, max_size=16)
+"""One byte a step: three bits of state, two of invalid, three of reward or outcome."""
+
+
+def build(kind, episodes):
+    """kind: fail, win, mixed (the usual: nothing, or 10 at the end) or middle (rewards of either sign anywhere)."""
+    out = []
+    for body in episodes:
+        last = body[-1]
+        won = kind == "win" or (kind == "mixed" and last & 0x80 != 0)
+        steps = [{"state": STATES[b & 7], "reward": MIDDLE[b >> 5] if kind == "middle" else 0.0,
+                  "invalid": b & 0x18 == 0x18, "tokens": 1 + (b * 7) % 5} for b in body]
+        if won:
+            steps[-1]["reward"] = 10.0
+        cut = None if won or not last & 0x20 else (STATES + "?")[last % 9]
+        out.append({"steps": steps, "cut_in": cut})
+    return out
+
+
+groups = st.builds(build, st.sampled_from(["mixed", "mixed", "middle", "fail", "win"]), bodies)
+options = st.fixed_dictionaries({
+    "gamma": unit,
+    "lam": unit,
+    "penalty": st.sampled_from([0.1, 1.0]),
+    "penalty_mode": st.sampled_from(["local", "reward", "none"]),
+    "normalize": st.sampled_from(["group", "batch", "none"]),
+    "ddof": st.sampled_from([0, 1]),
+    "bootstrap": st.booleans(),
+    "broadcast": st.sampled_from([0.0, 1.0, 0.5]),
+    "mode": st.sampled_from(["mean_std_norm", "mean_norm"]),
+    "statistics": st.sampled_from(["rows", "trajectories"]),
+    "omega": st.sampled_from([0.0, 1.0, 0.7]),
+})
+
+
+def credit_steps(group, scale=1.0):
+    """As the estimators take it."""
+    return [[CreditStep(state=s["state"], reward=scale * s["reward"], invalid=s["invalid"], tokens=s["tokens"],
+                        cut_in=episode["cut_in"] if t == len(episode["steps"]) - 1 else None)
+             for t, s in enumerate(episode["steps"])] for episode in group]
