@@ -1,8 +1,9 @@
 """`gagpo experiment tabular`: every estimator where the truth is known, in a maze of many singleton states (maze.py).
 
 Credit: at one half-trained policy, each estimator's advantages against the exact A = Q - V.
-    bias, spread     root mean square over (state, action), by visits, of mean(Â) - A and of Â around its mean; in units
-                     of reward, for estimators whose credit has these units
+    bias             root mean square over (state, action), by visits, of mean(Â) - A, less its mean over the actions of
+                     each state: what all actions of a state share moves no policy. In units of reward, as is
+    spread           root mean square of Â around its mean per (state, action); both for estimators in these units
     sign             share of singleton steps with credit whose sign is that of the true advantage
     cosine           between the mean of the estimated policy gradient and the true one: 1 is no bias in direction
     progress         component of one group's gradient along the true one, over its own root mean square length
@@ -12,10 +13,15 @@ take steps of one length; the exact chance to win after each tenth step. Every a
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -24,9 +30,11 @@ import numpy as np
 from deploy.experiment.maze import Floats, Ints, as_group, make_maze, score_gradient, softmax
 from learner.credit.registry import estimator
 from services.config import CreditSection
+from services.errors import UserError
 from services.statistics import mean_interval
 
 K = 8
+SEEDS = 500
 STEPS = 100
 EVERY = 10
 STEP_SIZES = (0.1, 0.3)
@@ -46,7 +54,27 @@ ARMS: dict[str, CreditSection] = {
     "grpo": GAGPO.model_copy(update={"estimator": "grpo"}),
     "rloo": GAGPO.model_copy(update={"estimator": "rloo"}),
 }
+COLOURS = {"gagpo": "#0072B2", "gagpo_boot": "#56B4E9", "gagpo_loo": "#D55E00", "gagpo_mc": "#999999",
+           "gagpo_td": "#F0E442", "gigpo": "#009E73", "grpo": "#E69F00"}
+"""Those of the credit experiment, where it has the arm. RLOO's curve is GRPO's: they differ in scale alone."""
 IN_UNITS_OF_REWARD = ("gagpo", "gagpo_boot", "gagpo_loo", "gagpo_mc", "gagpo_td")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Writes tabular.json, tabular.md and tabular.png into --out and prints the tables; 0."""
+    file = args.out / "tabular.json"
+    if args.report and not file.exists():
+        raise UserError(f"{file} is not there", "run the experiment without --report")
+    if not args.report:
+        args.out.mkdir(parents=True, exist_ok=True)
+        result = measure(args.seeds or SEEDS, os.cpu_count() or 1, lambda line: print(line, file=sys.stderr))
+        file.write_text(json.dumps(result) + "\n")
+    result = json.loads(file.read_text())
+    lines = as_lines(result)
+    (args.out / "tabular.md").write_text("\n".join(["```", *lines, "```"]) + "\n")
+    draw(result, args.out / "tabular.png")
+    print(json.dumps(result) if args.json else "\n".join(lines))
+    return 0
 
 
 def advantages(arm: str, states: Ints, rewards: Floats) -> tuple[Floats, Floats]:
@@ -100,22 +128,29 @@ def credit_figures(arms: Sequence[str], seed: int) -> dict[str, dict[str, float]
 def _figures(arm: str, sums: _Sums, exact: Floats, pairs: Ints, truth: Floats) -> dict[str, float]:
     along = float((sums.gradient * exact).sum() / np.linalg.norm(exact))
     figures = {
-        "sign": sums.right / max(sums.signed, 1),
+        **({"sign": sums.right / sums.signed} if sums.signed else {}),
         "cosine": along / float(np.linalg.norm(sums.gradient)),
         "progress": along / GROUPS / float(np.sqrt(sums.length / GROUPS)),
     }
     if arm in IN_UNITS_OF_REWARD:
-        raw = np.concatenate([x.ravel() for x in sums.raw])
-        visits = np.bincount(pairs, minlength=truth.size)
-        seen = visits > 1
-        mean = np.bincount(pairs, raw, minlength=truth.size)[seen] / visits[seen]
-        square = np.bincount(pairs, raw ** 2, minlength=truth.size)[seen] / visits[seen]
-        variance = (square - mean ** 2) * visits[seen] / (visits[seen] - 1)
-        # The mean of few draws is off by chance alone: its variance is not bias.
-        bias = (mean - truth.ravel()[seen]) ** 2 - variance / visits[seen]
-        figures["bias"] = float(np.sqrt(max(np.average(bias, weights=visits[seen]), 0.0)))
-        figures["spread"] = float(np.sqrt(np.average(variance, weights=visits[seen])))
+        figures |= _bias_and_spread(np.concatenate([x.ravel() for x in sums.raw]), pairs, truth)
     return figures
+
+
+def _bias_and_spread(raw: Floats, pairs: Ints, truth: Floats) -> dict[str, float]:
+    """`pairs` [N] is state * actions + action of each credit in `raw` [N]; `truth` [states, actions]."""
+    visits = np.bincount(pairs, minlength=truth.size).reshape(truth.shape)
+    seen = (visits > 1).all(axis=1)  # states whose every action was met often enough to have a variance
+    n = visits[seen]
+    mean, square = (np.bincount(pairs, x, minlength=truth.size).reshape(truth.shape)[seen] / n for x in (raw, raw ** 2))
+    variance = (square - mean ** 2) * n / (n - 1)
+    gap, weight = mean - truth[seen], n / n.sum(axis=1, keepdims=True)
+    gap = gap - (weight * gap).sum(axis=1, keepdims=True)
+    # The mean of few draws is off by chance alone: that much is no bias.
+    chance = variance / n * (1 - weight) ** 2 + ((weight ** 2 * variance / n).sum(1, keepdims=True)
+                                                 - weight ** 2 * variance / n)
+    return {"bias": float(np.sqrt(max(np.average(gap ** 2 - chance, weights=n), 0.0))),
+            "spread": float(np.sqrt(np.average(variance, weights=n)))}
 
 
 def learning_curve(arm: str, step_size: float, seed: int) -> list[float]:
@@ -134,12 +169,13 @@ def learning_curve(arm: str, step_size: float, seed: int) -> list[float]:
     return curve
 
 
-def run(seeds: int, workers: int, tell: Callable[[str], None]) -> dict[str, Any]:
+def measure(seeds: int, workers: int, tell: Callable[[str], None]) -> dict[str, Any]:
     """All figures: {"credit": arm -> figure -> value, "learning": step size -> arm -> curve and area, ...}."""
     with ProcessPoolExecutor(workers) as pool:
         tell(f"credit: {len(ARMS)} estimators, {MAZES} mazes of {GROUPS} groups")
         found = list(pool.map(partial(credit_figures, tuple(ARMS)), range(MAZES)))
-        credit = {arm: {name: fmean(maze[arm][name] for maze in found) for name in found[0][arm]} for arm in ARMS}
+        credit = {arm: {name: fmean(maze[arm][name] for maze in found if name in maze[arm]) for name in found[0][arm]}
+                  for arm in ARMS}
         learning: dict[str, Any] = {}
         for size in STEP_SIZES:
             curves: dict[str, Floats] = {}
@@ -165,8 +201,8 @@ def as_lines(result: dict[str, Any]) -> list[str]:
              f"  {'':12}{'bias':>8}{'spread':>8}{'sign':>8}{'cosine':>8}{'progress':>10}"]
     for arm, figures in result["credit"].items():
         cells = [f"{figures[name]:8.2f}" if name in figures else f"{'':8}" for name in ("bias", "spread")]
-        lines.append(f"  {arm:12}{''.join(cells)}{figures['sign']:8.1%}{figures['cosine']:8.3f}"
-                     f"{figures['progress']:10.4f}")
+        cells.append(f"{figures['sign']:8.1%}" if "sign" in figures else f"{'':8}")
+        lines.append(f"  {arm:12}{''.join(cells)}{figures['cosine']:8.3f}{figures['progress']:10.4f}")
     for size, arms in result["learning"].items():
         lines += [f"Learning with steps of {size}, {result['seeds']} mazes, mean and 95% interval:",
                   f"  {'':12}{'area under the curve':>24}{'at the end':>24}{'area over gagpo':>28}"]
@@ -179,3 +215,23 @@ def as_lines(result: dict[str, Any]) -> list[str]:
 def _interval(figures: Sequence[float], sign: str = "") -> str:
     mean, low, high = figures
     return f"{mean:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Mean learning curves, a panel per step size."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, len(result["learning"]), figsize=(12, 4), sharey=True)
+    for ax, (size, arms) in zip(axes, result["learning"].items(), strict=True):
+        for arm, colour in COLOURS.items():
+            curve = arms[arm]["curve"]
+            ax.plot([result["every"] * i for i in range(len(curve))], curve, color=colour, label=arm)
+        ax.set(title=f"Chance to win, steps of {size}", xlabel="groups of 8 episodes")
+        ax.grid(alpha=0.3)
+    axes[0].legend(fontsize=8, frameon=False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+    plt.close(figure)

@@ -81,7 +81,7 @@ def test_the_tables_name_every_estimator(monkeypatch):
     monkeypatch.setattr(tabular, "GROUPS", 3)
     monkeypatch.setattr(tabular, "STEPS", 10)
     told = []
-    lines = tabular.as_lines(tabular.run(2, 1, told.append))
+    lines = tabular.as_lines(tabular.measure(2, 1, told.append))
     for arm in tabular.ARMS:
         assert sum(line.split()[:1] == [arm] for line in lines) == 3
     assert told
