@@ -25,7 +25,7 @@ def test_the_import_line_holds(monkeypatch: pytest.MonkeyPatch):
     assert lint_imports(no_cache=True) == 0
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["train", "--help"], ["nonsense"]], ids=" ".join)
+@pytest.mark.parametrize("argv", [["--help"], ["train", "--help"], ["credit", "--help"], ["nonsense"]], ids=" ".join)
 def test_the_command_line_loads_nothing_heavy(argv: list[str]):
     assert loaded(COMMAND_LINE.format(argv=argv)) == set()
 
