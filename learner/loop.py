@@ -39,6 +39,8 @@ WAIT_S = 1800.0
 """How long a step waits for groups at all; the controller's watchdog is earlier and names who is stuck."""
 RETAINED_BYTES = 2 << 30
 """Episodes held in Redis; beyond it a checkpoint is made, so that they can be retired."""
+UNIFORM = "uniform reward"
+"""Why dynamic sampling drops a group: how the reason begins."""
 log = get_logger("learner")
 
 
@@ -107,16 +109,17 @@ class TrainingLoop:
             self.lease, Manifest(step=step, incarnation=self.incarnation, groups=self.collect(), drops=[]))
 
     def collect(self) -> list[str]:
-        """The oldest ready groups of a step. Over-age ones are dropped; unfinished ones that would be over-age at the
-        next step are waited for. Raises DeadlineExceeded."""
+        """The oldest ready groups of a step. Over-age ones are dropped, under dynamic sampling also those that teach
+        nothing; unfinished ones that would be over-age at the next step are waited for. Raises DeadlineExceeded."""
         need, started = self.config.learner.groups_per_step, time.monotonic()
         while True:
             self.check()
             ready, overdue = self.store.ready("train")[:need], self._only_now()
             if len(ready) == need and not overdue:
-                ready = self._young_enough(ready)
+                ready = self._not_uniform(self._young_enough(ready))
                 if len(ready) == need:
                     return ready
+                started = time.monotonic()  # what takes the place of a dropped group has only now begun
             waited = time.monotonic() - started
             if len(ready) == need and waited > OVERDUE_S:
                 for group in overdue:
@@ -142,6 +145,28 @@ class TrainingLoop:
                 kept.append(group)
             else:
                 self._drop(group, f"over-age: sampled before step {oldest}")
+        return kept
+
+    def _not_uniform(self, groups: list[str]) -> list[str]:
+        """Without the groups whose episodes all earn the same: group statistics make no gradient of them (DAPO,
+        arXiv 2503.14476, section 3.2; from verl-agent, whose rounds sample groups_per_step groups each).
+
+        The oldest go, until as many were dropped for this step as its rounds allow; the rest is taken as it is. The
+        count is read from the store, so that an interruption changes nothing about which groups a step takes.
+        """
+        learner = self.config.learner
+        left = learner.dynamic_sampling * learner.groups_per_step
+        if not left:
+            return groups
+        left -= sum(drop.reason.startswith(UNIFORM) for drop in self.store.drops())
+        kept: list[str] = []
+        for group in groups:
+            rewards = {episode.total_reward for episode in self.store.episodes(group)}
+            if len(rewards) > 1 or left <= 0:
+                kept.append(group)
+            else:
+                left -= 1
+                self._drop(group, f"{UNIFORM} {rewards.pop():g}")
         return kept
 
     def _drop(self, group: str, reason: str) -> None:

@@ -30,8 +30,8 @@ from services.store.store import Store
 TICK_S = 0.2
 STALL_S = 900.0
 """Longer than any honest phase: the largest model's step, a cold engine start."""
-MAX_DROPPED_SHARE = 0.01
-MIN_DROPS_TO_STOP = 3
+MAX_FAILED_SHARE = 0.01
+MIN_FAILED_TO_STOP = 3
 """One unlucky group in a short run is not a broken run."""
 QUARANTINE_AFTER = 2
 
@@ -111,13 +111,15 @@ class Controller:
                     self._evaluation.group_dropped(failed.group)
                 continue
             self._task_failures[failed.task] += 1
-            self._refuse_too_many_drops(failed)
+            self._refuse_too_many_failures(failed)
 
-    def _refuse_too_many_drops(self, last: Drop) -> None:
-        counts = self.store.counts()
-        if counts.dropped >= MIN_DROPS_TO_STOP and counts.dropped > MAX_DROPPED_SHARE * counts.issued:
-            raise Fault(f"{counts.dropped} of {counts.issued} groups were dropped, more than "
-                        f"{MAX_DROPPED_SHARE:.0%}; the last reason: {last.reason}")
+    def _refuse_too_many_failures(self, last: Drop) -> None:
+        """Counts the failures of this process's life alone. What the learner drops, over-age or uniform groups, is
+        no fault of the machinery."""
+        failed, issued = self._task_failures.total(), self.store.counts().issued
+        if failed >= MIN_FAILED_TO_STOP and failed > MAX_FAILED_SHARE * issued:
+            raise Fault(f"{failed} of {issued} groups failed, more than "
+                        f"{MAX_FAILED_SHARE:.0%}; the last reason: {last.reason}")
 
     def _evaluate_due(self) -> EvalRequest | None:
         pointer = self.store.version()

@@ -28,16 +28,7 @@ from typing import Literal
 
 import msgspec
 
-from services.records import (
-    Drop,
-    Episode,
-    Manifest,
-    Ticket,
-    TicketKind,
-    Verdict,
-    decode_episode,
-    encode_episode,
-)
+from services.records import Drop, Episode, Manifest, Ticket, TicketKind, Verdict, decode_episode, encode_episode
 from services.store import lease as leases
 from services.store.board import Board
 from services.store.lease import Lease
@@ -200,6 +191,11 @@ class Store(Board):
         return "exhausted" if used_up else "retry"
 
     # Learner
+
+    def drops(self) -> list[Drop]:
+        """Drops since the newest manifest, in order: the next one takes them."""
+        (waiting,) = self.read(("LRANGE", "drops", 0, -1))
+        return [msgspec.json.decode(drop, type=Drop) for drop in waiting]
 
     def ready(self, kind: TicketKind) -> list[str]:
         """Finished groups, in order of issue."""

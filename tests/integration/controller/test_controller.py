@@ -138,14 +138,38 @@ def test_a_task_that_fails_twice_is_not_given_out_again(world):
     assert {ticket.task for ticket in run.played} == {stream[n] for n in range(6)} - {bad}
 
 
-def test_more_than_one_in_a_hundred_dropped_stops_the_run_with_the_reason(world):
+def test_what_the_learner_drops_is_no_failure(world):
+    """Nine groups of nine dropped for their uniform reward, then one by a broken game: the run goes on, no task is
+    avoided, and the learner gets its groups."""
+    run = world(eval_every=0)
+    controller = run.controller()
+    learner = run.store.acquire("learner", "toy-learner")
+    for number in range(9):
+        controller.tick()
+        run.play()
+        group = f"train/{number:08d}"
+        assert run.store.drop(learner, Drop(group=group, task=run.store.task_of(group), reason="uniform reward 0"))
+    controller.tick()
+    for _ in range(3):
+        run.play(broken=lambda ticket: ticket.group == "train/00000010")
+    controller.tick()
+    run.play()
+    counts = run.store.counts()
+    assert (counts.issued, counts.dropped, counts.ready_groups) == (12, 10, 2)
+    assert run.train()
+    assert [ticket.min_step for ticket in run.played] == [0] * len(run.played)
+    stream = TaskStream([f"toy/train/{letter}" for letter in "abcdef"], seed=0)
+    assert [t.task for t in run.played if t.k == 0] == [stream[n] for n in range(12) if n != 10]
+
+
+def test_more_than_one_in_a_hundred_failed_stops_the_run_with_the_reason(world):
     run = world(eval_every=0)
     controller = run.controller()
     for _ in range(2):
         controller.tick()
         for _ in range(3):
             run.play(broken=lambda ticket: True)
-    with pytest.raises(Fault, match=r"3 of 4 groups were dropped, more than 1%.*the game is broken"):
+    with pytest.raises(Fault, match=r"3 of 4 groups failed, more than 1%.*the game is broken"):
         controller.tick()
 
 

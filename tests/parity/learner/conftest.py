@@ -12,6 +12,7 @@ torch.set_num_threads(1)
 from learner_tiny import make_model  # noqa: E402 needs the path above
 
 from learner.gang import Gang  # noqa: E402
+from services.store.redis_server import private_redis  # noqa: E402
 
 
 @pytest.fixture(params=["tied", "untied"], scope="session")
@@ -30,3 +31,10 @@ def gang():
     alone = Gang(0, 1)
     yield alone
     alone.leave()
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory):
+    """A real one; runs in it have names of their own."""
+    with private_redis(tmp_path_factory.mktemp("redis")) as url:
+        yield url

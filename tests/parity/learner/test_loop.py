@@ -21,16 +21,9 @@ from services.metrics import METRIC_KEYS, check_metrics, read_metrics, read_rows
 from services.records import Episode, Manifest, Ticket
 from services.seeds import seed_for
 from services.store.archive import EpisodeArchive
-from services.store.redis_server import private_redis
 from services.store.store import Store
 
 STEPS = 4
-
-
-@pytest.fixture(scope="module")
-def redis_url(tmp_path_factory):
-    with private_redis(tmp_path_factory.mktemp("redis")) as url:
-        yield url
 
 
 def episode(claim):

@@ -1,0 +1,119 @@
+"""Groups that teach nothing are replaced: controller, worker and learner over a real Redis, each in its turn."""
+
+import msgspec
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from learner_tiny import make_config, make_step, weights
+
+from learner.checkpoint import Checkpoints
+from learner.loop import TrainingLoop
+from learner.trainer import Learner
+from services.config import Config
+from services.controller.controller import Controller, Hooks
+from services.controller.supervise import Supervisor
+from services.controller.tickets import TaskStream, TrainTickets
+from services.metrics import read_metrics
+from services.records import Episode
+from services.seeds import seed_for
+from services.store.archive import EpisodeArchive
+from services.store.store import Store
+
+UNIFORM = {0: 0.0, 2: 10.0, 3: 0.0, 5: 0.0}
+"""Groups whose four episodes all earn this; in the others the first wins."""
+
+
+class Crash(Exception):
+    pass
+
+
+def an_episode(claim):
+    """A function of the ticket alone."""
+    ticket, number = claim.ticket, int(claim.ticket.group.removeprefix("train/"))
+    rng = np.random.default_rng(seed_for(ticket.id))
+    steps = [make_step(rng, observation=str(t), step=ticket.min_step) for t in range(2)]
+    reward = UNIFORM.get(number, 10.0 * (ticket.k == 0))
+    steps[-1] = msgspec.structs.replace(steps[-1], reward=reward)
+    return Episode(ticket=ticket, steps=steps, won=reward > 0, end="won" if reward else "turns", worker="w",
+                   attempt=claim.attempt, seconds=0.1, engine="e")
+
+
+def life(store, folder, model_path, gang, *, crash_when=lambda counts: False, rounds=1):
+    """One life of controller, worker and learner; dies where `crash_when` says so of the store's counts."""
+    config = Config.model_validate(make_config(dynamic_sampling=rounds).model_dump() | {
+        "steps": 2, "runs_dir": folder, "eval": {"every": 0}})
+    controller = Controller(
+        config=config, store=store, lease=store.acquire("controller", "c"), supervisor=Supervisor(print),
+        tickets=TrainTickets(config=config, tasks=TaskStream(["a", "b", "c"], seed=0)), request=lambda version: None,
+        hooks=Hooks(note=print, evaluated=print, task_type=str, tick=lambda: None))
+
+    def others():
+        controller.tick()
+        for claim in store.claim("w", 100):
+            store.commit_episode(claim, an_episode(claim))
+        if crash_when(store.counts()):
+            raise Crash
+
+    learner = Learner(config, model_path, gang)
+    with EpisodeArchive(folder / "episodes") as archive:
+        TrainingLoop(
+            config=config, learner=learner, store=store, lease=store.acquire("learner", "l"), archive=archive,
+            checkpoints=Checkpoints(folder / "checkpoints", 1), metrics=folder / "metrics.jsonl",
+            publish=lambda *_: None, before_publish=lambda *_: None, check=others,
+        ).run()
+    return learner
+
+
+def group(number):
+    return f"train/{number:08d}"
+
+
+@pytest.fixture(scope="module")
+def whole(redis_url, model_path, gang, tmp_path_factory):
+    folder, store = tmp_path_factory.mktemp("dynamic"), Store(redis_url, "dynamic")
+    return folder, store, life(store, folder, model_path, gang)
+
+
+def test_a_step_replaces_uniform_groups_up_to_its_rounds(whole):
+    """One round of two groups: step 1 drops 0 and what replaced it, 2, and takes 3 as it is. Step 2 has its own round:
+    5 goes, 6 comes. No group is issued that no step trains on."""
+    folder, store, _ = whole
+    first, second = store.manifests(0)
+    assert [first.groups, second.groups] == [[group(1), group(3)], [group(4), group(6)]]
+    assert [(drop.group, drop.reason, drop.steps) for drop in first.drops] == [
+        (group(0), "uniform reward 0", 8), (group(2), "uniform reward 10", 8)]
+    assert [drop.group for drop in second.drops] == [group(5)]
+    counts = store.counts()
+    assert (counts.issued, counts.dropped, counts.trained) == (7, 3, 4)
+    assert (counts.outstanding_tickets, counts.ready_groups, store.retained_bytes()) == (0, 0, 0)
+    assert [row["dropped_groups"] for row in read_metrics(folder / "metrics.jsonl")] == [2, 1]
+
+
+def test_what_was_dropped_is_in_the_archive(whole):
+    rows = {path.name: pq.read_table(path).to_pylist() for path in (whole[0] / "episodes").glob("*dropped*")}
+    assert set(rows) == {f"step-{step:08d}-dropped-train-{n:08d}.parquet" for step, n in ((0, 0), (0, 2), (1, 5))}
+    assert {(row["outcome"], row["reason"]) for row in rows["step-00000000-dropped-train-00000002.parquet"]} == {
+        ("dropped", "uniform reward 10")}
+
+
+@pytest.mark.parametrize("crash_when", [
+    lambda counts: counts.dropped == 1,
+    lambda counts: counts.dropped == 2,
+    lambda counts: counts.dropped == 3,
+], ids=["after the first drop", "with its rounds used up", "in step 2"])
+def test_a_crash_amid_replacing_changes_nothing(whole, redis_url, model_path, gang, tmp_path, request, crash_when):
+    store = Store(redis_url, request.node.name.translate(str.maketrans(" []", "---")))
+    with pytest.raises(Crash):
+        life(store, tmp_path, model_path, gang, crash_when=crash_when)
+    learner = life(store, tmp_path, model_path, gang)
+    assert [m.groups for m in store.manifests(0)] == [m.groups for m in whole[1].manifests(0)]
+    assert [[d.group for d in m.drops] for m in store.manifests(0)] == [
+        [d.group for d in m.drops] for m in whole[1].manifests(0)]
+    expected = weights(whole[2])
+    assert all((tensor == expected[name]).all() for name, tensor in weights(learner).items())
+
+
+def test_without_rounds_uniform_groups_are_trained_on(redis_url, model_path, gang, tmp_path):
+    store = Store(redis_url, "as-they-come")
+    life(store, tmp_path, model_path, gang, rounds=0)
+    assert [m.groups for m in store.manifests(0)] == [[group(0), group(1)], [group(2), group(3)]]
