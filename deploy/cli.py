@@ -24,6 +24,7 @@ from deploy import (
     command_credit,
     command_doctor,
     command_eval,
+    command_experiment,
     command_export,
     command_play,
     command_serve_env,
@@ -50,6 +51,7 @@ COMMANDS: tuple[Callable[[Subparsers], None], ...] = (
     command_export.add_parser,
     command_credit.add_parser,
     command_bench.add_parser,
+    command_experiment.add_parser,
     command_doctor.add_parser,
 )
 

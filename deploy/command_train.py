@@ -7,10 +7,12 @@ import json
 from typing import TYPE_CHECKING
 
 from deploy.arguments import add_config_arguments, config_from
+from deploy.sweep import SWEEPS
 from services.config import Config
 
 if TYPE_CHECKING:
     from deploy.panels import Panels
+    from deploy.sweep import Variant
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
@@ -23,10 +25,13 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
         "and stops what it started.",
         epilog="examples:\n  gagpo train --config alfworld-tiny --dry-run\n"
         "  gagpo train --config alfworld-tiny steps=50 name=longer\n"
+        "  gagpo train --config alfworld-small name=ablations --sweep ablations\n"
         "  ray job submit --working-dir . -- gagpo train --config deploy/configs/alfworld-tiny.yaml",
     )
     add_config_arguments(parser)
     parser.add_argument("--resume", action="store_true", help="go on with the run of this name, or start it")
+    parser.add_argument("--sweep", choices=tuple(SWEEPS), metavar="NAME",
+                        help="one run per variant from one cold start, then one table: `ablations`, the paper's")
     parser.add_argument("--dry-run", action="store_true", help="validate and print the plan; start nothing")
     parser.add_argument("--json", action="store_true", help="print the plan or the result as one JSON object")
     parser.set_defaults(run=run)
@@ -38,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
     from deploy.run_folder import check_run
 
     config = config_from(args)
+    if args.sweep:
+        return _sweep(config, args)
     check_run(config, resume=args.resume)
     panels = preflight.check(config)
     if args.dry_run:
@@ -64,3 +71,30 @@ def _train(config: Config, panels: Panels, *, resume: bool, quiet: bool) -> list
                       f"{len(panels.heldout)} held out")
         training = TrainingRun(config=config, folder=folder, run=run_id, panels=panels, progress=progress)
         return training.execute()
+
+
+def _sweep(config: Config, args: argparse.Namespace) -> int:
+    """Every variant is checked before the first one starts."""
+    from deploy import plan, preflight, sweep
+    from deploy.children import ChildFailed, failed
+
+    variants = SWEEPS[args.sweep]
+    made = sweep.configs(config, variants)
+    preflight.check(config)
+    if args.dry_run:
+        # The common cold start is not there yet, so its model is planned as the config describes it.
+        planned = {name: one.model_copy(update={"model": config.model}) for name, one in made.items()}
+        texts = [f"variant {v.title}{_laid(v)}\n{plan.describe(planned[v.name])}" for v in variants]
+        plans = {name: plan.as_dict(one) for name, one in planned.items()}
+        print(json.dumps({"format": 1, "variants": plans}) if args.json else "\n\n".join(texts))
+        return 0
+    try:
+        lines = sweep.run_sweep(config, variants, resume=args.resume, quiet=args.json)
+    except ChildFailed as error:
+        return failed(error)
+    print((config.run_dir / "sweep.json").read_text().strip() if args.json else "\n".join(sweep.as_text(lines)))
+    return 0
+
+
+def _laid(variant: Variant) -> str:
+    return "".join(f", {key}={value}" for key, value in variant.overrides.items())

@@ -158,6 +158,8 @@ class TrainingRun:
         for stale in (self.folder.trained_model, self.folder.more_model):  # of a run that is now longer
             shutil.rmtree(stale, ignore_errors=True)
         self.progress.stage("reinforcement learning")
+        if done := [e["step"] for e in read_evaluations(self.folder.evaluations) if e["label"].startswith("step-")]:
+            parts.store.mark_evaluated(controller.lease, max(done))  # a Redis that is new knows of none
         learner = parts.learner(cold)
         parts.supervisor.add(learner)
         controller.run(learner)

@@ -9,7 +9,7 @@ import difflib
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,17 +51,24 @@ def config_keys(section: type[BaseModel] = Config, prefix: str = "") -> Iterator
 
 
 def find_config(path: Path | str) -> Path:
-    """The file itself, or the shipped config of that name. Raises UserError naming what is shipped."""
-    path = Path(path)
-    for candidate in (path, SHIPPED / path.name, SHIPPED / f"{path.name}.yaml"):
-        if candidate.is_file() and (candidate == path or path.parent == Path()):
-            return candidate
-    shipped = ", ".join(sorted(file.stem for file in SHIPPED.glob("*.yaml"))) or "none"
-    raise UserError(f"there is no config file {path}", f"give a path, or one of the shipped names: {shipped}")
+    """The file itself, or the shipped config of that name, with or without its folder and `.yaml`.
+
+    Raises UserError naming what is shipped.
+    """
+    if Path(path).is_file():
+        return Path(path)
+    wanted = str(path).removesuffix(".yaml")
+    shipped = {file.relative_to(SHIPPED).as_posix().removesuffix(".yaml"): file
+               for file in sorted(SHIPPED.rglob("*.yaml"))}
+    for name, file in shipped.items():
+        if wanted in (name, file.stem):
+            return file
+    raise UserError(f"there is no config file {path}",
+                    f"give a path, or one of the shipped names: {', '.join(shipped) or 'none'}")
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
-    """The config in `path`, with overrides such as `learner.lr=3e-4` laid over it.
+    """The config in `path`, laid over that of its `base`, with overrides such as `learner.lr=3e-4` over both.
 
     Raises UserError for a missing file, bad YAML, an unknown key (naming the nearest) or a value out of range.
     """
@@ -69,11 +76,22 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
     tree = _read(file)
     for override in overrides:
         _lay(tree, override)
-    _check_keys(tree, file)
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
         raise _one_line(error, file) from None
+
+
+def lay_over(config: Config, values: Mapping[str, object]) -> Config:
+    """`config` with other values at some dotted keys. Raises UserError for an unknown key or a value out of range."""
+    tree = config.model_dump(mode="json")
+    for key, value in values.items():
+        _check_key(key, "what is laid over the config")
+        _set(tree, key, value)
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise _one_line(error, config.run_dir) from None
 
 
 def config_digest(config: Config, *, but: re.Pattern[str] | None = None) -> str:
@@ -104,7 +122,29 @@ def _at(tree: Tree, key: str) -> Any:
     return value
 
 
-def _read(file: Path) -> Tree:
+def _read(file: Path, above: tuple[Path, ...] = ()) -> Tree:
+    """A file's tree over that of its base: another file's, beside it, or a shipped one. `above`: who builds on it."""
+    if file in above:
+        raise UserError(f"{file} is its own base", "take `base` out of one of these files")
+    tree = _parse(file)
+    base = tree.pop("base", None)
+    _check_keys(tree, file)
+    if base is None:
+        return tree
+    beside = [path for path in (file.parent / str(base), file.parent / f"{base}.yaml") if path.is_file()]
+    return _merge(_read(beside[0] if beside else find_config(str(base)), (*above, file)), tree)
+
+
+def _merge(below: Tree, above: Tree) -> Tree:
+    """Sections are merged key by key, all else is replaced."""
+    merged = dict(below)
+    for key, value in above.items():
+        known = merged.get(key)
+        merged[key] = _merge(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _parse(file: Path) -> Tree:
     try:
         tree = yaml.load(file.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -126,6 +166,10 @@ def _lay(tree: Tree, override: str) -> None:
         value = yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
     except yaml.YAMLError:
         raise UserError(f"the value of {override!r} is not YAML", "quote it") from None
+    _set(tree, key, value)
+
+
+def _set(tree: Tree, key: str, value: object) -> None:
     *sections, leaf = key.split(".")
     for section in sections:
         below = tree.setdefault(section, {})

@@ -1,4 +1,7 @@
-"""Intervals that evaluations report. Pure; no SciPy: n is large enough for the normal quantile."""
+"""Intervals that evaluations and experiments report. Pure; no SciPy.
+
+Over tasks n is large enough for the normal quantile; over seeds it is not, and Student's t takes its place.
+"""
 
 from __future__ import annotations
 
@@ -31,3 +34,56 @@ def paired_gain(before: dict[str, float], after: dict[str, float]) -> tuple[floa
     if before.keys() != after.keys():
         raise ValueError("a paired gain needs the same tasks on both sides")
     return mean_interval([after[task] - before[task] for task in sorted(before)])
+
+
+def student_t(confidence: float, df: int) -> float:
+    """t with P(|T| < t) = confidence at `df` degrees of freedom, by bisection. 0 <= confidence < 1, df >= 1."""
+    low, high = 0.0, 1.0
+    while _student_mass(high, df) < confidence:
+        low, high = high, 2 * high
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _student_mass(middle, df) < confidence else (low, middle)
+    return high
+
+
+def _student_mass(t: float, df: int) -> float:
+    """P(|T| < t) for whole degrees of freedom: Abramowitz and Stegun, 26.7.3 (odd) and 26.7.4 (even)."""
+    angle = math.atan(t / math.sqrt(df))
+    odd = df % 2
+    term, total = (math.cos(angle), 0.0) if odd else (1.0, 0.0)
+    for k in range(2 + odd, df + 1, 2):
+        total += term
+        term *= math.cos(angle) ** 2 * (k - 1) / k
+    return 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
+
+
+def seed_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """(mean, low, high): Student's 95% interval of the mean over seeds, n - 1 degrees of freedom.
+
+    Raises ValueError on no values. With one value nothing is known of the spread, and the interval is infinite.
+    """
+    if not values:
+        raise ValueError("no values to average")
+    mean = math.fsum(values) / len(values)
+    if len(values) == 1:
+        return mean, -math.inf, math.inf
+    half = student_t(0.95, len(values) - 1) * spread(values) / math.sqrt(len(values))
+    return mean, mean - half, mean + half
+
+
+def detectable(differences: Sequence[float]) -> float:
+    """The smallest true mean difference that as many pairs with this spread find with 80% power, two-sided at 5%.
+
+    (t_0.975 + t_0.80) s / sqrt(n), with n - 1 degrees of freedom. Infinite for fewer than two pairs.
+    """
+    if len(differences) < 2:
+        return math.inf
+    df = len(differences) - 1
+    return (student_t(0.95, df) + student_t(0.6, df)) * spread(differences) / math.sqrt(len(differences))
+
+
+def spread(values: Sequence[float]) -> float:
+    """Sample standard deviation (ddof 1) of at least two values."""
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))

@@ -1,0 +1,55 @@
+"""`gagpo experiment NAME`: many runs or draws, and the table that compares them."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from pathlib import Path
+
+EXPERIMENTS = {
+    "credit": "deploy.experiment.credit",
+}
+"""Name -> module with `run(args) -> int`, imported when it is asked for."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
+    """Registers the command."""
+    parser = subparsers.add_parser(
+        "experiment",
+        help="compare ways to assign credit, over seeds",
+        description="credit: trains one small agent per arm and seed from one cold start, on the official games, and\n"
+        "writes a small record of each run, a table with intervals over seeds, paired differences and figures\n"
+        "into --out. What has a record is not run again, so the same command goes on after any interruption.",
+        epilog="examples:\n  gagpo experiment credit --parallel 2 --hours 4\n"
+        "  gagpo experiment credit --confirm --parallel 2\n"
+        "  gagpo experiment credit --report\n"
+        "  gagpo experiment credit --out mine --arms gagpo,gigpo --seeds 3",
+    )
+    parser.add_argument("name", choices=sorted(EXPERIMENTS))
+    parser.add_argument("--out", type=Path, metavar="DIR",
+                        help="where results are, and go (default: docs/experiments/NAME)")
+    parser.add_argument("--seeds", type=_positive, metavar="N", help="seeds of each arm (default: as planned)")
+    parser.add_argument("--report", action="store_true", help="only the table and figures of what is there")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    training = parser.add_argument_group("of experiments that train")
+    training.add_argument("--config", metavar="FILE", help="what all runs share (default: the shipped one)")
+    training.add_argument("--arms", metavar="A,B", help="some of the arms (default: all)")
+    training.add_argument("--confirm", action="store_true",
+                          help="the best arm of the first seeds against GAGPO, on fresh seeds")
+    training.add_argument("--parallel", type=_positive, default=1, metavar="N", help="runs at once (default: 1)")
+    training.add_argument("--hours", type=float, metavar="H", help="start no run after so many hours")
+    training.add_argument("--dry-run", action="store_true", help="check everything and list the runs")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="set one key of what all runs share")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the experiment."""
+    args.out = args.out or Path("docs", "experiments", args.name)
+    return importlib.import_module(EXPERIMENTS[args.name]).run(args)
+
+
+def _positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError("it must be at least 1")
+    return number

@@ -1,0 +1,132 @@
+"""`gagpo experiment credit`: ways to assign credit, compared over seeds on one budget. Wiring only.
+
+    common ground ▸ runs, seed by seed ▸ a record of each ▸ table.md, summary.json, figures/
+
+Everything is in --out, small enough to be committed; a run with a record is never made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console
+
+from deploy.children import ChildFailed, failed
+from deploy.comparison import COLD
+from deploy.experiment import tables
+from deploy.experiment.common import COMMON, check_settings, prepare, require_official
+from deploy.experiment.design import CONFIRMING_SEEDS, Run, chosen, config_of, first_seeds, fresh_seeds, to_confirm
+from deploy.experiment.progress import Progress
+from deploy.experiment.records import Record, read_records
+from deploy.experiment.runs import Runner, left, only_one
+from services.config import Config
+from services.config_file import load_config
+from services.errors import UserError
+
+CONFIG = "credit-experiment"
+FORMAT = 1
+
+
+def run(args: argparse.Namespace) -> int:
+    """Makes the runs that are missing, then the tables. Raises UserError before anything heavy starts."""
+    config = load_config(args.config or CONFIG, args.overrides)
+    if args.report:
+        return _report(args.out, as_json=args.json)
+    wanted = _wanted(args)
+    require_official(config)
+    check_settings(config)
+    _check_arms(config, wanted)
+    if args.dry_run:
+        print("\n".join(one.name for one in wanted))
+        return 0
+    try:
+        _make(config, wanted, args)
+    except ChildFailed as error:
+        return failed(error)
+    return _report(args.out, as_json=args.json)
+
+
+def _wanted(args: argparse.Namespace) -> list[Run]:
+    """Fresh seeds for the two arms to confirm, else the first seeds for all or those named."""
+    if not args.confirm:
+        return first_seeds(chosen(args.arms), args.seeds)
+    arms = chosen(args.arms) if args.arms else list(to_confirm(_scores(read_records(args.out))))
+    return fresh_seeds(arms, args.seeds)
+
+
+def _scores(records: Sequence[Record]) -> dict[str, list[float]]:
+    """Arm -> success on held-out games at the first seeds."""
+    first = [record for record in records if record.seed < CONFIRMING_SEEDS]
+    (heldout,) = (measure for measure in tables.measures(first) if measure.name == "heldout")
+    arms = {record.arm for record in first}
+    return {arm: list(tables.by_seed(first, arm, heldout.of).values()) for arm in arms}
+
+
+def _check_arms(config: Config, wanted: Sequence[Run]) -> None:
+    """Raises UserError for an arm whose estimator or settings do not exist."""
+    from learner.credit.registry import estimator
+
+    for one in wanted:
+        estimator(config_of(one, config, cold_start="").learner.credit.estimator)
+
+
+def _make(config: Config, wanted: Sequence[Run], args: argparse.Namespace) -> None:
+    from deploy import preflight
+
+    panels = preflight.check(config)
+    args.out.mkdir(parents=True, exist_ok=True)
+    known = read_records(args.out)
+    done = {(record.arm, record.seed) for record in known}
+    with (only_one(config.run_dir),
+          Progress(len(wanted), done=sum((one.arm, one.seed) in done for one in wanted), parallel=args.parallel,
+                   typical_s=60 * fmean(record.minutes for record in known) if known else None,
+                   console=Console(stderr=args.json)) as progress):
+        common = prepare(config, panels, args.out, progress)
+        missing = left(args.out, wanted, config, common)
+        progress.note(f"{len(missing)} of {len(wanted)} runs to make, {args.parallel} at once")
+        runner = Runner(config=config, out=args.out, common=common, progress=progress, parallel=args.parallel,
+                        hours=math.inf if args.hours is None else args.hours)
+        if late := runner.make(missing):
+            progress.note(f"{args.hours:g} hours are over: {late} runs are left for the next time")
+
+
+def _report(out: Path, *, as_json: bool) -> int:
+    """table.md, summary.json and figures/ from the records; prints the table. Raises UserError without any."""
+    from deploy.experiment.figures import write_figures
+
+    records = read_records(out)
+    if not records:
+        raise UserError(f"{out} holds no finished run", "run the experiment without --report")
+    common = json.loads((out / COMMON).read_text()) if (out / COMMON).exists() else {}
+    lines = tables.as_lines(records, _cold(common))
+    (out / "table.md").write_text("\n".join(lines) + "\n")
+    summary = {"format": FORMAT, "parts": {title: _summary(part) for title, part in tables.parts(records).items()}}
+    (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    for title, part in tables.parts(records).items():
+        write_figures(out / "figures" / title.lower().replace(" ", "-"), part)
+    print(json.dumps(summary) if as_json else "\n".join(lines))
+    return 0
+
+
+def _cold(common: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The cold start's line on the held-out games."""
+    return next((row for row in common.get("cold_evaluations", []) if row["label"] == COLD), None)
+
+
+def _summary(records: Sequence[Record]) -> dict[str, Any]:
+    """For machines; an interval that is infinite is null."""
+    arms = {arm: _cells(cells) for arm, cells in tables.means(records).items()}
+    pairs = [{"a": a, "b": b, **_cells(cells)} for (a, b), cells in tables.differences(records).items()]
+    return {"arms": arms, "differences": pairs}
+
+
+def _cells(cells: Mapping[str, tables.Cell]) -> dict[str, dict[str, float | None]]:
+    return {name: {key: value if value is not None and math.isfinite(value) else None
+                   for key, value in asdict(cell).items()} for name, cell in cells.items()}

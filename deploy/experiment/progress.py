@@ -1,0 +1,84 @@
+"""What a person sees of an experiment: finished runs, and the last line of those that go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+KEEP_LINES = 12
+
+
+class Shown(Protocol):
+    """A run that goes on."""
+
+    name: str
+
+    def tail(self, lines: int) -> list[str]:
+        """The last lines that it printed."""
+        ...
+
+
+def span(seconds: float) -> str:
+    """`2 h 05 min`, or minutes alone."""
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
+
+
+class Progress:
+    """A live view in a terminal, plain lines elsewhere. `typical_s`: seconds of a run, where some are known already."""
+
+    def __init__(self, total: int, *, done: int = 0, parallel: int = 1, typical_s: float | None = None,
+                 console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console or Console()
+        self._clock = clock
+        self._started = clock()
+        self._total, self._done, self._parallel = total, done, parallel
+        self._took = [typical_s] if typical_s else []
+        self._lines: list[str] = []
+        self._running: Sequence[Shown] = ()
+        self._live: Live | None = None
+
+    def __enter__(self) -> Progress:
+        if self._console.is_terminal:
+            self._live = Live(get_renderable=self.render, console=self._console, refresh_per_second=1)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def note(self, text: str) -> None:
+        """A line with the time since the start."""
+        line = f"[{span(self._clock() - self._started)}] {text}"
+        self._lines = [*self._lines, line][-KEEP_LINES:]
+        if self._live is None:
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def running(self, children: Sequence[Shown]) -> None:
+        """Those that go on now."""
+        self._running = children
+
+    def finished(self, name: str, seconds: float, result: str) -> None:
+        """One run more is kept."""
+        self._done += 1
+        self._took.append(seconds)
+        self.note(f"{self._done}/{self._total} {name}: {result}, {span(seconds)}{self._left()}")
+
+    def _left(self) -> str:
+        if self._done >= self._total or not self._took:
+            return ""
+        each = sum(self._took) / len(self._took)
+        return f"; about {span(each * (self._total - self._done) / self._parallel)} left"
+
+    def render(self) -> Group:
+        """The live view."""
+        head = Text(f"{self._done} of {self._total} runs{self._left()}", style="bold")
+        lines = [Text(line, style="dim") for line in self._lines]
+        going = [Text(f"{child.name}  {' '.join(child.tail(1))}", no_wrap=True) for child in self._running]
+        return Group(head, *lines, *going)

@@ -1,0 +1,158 @@
+"""What is kept of a run: one JSON of a few KB, from which every table and figure is made.
+
+    <out>/experiment.json         the common ground: settings, panels, cold start and how that did
+    <out>/<arm>-seed<k>.json      one run
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from deploy.run_folder import RunFolder
+from services.config import Config
+from services.config_file import flatten
+from services.errors import UserError
+from services.metrics import read_evaluations, read_metrics
+from services.packages import OURS, installation_root
+
+FORMAT = 1
+CURVES = (
+    "success_rate", "episode_length", "invalid_share", "inadmissible_share", "env_steps", "grad_norm", "loss/policy",
+    "loss/entropy", "clip_fraction", "ratio_mean", "logprob_difference_mean",
+)
+"""Keys of metrics.jsonl that are kept, beside all under credit/."""
+DIGITS = 5
+"""Significant digits kept of a figure."""
+PLACES = ("name", "runs_dir", "seed", "model.path", "sft.enabled", "env.data", "env.servers", "env.urls",
+          "env.max_sessions", "rollout.workers", "rollout.slots", "rollout.cpus", "rollout.gpus",
+          "rollout.kv_cache_gb", "rollout.threads", "learner.ranks", "learner.cpus", "learner.gpus",
+          "learner.threads", "redis.url", "ray.address")
+"""Keys that say where a run goes on, or that the experiment sets itself."""
+PACKAGES = ("gagpo", "torch", "transformers", "ray", "numpy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One run. Curves have one value per learner step, null where it was not finite."""
+
+    arm: str
+    seed: int
+    settings: dict[str, Any]
+    """Keys of its config that differ from the defaults."""
+    cold_start: str
+    """Digest of the policy that it began with."""
+    code: str
+    """Digest of our own code as the run began."""
+    packages: dict[str, str]
+    machine: str
+    minutes: float
+    """Wall time of the whole run, its start and its evaluations included."""
+    seconds: dict[str, float]
+    """Wall time of its learner steps, by phase."""
+    curves: dict[str, list[float | None]]
+    evaluations: list[dict[str, Any]]
+    """After steps of RL: the curve (`step-...`) and the held-out panel (`panel-trained`). `wins`: one character per
+    game of the panel in experiment.json, the number of its samples that were won; `-` where a fault took the game."""
+    format: int = FORMAT
+
+    @property
+    def steps(self) -> int:
+        """Learner steps."""
+        return len(self.curves["success_rate"])
+
+
+def settings_of(config: Config) -> dict[str, Any]:
+    """Keys that differ from the defaults, but for PLACES: a key that a later version adds changes nothing here."""
+    defaults = flatten(Config(name="defaults", steps=1))
+    defaults.pop("steps")
+    return {key: value for key, value in flatten(config).items()
+            if key not in PLACES and value != defaults.get(key)}
+
+
+def same_settings(settings: Mapping[str, Any], config: Config, *, where: str) -> None:
+    """Raises UserError naming the first key that differs."""
+    mine = settings_of(config)
+    for key in sorted(settings.keys() | mine.keys()):
+        if settings.get(key) != mine.get(key):
+            raise UserError(f"{where} was made with {key}={settings.get(key)}, and now it is {mine.get(key)}",
+                            "use the same config, or another --out")
+
+
+def folder_digest(folder: Path) -> str:
+    """Over the names and contents of a model's files; "" without a folder."""
+    files = sorted(path for path in folder.glob("*") if path.is_file())
+    parts = [f"{path.name} {hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()}" for path in files]
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest() if parts else ""
+
+
+def code_digest() -> str:
+    """Over all our Python files."""
+    root, digest = installation_root(), hashlib.blake2b(digest_size=8)
+    for path in sorted(path for top in OURS for path in (root / top).rglob("*.py")):
+        digest.update(f"{path.relative_to(root)} {path.stat().st_size} ".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def wins(by_task: Mapping[str, float], panel: Sequence[str], samples: int) -> str:
+    """See Record.evaluations; at most nine samples."""
+    return "".join("-" if task not in by_task else str(round(by_task[task] * samples)) for task in panel)
+
+
+def record_of(folder: Path, *, arm: str, config: Config, minutes: float, code: str,
+              common: Mapping[str, Any]) -> Record:
+    """The record of a finished run in `folder`; `common` is experiment.json."""
+    metrics = read_metrics(RunFolder(folder).metrics)
+    keys = [*CURVES, *(key for key in metrics[0] if key.startswith("credit/"))]
+    phases = [key for key in metrics[0] if key.startswith("seconds/")]
+    rows = [row for row in read_evaluations(RunFolder(folder).evaluations) if row["step"]]
+    return Record(
+        arm=arm, seed=config.seed, settings=settings_of(config), cold_start=common["cold_start"], code=code,
+        packages={name: version(name) for name in PACKAGES} | {"python": platform.python_version()},
+        machine=f"{platform.machine()}, {os.cpu_count()} CPUs", minutes=_short(minutes),
+        seconds={key.removeprefix("seconds/"): _short(sum(row[key] for row in metrics)) for key in phases},
+        curves={key: [None if row[key] is None else _short(row[key]) for row in metrics] for key in keys},
+        evaluations=[_evaluation(row, common["panels"], config) for row in rows],
+    )
+
+
+def _evaluation(row: Mapping[str, Any], panels: Mapping[str, Sequence[str]], config: Config) -> dict[str, Any]:
+    samples = 1 if row["label"].startswith("step-") else config.eval.panel_samples
+    kept = ("label", "step", "split", "temperature", "tasks", "dropped", "success_rate", "episode_length")
+    return {key: _short(row[key]) if isinstance(row[key], float) else row[key] for key in kept} | {
+        "success_by_type": {name: _short(rate) for name, rate in row["success_by_type"].items()},
+        "wins": wins(row["success_by_task"], panels[row["split"]], samples)}
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
+
+
+def write(path: Path, value: object) -> None:
+    """One JSON object, curves on one line each, replaced in one step."""
+    lines = [f" {json.dumps(key)}: {json.dumps(part)}" for key, part in _parts(value)]
+    draft = path.with_name(f".{path.name}.new")
+    draft.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    draft.replace(path)
+
+
+def _parts(value: Any) -> list[tuple[str, Any]]:
+    return list((value if isinstance(value, dict) else asdict(value)).items())
+
+
+def read_records(out: Path) -> list[Record]:
+    """All runs in `out`, by name. Raises UserError for a broken file."""
+    found: list[Record] = []
+    for path in sorted(out.glob("*-seed*.json")):
+        try:
+            found.append(Record(**json.loads(path.read_text())))
+        except (json.JSONDecodeError, TypeError) as error:
+            raise UserError(f"{path} is no run's record ({error})", "delete it, and the run is made again") from None
+    return found

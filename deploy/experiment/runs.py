@@ -1,0 +1,122 @@
+"""Makes the runs of an experiment: `gagpo train` in processes of their own, a record of each, nothing else kept.
+
+A run with a record is done; one without is made from its start. So an experiment goes on wherever it was stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import math
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deploy.children import POLL_S, Child
+from deploy.experiment import records
+from deploy.experiment.common import COLD_START, keep_cold_evaluations
+from deploy.experiment.design import Run, config_of
+from deploy.experiment.progress import Progress
+from deploy.run_folder import RunFolder
+from deploy.sweep import give_evaluations
+from services.config import Config
+from services.config_file import dump_config
+from services.errors import UserError
+
+RUN_DEADLINE_S = 3 * 3600.0
+"""Of one run: many times what any takes; a run that stands still ends itself long before."""
+
+
+@contextlib.contextmanager
+def only_one(folder: Path) -> Iterator[None]:
+    """Raises UserError where another experiment uses `folder` for its runs; the lock goes with the process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "experiment.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another experiment makes its runs in {folder}", "wait for it, or set runs_dir") from None
+        yield
+
+
+def path_of(out: Path, run: Run) -> Path:
+    """Where the record of a run is, or will be."""
+    return out / f"{run.name}.json"
+
+
+def left(out: Path, runs: Sequence[Run], config: Config, common: Mapping[str, Any]) -> list[Run]:
+    """Runs without a record. Raises UserError for a record of other settings or of another cold start."""
+    known = {(record.arm, record.seed): record for record in records.read_records(out)}
+    for run in runs:
+        record = known.get((run.arm, run.seed))
+        if record is None:
+            continue
+        file = path_of(out, run)
+        records.same_settings(record.settings, config_of(run, config, cold_start=""), where=str(file))
+        if record.cold_start != common["cold_start"]:
+            raise UserError(f"{file} began with another cold start", "delete it, or give another --out")
+    return [run for run in runs if (run.arm, run.seed) not in known]
+
+
+@dataclass(slots=True, kw_only=True)
+class Runner:
+    """Makes runs, `parallel` at a time, one after another in the given order."""
+
+    config: Config
+    out: Path
+    common: dict[str, Any]
+    progress: Progress
+    parallel: int = 1
+    hours: float = math.inf
+    """No run is started after so many."""
+    _children: dict[Run, tuple[Child, str]] = field(default_factory=dict)
+    """Those that go on, with the digest of the code that they were started with."""
+
+    def make(self, runs: Sequence[Run]) -> int:
+        """Returns how many were not started for want of time. Raises ChildFailed with the first that fails."""
+        waiting, last_start = list(runs), time.monotonic() + 3600 * self.hours
+        try:
+            while self._children or (waiting and time.monotonic() < last_start):
+                while waiting and len(self._children) < self.parallel and time.monotonic() < last_start:
+                    self._start(waiting.pop(0))
+                self._collect()
+                time.sleep(POLL_S)
+        finally:
+            for child, _ in self._children.values():
+                child.stop()
+        return len(waiting)
+
+    def _start(self, run: Run) -> None:
+        config = self._config(run)
+        shutil.rmtree(config.run_dir, ignore_errors=True)  # of a run that was interrupted
+        give_evaluations(RunFolder(config.run_dir), self.common["cold_evaluations"])
+        file = self.config.run_dir / f"{run.name}.yaml"
+        dump_config(config, file)
+        child = Child(run.name, ["train", "--config", str(file)], log=self.config.run_dir / f"{run.name}.log")
+        self._children[run] = child, records.code_digest()
+        child.start()
+        self.progress.running([child for child, _ in self._children.values()])
+
+    def _collect(self) -> None:
+        for run, (child, code) in list(self._children.items()):
+            if not child.ended(RUN_DEADLINE_S):
+                continue
+            del self._children[run]
+            config = self._config(run)
+            record = records.record_of(config.run_dir, arm=run.arm, config=config, minutes=child.seconds / 60,
+                                       common=self.common, code=code)
+            records.write(path_of(self.out, run), record)
+            keep_cold_evaluations(self.out, self.common, RunFolder(config.run_dir))
+            shutil.rmtree(config.run_dir)
+            self.progress.finished(run.name, child.seconds, _headline(record))
+
+    def _config(self, run: Run) -> Config:
+        return config_of(run, self.config, cold_start=str(self.out / COLD_START))
+
+
+def _headline(record: records.Record) -> str:
+    last = record.evaluations[-1]
+    return f"{last['success_rate']:.1%} on {last['split']}"
