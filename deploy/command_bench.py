@@ -15,6 +15,7 @@ from deploy.bench.figures import Figure
 
 BENCHES = {
     "alfworld": "deploy.bench.alfworld",
+    "credit": "deploy.bench.credit",
     "env-service": "deploy.bench.env_service",
     "rollout": "deploy.bench.rollout",
 }
