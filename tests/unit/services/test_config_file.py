@@ -110,11 +110,39 @@ def test_a_missing_file_names_the_shipped_configs(tmp_path: Path):
     assert "there is no config file" in message(tmp_path / "absent.yaml")
 
 
-@pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(SHIPPED.rglob("*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_config_is_found_by_its_name_and_loads(path: Path):
+    """By its bare name, which no other has and its run takes, and by its name with the folder."""
     assert find_config(path.stem) == path
     assert find_config(path.name) == path
-    assert load_config(path.stem).name
+    assert find_config(path.relative_to(SHIPPED)) == path
+    assert load_config(path.stem).name == path.stem
+
+
+def test_a_config_builds_on_its_base(file: Path):
+    """On the file beside it; sections key by key, the nearer file wins, and an override wins over all."""
+    middle, top = file.with_name("middle.yaml"), file.with_name("top.yaml")
+    middle.write_text("base: mine\nsteps: 4\nlearner: {loss: {entropy: 0.25}}\n")
+    top.write_text("base: middle.yaml\nname: top\nlearner: {lr: 2e-4, betas: [0.5, 0.5]}\n")
+    config = load_config(top, ["learner.loss.is_cap=3"])
+    assert (config.name, config.steps, config.learner.lr) == ("top", 4, 2e-4)
+    loss = config.learner.loss
+    assert (loss.kl, loss.entropy, loss.is_cap) == (0.5, 0.25, 3)
+    file.write_text("name: mine\nsteps: 3\nlearner: {betass: 1}\n")
+    assert message(top).startswith(f"unknown key learner.betass in {file}")
+
+
+def test_a_base_may_be_a_shipped_config(file: Path):
+    file.write_text("base: alfworld-tiny\nname: mine\n")
+    assert load_config(file).env.task_types == ("pick", "look")
+
+
+def test_a_base_that_is_not_there_or_turns_in_a_circle_is_one_line(file: Path):
+    file.write_text("base: absent\nname: mine\n")
+    assert "there is no config file absent" in message(file)
+    file.write_text("base: other\nname: mine\n")
+    file.with_name("other.yaml").write_text("base: mine\n")
+    assert message(file).startswith(f"{file} is its own base")
 
 
 def test_a_dumped_config_reads_back_to_the_same_digest(file: Path, tmp_path: Path):
