@@ -110,7 +110,7 @@ class CreditSection(Section):
     mode: Literal["mean_std_norm", "mean_norm"] = "mean_std_norm"
     """GiGPO and GRPO: whether deviations are divided by their spread."""
     statistics: Literal["rows", "trajectories"] = "rows"
-    """GRPO, RLOO and GiGPO's episode term: means over the steps of a group, or over its episodes."""
+    """GRPO, RLOO, group baselines, GiGPO's episode term: means over the steps of a group, or over its episodes."""
     omega: float = Field(default=1.0, ge=0)
     """GiGPO: weight of the step-level term."""
     state_key: Literal["observation", "prompt", "normalized", "similarity", "embedding"] = "observation"

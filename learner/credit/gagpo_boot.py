@@ -10,6 +10,8 @@ on, Â_t = γλ Â_{t+1}, with the successor's sign. After the last shared state
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from learner.credit.parts import (
     backward,
     discounted,
@@ -27,8 +29,8 @@ from services.config import CreditSection
 class GagpoBootstrapped:
     """Faithful GAGPO is in gagpo.py; this one differs in V of uncompared states and in where the penalty goes."""
 
-    needs_tokens = False
-    needs_critic = False
+    needs_tokens: ClassVar[bool] = False
+    needs_critic: ClassVar[bool] = False
 
     def group(self, group: Group, options: CreditSection) -> Credit:
         """Credit of one group; see the module's formulas."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from learner.credit.gagpo import Gagpo
+from learner.credit.gagpo_boot import GagpoBootstrapped
+from learner.credit.gagpo_loo import GagpoLeaveOneOut
 from learner.credit.gigpo import Gigpo
 from learner.credit.grpo import Grpo
 from learner.credit.ppo import Ppo
@@ -14,6 +16,8 @@ from services.errors import UserError
 
 ESTIMATORS: dict[str, Estimator] = {
     "gagpo": Gagpo(),
+    "gagpo_loo": GagpoLeaveOneOut(),
+    "gagpo_boot": GagpoBootstrapped(),
     "gigpo": Gigpo(),
     "grpo": Grpo(),
     "rloo": Rloo(),
