@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from services.statistics import mean_interval, paired_gain
+from services.statistics import detectable, mean_interval, paired_gain, seed_interval, student_t
 
 
 def test_mean_interval_of_two_values() -> None:
@@ -25,3 +25,32 @@ def test_pairing_removes_the_variance_between_tasks() -> None:
 def test_pairing_refuses_different_tasks() -> None:
     with pytest.raises(ValueError, match="same tasks"):
         paired_gain({"a": 1.0}, {"b": 1.0})
+
+
+@pytest.mark.parametrize(("confidence", "df", "t"), [
+    (0.95, 1, 12.7062), (0.95, 2, 4.3027), (0.95, 3, 3.1824), (0.95, 9, 2.2622), (0.95, 30, 2.0423),
+    (0.6, 1, 1.3764), (0.6, 4, 0.9410), (0.6, 7, 0.8960)])
+def test_students_t_as_it_stands_in_tables(confidence: float, df: int, t: float) -> None:
+    assert student_t(confidence, df) == pytest.approx(t, abs=1e-4)
+
+
+def test_an_interval_over_three_seeds_is_students() -> None:
+    """Values .5, .6, .7: spread .1, so the half-width is 4.3027 x .1 / sqrt(3)."""
+    mean, low, high = seed_interval([0.5, 0.6, 0.7])
+    assert mean == pytest.approx(0.6)
+    assert high - mean == pytest.approx(0.248414, abs=1e-5)
+    assert mean - low == pytest.approx(0.248414, abs=1e-5)
+
+
+def test_one_seed_says_nothing_of_the_spread() -> None:
+    assert seed_interval([0.5]) == (0.5, -math.inf, math.inf)
+    assert detectable([0.5]) == math.inf
+
+
+def test_what_three_pairs_could_have_shown() -> None:
+    """Differences .1, 0, .2: spread .1, and (4.3027 + 1.0607) x .1 / sqrt(3)."""
+    assert detectable([0.1, 0.0, 0.2]) == pytest.approx(0.309652, abs=1e-5)
+
+
+def test_more_pairs_of_one_spread_show_less() -> None:
+    assert detectable([0.0, 1.0] * 10) < detectable([0.0, 1.0] * 5) < detectable([0.0, 1.0])

@@ -1,0 +1,32 @@
+"""Records of small numbers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from deploy.experiment.records import Record
+
+
+def make(arm: str, seed: int, heldout: float, **curves: list[float | None]) -> Record:
+    evaluations = [{"label": "step-000002", "step": 2, "split": "valid", "success_rate": heldout / 2},
+                   {"label": "panel-trained", "step": 4, "split": "heldout", "success_rate": heldout}]
+    return Record(arm=arm, seed=seed, settings={}, cold_start="c", code="k", packages={}, machine="m", minutes=3.0,
+                  seconds={}, evaluations=evaluations, curves={
+                      "success_rate": [0.2, 0.4, 0.6, 0.8], "episode_length": [40.0, 30.0, 20.0, 10.0],
+                      "grad_norm": [1.0, 3.0, 2.0, 4.0], "loss/entropy": [1.0, 0.9, 0.8, 0.7],
+                      "credit/advantage_iqr": [0.5, 0.5, 1.0, 1.0], "credit/share_above_one": [0.1, 0.1, 0.3, 0.3],
+                      "credit/singleton_share": [0.2, 0.2, 0.4, 0.4], **curves})
+
+
+@pytest.fixture
+def record() -> Callable[..., Record]:
+    """`record(arm, seed, heldout success, curve=[...])`."""
+    return make
+
+
+@pytest.fixture
+def three_seeds() -> list[Any]:
+    """GAGPO .5, .6, .7 and GiGPO .4, .6, .5 on held-out games."""
+    return [make(arm, seed, value) for arm, values in (("gagpo", (0.5, 0.6, 0.7)), ("gigpo", (0.4, 0.6, 0.5)))
+            for seed, value in enumerate(values)]

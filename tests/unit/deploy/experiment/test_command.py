@@ -1,0 +1,75 @@
+"""`gagpo experiment`: what it refuses before anything starts, and what it makes of records alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from deploy import cli
+from deploy.experiment import records
+from deploy.experiment.design import ARMS
+
+
+@pytest.fixture
+def results(tmp_path: Path, three_seeds, record) -> Path:
+    for one in [*three_seeds, record("gagpo", 100, 0.6), record("gigpo", 100, 0.5)]:
+        records.write(tmp_path / f"{one.arm}-seed{one.seed}.json", one)
+    return tmp_path
+
+
+def test_generated_games_are_refused(tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    assert cli.main(["experiment", "credit", "--out", str(tmp_path)]) == 2
+    assert "error: the experiment is about the official games" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("arguments", "what"), [
+    (["--arms", "gagpo,nobody"], "there is no arm 'nobody'"), (["--seeds", "0"], "at least 1"),
+    (["--confirm"], "no winner to confirm"), (["--report"], "holds no finished run"),
+    (["sft.enabled=false"], "the runs share a cold start"), (["eval.panel=0"], "judges by the held-out panel"),
+    (["learner.lr=-1"], "learner.lr cannot be -1")])
+def test_mistakes_are_one_line(tmp_path: Path, capsys, monkeypatch, arguments: list[str], what: str):
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
+    assert cli.main(["experiment", "credit", "--out", str(tmp_path / "out"), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert what in error
+    assert error.count("\n") == 1
+
+
+def test_a_dry_run_lists_the_runs_in_their_order(tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
+    assert cli.main(["experiment", "credit", "--out", str(tmp_path / "out"), "--dry-run"]) == 0
+    listed = capsys.readouterr().out.split()
+    assert listed[: len(ARMS)] == [f"{arm}-seed0" for arm in ARMS]
+    assert listed[-1] == "gigpo-seed9"
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_winner_of_the_first_seeds_is_confirmed_on_fresh_ones(results: Path, capsys, monkeypatch):
+    monkeypatch.setenv("ALFWORLD_DATA", str(results))
+    assert cli.main(["experiment", "credit", "--out", str(results), "--confirm", "--seeds", "1", "--dry-run"]) == 0
+    assert capsys.readouterr().out.split() == ["gagpo-seed100", "gigpo-seed100"]
+
+
+def test_a_report_needs_the_records_alone(results: Path, capsys, monkeypatch):
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    assert cli.main(["experiment", "credit", "--out", str(results), "--report"]) == 0
+    said = capsys.readouterr().out
+    assert said.strip() == (results / "table.md").read_text().strip()
+    assert "## First seeds" in said
+    assert "## Fresh seeds" in said
+    for part in ("first-seeds", "fresh-seeds"):
+        figures = {path.name: path.stat().st_size for path in (results / "figures" / part).iterdir()}
+        assert figures.keys() == {"success.png", "length.png", "gradient-entropy.png", "advantages.png", "heldout.png"}
+        assert max(figures.values()) < 60_000
+
+
+def test_the_summary_is_plain_json(results: Path, capsys):
+    """A single pair says nothing of the spread: its interval is null, never Infinity."""
+    assert cli.main(["experiment", "credit", "--out", str(results), "--report", "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    (pair,) = summary["parts"]["First seeds"]["differences"]
+    assert (pair["a"], pair["b"], pair["heldout"]["n"]) == ("gagpo", "gigpo", 3)
+    assert pair["heldout"]["mean"] == pytest.approx(0.1)
+    assert summary["parts"]["Fresh seeds"]["arms"]["gagpo"]["heldout"]["high"] is None

@@ -1,0 +1,106 @@
+"""Going on where an experiment stopped, and what ends one. Failing runs are real `gagpo train` processes."""
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from deploy.children import ChildFailed
+from deploy.experiment import records
+from deploy.experiment.design import Run, config_of, runs
+from deploy.experiment.progress import Progress, span
+from deploy.experiment.records import Record, settings_of
+from deploy.experiment.runs import Runner, left, only_one, path_of
+from services.config import Config
+from services.config_file import lay_over, load_config
+from services.errors import UserError
+
+WANTED = runs(["gagpo", "gigpo"], range(2))
+COMMON = {"cold_start": "c", "cold_evaluations": [], "panels": {}}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return load_config("credit-experiment", [f"runs_dir={tmp_path / 'runs'}"])
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    (tmp_path / "out").mkdir()
+    return tmp_path / "out"
+
+
+def keep(out: Path, run: Run, config: Config, record) -> Record:
+    values = vars_of(record(run.arm, run.seed, 0.5)) | {"settings": settings_of(config_of(run, config, cold_start=""))}
+    kept = Record(**values)
+    records.write(path_of(out, run), kept)
+    return kept
+
+
+def vars_of(one: Record) -> dict[str, object]:
+    return {name: getattr(one, name) for name in Record.__slots__}
+
+
+def test_what_has_a_record_is_not_made_again(out: Path, config: Config, record):
+    assert left(out, WANTED, config, COMMON) == WANTED
+    keep(out, WANTED[1], config, record)
+    assert [run.name for run in left(out, WANTED, config, COMMON)] == ["gagpo-seed0", "gagpo-seed1", "gigpo-seed1"]
+
+
+def test_a_record_of_another_config_or_cold_start_is_refused(out: Path, config: Config, record):
+    keep(out, WANTED[0], config, record)
+    with pytest.raises(UserError, match=r"was made with steps=\d+, and now it is 3"):
+        left(out, WANTED, lay_over(config, {"steps": 3}), COMMON)
+    with pytest.raises(UserError, match="another cold start"):
+        left(out, WANTED, config, COMMON | {"cold_start": "d"})
+
+
+def test_two_experiments_never_share_a_folder_for_their_runs(tmp_path: Path):
+    with only_one(tmp_path), pytest.raises(UserError, match="another experiment"), only_one(tmp_path):
+        pass
+    with only_one(tmp_path):
+        pass
+
+
+def runner(config: Config, out: Path, said: list[str], **more) -> Runner:
+    progress = Progress(len(WANTED), console=Console(file=Lines(said)))
+    return Runner(config=config, out=out, common=dict(COMMON), progress=progress, **more)
+
+
+class Lines:
+    """A file that keeps what is written to it."""
+
+    def __init__(self, said: list[str]) -> None:
+        self.said = said
+
+    def write(self, text: str) -> None:
+        self.said.append(text)
+
+    def flush(self) -> None:
+        pass
+
+
+def test_a_failed_run_ends_the_experiment_with_its_last_lines(out: Path, config: Config):
+    """There is no cold start, so the first run ends with status 2, and the second is ended with it."""
+    with pytest.raises(ChildFailed, match="gagpo-seed0 ended with status 2") as caught:
+        runner(config, out, [], parallel=2).make(WANTED)
+    assert "there is no model at" in caught.value.tail[-1]
+    assert not list(out.iterdir())
+    assert not (config.run_dir / "gagpo-seed1.yaml").exists()
+
+
+def test_after_its_hours_no_run_is_started(out: Path, config: Config):
+    assert runner(config, out, [], hours=0).make(WANTED) == len(WANTED)
+    assert not config.run_dir.exists()
+
+
+def test_progress_says_what_is_left():
+    said: list[str] = []
+    progress = Progress(4, done=1, parallel=2, typical_s=120, console=Console(file=Lines(said), width=200))
+    progress.finished("gagpo-seed0", 240, "50.0% on heldout")
+    assert "2/4 gagpo-seed0: 50.0% on heldout, 4 min; about 3 min left" in "".join(said)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(20, "0 min"), (150, "2 min"), (3900, "1 h 05 min")])
+def test_spans_are_for_people(seconds: float, text: str):
+    assert span(seconds) == text
