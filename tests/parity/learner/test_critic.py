@@ -111,3 +111,14 @@ def test_a_fresh_critic_values_nothing_and_learns(model_path, gang):
                for k in range(n)]
     assert losses[0] == pytest.approx(np.mean(np.square(targets)) / 2, rel=1e-5)
     assert losses[-1] < losses[0]
+
+
+def test_values_are_float32_where_the_body_computes_in_bfloat16(model_path, gang, packs):
+    """With a bias of 1000.5 and no weights, bfloat16 would give 1000; and a step trains."""
+    config = make_config(**CASES["critic"])
+    half = config.model_copy(update={"model": config.model.model_copy(update={"dtype": "bfloat16"})})
+    critic = make_critic(half, model_path, gang)
+    with torch.no_grad():
+        critic.trainee.model.head.bias.to_local().fill_(1000.5)
+    assert set(critic.judge(packs)[0].values.tolist()) == {1000.5}
+    assert np.isfinite(Learner(half, model_path, gang).train(make_groups(0)).metrics["loss/value"])
