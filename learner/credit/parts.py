@@ -80,8 +80,13 @@ def by_state(group: Group, rows: Nested) -> dict[str, list[float]]:
 
 
 def state_values(group: Group, rows: Nested) -> dict[str, tuple[float, int]]:
-    """State -> (mean, occurrences). fsum: the value does not depend on the order of the episodes."""
-    return {state: (fsum(xs) / len(xs), len(xs)) for state, xs in by_state(group, rows).items()}
+    """State -> (mean, occurrences)."""
+    return {state: (average(xs), len(xs)) for state, xs in by_state(group, rows).items()}
+
+
+def average(xs: Sequence[float]) -> float:
+    """The mean, in any order of the numbers (fsum); of equal numbers exactly their value, not a rounding beside it."""
+    return xs[0] if min(xs) == max(xs) else fsum(xs) / len(xs)
 
 
 def center(sample: Sequence[float], ddof: int) -> tuple[float, float]:
@@ -92,9 +97,9 @@ def center(sample: Sequence[float], ddof: int) -> tuple[float, float]:
     """
     if len(sample) == 1:
         return 0.0, 1.0
+    mean = average(sample)
     if min(sample) == max(sample):
-        return sample[0], 1.0
-    mean = fsum(sample) / len(sample)
+        return mean, 1.0
     return mean, sqrt(fsum([(x - mean) ** 2 for x in sample]) / (len(sample) - ddof)) + EPSILON
 
 

@@ -8,9 +8,7 @@ which is S less the mean of the n - 1 other members. S as in grpo.py; mean over 
 
 from __future__ import annotations
 
-from math import fsum
-
-from learner.credit.parts import WithinGroup, discounted, scores, states
+from learner.credit.parts import WithinGroup, average, discounted, scores, states
 from learner.credit.types import Credit, Group
 from services.config import CreditSection
 
@@ -22,7 +20,7 @@ class Rloo(WithinGroup):
         """Credit of one group; a lone member is compared with nothing and keeps its score."""
         rows, sample = scores(group, options)
         n = len(sample)
-        mean, scale = (fsum(sample) / n, n / (n - 1)) if n > 1 else (0.0, 1.0)
+        mean, scale = (average(sample), n / (n - 1)) if n > 1 else (0.0, 1.0)
         advantages = [[scale * (s - mean) for s in row] for row in rows]
         return Credit(returns=discounted(group, options), values=None, deltas=None, raw_advantages=advantages,
                       advantages=advantages, states=states(group))

@@ -126,3 +126,14 @@ def test_all_fail_without_a_penalty_gives_no_credit(name, bodies, options):
     c = credit(name, group, **options | {"penalty_mode": "none"})
     assert not flat(c.raw_advantages).any()
     assert not flat(c.advantages).any()
+
+
+@pytest.mark.parametrize("name", ["gagpo", "gagpo_boot", "gigpo", "grpo", "rloo"])
+@some
+@given(k=st.integers(2, 16), rewards=st.lists(st.sampled_from([0.0, 0.1, 0.7, 10.0]), min_size=1, max_size=8),
+       gamma=random_groups.unit, lam=random_groups.unit)
+def test_equal_episodes_get_exactly_no_credit(name, k, rewards, gamma, lam):
+    """The mean of equal numbers is that number, not a rounding beside it, which a norm would scale up by 1/ε."""
+    steps = [{"state": str(t), "reward": r, "invalid": False, "tokens": 1} for t, r in enumerate(rewards)]
+    c = credit(name, [{"steps": steps, "cut_in": None}] * k, gamma=gamma, lam=lam)
+    assert not flat(c.advantages).any()
