@@ -26,7 +26,7 @@ from services.packages import OURS, installation_root
 FORMAT = 1
 CURVES = (
     "success_rate", "episode_length", "invalid_share", "inadmissible_share", "env_steps", "grad_norm", "loss/policy",
-    "loss/entropy", "clip_fraction", "ratio_mean", "logprob_difference_mean",
+    "loss/entropy", "loss/value", "clip_fraction", "ratio_mean", "logprob_difference_mean",
 )
 """Keys of metrics.jsonl that are kept, beside all under credit/."""
 DIGITS = 5
