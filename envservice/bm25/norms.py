@@ -1,0 +1,31 @@
+"""Document lengths as Lucene keeps them: a byte each, exact below 40, then with four significant bits (SmallFloat)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+_EXACT = 24
+"""Codes that stand for themselves; the others count from here."""
+
+
+def _length(code: int) -> int:
+    bits, exponent = (code - _EXACT) & 7, ((code - _EXACT) >> 3) - 1
+    if code < _EXACT:
+        return code
+    return _EXACT + (bits if exponent < 0 else (bits | 8) << exponent)
+
+
+LENGTHS = np.array([_length(code) for code in range(256)], dtype=np.int64)
+"""(256,) The number of terms that each code stands for, ascending."""
+
+
+def encode(lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """(n,) numbers of terms to codes, rounded down."""
+    return (np.searchsorted(LENGTHS, lengths, side="right") - 1).astype(np.uint8)
+
+
+def inverse_norms(average: float, k1: float, b: float) -> NDArray[np.float32]:
+    """(256,) 1 / (k1 (1 - b + b length / average)) of each code, in single precision at every operation as Lucene."""
+    one, k1_, b_ = np.float32(1), np.float32(k1), np.float32(b)
+    return one / (k1_ * ((one - b_) + b_ * LENGTHS.astype(np.float32) / np.float32(average)))

@@ -1,0 +1,1 @@
+"""Questions answered by searching, by the protocol of Search-R1."""

@@ -1,0 +1,142 @@
+import math
+import multiprocessing
+import string
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envservice.bm25 import analysis, build
+from envservice.bm25.build import open_or_build
+from envservice.bm25.index import Hit, open_index
+from envservice.bm25.norms import LENGTHS, encode
+
+WORDS = st.sampled_from(["red", "reds", "the", "shoe", "shoes", "size", "8", "blue", "box's", "3.5"])
+TEXTS = st.lists(WORDS, max_size=60).map(" ".join)
+SHOES = [("a", "red shoe"), ("b", "red red hat and shoe"), ("c", "blue hat"), ("d", "of the")]
+
+
+def by_definition(documents: list[tuple[str, str]], query: str, k: int) -> list[Hit]:
+    """The formula, document by document."""
+    terms = {name: Counter(analysis.terms(text)) for name, text in documents}
+    counted = [sum(found.values()) for found in terms.values() if found]
+    hits: list[Hit] = []
+    for name, found in terms.items():
+        length = max(step for step in LENGTHS if step <= sum(found.values()))
+        score = 0.0
+        for term, count in Counter(analysis.terms(query)).items():
+            having = sum(term in other for other in terms.values())
+            if found[term]:
+                idf = math.log(1 + (len(counted) - having + 0.5) / (having + 0.5))
+                norm = 0.9 * (1 - 0.4 + 0.4 * length / (sum(counted) / len(counted)))
+                score += count * idf * found[term] / (found[term] + norm)
+        if score:
+            hits.append(Hit(name, score))
+    return sorted(hits, key=lambda hit: (-round(hit.score, 5), hit.id))[:k]
+
+
+def test_scores_worked_by_hand():
+    """N = 3 documents with terms, of lengths 2, 4, 2; `red` is in two of them, `hat` in two."""
+    index = build.build(SHOES)
+    idf = math.log(1 + (3 - 2 + 0.5) / (2 + 0.5))  # ln 1.6
+    mean = 8 / 3
+    once = idf * 1 / (1 + 0.9 * (0.6 + 0.4 * 2 / mean))
+    twice = idf * 2 / (2 + 0.9 * (0.6 + 0.4 * 4 / mean))
+    hits = index.search("reds", 10)
+    assert [hit.id for hit in hits] == ["b", "a"]
+    assert [hit.score for hit in hits] == pytest.approx([twice, once], rel=1e-6)
+    assert index.search("Red red", 1)[0].score == pytest.approx(2 * twice, rel=1e-6)
+
+
+def test_only_documents_with_a_term_are_found():
+    index = build.build(SHOES)
+    assert [hit.id for hit in index.search("hat", 10)] == ["c", "b"]
+    assert index.search("of the", 10) == []
+    assert index.search("", 10) == []
+    assert index.search("zebra", 10) == []
+    assert len(index) == 4
+
+
+def test_equal_scores_go_by_id():
+    index = build.build([(name, "same text") for name in ("b10", "b9", "a", "ä", "B")])
+    assert [hit.id for hit in index.search("text", 4)] == ["B", "a", "b10", "b9"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(texts=st.lists(TEXTS, min_size=1, max_size=25), query=TEXTS, k=st.integers(1, 30), block=st.integers(1, 100))
+def test_ranks_as_the_formula_says(texts: list[str], query: str, k: int, block: int):
+    """Whatever the texts, and however many blocks the build takes."""
+    documents = [(f"{n * 7 % 100:02d}", text) for n, text in enumerate(texts)]
+    whole, build.BLOCK = build.BLOCK, block
+    try:
+        hits = build.build(documents).search(query, k)
+    finally:
+        build.BLOCK = whole
+    expected = by_definition(documents, query, k)
+    assert [hit.id for hit in hits] == [hit.id for hit in expected]
+    assert [hit.score for hit in hits] == pytest.approx([hit.score for hit in expected], abs=1e-5)
+
+
+def test_lengths_are_exact_below_forty_and_then_have_four_bits():
+    """SmallFloat: 24 codes for themselves, then 4 significant bits of what is above 24."""
+    assert LENGTHS[:40].tolist() == list(range(40))
+    assert LENGTHS[40:50].tolist() == [40, 42, 44, 46, 48, 50, 52, 54, 56, 60]
+    assert LENGTHS[encode(np.array([0, 39, 41, 59, 1000]))].tolist() == [0, 39, 40, 56, 984]
+    assert LENGTHS[-1] == 24 + (15 << 27)
+
+
+def test_an_index_in_a_folder_is_the_same_and_is_replaced_whole(tmp_path: Path):
+    folder = tmp_path / "deep" / "index"
+    built = build.build(SHOES, folder)
+    expected = build.build(SHOES).search("red hat", 5)
+    assert open_index(folder).search("red hat", 5) == built.search("red hat", 5) == expected
+    build.build([("z", "hat")], folder)
+    assert [hit.id for hit in open_index(folder).search("red hat", 5)] == ["z"]
+    assert [hit.id for hit in built.search("hat", 5)] == ["c", "b"], "an index in use outlives its folder"
+    assert [path.name for path in folder.parent.iterdir()] == ["index"]
+
+
+def test_a_failed_build_leaves_the_old_index(tmp_path: Path):
+    folder = tmp_path / "index"
+    build.build(SHOES, folder)
+    with pytest.raises(ValueError, match="two documents have the id 'a'"):
+        build.build([*SHOES, ("a", "again")], folder)
+    assert len(open_index(folder)) == 4
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]
+
+
+def test_a_stale_index_is_rebuilt_and_a_fresh_one_is_not(tmp_path: Path):
+    asked: list[str] = []
+
+    def documents(name: str):
+        def read():
+            asked.append(name)
+            return [(name, string.ascii_lowercase)]
+        return read
+
+    for name in ("one", "one", "two", "two"):
+        assert open_or_build(tmp_path / "index", name, documents(name)).digest == name
+    assert asked == ["one", "two"]
+
+
+def _open(folder: Path, log: Path) -> None:
+    def documents():
+        with log.open("a") as file:
+            file.write("built\n")
+        return [(str(n), "hat") for n in range(5000)]
+
+    assert len(open_or_build(folder, "x", documents)) == 5000
+
+
+def test_one_of_several_processes_builds(tmp_path: Path):
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=_open, args=(tmp_path / "index", tmp_path / "log")) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=30)
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert (tmp_path / "log").read_text() == "built\n"
