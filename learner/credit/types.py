@@ -80,6 +80,12 @@ class Estimator(Protocol):
         ...
 
 
+def nested(flat: Array, like: Sequence[Sequence[object]]) -> Nested:
+    """Cuts a flat [N] array into the lengths of `like`."""
+    cuts = np.cumsum([len(episode) for episode in like])[:-1]
+    return [part.tolist() for part in np.split(flat, cuts)]
+
+
 def flat(rows: Sequence[Sequence[float]]) -> Array:
     """[episode][step] to a float64 [N] array, episode by episode."""
     return np.fromiter(chain.from_iterable(rows), dtype=np.float64)
