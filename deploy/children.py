@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from services.errors import GagpoError
+from services.processes import end_with_parent
 
 POLL_S = 0.5
 STOP_GRACE_S = 60.0
@@ -40,15 +41,19 @@ class Child:
         self._out = out
         self._arguments = arguments
         self._process: subprocess.Popen[bytes] | None = None
+        self._told = False
         self._started = time.monotonic()
 
     def start(self) -> None:
-        """Returns at once. In the parent's process group, so that a Ctrl-C reaches it as well."""
+        """Returns at once. In a session of its own: a Ctrl-C is ours to pass on, once, or it would break off what the
+        child does about it. Call it from the main thread, with which the child ends."""
         self._started = time.monotonic()
         with ExitStack() as stack:
             log, out = (stack.enter_context(path.open("wb")) if path else None for path in (self._log, self._out))
             self._process = subprocess.Popen([sys.executable, "-m", "deploy.cli", *self._arguments],
-                                             stdin=subprocess.DEVNULL, stdout=out or log, stderr=log)
+                                             stdin=subprocess.DEVNULL, stdout=out or log, stderr=log,
+                                             start_new_session=True,
+                                             preexec_fn=end_with_parent())  # noqa: PLW1509 - two system calls
 
     @property
     def seconds(self) -> float:
@@ -75,17 +80,22 @@ class Child:
         while not self.ended(deadline_s):
             time.sleep(POLL_S)
 
+    def tell_to_stop(self) -> None:
+        """Once, and without waiting: a second signal would break off its unwinding."""
+        if self._process is not None and self._process.poll() is None and not self._told:
+            self._told = True
+            self._process.terminate()
+
     def stop(self) -> None:
-        """Ends it, politely first."""
-        process = self._process
-        if process is None or process.poll() is not None:
+        """Ends it, politely first, and waits for its end."""
+        self.tell_to_stop()
+        if self._process is None:
             return
-        process.terminate()
         try:
-            process.wait(STOP_GRACE_S)
+            self._process.wait(STOP_GRACE_S)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(STOP_GRACE_S)
+            self._process.kill()
+            self._process.wait(STOP_GRACE_S)
 
     def tail(self, lines: int) -> list[str]:
         """The last lines that it printed to its log."""

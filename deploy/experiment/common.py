@@ -19,6 +19,8 @@ from services.config_file import dump_config
 from services.errors import UserError
 
 COLD_START = "cold-start"
+THREADS = 2
+"""Of the cold start: nothing else runs yet, and a small model gains nothing from more."""
 COMMON = "experiment.json"
 DEADLINE_S = 3600.0
 """Of the cold start."""
@@ -66,13 +68,13 @@ def prepare(config: Config, panels: Panels, out: Path, progress: Progress) -> di
 
 
 def _make(config: Config, model: Path, progress: Progress) -> None:
-    """All cores: nothing else runs yet."""
     progress.note("the cold start that all runs begin with")
     config_file, draft = config.run_dir / "cold-start.yaml", config.run_dir / "cold-start.new"
     dump_config(config, config_file)
     shutil.rmtree(draft, ignore_errors=True)
-    run_child("the cold start", ["sft", "--config", str(config_file), f"learner.threads={os.cpu_count() or 1}",
-                                 "--out", str(draft)], log=config.run_dir / "cold-start.log", deadline_s=DEADLINE_S)
+    threads = f"learner.threads={min(THREADS, os.cpu_count() or 1)}"
+    run_child("the cold start", ["sft", "--config", str(config_file), "--out", str(draft), threads],
+              log=config.run_dir / "cold-start.log", deadline_s=DEADLINE_S)
     shutil.copytree(draft, model, dirs_exist_ok=True)
     shutil.rmtree(draft)
 

@@ -83,11 +83,17 @@ class Runner:
                 while waiting and len(self._children) < self.parallel and time.monotonic() < last_start:
                     self._start(waiting.pop(0))
                 self._collect()
+                self.progress.running(self._going())
                 time.sleep(POLL_S)
         finally:
-            for child, _ in self._children.values():
+            for child in self._going():
+                child.tell_to_stop()
+            for child in self._going():
                 child.stop()
         return len(waiting)
+
+    def _going(self) -> list[Child]:
+        return [child for child, _ in self._children.values()]
 
     def _start(self, run: Run) -> None:
         config = self._config(run)
@@ -98,7 +104,6 @@ class Runner:
         child = Child(run.name, ["train", "--config", str(file)], log=self.config.run_dir / f"{run.name}.log")
         self._children[run] = child, records.code_digest()
         child.start()
-        self.progress.running([child for child, _ in self._children.values()])
 
     def _collect(self) -> None:
         for run, (child, code) in list(self._children.items()):

@@ -7,7 +7,6 @@ checkpoint, and Store.reset_to goes on from there.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import os
 import re
@@ -24,9 +23,9 @@ from pathlib import Path
 import redis
 
 from services.errors import StoreFault, UserError
+from services.processes import end_with_parent
 from services.store.connection import OLDEST
 
-_PR_SET_PDEATHSIG = 1
 _START_S = 60.0
 """Reading a large append-only file takes its time."""
 _STOP_S = 10.0
@@ -89,18 +88,10 @@ class RedisServer:
         config.touch(mode=0o600)
         config.write_text(_CONFIG.format(port=self._port, folder=self._folder, password=self._password))
         lock = self._lock()
-        prctl, parent = ctypes.CDLL(None).prctl if sys.platform == "linux" else None, os.getpid()
-
-        def die_with_parent() -> None:
-            if prctl:
-                prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-            if os.getppid() != parent:
-                os._exit(1)
-
         try:
             self._process = subprocess.Popen(
                 [self._binary, config], pass_fds=(lock,), start_new_session=True,
-                preexec_fn=die_with_parent,  # noqa: PLW1509 - it only makes two system calls, looked up beforehand
+                preexec_fn=end_with_parent(),  # noqa: PLW1509 - it only makes two system calls
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         finally:
             os.close(lock)
