@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from services.config import Config
-from services.config_file import load_config
+from services.config import Config, EnvSection
+from services.config_file import default_config, load_config
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,3 +18,16 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
 def config_from(args: argparse.Namespace) -> Config:
     """The validated config that the command line names. Raises UserError."""
     return load_config(args.config, args.overrides)
+
+
+def add_env_arguments(parser: argparse.ArgumentParser) -> None:
+    """`--env NAME`, `--config FILE` and dotted overrides, all optional: read them with env_from."""
+    parser.add_argument("--env", metavar="NAME", help="the environment, as env.name (default: the config's, alfworld)")
+    parser.add_argument("--config", metavar="FILE", help="settings of the environment (default: env's defaults)")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="set one key of the config")
+
+
+def env_from(args: argparse.Namespace) -> EnvSection:
+    """The settings of the environment that the command line names. Raises UserError."""
+    config = load_config(args.config, args.overrides) if args.config else default_config(args.overrides)
+    return config.env if args.env is None else config.env.model_copy(update={"name": args.env})

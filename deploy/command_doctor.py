@@ -9,7 +9,8 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.text import Text
 
-from deploy.doctor import Finding, examine
+from deploy.doctor import examine
+from services.findings import Finding
 
 COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
 

@@ -61,7 +61,7 @@ def evaluate(config: Config, model: Path, *, split: str | None) -> dict[str, Any
     from deploy.panels import cut
     from deploy.publishing import publish_folder
     from deploy.topology import topology
-    from envservice.alfworld.environment import open_environment
+    from envservice.registry import open_environment
     from services.controller.controller import Controller, Hooks
     from services.controller.tickets import EvalRequest, TaskStream, TrainTickets
 

@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deploy.arguments import add_env_arguments, env_from
 from services.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from envservice.base import Outcome, Session
+    from services.config import EnvSection
 
 _OVER = "the episode is over; end the input, or start another game"
 
@@ -25,16 +27,16 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
         "play",
         help="play one game",
         description="Plays a task interactively. With --json it reads one action per line and prints one object per\n"
-        "line, the reset first. There is no limit of steps unless --max-steps gives one.",
+        "line, the reset first. There is no limit of steps unless --max-steps gives one. The environment is found by\n"
+        "the task id; one of your own by --env or --config. An agent plays by the config of its run.",
         epilog="examples:\n  gagpo play $(gagpo tasks valid 2>/dev/null | head -1)\n"
         "  gagpo play alfworld-gen/valid/look-0001 --agent runs/alfworld-tiny",
     )
     parser.add_argument("task", metavar="TASK", help="a task id, as `gagpo tasks SPLIT` prints it")
+    add_env_arguments(parser)
     parser.add_argument("--json", action="store_true", help="actions from stdin, one object per line on stdout")
-    parser.add_argument("--engine", choices=("own", "textworld"), default="own", help="default: own")
     parser.add_argument("--max-steps", type=_steps, metavar="N", help="end the episode after N steps")
     parser.add_argument("--agent", metavar="RUN|MODEL", type=Path, help="watch a trained agent play")
-    parser.add_argument("--config", metavar="FILE", help="how the agent plays (default: the config of its run)")
     parser.add_argument("--temperature", type=float, help="of the agent (default: eval.temperature of the config)")
     parser.add_argument("--seed", type=int, default=0, help="of the agent's draws")
     parser.set_defaults(run=run)
@@ -42,19 +44,22 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 
 def run(args: argparse.Namespace) -> int:
     """Plays until the input ends. Raises UserError for an unknown task and for missing data or engine."""
-    from envservice.alfworld.environment import AlfworldEnvironment, games_of
-
-    try:
-        session = AlfworldEnvironment(games_of(args.task), engine=args.engine).open(args.task)
-    except KeyError:
-        raise UserError(f"there is no task {args.task!r}", "see `gagpo tasks SPLIT`") from None
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # any bytes are an action, if a bad one
     if args.agent is not None:
-        _watch(session, args)
+        _watch(args)
     else:
-        (_play_json if args.json else _play)(session, args.max_steps)
+        (_play_json if args.json else _play)(_open(env_from(args), args.task), args.max_steps)
     return 0
+
+
+def _open(env: EnvSection, task: str) -> Session:
+    from envservice.registry import open_holding
+
+    try:
+        return open_holding(env, task).open(task)
+    except KeyError:
+        raise UserError(f"there is no task {task!r}", "see `gagpo tasks SPLIT`") from None
 
 
 def _steps(text: str) -> int:
@@ -76,14 +81,16 @@ def _play_json(session: Session, max_steps: int | None) -> None:
         _print_record(outcome, step, done=over)
 
 
-def _watch(session: Session, args: argparse.Namespace) -> None:
+def _watch(args: argparse.Namespace) -> None:
     """The agent acts; records also hold its answer and the action."""
     from rich.console import Console
 
     from deploy.agent import load_agent, moves
     from deploy.policies import resolve
 
-    config, model = resolve(args.agent, args.config, {"eval.temperature": args.temperature})
+    config, model = resolve(
+        args.agent, args.config, {"eval.temperature": args.temperature, "env.name": args.env}, args.overrides)
+    session = _open(config.env, args.task)
     agent, console = load_agent(config, model, seed=args.seed), Console(highlight=False)
     outcome, step, limit = session.reset(), 0, args.max_steps or config.env.max_steps
     if args.json:

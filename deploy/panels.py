@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from envservice.base import Environment
+from envservice.registry import open_environment
 from services.config import Config
 from services.errors import UserError
 from services.seeds import seed_for
@@ -18,6 +18,7 @@ class Panels:
     """Tasks to train on, to draw the curve with, and to report on; the last is disjoint from both by construction."""
 
     env_name: str
+    engine: str
     train: tuple[str, ...]
     validation: tuple[str, ...]
     validation_split: str
@@ -35,21 +36,21 @@ def cut(tasks: list[str], count: int, *, name: str) -> tuple[str, ...]:
     Raises UserError when there are fewer.
     """
     if len(tasks) < count:
-        raise UserError(f"the {name} split has {len(tasks)} games of these types, and {count} are asked for",
-                        f"lower eval.{'episodes' if name == 'validation' else 'panel'} or add env.task_types")
+        key = "eval.episodes" if name == "validation" else "eval.panel"
+        raise UserError(f"the {name} split has {len(tasks)} games of the chosen kinds, and {count} are asked for",
+                        f"lower {key}, or choose more of them by the settings in env")
     return tuple(sorted(random.Random(seed_for("panel", name)).sample(sorted(tasks), count)))
 
 
 def open_panels(config: Config) -> Panels:
     """Reads the splits of the run's environment. Raises UserError for missing data or a panel larger than its split."""
-    from envservice.alfworld.environment import open_environment
-
-    environment: Environment = open_environment(config.env)
+    environment = open_environment(config.env)
     train, validation, heldout = environment.training_splits()
     training = environment.tasks(train)
     ids = hashlib.blake2b("\n".join(training).encode(), digest_size=4).hexdigest()
     return Panels(
         env_name=environment.name,
+        engine=environment.engine,
         games=f"{len(training)} games of {environment.name} ({ids})",
         train=tuple(training),
         validation=cut(environment.tasks(validation), config.eval.episodes, name="validation"),

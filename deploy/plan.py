@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from deploy.machine import GIB
+from envservice.registry import find_family
 from services.config import Config, ModelSection
-from services.config_file import flatten
 
 FORMAT = 1
 SCRATCH_VOCABULARY = 1024
@@ -193,6 +193,4 @@ def describe(config: Config) -> str:
 
 
 def _games(config: Config) -> str:
-    data = flatten(config)["env.data"] or os.environ.get("ALFWORLD_DATA")
-    where = f"official, in {data}" if data else "generated"
-    return f"{config.env.name}, {where}, types {', '.join(config.env.task_types)}, engine {config.env.engine}"
+    return f"{config.env.name}, {find_family(config.env.name).describe(config.env)}"

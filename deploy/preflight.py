@@ -13,11 +13,12 @@ from pathlib import Path
 from deploy import machine
 from deploy.panels import Panels, open_panels
 from deploy.plan import Plan, make_plan
+from envservice.registry import check_settings, find_family, open_environment
 from services.config import Config
 from services.errors import EnvFault, UserError
 
 PROBED_GAMES = 24
-"""Games that are parsed to see whether the data is whole; a broken one beyond them drops its group at run time."""
+"""Games that are checked to see whether the data is whole; a broken one beyond them drops its group at run time."""
 PROBE_S = 5.0
 
 
@@ -29,6 +30,7 @@ def check(config: Config) -> Panels:
 
 def check_parts(config: Config) -> None:
     """All but the games, of which an evaluation chooses its own."""
+    _environment(config)
     _model(config)
     _credit(config)
     _batch(config)
@@ -37,6 +39,13 @@ def check_parts(config: Config) -> None:
         _machine(config, plan)
     _redis(config)
     _servers(config.env.urls)
+
+
+def _environment(config: Config) -> None:
+    check_settings(config.env)
+    if config.sft.enabled and find_family(config.env.name).teacher is None:
+        raise UserError(f"{config.env.name} has no demonstrations for a cold start",
+                        "set sft.enabled=false and give model.path")
 
 
 def _model(config: Config) -> None:
@@ -158,17 +167,15 @@ def _servers(urls: Sequence[str]) -> None:
 
 
 def _games(config: Config) -> Panels:
-    from envservice.alfworld.environment import open_environment
-
     panels = open_panels(config)
     if config.learner.groups_per_step > len(panels.train):
         raise UserError(
             f"learner.groups_per_step={config.learner.groups_per_step}, and only {len(panels.train)} games to train on",
-            "lower it, or add env.task_types")
-    environment = open_environment(config.env)
+            "lower it, or choose more games by the settings in env")
+    environment, check_task = open_environment(config.env), find_family(config.env.name).check
     for task in panels.train[::max(1, len(panels.train) // PROBED_GAMES)]:
         try:
-            environment.game(task)
+            check_task(environment, task)
         except EnvFault as error:
             raise UserError(f"game {task} is broken ({error})", "unpack the game data again") from error
     return panels

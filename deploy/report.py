@@ -133,7 +133,7 @@ def write_report(run: Path, *, env: str, facts: dict[str, str]) -> Path:
     figures = write_figures(run / "figures", metrics, evaluations, comparison)
     label = ""
     if env.endswith("-gen"):
-        label = "<p class=label>Generated games: these figures are not ALFWorld figures.</p>"
+        label = f"<p class=label>Generated games: these figures are not those of {env.removesuffix('-gen')}.</p>"
     head = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in facts.items())
     images = "".join(f'<figure><img src="{_data_uri(p)}" alt="{p.stem}"></figure>' for p in figures)
     config = html.escape((run / "config.yaml").read_text()) if (run / "config.yaml").exists() else ""

@@ -207,7 +207,7 @@ class TrainingRun:
     def report(self) -> list[str]:
         """report.html, figures, and the final table."""
         facts = {
-            "environment": self.panels.env_name, "engine": self.config.env.engine,
+            "environment": self.panels.env_name, "engine": self.panels.engine,
             "held-out games": f"{len(self.panels.heldout)} of {self.panels.heldout_split}, "
                               f"digest {self.panels.heldout_digest[:16]}",
             "learner steps": str(self.config.steps), "RL minutes": f"{self.rl_seconds() / 60:.1f}",

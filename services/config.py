@@ -1,4 +1,5 @@
-"""The one config tree. Light: pydantic only. Files live in deploy/configs/, reading them in config_file.py.
+"""The one config tree, its `env` from config_env.py. Light: pydantic only. Files live in deploy/configs/, reading
+them in config_file.py.
 
 Every key is listed by tests/architecture/test_config_keys.py, so that a new one is a reviewed decision.
 """
@@ -8,40 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from services.config_env import EnvSection, Section
 
 ENV_TOKEN_VARIABLE = "GAGPO_ENV_TOKEN"  # noqa: S105 - the variable's name
 """Environment variable with the bearer token of environment servers. Neither a config key nor an
 option: configs are written out, and every user of a machine can read its command lines."""
-
-
-class Section(BaseModel):
-    """Unknown keys are errors; values are fixed once validated."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class EnvSection(Section):
-    """Which games, how they are played, and who serves them."""
-
-    name: Literal["alfworld"] = "alfworld"
-    engine: Literal["own", "textworld"] = "own"
-    data: Path | None = None
-    """Folder that holds json_2.1.1/; None: $ALFWORLD_DATA, and without that generated games."""
-    task_types: tuple[Literal["pick", "look", "clean", "heat", "cool", "two"], ...] = (
-        "pick", "look", "clean", "heat", "cool", "two")
-    max_steps: int = Field(default=50, ge=1, le=50)
-    reward_scale: float = 10.0
-    prompt: Literal["compact", "full"] = "full"
-    """compact: for small models; full: the text that the paper's pipeline uses."""
-    history: int = Field(default=2, ge=0)
-    """Past steps shown in the prompt (full template); the compact one shows this many past actions."""
-    servers: int = Field(default=1, ge=1)
-    """Server processes that a run starts for itself; ignored where urls are given."""
-    urls: tuple[str, ...] = ()
-    """Servers that run already."""
-    max_sessions: int = Field(default=1024, ge=1)
-    """Live sessions per server."""
 
 
 class ModelSection(Section):
@@ -57,7 +31,7 @@ class ModelSection(Section):
 
 
 class SftSection(Section):
-    """The cold start: demonstrations by a scripted searcher, then next-token training."""
+    """The cold start: demonstrations by a scripted player, then next-token training."""
 
     enabled: bool = True
     minutes: float = Field(default=4.0, gt=0)
@@ -66,7 +40,7 @@ class SftSection(Section):
     noise: float = Field(default=0.15, ge=0, lt=1)
     """Share of demonstrated steps that are random or corrupted: executed, not trained on."""
     jump: float = Field(default=0.2, ge=0, le=1)
-    """Probability that the searcher goes to a random place next."""
+    """ALFWorld: probability that the player searches a random place next."""
     batch_rows: int = Field(default=16, ge=1)
     lr: float = Field(default=3e-3, gt=0)
     prompt_loss: float = Field(default=0.5, ge=0)

@@ -82,6 +82,17 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
         raise _one_line(error, file) from None
 
 
+def default_config(overrides: Sequence[str] = ()) -> Config:
+    """The defaults of all keys under overrides, for commands that need no run. Raises UserError as load_config does."""
+    tree: Tree = {"name": "default", "steps": 1}
+    for override in overrides:
+        _lay(tree, override)
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise _one_line(error, Path("the command line")) from None
+
+
 def lay_over(config: Config, values: Mapping[str, object]) -> Config:
     """`config` with other values at some dotted keys. Raises UserError for an unknown key or a value out of range."""
     tree = config.model_dump(mode="json")

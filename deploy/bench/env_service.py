@@ -30,11 +30,13 @@ from urllib.parse import urlsplit
 import msgspec
 
 from deploy.bench.figures import Figure
-from envservice.alfworld.environment import AlfworldEnvironment
-from envservice.alfworld.tasks import GeneratedGames
 from envservice.base import Outcome
 from envservice.client import EnvClient, Result
+from envservice.registry import open_holding
+from services.config import EnvSection
 
+GAMES = "alfworld-gen/"
+"""Begins the ids of the games that are played."""
 SESSIONS = 64
 STEPS = 20
 ROUNDS = 5
@@ -70,7 +72,7 @@ def run() -> list[Figure]:
 
 def make_walks() -> list[Walk]:
     """The same walks on every machine: admissible actions at random, over generated games."""
-    environment = AlfworldEnvironment(GeneratedGames())
+    environment = open_holding(EnvSection(), GAMES)
     walks: list[Walk] = []
     for task in environment.tasks("train"):
         session, choose = environment.open(task), random.Random(task)
@@ -209,7 +211,7 @@ class EnvironmentActor:
     """What a trainer without a service would do: the environment inside an actor."""
 
     def __init__(self) -> None:
-        self._environment = AlfworldEnvironment(GeneratedGames())
+        self._environment = open_holding(EnvSection(), GAMES)
 
     def ready(self) -> bool:
         return True

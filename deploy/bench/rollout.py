@@ -20,9 +20,8 @@ from typing import Any
 
 from deploy.bench.figures import Figure
 from deploy.members import EnvServer, free_port
-from envservice.alfworld.environment import open_environment
-from envservice.alfworld.prompts import make_template
 from envservice.base import PromptTemplate, Turn
+from envservice.registry import make_template, open_environment
 from services.config import Config, EnvSection, ModelSection, RolloutSection
 from services.config_file import dump_config
 from services.records import Episode, Step, Ticket, Version
@@ -77,7 +76,7 @@ def _make_model(folder: Path) -> list[str]:
 
     environment = open_environment(CONFIG.env)
     tasks = environment.tasks(environment.training_splits()[0])[:_TASKS]
-    template = make_template(CONFIG.env.prompt, CONFIG.env.history)
+    template = make_template(CONFIG.env)
     tokenizer = train_tokenizer([text for task in tasks for text in _walk(environment.open(task), template)])
     rollout = CONFIG.rollout
     positions = rollout.max_prompt_tokens + rollout.max_response_tokens
@@ -120,7 +119,7 @@ async def _play(model: Path, redis_url: str, env_url: str, tasks: Sequence[str])
         stack.push_async_callback(engine.close)
         await engine.start()
         client = await stack.enter_async_context(EnvClient([env_url]))
-        text = load_text(str(model), make_template(CONFIG.env.prompt, CONFIG.env.history))
+        text = load_text(str(model), make_template(CONFIG.env))
         limits = Limits(prompt_tokens=rollout.max_prompt_tokens, response_tokens=rollout.max_response_tokens,
                         reward_scale=CONFIG.env.reward_scale)  # fmt: skip
         player = Player(worker="bench", engine=engine, env=client, env_engine="own", text=text, limits=limits)

@@ -14,7 +14,7 @@ from typing import Literal
 from envservice.alfworld import engine as own
 from envservice.alfworld.game import Game, load_game
 from envservice.alfworld.goal import TASK_TYPES
-from envservice.alfworld.tasks import DOWNLOAD, Games, GeneratedGames, OfficialGames, task_type
+from envservice.alfworld.tasks import DOWNLOAD, VARIABLE, Games, GeneratedGames, OfficialGames, task_type
 from envservice.alfworld.textworld_engine import TextworldSession, require_textworld
 from envservice.base import Replay, Session
 from services.config import EnvSection
@@ -62,7 +62,7 @@ class AlfworldEnvironment:
         if not self._lists[split]:
             raise UserError(
                 f"the split {split} of {self.name} has no game of the types {', '.join(sorted(self._types))}",
-                "widen env.task_types",
+                "widen env.alfworld.task_types",
             )
         return list(self._lists[split])
 
@@ -96,28 +96,32 @@ class AlfworldEnvironment:
 
 
 def open_environment(env: EnvSection) -> AlfworldEnvironment:
-    """The environment that a config asks for: games from env.data, else $ALFWORLD_DATA, else generated.
+    """The environment that a config asks for: games from env.data, else where $ALFWORLD_DATA points, else generated.
 
     Raises UserError for missing data and for a missing reference engine.
     """
-    data = env.data or _data_folder()
-    games: Games = OfficialGames(data.expanduser()) if data else GeneratedGames()
-    return AlfworldEnvironment(games, engine=env.engine, task_types=env.task_types)
+    data = data_folder(env)
+    return _environment(OfficialGames(data) if data else GeneratedGames(), env)
 
 
-def games_of(task: str) -> Games:
-    """The family that a task id names, whichever is the default. Raises UserError for missing data, KeyError."""
-    family = task.partition("/")[0]
-    if family == GeneratedGames.name:
-        return GeneratedGames()
-    if family != OfficialGames.name:
+def holding(env: EnvSection, task: str) -> AlfworldEnvironment:
+    """The environment that a task id names, whichever is the default. Raises UserError as open_environment does,
+    KeyError for an id that is not ALFWorld's."""
+    named, data = task.partition("/")[0], data_folder(env)
+    if named == GeneratedGames.name:
+        return _environment(GeneratedGames(), env)
+    if named != OfficialGames.name:
         raise KeyError(task)
-    data = _data_folder()
     if data is None:
-        raise UserError(f"{task} is an official game and ALFWORLD_DATA is not set", DOWNLOAD)
-    return OfficialGames(data)
+        raise UserError(f"{task} is an official game and {VARIABLE} is not set", DOWNLOAD)
+    return _environment(OfficialGames(data), env)
 
 
-def _data_folder() -> Path | None:
-    data = os.environ.get("ALFWORLD_DATA")
+def data_folder(env: EnvSection) -> Path | None:
+    """Where official games are wanted from; None: generated ones are."""
+    data = env.data or os.environ.get(VARIABLE)
     return Path(data).expanduser() if data else None
+
+
+def _environment(games: Games, env: EnvSection) -> AlfworldEnvironment:
+    return AlfworldEnvironment(games, engine=env.alfworld.engine, task_types=env.alfworld.task_types)

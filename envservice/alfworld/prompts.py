@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from envservice.base import Outcome, ParsedAction, PromptTemplate, Turn
+from envservice.base import Outcome, ParsedAction, Turn
 
 TASK = "Your task is to: "
 """What precedes the task sentence in the first observation."""
@@ -157,12 +157,3 @@ def _without_banner(observation: str) -> str:
         return observation.strip()
     room = observation.partition(TASK)[0].strip().rpartition("\n\n")[2]
     return room.partition(". ")[0] + "."
-
-
-TEMPLATES: dict[str, type[FullTemplate] | type[CompactTemplate]] = {"full": FullTemplate, "compact": CompactTemplate}
-"""By the name that the configuration uses; see make_template."""
-
-
-def make_template(name: str, history: int) -> PromptTemplate:
-    """The template of that name, showing `history` past steps. Raises KeyError for an unknown name."""
-    return TEMPLATES[name](history)

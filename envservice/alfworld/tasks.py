@@ -35,6 +35,8 @@ _GAME_FILE = "game.tw-pddl"
 _HELD_OUT_ONE_IN = 4
 _TAIL_BYTES = 4096
 _SOLVABLE = re.compile(rb'"solvable":\s*(true|false)')
+VARIABLE = "ALFWORLD_DATA"
+"""Names the data folder where env.data does not."""
 DOWNLOAD = "run `alfworld-download`, set ALFWORLD_DATA to its folder, or unset it for generated games"
 
 

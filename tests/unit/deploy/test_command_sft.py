@@ -14,8 +14,8 @@ from services.errors import UserError
 def config(monkeypatch):
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     return load_config("alfworld-tiny", [
-        "env.task_types=[look]", "env.max_steps=12", "sft.demos_per_game=1", "model.hidden=32", "model.heads=1",
-        "model.layers=1", "learner.threads=1"])
+        "env.alfworld.task_types=[look]", "env.max_steps=12", "sft.demos_per_game=1", "model.hidden=32",
+        "model.heads=1", "model.layers=1", "learner.threads=1"])
 
 
 def test_a_cold_start_writes_a_model_that_loads_and_can_be_continued(config, tmp_path):

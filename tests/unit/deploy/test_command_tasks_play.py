@@ -75,7 +75,7 @@ def test_both_engines_play_the_same():
     except UserError as error:
         pytest.skip(str(error))
     walk = "\n".join(WALK)
-    shipped = gagpo("play", TASK, "--json", "--engine", "textworld", stdin=walk)
+    shipped = gagpo("play", TASK, "--json", "env.alfworld.engine=textworld", stdin=walk)
     assert records(shipped) == records(gagpo("play", TASK, "--json", stdin=walk))
 
 

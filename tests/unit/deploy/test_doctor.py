@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from deploy import cli, doctor, machine
+from services.findings import Finding
 
 
-def find(check: str, findings: list[doctor.Finding]) -> doctor.Finding:
+def find(check: str, findings: list[Finding]) -> Finding:
     return next(finding for finding in findings if finding.check == check)
 
 
@@ -53,17 +54,6 @@ def test_the_redis_that_a_run_would_start_is_named(tmp_path: Path, monkeypatch: 
     assert next(doctor.redis()).detail == f"6.2.14 at {binary}"
 
 
-@pytest.mark.parametrize(("games", "status"), [(0, "error"), (2, "ok")])
-def test_game_data_that_is_set_must_be_there(games: int, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    for index in range(games):
-        trial = tmp_path / "json_2.1.1" / "train" / "pick" / f"trial_{index}"
-        trial.mkdir(parents=True)
-        (trial / "game.tw-pddl").touch()
-    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
-    found = next(doctor.games())
-    assert (found.status, found.detail) == (status, f"train {games}, valid_seen 0, valid_unseen 0")
-
-
 def test_a_port_that_someone_listens_on_is_in_use():
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
@@ -85,7 +75,7 @@ def test_a_containers_limits_count(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_the_command_prints_json_and_fails_on_an_error(
         monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    bad = doctor.Finding(check="cpus", status="error", detail="1", mend="take another")
+    bad = Finding(check="cpus", status="error", detail="1", mend="take another")
     monkeypatch.setattr("deploy.command_doctor.examine", lambda: [bad])
     assert cli.main(["doctor", "--json"]) == 1
     assert json.loads(capsys.readouterr().out) == {

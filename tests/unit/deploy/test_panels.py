@@ -28,7 +28,7 @@ def test_all_of_a_split_or_none_of_it():
 
 @pytest.mark.parametrize(("name", "key"), [("heldout", "eval.panel"), ("validation", "eval.episodes")])
 def test_more_than_there_are_says_which_key_to_lower(name: str, key: str):
-    with pytest.raises(UserError, match=f"has 100 games of these types, and 101 are asked for; lower {key}"):
+    with pytest.raises(UserError, match=f"has 100 games of the chosen kinds, and 101 are asked for; lower {key}"):
         cut(TASKS, 101, name=name)
 
 

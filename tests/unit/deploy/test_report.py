@@ -39,7 +39,7 @@ def test_the_page_holds_table_curves_facts_and_config(tmp_path: Path):
 
 def test_generated_games_are_labelled_and_official_ones_not(tmp_path: Path):
     fill(tmp_path)
-    label = "these figures are not ALFWorld figures"
+    label = "these figures are not those of alfworld."
     assert label in write_report(tmp_path, env="alfworld-gen", facts={}).read_text()
     assert label not in write_report(tmp_path, env="alfworld", facts={}).read_text()
 

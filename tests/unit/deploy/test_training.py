@@ -17,8 +17,9 @@ from services.records import Version
 def training(tmp_path: Path) -> TrainingRun:
     """Evaluates every third of seven steps, and the last."""
     config = Config.model_validate({"name": "t", "steps": 7, "runs_dir": tmp_path, "eval": {"every": 3}})
-    panels = Panels(env_name="toy", train=("toy/train/0",), validation=("toy/valid/0",), validation_split="valid",
-                    heldout=(), heldout_split="test", heldout_digest="", games="", task_type=lambda _: "toy")
+    panels = Panels(env_name="toy", engine="corridor", train=("toy/train/0",), validation=("toy/valid/0",),
+                    validation_split="valid", heldout=(), heldout_split="test", heldout_digest="", games="",
+                    task_type=lambda _: "toy")
     return TrainingRun(config=config, folder=RunFolder(tmp_path), run="t-1", panels=panels, progress=Progress("t", 7))
 
 

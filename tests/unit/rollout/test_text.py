@@ -4,7 +4,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from envservice.alfworld.prompts import make_template
+from envservice.alfworld.prompts import CompactTemplate, FullTemplate
 from envservice.base import Outcome
 from rollout.text import Text, load_text
 from services.errors import UserError
@@ -29,7 +29,7 @@ def byte_tokenizer(*tags: str, chat: bool = False) -> PreTrainedTokenizerFast:
 def test_compact_prompt_is_raw_text():
     """No token is added to it."""
     tokenizer = byte_tokenizer()
-    text = Text(template=make_template("compact", 6), tokenizer=tokenizer)
+    text = Text(template=CompactTemplate(6), tokenizer=tokenizer)
     ids = text.prompt(FIRST, [], FIRST)
     assert tokenizer.decode(ids) == text.template.render(FIRST, [], FIRST)
 
@@ -37,7 +37,7 @@ def test_compact_prompt_is_raw_text():
 def test_full_prompt_goes_through_the_chat_template():
     """One user message, then the assistant's turn is opened."""
     tokenizer = byte_tokenizer(chat=True)
-    text = Text(template=make_template("full", 2), tokenizer=tokenizer)
+    text = Text(template=FullTemplate(2), tokenizer=tokenizer)
     ids = text.prompt(FIRST, [], FIRST)
     assert tokenizer.decode(ids) == f"[user]{text.template.render(FIRST, [], FIRST)}<|end|>[assistant]"
     assert tokenizer.eos_token_id in ids
@@ -47,7 +47,7 @@ def test_answers_end_at_the_tag_where_it_is_a_token():
     """Else at the model's end token alone; the tag survives decoding, the end token does not."""
     tags = ("<think>", "</think>", "<action>", "</action>")
     tagged, plain = byte_tokenizer(*tags), byte_tokenizer()
-    template = make_template("compact", 6)
+    template = CompactTemplate(6)
     assert set(Text(template=template, tokenizer=plain).stop_ids) == {plain.eos_token_id}
     text = Text(template=template, tokenizer=tagged)
     assert set(text.stop_ids) == {tagged.eos_token_id, tagged.convert_tokens_to_ids("</action>")}
@@ -59,4 +59,4 @@ def test_a_chat_prompt_needs_a_chat_template(tmp_path):
     """A base model is refused in one line before anything is sampled."""
     byte_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(UserError, match="no chat template"):
-        load_text(str(tmp_path), make_template("full", 2))
+        load_text(str(tmp_path), FullTemplate(2))

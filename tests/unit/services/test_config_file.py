@@ -31,7 +31,7 @@ def test_values_of_the_file_and_defaults_of_the_tree(file: Path):
     ("learner.lr=3e-4", "learner", "lr", 3e-4),
     ("learner.betas=[0.9, 0.99]", "learner", "betas", (0.9, 0.99)),
     ("eval.compare_cold_start=true", "eval", "compare_cold_start", True),
-    ("env.task_types=[pick]", "env", "task_types", ("pick",)),
+    ("env.urls=[http://a:1]", "env", "urls", ("http://a:1",)),
     ("model.path=null", "model", "path", None),
     ("redis.url=redis://host:1/0?a=b", "redis", "url", "redis://host:1/0?a=b"),
 ])
@@ -134,7 +134,7 @@ def test_a_config_builds_on_its_base(file: Path):
 
 def test_a_base_may_be_a_shipped_config(file: Path):
     file.write_text("base: alfworld-tiny\nname: mine\n")
-    assert load_config(file).env.task_types == ("pick", "look")
+    assert load_config(file).env.alfworld.task_types == ("pick", "look")
 
 
 def test_a_base_that_is_not_there_or_turns_in_a_circle_is_one_line(file: Path):

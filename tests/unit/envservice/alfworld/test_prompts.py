@@ -2,8 +2,11 @@
 
 import pytest
 
-from envservice.alfworld.prompts import CompactTemplate, FullTemplate, make_template, project, task_of
+from envservice.alfworld.prompts import CompactTemplate, FullTemplate, project, task_of
 from envservice.base import Outcome, Turn
+from envservice.registry import make_template
+from services.config import EnvSection
+from services.errors import UserError
 
 FIRST = Outcome(
     observation=(
@@ -128,8 +131,8 @@ def test_answers_are_read_by_the_pipelines_rule(text, action, valid):
 
 def test_templates_are_found_by_name_and_share_the_parser():
     for name in ("full", "compact"):
-        template = make_template(name, 3)
+        template = make_template(EnvSection(prompt=name))
         assert template.name == name
         assert template.parse("<think>a</think><action>Look</action>").action == "look"
-    with pytest.raises(KeyError):
-        make_template("long", 3)
+    with pytest.raises(UserError, match="alfworld has no prompt 'long'"):
+        make_template(EnvSection(prompt="long"))

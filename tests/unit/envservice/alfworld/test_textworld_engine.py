@@ -10,7 +10,7 @@ import pytest
 from envservice.alfworld import textworld_engine
 from envservice.alfworld.environment import open_environment
 from envservice.alfworld.generator import generate
-from services.config import EnvSection
+from services.config_env import AlfworldSection, EnvSection
 from services.errors import UserError
 
 
@@ -18,7 +18,7 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "textworld" else found(name))
     with pytest.raises(UserError, match=r"needs the package \w+; install it with `pip install 'gagpo\[alfworld\]'`"):
-        open_environment(EnvSection(engine="textworld"))
+        open_environment(EnvSection(alfworld=AlfworldSection(engine="textworld")))
 
 
 def test_threads_play_at_once_and_the_process_keeps_its_arguments_and_environment(monkeypatch):

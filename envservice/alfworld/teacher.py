@@ -1,0 +1,43 @@
+"""ALFWorld's demonstrations: the searcher as a Demonstrator, noise that mistakes numbers, games under other numbers."""
+
+from __future__ import annotations
+
+import random
+import re
+
+from envservice.alfworld.prompts import choices
+from envservice.alfworld.renumbered import Renumbered
+from envservice.alfworld.searcher import Searcher
+from envservice.base import Outcome
+from envservice.family import Teacher
+from services.config import SftSection
+
+_HIGHEST_NUMBER = 30
+"""Of the numbers that corrupted actions name."""
+
+
+class Demonstrator:
+    """The searcher's moves as answers: its subgoal is the thought."""
+
+    def __init__(self, first: Outcome, rng: random.Random, sft: SftSection) -> None:
+        self._searcher = Searcher(first, jump=sft.jump, rng=rng)
+
+    def act(self, now: Outcome) -> str:
+        move = self._searcher.act(now)
+        return f"<think>{move.thought}</think><action>{move.action}</action>"
+
+
+def disturb(action: str, now: Outcome, rng: random.Random) -> str:
+    """In place of `action`: any admissible one, or one that is not, made by changing a number in it."""
+    if rng.random() < 0.5:
+        return rng.choice(choices(now))
+    numbered = action if re.search(r"\d", action) else rng.choice([each for each in choices(now) if each[-1].isdigit()])
+    while True:
+        spot = rng.choice(list(re.finditer(r"\d+", numbered)))
+        corrupted = f"{numbered[: spot.start()]}{rng.randint(1, _HIGHEST_NUMBER)}{numbered[spot.end() :]}"
+        if corrupted not in now.admissible_actions:
+            return corrupted
+
+
+TEACHER = Teacher(
+    player=Demonstrator, disturb=disturb, disguise=lambda session, seed: Renumbered(session, seed=seed))

@@ -1,0 +1,79 @@
+"""Environments by name: the only place that knows which there are. A family is imported when its name is asked for,
+so that a server of one environment needs nothing of another."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from envservice.base import Environment, PromptTemplate
+from envservice.family import Family
+from services.config import EnvSection
+from services.errors import UserError
+
+BUILT_IN: Mapping[str, str] = {
+    "alfworld": "envservice.alfworld.family:FAMILY",
+}
+"""`env.name` to `module:attribute`. Task ids begin with the name, or with the name, a dash and a variant."""
+
+
+def find_family(name: str) -> Family:
+    """The family of an `env.name`: one of BUILT_IN, or any Family as `module:attribute`.
+
+    Raises UserError for an unknown name and for one of one's own that cannot be imported.
+    """
+    target = BUILT_IN.get(name, name)
+    module, colon, attribute = target.partition(":")
+    if not (colon and attribute and all(part.isidentifier() for part in module.split("."))):
+        raise UserError(f"there is no environment {name!r}",
+                        f"set env.name to one of {', '.join(BUILT_IN)}, or to module:attribute of your own")
+    found = _imported(target, module, attribute)
+    if not isinstance(found, Family):
+        raise UserError(f"{target} is a {type(found).__name__}, not a Family", "see envservice/family.py")
+    return found
+
+
+def _imported(target: str, module: str, attribute: str) -> Any:
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        # A missing folder on the way to the module is one thing, a missing dependency of it another.
+        missing = error.name or ""
+        mend = "install its package, or put its folder on PYTHONPATH" if f"{module}.".startswith(f"{missing}.") else (
+            f"install {missing}")
+        raise UserError(f"the environment {target} cannot be imported ({error})", mend) from None
+    except AttributeError:
+        raise UserError(f"{module} has no {attribute}", "set env.name to module:attribute of a Family") from None
+
+
+def open_environment(env: EnvSection) -> Environment:
+    """The environment that a config asks for. Raises UserError for missing data or packages."""
+    return find_family(env.name).open(env)
+
+
+def open_holding(env: EnvSection, task: str) -> Environment:
+    """The environment that a task id belongs to, with the settings of `env`; its name is overruled by a task of
+    another that comes with the package. Raises UserError for missing data or packages, KeyError for an id of none."""
+    named = task.partition("/")[0].partition("-")[0]
+    if named in BUILT_IN and env.name in BUILT_IN:
+        env = env.model_copy(update={"name": named})
+    family = find_family(env.name)
+    return family.open(env) if family.holding is None else family.holding(env, task)
+
+
+def make_template(env: EnvSection) -> PromptTemplate:
+    """The template `env.prompt`, showing `env.history` steps. Raises UserError naming those that there are."""
+    prompts = find_family(env.name).prompts
+    if env.prompt not in prompts:
+        raise UserError(f"{env.name} has no prompt {env.prompt!r}", f"set env.prompt to one of {', '.join(prompts)}")
+    return prompts[env.prompt](env.history)
+
+
+def check_settings(env: EnvSection) -> None:
+    """Raises UserError for a name, a prompt or a number of steps that the environment does not have."""
+    longest = find_family(env.name).max_steps
+    if env.max_steps > longest:
+        raise UserError(f"env.max_steps={env.max_steps}, and an episode of {env.name} has at most {longest} steps",
+                        f"set env.max_steps to {longest} or less")
+    make_template(env)

@@ -1,0 +1,48 @@
+"""The `env` section: what all environments share, and one sub-section for each that has settings of its own.
+
+An environment's settings are a Section of its own beside AlfworldSection, and a field of EnvSection by its name.
+`env.name` is open: envservice/registry.py knows the names, and what each allows of `env.prompt` and `env.max_steps`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """Unknown keys are errors; values are fixed once validated."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class AlfworldSection(Section):
+    """Which ALFWorld games, and which engine."""
+
+    engine: Literal["own", "textworld"] = "own"
+    task_types: tuple[Literal["pick", "look", "clean", "heat", "cool", "two"], ...] = (
+        "pick", "look", "clean", "heat", "cool", "two")
+
+
+class EnvSection(Section):
+    """Which environment, how it is played, and who serves it."""
+
+    name: str = Field(default="alfworld", min_length=1)
+    """One that comes with the package, or `module:attribute` of a Family of one's own; docs/environments.md."""
+    data: Path | None = None
+    """Where the environment's data lies; None: where its variable points, and without that what it ships."""
+    max_steps: int = Field(default=50, ge=1)
+    reward_scale: float = 10.0
+    prompt: str = "full"
+    """A template of the environment. compact: for small models; full: the text that the papers' pipelines use."""
+    history: int = Field(default=2, ge=0)
+    """Past steps shown in the prompt (full template); the compact one shows this many past actions."""
+    servers: int = Field(default=1, ge=1)
+    """Server processes that a run starts for itself; ignored where urls are given."""
+    urls: tuple[str, ...] = ()
+    """Servers that run already."""
+    max_sessions: int = Field(default=1024, ge=1)
+    """Live sessions per server."""
+    alfworld: AlfworldSection = AlfworldSection()
