@@ -74,8 +74,8 @@ def gagpo(group, o):
 
     deltas = {(i, t): reward(group, i, t, o) + o["gamma"] * value(i, t + 1) - value(i, t) for i, t in steps(group)}
     decay = o["gamma"] * o["lam"]
-    raw = {(i, t): sum(decay ** (u - t) * deltas[i, u] for i_u, u in steps(group) if i_u == i and u >= t)
-           - local(group, i, t, o) for i, t in steps(group)}
+    raw = {(i, t): -local(group, i, t, o) + sum(decay ** (u - t) * deltas[i, u]
+                                                for u in range(t, len(group[i]["steps"]))) for i, t in steps(group)}
     return {"returns": found, "values": values, "deltas": deltas, "raw": raw}
 
 
