@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from learner.credit.registry import estimator
 from services.config import CreditSection
 
-EXAMPLES = {"gagpo": 1500}
+EXAMPLES = {"gagpo": 1000}
 
 
 def compare(found, expected, field):
@@ -19,7 +19,7 @@ def compare(found, expected, field):
 
 @pytest.mark.parametrize("name", oracle.BATCHES)
 def test_equals_the_slow_oracle(name):
-    @settings(max_examples=EXAMPLES.get(name, 500), deadline=None)
+    @settings(max_examples=EXAMPLES.get(name, 400), deadline=None)
     @given(st.lists(random_groups.groups, min_size=1, max_size=2), random_groups.options)
     def check(batch, options):
         section = CreditSection(estimator=name, **options)
