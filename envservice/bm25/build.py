@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from envservice.bm25 import analysis
 from envservice.bm25.index import FORMAT, META, Index, open_index
-from envservice.bm25.norms import encode
+from envservice.bm25.norms import encode, inverse_norms
 from services.errors import EnvFault
 
 BLOCK = 4_000_000
@@ -163,10 +163,11 @@ class _Writer:
         order = np.empty(len(by_id), dtype=np.int32)
         order[by_id] = np.arange(len(by_id), dtype=np.int32)
         self._save("order", order)
-        self._save("norms", encode(lengths))
         self._save_strings("ids", "id_offsets", self._ids)
-        self._place(self._sorted_terms())
-        return {"tokens": int(lengths.sum()), "counted": int((lengths > 0).sum())}
+        counted = int((lengths > 0).sum())
+        mean = lengths.sum() / counted if counted else 1.0
+        self._place(self._sorted_terms(), inverse_norms(mean)[encode(lengths)])
+        return {"counted": counted}
 
     def _sorted_terms(self) -> NDArray[np.int64]:
         """(terms,) the place of each term, by its number, among the sorted ones, which are saved."""
@@ -178,21 +179,22 @@ class _Writer:
         self._vocabulary.clear()
         return places
 
-    def _place(self, places: NDArray[np.int64]) -> None:
+    def _place(self, places: NDArray[np.int64], norms: NDArray[np.float32]) -> None:
+        """`norms` (documents,) is one over each document's."""
         sizes = np.zeros(len(places), dtype=np.int64)
         for block in range(self._num_blocks):
             sizes[places[self._block(block, "terms")]] += self._block(block, "sizes")
         starts = np.concatenate([[0], np.cumsum(sizes)])
         self._save("postings", starts)
         docs = self._create("docs", np.dtype(np.int32), int(starts[-1]))
-        tfs = self._create("tfs", np.dtype(np.uint16), int(starts[-1]))
+        gains = self._create("gains", np.dtype(np.float32), int(starts[-1]))
         free = starts[:-1].copy()
         for block in range(self._num_blocks):
             terms, counts = places[self._block(block, "terms")], self._block(block, "sizes")
             within = np.concatenate([[0], np.cumsum(counts)])
             to = np.repeat(free[terms] - within[:-1], counts) + np.arange(within[-1])
-            docs[to] = self._block(block, "docs")
-            tfs[to] = self._block(block, "tfs")
+            docs[to] = found = self._block(block, "docs")
+            gains[to] = np.float32(1) + self._block(block, "tfs").astype(np.float32) * norms[found]
             free[terms] += counts
 
     def _block(self, block: int, name: str) -> NDArray[Any]:

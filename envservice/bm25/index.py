@@ -5,7 +5,7 @@
 
 Lucene's BM25Similarity (8.11) to the bit: the length passes through one byte, each term's score is in single precision,
 their sum in double and then rounded to single. N and the mean count documents that have a term. Equal scores are
-ordered by document id. k1 and b are those of anserini and pyserini.
+ordered by document id. k1 = 0.9 and b = 0.4 are those of anserini and pyserini.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ import mmap
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from envservice.bm25 import analysis
-from envservice.bm25.norms import inverse_norms
 
-K1 = 0.9
-B = 0.4
 FORMAT = f"1/{analysis.VERSION}"
 """Of the folder and of the terms in it."""
 META = "meta.json"
+_PRUNING_PAYS = 4
+"""Looking for the k-th best costs a pass over all documents, about as much as a fourth of it in postings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,50 +38,97 @@ class Hit:
     score: float
 
 
+class _Postings(NamedTuple):
+    """Where a term's postings lie, and its idf times its count in the query: more no document gets by it."""
+
+    start: int
+    end: int
+    weight: np.float32
+
+
 class Index:
     """Ranks documents. Thread-safe: nothing is written after `open_index`.
 
-    Arrays: `postings` (terms + 1,) where each term's documents start; `docs`, `tfs` (postings,) document numbers,
-    ascending within a term, and how often it has the term; `norms` (documents,) byte codes of lengths; `order`
-    (documents,) place of the document's id among all sorted ids.
+    Arrays: `postings` (terms + 1,) where each term's documents start; `docs` (postings,) int32 document numbers,
+    ascending within a term; `gains` (postings,) float32 1 + tf / norm of the term in that document; `order` (documents,) int32
+    place of the document's id among all sorted ids.
     """
 
     def __init__(self, meta: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
         self.digest: str = meta["digest"]
         """Of what it was built from, as given to `build`."""
         self._counted: int = meta["counted"]
-        self._inverse_norms = inverse_norms(meta["tokens"] / self._counted if self._counted else 1.0, K1, B)
         self._ids = Strings(arrays["ids"], arrays["id_offsets"])
         self._terms = Strings(arrays["terms"], arrays["term_offsets"])
-        self._arrays = arrays
+        self._postings, self._docs, self._gains, self._order = (
+            arrays[name] for name in ("postings", "docs", "gains", "order"))
 
     def __len__(self) -> int:
         return len(self._ids)
 
     def search(self, query: str, k: int) -> list[Hit]:
         """The best `k` documents with a term of the query, best first; fewer where fewer have one."""
-        scores = np.zeros(len(self), dtype=np.float64)
-        for term, count in Counter(analysis.terms(query)).items():
-            place = self._terms.find(term)
-            if place is not None:
-                self._add(scores, place, count)
-        found = np.flatnonzero(scores)
-        single = scores[found].astype(np.float32)
+        found, scores = self._scores(self._rarest_first(query), k)
+        single = scores.astype(np.float32)
         if len(found) > k:
             worst = np.partition(single, len(found) - k)[len(found) - k]
             found, single = found[single >= worst], single[single >= worst]
-        best = np.lexsort((self._arrays["order"][found], -single))[:k]
+        best = np.lexsort((self._order[found], -single))[:k]
         return [Hit(self._ids[int(found[i])], float(single[i])) for i in best]
 
-    def _add(self, scores: NDArray[np.float64], term: int, count: int) -> None:
-        start, end = map(int, self._arrays["postings"][term : term + 2])
-        docs = self._arrays["docs"][start:end]
-        found = end - start
-        idf = np.float32(math.log(1 + (self._counted - found + 0.5) / (found + 0.5)))
-        weight = np.float32(count) * idf
-        frequencies = self._arrays["tfs"][start:end].astype(np.float32)
-        frequencies *= self._inverse_norms[self._arrays["norms"][docs]]
-        scores[docs] += weight - weight / (np.float32(1) + frequencies)
+    def _rarest_first(self, query: str) -> list[_Postings]:
+        found: list[_Postings] = []
+        for term, count in Counter(analysis.terms(query)).items():
+            place = self._terms.find(term)
+            if place is not None:
+                start, end = map(int, self._postings[place : place + 2])
+                idf = math.log(1 + (self._counted - (end - start) + 0.5) / (end - start + 0.5))
+                found.append(_Postings(start, end, np.float32(count) * np.float32(idf)))
+        return sorted(found, key=lambda term: term.end - term.start)
+
+    def _scores(self, terms: list[_Postings], k: int) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+        """Documents, ascending, with their scores: all that have a term, or at least all that can be among the best k.
+
+        Frequent terms are long to read and say little. As soon as k documents have more than the terms left could give
+        to one that has none so far, only those within that reach of the k-th best are looked up in what is left.
+        """
+        scores = np.zeros(len(self), dtype=np.float64)
+        spent, most = 0.0, float(sum(term.weight for term in terms))
+        for done, (start, end, weight) in enumerate(terms, start=1):
+            scores[self._docs[start:end]] += weight - weight / self._gains[start:end]
+            spent, most = spent + float(weight), most - float(weight)
+            if spent > most and sum(term.end - term.start for term in terms[done:]) * _PRUNING_PAYS > len(self):
+                found = np.flatnonzero(scores)
+                near = _within_reach(scores[found], k, most)
+                if near is not None:
+                    return self._completed(found[near], scores[found[near]], terms[done:], k)
+        found = np.flatnonzero(scores)
+        return found, scores[found]
+
+    def _completed(
+        self, found: NDArray[np.intp], scores: NDArray[np.float64], terms: list[_Postings], k: int
+    ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+        most = float(sum(term.weight for term in terms))
+        for start, end, weight in terms:
+            docs = self._docs[start:end]
+            places = np.searchsorted(docs, found.astype(docs.dtype))
+            places[places == len(docs)] = 0
+            having = docs[places] == found
+            scores[having] += weight - weight / self._gains[start:end][places[having]]
+            most -= float(weight)
+            near = _within_reach(scores, k, most)
+            if near is not None:
+                found, scores = found[near], scores[near]
+        return found, scores
+
+
+def _within_reach(scores: NDArray[np.float64], k: int, most: float) -> NDArray[np.bool_] | None:
+    """Which can be among the best k if each gets up to `most`; None while one that has nothing yet could be."""
+    if len(scores) < k:
+        return None
+    # A millionth less: final scores are rounded to single precision, and equal ones go by id.
+    worst = np.partition(scores, len(scores) - k)[len(scores) - k] * (1 - 1e-6)
+    return scores >= worst - most if worst > most else None
 
 
 class Strings:

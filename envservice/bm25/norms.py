@@ -1,10 +1,15 @@
-"""Document lengths as Lucene keeps them: a byte each, exact below 40, then with four significant bits (SmallFloat)."""
+"""What the length of a document does to its scores.
+
+Lucene keeps lengths in a byte each: exact below 40, then with four significant bits (SmallFloat.intToByte4).
+"""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
+K1 = 0.9
+B = 0.4
 _EXACT = 24
 """Codes that stand for themselves; the others count from here."""
 
@@ -25,7 +30,7 @@ def encode(lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
     return (np.searchsorted(LENGTHS, lengths, side="right") - 1).astype(np.uint8)
 
 
-def inverse_norms(average: float, k1: float, b: float) -> NDArray[np.float32]:
+def inverse_norms(average: float, k1: float = K1, b: float = B) -> NDArray[np.float32]:
     """(256,) 1 / (k1 (1 - b + b length / average)) of each code, in single precision at every operation as Lucene."""
     one, k1_, b_ = np.float32(1), np.float32(k1), np.float32(b)
     return one / (k1_ * ((one - b_) + b_ * LENGTHS.astype(np.float32) / np.float32(average)))

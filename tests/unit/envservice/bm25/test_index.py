@@ -140,3 +140,16 @@ def test_one_of_several_processes_builds(tmp_path: Path):
         process.join(timeout=30)
     assert [process.exitcode for process in processes] == [0] * 4
     assert (tmp_path / "log").read_text() == "built\n"
+
+
+def test_leaving_frequent_terms_out_changes_nothing():
+    """400 documents in which five words are frequent and the rest rare: what pruning is for."""
+    draw = np.random.default_rng(7)
+    chance = np.array([0.9, 0.7, 0.5, 0.4, 0.3, 0.05, 0.04, 0.03, 0.02, 0.01])
+    words = np.array([f"word{letter}" for letter in "abcdefghij"])
+    rows = draw.random((400, 10)) < chance
+    documents = [(f"{n:03d}", " ".join(words[row])) for n, row in enumerate(rows)]
+    index = build.build(documents)
+    for query in ("worda wordb wordc wordj", "worda wordf wordg wordh wordi", "worde wordi wordj worda wordd", "worda"):
+        for k in (1, 5, 40):
+            assert [hit.id for hit in index.search(query, k)] == [hit.id for hit in by_definition(documents, query, k)]
