@@ -1,0 +1,150 @@
+"""WebShop behind the protocol of envservice/base.py: official products where the user has them, else our catalogue."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from envservice.base import Replay, Session
+from envservice.bm25.build import build, open_or_build
+from envservice.bm25.index import Index
+from envservice.webshop import catalogue, files, splits
+from envservice.webshop.files import Size
+from envservice.webshop.goals import SEED, Goal, Goals
+from envservice.webshop.nouns import Tagger, find_tagger
+from envservice.webshop.pages import Format
+from envservice.webshop.products import Product
+from envservice.webshop.session import Shop, WebshopSession
+from envservice.webshop.stock import Stock
+
+VERSION = "1"
+"""Grows when any page, action list, draw or score changes."""
+HITS = 50
+_IN_MEMORY = 20_000
+"""Products whose index takes seconds to build; of more, it is kept on disk and shared."""
+_ORDERS = 256
+"""Orders of goals kept; there are more than one with `verl_compat` only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a config says about WebShop."""
+
+    data: Path | None = None
+    """Folder with the official product files; None: our catalogue."""
+    products: Size = "small"
+    """Of official files: the first thousand products, or all."""
+    goals: files.Goals = "synthetic"
+    observation: Format = "text"
+    show_attributes: bool = False
+    """Item pages also offer the page of attributes, which the original leaves off."""
+    strict_options: bool = False
+    """A purchase's options must be the very ones asked for; else the original's fuzzy match decides."""
+    verl_compat: bool = False
+    """Splits and shuffles of verl-agent, in which train and test goals overlap; see splits.py."""
+
+
+class WebshopEnvironment:
+    """One shop for all sessions of a process. Its version names all that a score depends on beside the task."""
+
+    replay: Replay = "pure"
+    engine = "own"
+
+    def __init__(self, stock: Stock, settings: Settings | None = None, *, tagger: tuple[str, Tagger] | None = None):
+        self._settings = settings or Settings()
+        self._stock = stock
+        name, nouns = tagger or find_tagger()
+        self.name = splits.FAMILY if stock.source == "official" else f"{splits.FAMILY}-{stock.source}"
+        self.version = _version(stock, self._settings, name)
+        self.tagger = name
+        self._goals = lru_cache(maxsize=_ORDERS)(self._draw)
+        count = len(self._goals(SEED))
+        self._splits = splits.VerlAgent(count) if self._settings.verl_compat else splits.Fixed(count)
+        self._index = _index(stock)
+        self._shop = Shop(
+            search=self.search, by_asin=self._by_asin, nouns=nouns, observation=self._settings.observation,
+            show_attributes=self._settings.show_attributes, strict_options=self._settings.strict_options)
+
+    def splits(self) -> list[str]:
+        return list(splits.NAMES)
+
+    def training_splits(self) -> tuple[str, str, str]:
+        return splits.NAMES
+
+    def task_type(self, task: str) -> str:
+        """The shop's category of the product that the goal was written for."""
+        return self._by_asin(self.goal(task).asin.lower()).category
+
+    def tasks(self, split: str) -> list[str]:
+        return sorted(splits.tasks(self._splits, split))
+
+    def digest(self, split: str) -> str:
+        total = hashlib.blake2b(digest_size=16)
+        for seed in self._splits.seeds(split):
+            total.update(f"{split}/{self._splits.indices(split)}/{self._goals(seed).digest}\0".encode())
+        return total.hexdigest()
+
+    def task_digest(self, task: str) -> str:
+        """Over all products and goals: what a search finds depends on each of them."""
+        seed, index = splits.place_of(self._splits, task)
+        return hashlib.blake2b(f"{self._goals(seed).digest}/{index}".encode(), digest_size=16).hexdigest()
+
+    def open(self, task: str) -> Session:
+        seed, index = splits.place_of(self._splits, task)
+        goals = self._goals(seed)
+        return WebshopSession(self._shop, goals[index], lambda product: goals.price(self._place(product)))
+
+    def check(self, task: str) -> None:
+        """Nothing is left to find broken in a task once the files are read. Raises KeyError for an unknown one."""
+        splits.place_of(self._splits, task)
+
+    def goal(self, task: str) -> Goal:
+        """What the task asks for. Raises KeyError."""
+        seed, index = splits.place_of(self._splits, task)
+        return self._goals(seed)[index]
+
+    def search(self, query: str) -> Sequence[Product]:
+        """The fifty best products for a query."""
+        return [self._by_asin(hit.id.lower()) for hit in self._index.search(query, HITS)]
+
+    def _by_asin(self, asin: str) -> Product:
+        return self._stock.products[self._stock.index_of[asin]]
+
+    def _place(self, product: Product) -> int:
+        return self._stock.index_of[product.asin.lower()]
+
+    def _draw(self, seed: int) -> Goals:
+        return Goals(self._stock, seed)
+
+
+def open_webshop(settings: Settings) -> WebshopEnvironment:
+    """The environment of a config. Raises UserError for missing and for malformed files."""
+    if settings.data is None:
+        return WebshopEnvironment(catalogue.stock(), settings)
+    stock = files.load_stock(settings.data.expanduser(), size=settings.products, goals=settings.goals)
+    return WebshopEnvironment(stock, settings)
+
+
+def _version(stock: Stock, settings: Settings, tagger: str) -> str:
+    """Such as `1+catalogue+endings-1`."""
+    parts = [VERSION, stock.source, tagger]
+    parts += [settings.goals] if settings.goals != "synthetic" else []
+    parts += [settings.observation] if settings.observation != "text" else []
+    chosen = {
+        "attributes": settings.show_attributes, "strict-options": settings.strict_options,
+        "verl-compat": settings.verl_compat}
+    return "+".join([*parts, *(name for name, on in chosen.items() if on)])
+
+
+def _index(stock: Stock) -> Index:
+    def documents():
+        return ((product.asin, product.document()) for product in stock.products)
+
+    if len(stock.products) <= _IN_MEMORY:
+        return build(documents())
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return open_or_build(cache / "gagpo" / f"webshop-{stock.digest[:16]}", stock.digest, documents)

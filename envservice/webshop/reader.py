@@ -1,0 +1,135 @@
+"""Pages read back from their text, as a shopper reads them: for prompts and for the scripted player.
+
+Works on both observation forms and on any products; nothing is known here that the text does not say.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from envservice.base import Outcome
+from envservice.webshop import pages
+from envservice.webshop.session import SEARCH_ACTION
+
+_MARKED = re.compile(r"\s*\[(?:clicked )?button\] (.*) \[(?:clicked )?button_\]")
+_COUNT = re.compile(r"Page (\d+) \(Total results: (\d+)\)")
+_LIMIT = re.compile(r"(.*), and price lower than ([\d.]+) dollars", re.DOTALL)
+_PRICE = "Price: "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """One line of a results page."""
+
+    asin: str
+    """In lower case, as clicks name it."""
+    title: str
+    price: str
+    """The tag: `$12.99` or `$10.0 to $20.0`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """What a page says. Fields of other kinds of page are empty."""
+
+    name: pages.Name
+    number: int = 1
+    total: int = 0
+    """Results."""
+    results: tuple[Listed, ...] = ()
+    title: str = ""
+    price: str = ""
+    options: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    lines: tuple[str, ...] = ()
+    """Of a sub page."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """An instruction, taken apart."""
+
+    wish: str
+    """What is left of it."""
+    options: dict[str, str]
+    limit: float | None
+    """Dollars."""
+
+
+def pieces(observation: str) -> list[str]:
+    """The texts of a page in order, without marks of buttons."""
+    if pages.SEPARATOR in observation:
+        return observation.split(pages.SEPARATOR)
+    lines = (line for line in observation.split("\n") if line and not line.startswith("You have clicked "))
+    return [found[1] if (found := _MARKED.fullmatch(line)) else line for line in lines]
+
+
+def instruction_of(first: Outcome) -> str:
+    """What the first page asks for."""
+    texts = pieces(first.observation)
+    return texts[2] if len(texts) > 2 else ""
+
+
+def parse_request(instruction: str) -> Request:
+    """Options are found in the synthetic form only: `... with color: red, and size: small, and price lower`."""
+    limit = None
+    if found := _LIMIT.fullmatch(instruction):
+        instruction, limit = found[1], float(found[2])
+    options: dict[str, str] = {}
+    if (start := _options_start(instruction)) is not None:
+        named = instruction[start + len(" with ") :]
+        instruction = instruction[:start]
+        options = {name: value for name, _, value in (pair.partition(": ") for pair in named.split(", and "))}
+    return Request(wish=instruction, options=options, limit=limit)
+
+
+def _options_start(text: str) -> int | None:
+    """Where ` with name: value` begins: the last ` with ` before the first colon."""
+    colon = text.find(": ")
+    start = text.rfind(" with ", 0, colon) if colon > 0 else -1
+    return start if start >= 0 else None
+
+
+def clicks(now: Outcome) -> list[str]:
+    """What can be clicked."""
+    return [each[len("click[") : -1] for each in now.admissible_actions if each.startswith("click[")]
+
+
+def read(now: Outcome) -> Page:
+    """The page of an outcome."""
+    texts = pieces(now.observation)
+    if SEARCH_ACTION in now.admissible_actions:
+        return Page(name="index")
+    offered = clicks(now)
+    if pages.BUY.lower() in offered and pages.BUY in texts:
+        return _item(texts, offered)
+    if pages.NEXT.lower() in offered:
+        return _results(texts)
+    if offered:
+        return Page(name="sub", lines=tuple(texts[texts.index(pages.PREVIOUS) + 1 :]))
+    return Page(name="done")
+
+
+def _results(texts: Sequence[str]) -> Page:
+    place = next(n for n, text in enumerate(texts) if _COUNT.fullmatch(text))
+    found = _COUNT.fullmatch(texts[place])
+    assert found is not None
+    rows = texts[texts.index(pages.NEXT, place) + 1 :]
+    results = tuple(
+        Listed(asin=asin.lower(), title=title, price=price)
+        for asin, title, price in zip(rows[::3], rows[1::3], rows[2::3], strict=False))
+    return Page(name="results", number=int(found[1]), total=int(found[2]), results=results)
+
+
+def _item(texts: Sequence[str], offered: Sequence[str]) -> Page:
+    start = texts.index(pages.PREVIOUS) + 1
+    end = next(n for n in range(len(texts) - 1, start, -1) if texts[n].startswith(_PRICE))
+    values = set(offered[offered.index(pages.BUY.lower()) + 1 :])
+    options: dict[str, list[str]] = {}
+    for text in texts[start : end - 1]:
+        if text in values and options:
+            options[next(reversed(options))].append(text)
+        else:
+            options[text] = []
+    return Page(name="item", title=texts[end - 1], price=texts[end].removeprefix(_PRICE), options=options)

@@ -1,0 +1,107 @@
+"""Which goals are trained on, chosen by and reported on, and what their tasks are called.
+
+`Fixed`, the default: one order of goals for everyone, cut by index, so that no goal is in two parts:
+
+    test   the first 500          eval   the next 1000          train   the rest         webshop/<split>/<goal index>
+
+with at most a sixth of all goals each in test and in eval. With the official thousand products and with the human goals
+that is the cut of the original's evaluation.
+
+`VerlAgent`, to compare with figures that verl-agent and its descendants publish: there each group of workers shuffles
+the goals, and draws the prices, by a seed of its own, and index n means another goal in each. Indices 0-499 are held
+out, and most of their goals are trained on all the same, by workers with another seed. Tasks name both:
+`webshop/<split>/<seed>-<index>`. The original has train seeds 0-15 and validation seeds 1000-1127; the latter are
+halved into eval and test here, because a checkpoint is not chosen on what it is reported on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from envservice.webshop.goals import SEED
+from services.errors import UserError
+
+FAMILY = "webshop"
+TEST, EVAL, SMALLEST_PART = 500, 1000, 6
+NAMES = ("train", "eval", "test")
+WORKER_SEEDS = {"train": range(16), "eval": range(1000, 1064), "test": range(1064, 1128)}
+"""Of verl-agent: sixteen groups of workers, 128 validation workers."""
+Place = tuple[int, int]
+"""Seed of an order, index in it."""
+
+
+class Splits(Protocol):
+    """Where each split's goals are."""
+
+    def seeds(self, split: str) -> range:
+        """Seeds of the orders that the split's tasks name. Raises UserError for an unknown split."""
+        ...
+
+    def indices(self, split: str) -> range: ...
+
+    def name(self, place: Place) -> str:
+        """The last part of a task id."""
+        ...
+
+
+class Fixed:
+    """One order, cut in three; `count` goals in all."""
+
+    def __init__(self, count: int) -> None:
+        test, held = min(TEST, count // SMALLEST_PART), min(EVAL, count // SMALLEST_PART)
+        self._parts = {"test": range(test), "eval": range(test, test + held), "train": range(test + held, count)}
+
+    def seeds(self, split: str) -> range:
+        _check(split)
+        return range(SEED, SEED + 1)
+
+    def indices(self, split: str) -> range:
+        return self._parts[split]
+
+    def name(self, place: Place) -> str:
+        return str(place[1])
+
+
+class VerlAgent:
+    """An order for each seed, of which the first indices are held out."""
+
+    def __init__(self, count: int) -> None:
+        held = min(TEST, count // SMALLEST_PART)
+        self._parts = {"test": range(held), "eval": range(held), "train": range(held, count)}
+
+    def seeds(self, split: str) -> range:
+        _check(split)
+        return WORKER_SEEDS[split]
+
+    def indices(self, split: str) -> range:
+        return self._parts[split]
+
+    def name(self, place: Place) -> str:
+        return f"{place[0]}-{place[1]}"
+
+
+def tasks(splits: Splits, split: str) -> Iterator[str]:
+    """All task ids of a split. Raises UserError for an unknown one."""
+    for seed in splits.seeds(split):
+        for index in splits.indices(split):
+            yield f"{FAMILY}/{split}/{splits.name((seed, index))}"
+
+
+def place_of(splits: Splits, task: str) -> Place:
+    """The goal that a task id names. Raises KeyError for anything that `tasks` does not give."""
+    family, _, rest = task.partition("/")
+    split, _, name = rest.partition("/")
+    numbers = [int(part) for part in name.split("-") if part.isascii() and part.isdigit() and len(part) < 20]
+    if family != FAMILY or split not in NAMES or not numbers:
+        raise KeyError(task)
+    seeds, indices = splits.seeds(split), splits.indices(split)
+    place = (numbers[0] if len(numbers) > 1 else seeds.start, numbers[-1])
+    if place[0] not in seeds or place[1] not in indices or f"{FAMILY}/{split}/{splits.name(place)}" != task:
+        raise KeyError(task)
+    return place
+
+
+def _check(split: str) -> None:
+    if split not in NAMES:
+        raise UserError(f"WebShop has no split {split!r}", f"choose one of {', '.join(NAMES)}")
