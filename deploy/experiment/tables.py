@@ -69,11 +69,11 @@ def _late(curve: Sequence[float | None]) -> float | None:
 
 def measures(records: Sequence[Record]) -> list[Measure]:
     """All columns; the fixed budgets are the steps that these runs were evaluated at."""
-    steps = sorted({row["step"] for record in records for row in record.evaluations
-                    if row["label"].startswith("step-") and row["step"]})
+    steps = sorted({(row["step"], row["split"]) for record in records for row in record.evaluations
+                    if row["label"].startswith("step-")})
     return [
         Measure(name="heldout", title="held-out", form=".1%", of=_panel),
-        *(Measure(name=f"step_{step}", title=f"at step {step}", form=".1%", of=_at(step)) for step in steps),
+        *(Measure(name=f"step_{step}", title=f"{split} at {step}", form=".1%", of=_at(step)) for step, split in steps),
         Measure(name="area", title="training area", form=".1%", of=_curve("success_rate", mean_of)),
         Measure(name="length", title="late length", form=".1f", of=_curve("episode_length", _late)),
         Measure(name="volatility", title="gradient volatility", form=".2f", of=_curve("grad_norm", volatility)),
