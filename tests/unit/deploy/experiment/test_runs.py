@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from deploy.children import ChildFailed
+from deploy.children import Child, ChildFailed
 from deploy.experiment import records
 from deploy.experiment.design import Run, config_of, runs
 from deploy.experiment.progress import Progress, span
@@ -99,6 +99,18 @@ def test_progress_says_what_is_left():
     progress = Progress(4, done=1, parallel=2, typical_s=120, console=Console(file=Lines(said), width=200))
     progress.finished("gagpo-seed0", 240, "50.0% on heldout")
     assert "2/4 gagpo-seed0: 50.0% on heldout, 4 min; about 3 min left" in "".join(said)
+
+
+def test_the_live_view_shows_the_last_line_of_each_run(tmp_path: Path):
+    child = Child("gagpo-seed0", [], log=tmp_path / "log")
+    (tmp_path / "log").write_text("step 1\nstep 2\n")
+    said: list[str] = []
+    console = Console(file=Lines(said), width=200)
+    progress = Progress(4, done=1, typical_s=60, console=console)
+    progress.running([child])
+    console.print(progress.render())
+    assert "1 of 4 runs; about 3 min left" in "".join(said)
+    assert "gagpo-seed0  step 2" in "".join(said)
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(20, "0 min"), (150, "2 min"), (3900, "1 h 05 min")])
