@@ -156,7 +156,9 @@ def _reads(environment: Environment, metrics: ServerMetrics) -> APIRouter:
 
 def _documented(element: type[BaseModel], result: Any) -> dict[str, Any]:
     """What OpenAPI says of a route that reads and writes its bodies itself."""
-    body = {"type": "array", "maxItems": MAX_BATCH, "items": element.model_json_schema()}
+    items = element.model_json_schema(ref_template="#/components/schemas/{model}")
+    items.pop("$defs", None)  # what a request refers to is part of an answer, and published as such
+    body = {"type": "array", "maxItems": MAX_BATCH, "items": items}
     errors: dict[int | str, Any] = {status: {"model": ProblemBody} for status in (401, 413, 422, 503)}
     return {
         "response_model": None,

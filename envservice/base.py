@@ -1,6 +1,7 @@
 """What an environment is. One folder per environment implements these and nothing else.
 
-A session is a pure function of (task, actions), so any server can rebuild it: see sessions.py.
+A session is a pure function of (task, actions), so any server can rebuild it; or of (task, actions, their outcomes),
+where outcomes come from elsewhere: see sessions.py.
 """
 
 from __future__ import annotations
@@ -37,6 +38,14 @@ class Session(Protocol):
         ...
 
 
+class RecordedSession(Session, Protocol):
+    """A live game of an environment with `replay = "transcript"`. Its reset is still a pure function of the task."""
+
+    def recall(self, action: str, outcome: Outcome) -> None:
+        """Takes a step that has been taken before, with what came of it then; asks nobody. Undefined after done."""
+        ...
+
+
 class Environment(Protocol):
     """One environment family with its tasks: thread-safe, made once per server process."""
 
@@ -44,6 +53,7 @@ class Environment(Protocol):
     engine: str
     version: str
     replay: Replay
+    """`transcript`: what `open` gives are RecordedSessions, rebuilt from their outcomes and not by stepping again."""
 
     def splits(self) -> list[str]: ...
 

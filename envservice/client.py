@@ -4,6 +4,7 @@
        ▲                                                                                   │
        └──────── result, typed error, or a fault: try again here or on another ◀───────────┘
 
+A server that has lost the session of an environment that cannot be replayed asks for the results so far, and gets them.
 Retries are safe because the API is idempotent: a repeated step gives its recorded result, or is rebuilt.
 The first replica of an episode is chosen by rendezvous hash of its id; it stays there until that replica fails.
 A replica that failed or is full is left alone for a while; the next in the episode's ranking serves meanwhile.
@@ -135,12 +136,13 @@ class EpisodeHandle:
         self._client = client
         self._ranking = ranking
         self._actions: list[str] = []
+        self._results: list[Result] = []
         self._digest = ""
 
     async def reset(self) -> Result:
         """The first observation; also starts the episode again."""
         result = await self._ask("reset", {"episode_id": self.episode_id, "task": self.task})
-        self._actions, self._digest = [], result.digest
+        self._actions, self._results, self._digest = [], [], result.digest
         return result
 
     async def step(self, action: str) -> Result:
@@ -150,6 +152,7 @@ class EpisodeHandle:
             "digest": self._digest,
         })
         self._actions.append(action)
+        self._results.append(result)
         self._digest = result.digest
         return result
 
@@ -164,6 +167,8 @@ class EpisodeHandle:
 
         async def ask(replica: Replica) -> Reply:
             reply = await replica.ask(verb, body)
+            if reply.element.get("type") == "transcript_missing":
+                reply = await replica.ask(verb, msgspec.json.encode({**element, "transcript": self._results}))
             if reply.element.get("type") == "full":
                 raise Full(FULL_S)
             return reply

@@ -1,15 +1,16 @@
 """What can go wrong with one element of a request, or with the whole of it: `{type, message, field, status}`.
 
-    unauthorized     401  no token, or the wrong one
-    not_found        404  no such route or split
-    unknown_task     404
-    conflict         409  this step was taken otherwise, or the episode is over
-    replay_diverged  409  the rebuilt session is not the recorded one
-    engine_mismatch  409  the digest was made by another engine or version
-    too_large        413  body, or number of elements
-    malformed        422  `field` names the place
-    env_fault        500  the engine broke; its session is gone
-    full             503  no room for another session; Retry-After says when to ask again
+    unauthorized        401  no token, or the wrong one
+    not_found           404  no such route or split
+    unknown_task        404
+    conflict            409  this step was taken otherwise, or the episode is over
+    transcript_missing  409  this server needs the results of the actions too, to rebuild the session
+    replay_diverged     409  the rebuilt session is not the recorded one
+    engine_mismatch     409  the digest was made by another engine or version
+    too_large           413  body, or number of elements
+    malformed           422  `field` names the place
+    env_fault           500  the engine broke; its session is gone
+    full                503  no room for another session; Retry-After says when to ask again
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from __future__ import annotations
 from typing import Literal
 
 ProblemType = Literal[
-    "unauthorized", "not_found", "unknown_task", "conflict", "replay_diverged", "engine_mismatch", "too_large",
-    "malformed", "env_fault", "full", "method_not_allowed",
+    "unauthorized", "not_found", "unknown_task", "conflict", "replay_diverged", "engine_mismatch", "transcript_missing",
+    "too_large", "malformed", "env_fault", "full", "method_not_allowed",
 ]
 
 STATUS: dict[ProblemType, int] = {
     "unauthorized": 401, "not_found": 404, "unknown_task": 404, "method_not_allowed": 405, "conflict": 409,
-    "replay_diverged": 409, "engine_mismatch": 409, "too_large": 413, "malformed": 422, "env_fault": 500, "full": 503,
+    "replay_diverged": 409, "engine_mismatch": 409, "transcript_missing": 409, "too_large": 413,
+    "malformed": 422, "env_fault": 500, "full": 503,
 }
 
 

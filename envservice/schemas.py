@@ -39,24 +39,6 @@ class ResetRequest(Wire):
     task: TaskId
 
 
-class StepRequest(Wire):
-    """One action, with all that a server needs to rebuild the session that it belongs to."""
-
-    episode_id: EpisodeId
-    task: TaskId
-    actions: Annotated[list[Action], Field(max_length=MAX_ACTIONS)]
-    """All actions so far, so the index of this step is their number."""
-    action: Action
-    digest: Annotated[str, Field(min_length=1, max_length=200)]
-    """As the last reply gave it."""
-
-
-class CloseRequest(Wire):
-    """Ends an episode early or late; unknown ids are closed already."""
-
-    episode_id: EpisodeId
-
-
 class StepResult(Wire):
     """What reset and step give back."""
 
@@ -67,6 +49,27 @@ class StepResult(Wire):
     won: bool
     info: dict[str, str | int | float | bool]
     digest: str
+
+
+class StepRequest(Wire):
+    """One action, with all that a server needs to rebuild the session that it belongs to."""
+
+    episode_id: EpisodeId
+    task: TaskId
+    actions: Annotated[list[Action], Field(max_length=MAX_ACTIONS)]
+    """All actions so far, so the index of this step is their number."""
+    action: Action
+    digest: Annotated[str, Field(min_length=1, max_length=200)]
+    """As the last reply gave it."""
+    transcript: Annotated[list[StepResult], Field(max_length=MAX_ACTIONS)] | None = None
+    """The results of `actions`, one each, as they were given. Needed only where a server answered `transcript_missing`:
+    it has lost the session, and those of its environment cannot be rebuilt by taking their actions again."""
+
+
+class CloseRequest(Wire):
+    """Ends an episode early or late; unknown ids are closed already."""
+
+    episode_id: EpisodeId
 
 
 class CloseResult(Wire):

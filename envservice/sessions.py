@@ -10,21 +10,26 @@ What a step of index i finds, and what follows:
     exactly i actions      check the digest, step
     more than i actions    check the digest, give the recorded result if the action is the same
     another history        conflict
+
+To replay is to take the actions again where the environment is pure. Where it is not (`replay: transcript`), the
+results that the client has kept are folded in instead, and the digest holds them to what was answered then. It finds
+mistakes, not lies: whoever may step an episode may also make one up.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import msgspec
 
-from envservice.base import Environment, Outcome, Session
+from envservice.base import Environment, Outcome, RecordedSession, Session
 from envservice.digest import engine_tag, first_digest, next_digest, tag_of
 from envservice.problems import Problem
-from envservice.schemas import StepRequest
+from envservice.schemas import StepRequest, StepResult
 
 log = logging.getLogger(__name__)
 RETRY_AFTER_S = 5.0
@@ -56,15 +61,13 @@ class _Live:
 class SessionStore:
     """At most `limit` sessions of one environment; one that is idle for `lease_s` seconds is dropped.
 
-    Methods raise Problem. Raises ValueError for an environment whose sessions are not pure functions of their actions.
+    Methods raise Problem.
     """
 
     def __init__(
         self, environment: Environment, *, limit: int = 1024, lease_s: float = 300.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if environment.replay != "pure":
-            raise ValueError(f"cannot rebuild sessions of {environment.name}: replay is {environment.replay!r}")
         self._environment = environment
         self._limit = limit
         self._lease_s = lease_s
@@ -95,7 +98,7 @@ class SessionStore:
             live = self._open(request.task) if live is None else live
             answer = self._advance(live, request)
         except Problem as problem:
-            if live is not None and problem.kind == "conflict":  # the session itself is sound
+            if live is not None and problem.kind in ("conflict", "transcript_missing"):  # the session itself is sound
                 self._keep(request.episode_id, live)
             raise
         self._keep(request.episode_id, live)
@@ -110,10 +113,8 @@ class SessionStore:
         common = min(index, len(live.actions))
         if live.task != request.task or live.actions[:common] != request.actions[:common]:
             raise Problem("conflict", "this episode has another history", field="actions")
-        for action in request.actions[common:]:
-            if live.answers[-1].done:
-                raise Problem("replay_diverged", "the rebuilt episode ended before its last action", field="actions")
-            self._apply(live, action)
+        if common < index:
+            self._replay(live, request.actions[common:], self._recorded(request, common))
         if live.answers[index].digest != request.digest:
             raise Problem("replay_diverged", f"after {index} actions the digest is another", field="digest")
         if index < len(live.actions):
@@ -123,6 +124,24 @@ class SessionStore:
         if live.answers[index].done:
             raise Problem("conflict", "the episode is over", field="action")
         return self._apply(live, request.action)
+
+    def _recorded(self, request: StepRequest, common: int) -> Sequence[StepResult | None]:
+        """What the actions from `common` on have led to; None each where taking them again tells."""
+        if self._environment.replay == "pure":
+            return [None] * (len(request.actions) - common)
+        if request.transcript is None:
+            raise Problem("transcript_missing", f"the results of {len(request.actions)} actions are needed",
+                          field="transcript")
+        if len(request.transcript) != len(request.actions):
+            raise Problem("malformed", f"{len(request.transcript)} results of {len(request.actions)} actions",
+                          field="transcript")
+        return request.transcript[common:]
+
+    def _replay(self, live: _Live, actions: Sequence[str], results: Sequence[StepResult | None]) -> None:
+        for action, past in zip(actions, results, strict=True):
+            if live.answers[-1].done:
+                raise Problem("replay_diverged", "the rebuilt episode ended before its last action", field="actions")
+            self._apply(live, action, None if past is None else Outcome(**past.model_dump(exclude={"digest"})))
 
     def _open(self, task: str) -> _Live:
         self._expire()
@@ -145,9 +164,13 @@ class SessionStore:
         answer = _encode(outcome, first_digest(self._tag, content, task, outcome))
         return _Live(task=task, session=session, answers=[answer])
 
-    def _apply(self, live: _Live, action: str) -> Answer:
+    def _apply(self, live: _Live, action: str, past: Outcome | None = None) -> Answer:
         try:
-            outcome = live.session.step(action)
+            if past is None:
+                outcome = live.session.step(action)
+            else:
+                outcome = past
+                cast("RecordedSession", live.session).recall(action, past)
         except Exception as error:
             raise _fault(live.task, error) from error
         answer = _encode(outcome, next_digest(live.answers[-1].digest, action, outcome))

@@ -50,8 +50,8 @@ class Index:
     """Ranks documents. Thread-safe: nothing is written after `open_index`.
 
     Arrays: `postings` (terms + 1,) where each term's documents start; `docs` (postings,) int32 document numbers,
-    ascending within a term; `gains` (postings,) float32 1 + tf / norm of the term in that document; `order` (documents,) int32
-    place of the document's id among all sorted ids.
+    ascending within a term; `gains` (postings,) float32 1 + tf / norm of the term in that document; `order`
+    (documents,) int32 place of the document's id among all sorted ids.
     """
 
     def __init__(self, meta: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:

@@ -1,4 +1,5 @@
 import dataclasses
+from typing import Any
 
 import msgspec
 import pytest
@@ -6,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_environment import ToyEnvironment, solution
 
+from envservice.base import Outcome
 from envservice.problems import Problem
 from envservice.schemas import StepRequest, StepResult
 from envservice.sessions import Answer, SessionStore
@@ -167,11 +169,85 @@ def test_an_engine_that_breaks_loses_its_session_and_no_other():
     assert store.step(request(["go on"], "go on", answers[1].digest)).rebuilt
 
 
-def test_an_environment_that_is_not_pure_is_refused():
-    environment = ToyEnvironment()
-    environment.replay = "transcript"
-    with pytest.raises(ValueError, match="transcript"):
-        SessionStore(environment)
+class Weather(ToyEnvironment):
+    """Like any game out of doors: the same actions, other outcomes. Says how often it was asked."""
+
+    def __init__(self, day: str) -> None:
+        super().__init__()
+        self.replay = "transcript"
+        self.day = day
+        self.asked: list[str] = []
+        self.recalled: list[str] = []
+
+    def open(self, task: str) -> Any:
+        environment, inner = self, super().open(task)
+
+        class Outdoors:
+            def reset(self) -> Outcome:
+                return inner.reset()
+
+            def step(self, action: str) -> Outcome:
+                environment.asked.append(action)
+                outcome = inner.step(action)
+                return dataclasses.replace(outcome, observation=outcome.observation + environment.day)
+
+            def recall(self, action: str, outcome: Outcome) -> None:
+                environment.recalled.append(outcome.observation)
+                inner.step(action)
+
+        return Outdoors()
+
+
+def past(answers: list[Answer]) -> list[dict[str, Any]]:
+    """The transcript that a client keeps: the results of all actions."""
+    return [msgspec.json.decode(answer.body) for answer in answers[1:]]
+
+
+def with_transcript(wanted: StepRequest, transcript: list[dict[str, Any]]) -> StepRequest:
+    return StepRequest.model_validate({**wanted.model_dump(), "transcript": transcript})
+
+
+def test_a_recorded_session_is_rebuilt_from_its_results_and_nothing_is_asked_again():
+    actions = ["go on", "go on", "go back"]
+    answers = play(SessionStore(Weather("Rain.")), actions)
+    other = Weather("Sun.")
+    store = SessionStore(other)
+    wanted = request(actions, "go on", answers[3].digest)
+    assert refused(store, wanted).kind == "transcript_missing"
+    answer = store.step(with_transcript(wanted, past(answers)))
+    assert answer.rebuilt
+    assert other.asked == ["go on"]
+    assert other.recalled == [body["observation"] for body in past(answers)]
+    assert msgspec.json.decode(answer.body)["observation"].endswith("Sun.")
+    again = store.step(request(actions[:2], "go back", answers[2].digest))
+    assert again.body == answers[3].body, "a step that was folded in is repeated to the letter"
+
+
+def test_a_recorded_session_that_is_behind_folds_in_what_it_has_missed():
+    actions = ["go on", "go on", "go back"]
+    rain = Weather("Rain.")
+    store = SessionStore(rain)
+    answers = play(store, actions[:1])
+    ahead = play(SessionStore(Weather("Rain.")), actions)
+    wanted = request(actions, "go on", ahead[3].digest)
+    assert refused(store, wanted).kind == "transcript_missing"
+    assert len(store) == 1, "the session itself is sound"
+    assert store.step(with_transcript(wanted, past(ahead))).rebuilt
+    assert rain.asked == ["go on", "go on"]
+    assert answers[1].digest == ahead[1].digest
+
+
+def test_a_transcript_must_be_the_one_that_was_given():
+    actions = ["go on", "go on"]
+    answers = play(SessionStore(Weather("Rain.")), actions)
+    wanted = request(actions, "go back", answers[2].digest)
+    told = past(answers)
+    other = [told[0], {**told[1], "observation": "You win."}]
+    assert refused(SessionStore(Weather("")), with_transcript(wanted, other)).kind == "replay_diverged"
+    over = [{**told[0], "done": True}, told[1]]
+    assert refused(SessionStore(Weather("")), with_transcript(wanted, over)).kind == "replay_diverged"
+    short = refused(SessionStore(Weather("")), with_transcript(wanted, told[:1]))
+    assert (short.kind, short.field) == ("malformed", "transcript")
 
 
 WORDS = ("go on", "go back", "take key", "open door", "nonsense")
