@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from learner.credit.registry import estimator
-from learner.credit.types import Credit, CreditStep
-from learner.packing import Rows, make_rows
+from learner.credit.types import Credit, CreditStep, nested
+from learner.packing import Floats, Rows, make_rows
 from learner.state_keys import keys_of_group
 from services.config import CreditSection
 from services.records import Episode
@@ -50,3 +53,10 @@ def rows_of(groups: Groups, credits: Sequence[Credit], *, policy_step: int) -> R
         temperatures=[episode.ticket.temperature for episode in episodes for _ in episode.steps],
         stale=[any(span.version.step < policy_step for span in step.spans) for step in steps],
     )
+
+
+def with_advantages(credits: Sequence[Credit], advantages: Floats) -> list[Credit]:
+    """The credits with these [N] advantages, in the order of rows_of."""
+    ends = np.cumsum([sum(map(len, credit.advantages)) for credit in credits])[:-1]
+    return [replace(credit, advantages=nested(part, credit.advantages))
+            for credit, part in zip(credits, np.split(advantages, ends), strict=True)]

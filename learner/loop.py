@@ -166,13 +166,13 @@ class TrainingLoop:
                 kept.append(group)
             else:
                 left -= 1
-                self._drop(group, f"{UNIFORM} {rewards.pop():g}")
+                self._drop(group, f"{UNIFORM} {rewards.pop():g}", tell=log.info)
         return kept
 
-    def _drop(self, group: str, reason: str) -> None:
+    def _drop(self, group: str, reason: str, *, tell: Callable[..., object] = log.warning) -> None:
         task, episodes = self.store.task_of(group), self.store.episodes(group)
         drop = Drop(group=group, task=task, reason=reason, steps=sum(len(episode.steps) for episode in episodes))
-        log.warning("group dropped", group=group, task=task, reason=reason)
+        tell("group dropped", group=group, task=task, reason=reason)
         self.archive.write_dropped(drop, episodes)
         self.store.drop(self.lease, drop)
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from services.records import Step
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +35,9 @@ class Rows:
     """[N], each at least 1."""
     sampler_logprobs: npt.NDArray[np.float32]
     """All responses one after another."""
-    advantages: npt.NDArray[np.float64]
+    advantages: Floats
     """[N]."""
-    temperatures: npt.NDArray[np.float64]
+    temperatures: Floats
     """[N]: the logprobs are of the distribution that was sampled from."""
     stale: npt.NDArray[np.bool_]
     """[N]: an older policy sampled some token of the row."""

@@ -21,9 +21,18 @@ from torch.distributed import ReduceOp
 
 from learner.critic import Critic, Judgement
 from learner.gang import Gang
-from learner.losses import Clip, Mean, entropy_mean, kl_loss, sequence_policy_loss, token_policy_loss, truncated_weights
+from learner.losses import (
+    Clip,
+    Mean,
+    entropy_mean,
+    kl_loss,
+    row_mean,
+    sequence_policy_loss,
+    token_policy_loss,
+    truncated_weights,
+)
 from learner.model import Policy
-from learner.packing import Pack, Rows, pack, split
+from learner.packing import Floats, Ints, Pack, Rows, pack, split
 from learner.trainee import Trainee
 from services.config import LearnerSection, LossSection
 
@@ -52,6 +61,8 @@ class Minibatch:
     """This rank's packs of one optimizer update; what is listed per pack is filled before the first update."""
 
     packs: list[Pack]
+    indices: list[Ints]
+    """Of the rows of each pack in the batch; none of a filler."""
     mean: Mean
     old: list[Tensor] = field(default_factory=list)
     reference: list[Tensor] = field(default_factory=list)
@@ -79,15 +90,18 @@ class Stepper:
         """All that learns, the policy first."""
         return [self.policy] if self.critic is None else [self.policy, self.critic.trainee]
 
-    def take(self, rows: Rows, timer: Timer) -> dict[str, float]:
-        """Updates the policy, and the critic beside it, minibatch by minibatch; the metrics, the same on every rank.
+    def take(self, rows: Rows, timer: Timer) -> tuple[dict[str, float], Floats]:
+        """Updates the policy, and the critic beside it, minibatch by minibatch.
 
-        grad_norm is the policy's, NaN where an update was skipped. Raises LearnerFault when too many in a row are.
+        Returns the metrics and the [N] advantages that the loss saw, a critic's as means over the tokens of each row;
+        both the same on every rank. grad_norm is the policy's, NaN where an update was skipped. Raises LearnerFault
+        when too many in a row are.
         """
         with timer.phase("pack"):
             minibatches = self._plan(rows)
         with timer.phase("forward_backward"):
             differences = self._recompute(minibatches)
+            advantages = rows.advantages if self.critic is None else self._row_advantages(minibatches, len(rows))
         totals, norms = dict.fromkeys(SUMS, 0.0), []
         for minibatch in minibatches:
             with timer.phase("forward_backward"):
@@ -97,7 +111,7 @@ class Stepper:
                 norms.append(self.policy.update())
                 if self.critic is not None:
                     self.critic.trainee.update()
-        return self._report(totals, norms, differences)
+        return self._report(totals, norms, differences), advantages
 
     def _plan(self, rows: Rows) -> list[Minibatch]:
         """Runs of consecutive rows, as equal as can be and at most minibatch_rows long: no small, noisy last one."""
@@ -107,6 +121,7 @@ class Stepper:
             mine = split(rows.lengths[indices], self.gang.world, self.section.token_budget)[self.gang.rank]
             minibatches.append(Minibatch(
                 packs=[pack(rows, indices[part], self.gang.device) for part in mine],
+                indices=[indices[part] for part in mine],
                 mean=Mean(self.section.loss.aggregation, len(indices), int(rows.response_lengths[indices].sum()))))
         return minibatches
 
@@ -127,6 +142,15 @@ class Stepper:
             for minibatch in minibatches:
                 minibatch.judgements = list(islice(judged, len(minibatch.packs)))
         return differences
+
+    def _row_advantages(self, minibatches: list[Minibatch], num_rows: int) -> Floats:
+        """[N] means over the tokens of each row, gathered from all ranks."""
+        means = np.zeros(num_rows)
+        for minibatch in minibatches:
+            for p, indices, judgement in zip(minibatch.packs, minibatch.indices, minibatch.judgements, strict=True):
+                if p.weight:
+                    means[indices] = row_mean(judgement.advantages, p.row, p.num_rows).cpu()
+        return np.array(self.gang.reduce(means.tolist()))
 
     def _accumulate(self, minibatch: Minibatch) -> dict[str, float]:
         """Gradients of one minibatch, and this rank's part of its metrics."""

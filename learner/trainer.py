@@ -17,13 +17,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
-from learner.batch import Groups, assign_credit, rows_of
+from learner.batch import Groups, assign_credit, rows_of, with_advantages
 from learner.credit.registry import estimator
 from learner.credit.types import Credit, statistics
 from learner.critic import make_critic
 from learner.gang import Gang
 from learner.model import frozen_reference, full_tensors, load_policy, shard
-from learner.packing import Rows
+from learner.packing import Floats, Rows
 from learner.step import Stepper, Timer
 from learner.trainee import Trainee
 from services.config import Config
@@ -39,7 +39,7 @@ class StepReport:
     metrics: dict[str, float]
     """Losses, grad_norm, ratios, differences, credit/* and seconds/{credit,pack,forward_backward,optimizer}."""
     credits: list[Credit]
-    """Per group, in training order."""
+    """Per group, in training order. With a critic, `advantages` are its own: the mean over the tokens of each step."""
 
 
 class Learner:
@@ -72,7 +72,8 @@ class Learner:
             credits = assign_credit(groups, self.config.learner.credit)
             rows = rows_of(groups, credits, policy_step=self.step)
         self.gang.tell("train", rows)
-        metrics = self._train(rows, timer)
+        metrics, advantages = self._train(rows, timer)
+        credits = with_advantages(credits, advantages)
         metrics |= {f"credit/{name}": value for name, value in statistics(credits).items()}
         metrics |= {f"seconds/{name}": value for name, value in timer.seconds.items()}
         return StepReport(metrics=metrics, credits=credits)
@@ -120,10 +121,10 @@ class Learner:
             "load": self._load,
         })
 
-    def _train(self, rows: Rows, timer: Timer) -> dict[str, float]:
-        metrics = self._stepper.take(rows, timer)
+    def _train(self, rows: Rows, timer: Timer) -> tuple[dict[str, float], Floats]:
+        taken = self._stepper.take(rows, timer)
         self.step += 1
-        return metrics
+        return taken
 
     def _state(self) -> dict[str, Any]:
         stepper = self._stepper

@@ -16,7 +16,8 @@ def lead(learner, out):
     checkpoint = out / "checkpoint"
     checkpoint.mkdir(parents=True)
     learner.save(checkpoint)
-    torch.save({"weights": weights(learner), "metrics": [r.metrics for r in reports]}, out / "after.pt")
+    torch.save({"weights": weights(learner), "metrics": [r.metrics for r in reports],
+                "advantages": [c.advantages for r in reports for c in r.credits]}, out / "after.pt")
     learner.train(make_groups(7, step=2))
     learner.load(checkpoint)
     learner.train(make_groups(2, step=2))

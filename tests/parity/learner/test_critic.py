@@ -113,6 +113,20 @@ def test_a_fresh_critic_values_nothing_and_learns(model_path, gang):
     assert losses[-1] < losses[0]
 
 
+def test_a_steps_credit_is_the_mean_of_its_token_advantages(model_path, gang):
+    """The report's, as the archive and the figures take it. Of a fresh critic at γ = λ = 1: the scores, whitened."""
+    options = CASES["critic"] | {"credit": {"estimator": "ppo", "gamma": 1.0, "lam": 1.0}}
+    report = Learner(make_config(**options, token_budget=64), model_path, gang).train(make_groups(0))
+    steps = [(step, episode.total_reward - 0.1 * (not step.valid)) for group in make_groups(0) for episode in group
+             for step in episode.steps]
+    tokens = np.repeat([score for _, score in steps], [len(step.response_ids) for step, _ in steps])
+    expected = [(score - tokens.mean()) / np.sqrt(tokens.var(ddof=1) + 1e-8) for _, score in steps]
+    found = [a for credit in report.credits for row in credit.advantages for a in row]
+    assert found == pytest.approx(expected, abs=1e-5)
+    low, high = np.percentile(expected, [25, 75])
+    assert report.metrics["credit/advantage_iqr"] == pytest.approx(high - low, abs=1e-5)
+
+
 def test_values_are_float32_where_the_body_computes_in_bfloat16(model_path, gang, packs):
     """With a bias of 1000.5 and no weights, bfloat16 would give 1000; and a step trains."""
     config = make_config(**CASES["critic"])

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,8 @@ def test_two_ranks_equal_one(model_path, gang, pair_path, case):
     for mine, theirs in zip(reports, pair["metrics"], strict=True):
         for name in FIGURES:
             assert theirs[name] == pytest.approx(mine.metrics[name], abs=1e-5, rel=1e-5), name
+    for mine, theirs in zip((c for r in reports for c in r.credits), pair["advantages"], strict=True):
+        assert list(chain.from_iterable(theirs)) == pytest.approx(list(chain.from_iterable(mine.advantages)), abs=1e-5)
     resumed = Learner(make_config(**CASES[case]), model_path, gang)
     resumed.load(out / "checkpoint")
     assert resumed.step == 2
