@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envservice.base import Outcome, ParsedAction, Session, Turn
-from envservice.registry import make_template
 from rollout.text import Text, load_text
 from services.config import Config
 
@@ -48,7 +47,7 @@ def load_agent(config: Config, model: Path, *, seed: int) -> Agent:
     torch.manual_seed(seed)
     return Agent(
         model=AutoModelForCausalLM.from_pretrained(model, local_files_only=True).eval(),
-        text=load_text(str(model), make_template(config.env)),
+        text=load_text(str(model), config.env),
         temperature=config.eval.temperature, max_tokens=config.rollout.max_response_tokens)
 
 

@@ -89,7 +89,7 @@ def cold_start(
     """
     import torch
 
-    from envservice.registry import find_family, make_template, open_environment
+    from envservice.registry import find_family, find_teacher, make_template
     from learner.sft import Budget, train
     from learner.sft_data import encode
 
@@ -97,14 +97,11 @@ def cold_start(
     if path is not None and not (path / "config.json").exists():
         raise UserError(f"{path} holds no model", "give model.path a Hugging Face folder")
     seed = seed_for(config.seed, "sft", "start" if continue_from is None else "more")
-    template, teacher = make_template(config.env), find_family(config.env.name).teacher
-    if teacher is None:
-        raise UserError(f"{config.env.name} has no demonstrations for a cold start",
-                        "set sft.enabled=false and give model.path")
-    shown = demonstrations(config, open_environment(config.env), teacher, template, seed=seed, report=report)
-    model, tokenizer = _start(config, path, shown.examples, report)
+    family, template, teacher = find_family(config.env.name), make_template(config.env), find_teacher(config.env)
+    shown = demonstrations(config, family.open(config.env), teacher, template, seed=seed, report=report)
+    model, tokenizer = _start(config, path, shown.examples, family.stops, report)
     max_tokens = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
-    rows = encode(tokenizer, shown.examples, chat=template.chat, max_tokens=max_tokens)
+    rows = encode(tokenizer, shown.examples, chat=template.chat, max_tokens=max_tokens, stops=family.stops)
     report(f"training {sum(w.numel() for w in model.parameters()):,} weights for {minutes:.1f} min "
            f"on {len(rows):,} demonstrated steps of {sum(len(r.ids) for r in rows) / len(rows):.0f} tokens")
     threads = torch.get_num_threads()
@@ -158,7 +155,7 @@ def demonstrations(
 
 
 def _start(
-    config: Config, path: Path | None, examples: list[Example], report: Report
+    config: Config, path: Path | None, examples: list[Example], stops: tuple[str, ...], report: Report
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model to train and its tokenizer: those at `path`, or new ones."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -172,7 +169,8 @@ def _start(
         model = AutoModelForCausalLM.from_pretrained(path, dtype="float32", local_files_only=True)
         return model, AutoTokenizer.from_pretrained(path, local_files_only=True)
     stride = max(1, 2 * len(examples) // TOKENIZER_TEXTS)
-    tokenizer = train_tokenizer(text for one in examples[::stride] for text in (one.prompt, one.response))
+    texts = (text for one in examples[::stride] for text in (one.prompt, one.response))
+    tokenizer = train_tokenizer(texts, stops)
     report(f"tokenizer: {len(tokenizer)} tokens")
     positions = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
     seed = seed_for(config.seed, "weights")

@@ -13,7 +13,7 @@ from pathlib import Path
 from deploy import machine
 from deploy.panels import Panels, open_panels
 from deploy.plan import Plan, make_plan
-from envservice.registry import check_settings, find_family, open_environment
+from envservice.registry import check_settings, find_family, find_teacher, open_environment
 from services.config import Config
 from services.errors import EnvFault, UserError
 
@@ -43,9 +43,8 @@ def check_parts(config: Config) -> None:
 
 def _environment(config: Config) -> None:
     check_settings(config.env)
-    if config.sft.enabled and find_family(config.env.name).teacher is None:
-        raise UserError(f"{config.env.name} has no demonstrations for a cold start",
-                        "set sft.enabled=false and give model.path")
+    if config.sft.enabled:
+        find_teacher(config.env)
 
 
 def _model(config: Config) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.comparison import TITLES, Comparison, compare
+from envservice.registry import stands_in_for
 from services.metrics import read_evaluations, read_metrics
 
 FORMAT = 1
@@ -132,8 +133,8 @@ def write_report(run: Path, *, env: str, facts: dict[str, str]) -> Path:
     comparison = compare(evaluations)
     figures = write_figures(run / "figures", metrics, evaluations, comparison)
     label = ""
-    if env.endswith("-gen"):
-        label = f"<p class=label>Generated games: these figures are not those of {env.removesuffix('-gen')}.</p>"
+    if published := stands_in_for(env):
+        label = f"<p class=label>Played on {html.escape(env)}: these figures are not those of {published}.</p>"
     head = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in facts.items())
     images = "".join(f'<figure><img src="{_data_uri(p)}" alt="{p.stem}"></figure>' for p in figures)
     config = html.escape((run / "config.yaml").read_text()) if (run / "config.yaml").exists() else ""

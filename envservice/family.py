@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from envservice.answers import ACTION_END
 from envservice.base import Environment, Outcome, PromptTemplate, Session
 from envservice.schemas import MAX_ACTIONS
 from services.config import EnvSection, SftSection
@@ -70,6 +71,8 @@ class Family:
     """The cheap check of one task, before anything starts. Raises EnvFault for a broken one."""
     threaded: Callable[[EnvSection], bool] = field(default=lambda _: False)
     """Whether a step takes so long, or waits so long, that the server should take it in a thread of its own."""
+    stops: tuple[str, ...] = (ACTION_END,)
+    """Tags that end an answer: nothing after the first of them is read. A model made here has each as one token."""
     teacher: Teacher | None = None
     """None: no cold start."""
     findings: Callable[[], Iterable[Finding]] = tuple

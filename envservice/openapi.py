@@ -8,16 +8,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from envservice.alfworld.environment import AlfworldEnvironment
-from envservice.alfworld.tasks import GeneratedGames
 from envservice.app import Settings, create_app
+from envservice.registry import open_environment
+from services.config import EnvSection
 
 FROZEN = Path(__file__).parents[1] / "proto" / "environment.openapi.json"
 
 
 def document() -> str:
     """The OpenAPI document as it is kept."""
-    app = create_app(AlfworldEnvironment(GeneratedGames()), Settings(token="-"))  # noqa: S106 - never served
+    app = create_app(open_environment(EnvSection()), Settings(token="-"))  # noqa: S106 - never served
     return json.dumps(app.openapi(), indent=1, sort_keys=True) + "\n"
 
 

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from envservice.base import Environment, PromptTemplate
-from envservice.family import Family
+from envservice.family import Family, Teacher
 from services.config import EnvSection
 from services.errors import UserError
 
 BUILT_IN: Mapping[str, str] = {
     "alfworld": "envservice.alfworld.family:FAMILY",
+    "webshop": "envservice.webshop.family:FAMILY",
 }
 """`env.name` to `module:attribute`. Task ids begin with the name, or with the name, a dash and a variant."""
 
@@ -47,6 +48,13 @@ def _imported(target: str, module: str, attribute: str) -> Any:
         raise UserError(f"{module} has no {attribute}", "set env.name to module:attribute of a Family") from None
 
 
+def stands_in_for(environment: str) -> str | None:
+    """The environment whose figures those on this one are not: the name of a variant, such as generated games, says it.
+    None for the published environment itself and for one's own."""
+    name, dash, _ = environment.partition("-")
+    return name if dash and name in BUILT_IN else None
+
+
 def open_environment(env: EnvSection) -> Environment:
     """The environment that a config asks for. Raises UserError for missing data or packages."""
     return find_family(env.name).open(env)
@@ -68,6 +76,15 @@ def make_template(env: EnvSection) -> PromptTemplate:
     if env.prompt not in prompts:
         raise UserError(f"{env.name} has no prompt {env.prompt!r}", f"set env.prompt to one of {', '.join(prompts)}")
     return prompts[env.prompt](env.history)
+
+
+def find_teacher(env: EnvSection) -> Teacher:
+    """Who plays demonstrations. Raises UserError for an environment that has none."""
+    teacher = find_family(env.name).teacher
+    if teacher is None:
+        raise UserError(f"{env.name} has no demonstrations for a cold start",
+                        "set sft.enabled=false and give model.path")
+    return teacher
 
 
 def check_settings(env: EnvSection) -> None:

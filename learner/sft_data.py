@@ -52,17 +52,18 @@ class Batch:
 
 
 def encode(
-    tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], *, chat: bool, max_tokens: int
+    tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], *, chat: bool, max_tokens: int,
+    stops: Sequence[str] = (STOP,),
 ) -> list[Row]:
     """Rows of at most `max_tokens`; longer examples are left out, since a cut prompt would teach wrong answers.
 
-    With `chat` the prompt is one user message in the tokenizer's chat template. Where the tokenizer has no stop tag
-    of its own (any model that was not made here), the answer ends with its end-of-text token.
+    With `chat` the prompt is one user message in the tokenizer's chat template. Where the tokenizer lacks a token for
+    one of `stops` (any model that was not made here), the answer ends with its end-of-text token.
     """
     prompts = [example.prompt for example in examples]
     if chat:
         prompts = [_chat(tokenizer, prompt) for prompt in prompts]
-    ending = [] if STOP in tokenizer.get_vocab() else [tokenizer.eos_token_id]
+    ending = [] if tokenizer.get_vocab().keys() >= set(stops) else [tokenizer.eos_token_id]
     prompt_ids = _ids(tokenizer, prompts)
     response_ids = _ids(tokenizer, [example.response for example in examples])
     rows = [

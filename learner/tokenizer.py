@@ -26,7 +26,7 @@ END = "<|endoftext|>"
 USER = "<|user|>"
 ASSISTANT = "<|assistant|>"
 STOP = "</action>"
-"""An answer ends with this token. Not a special one: decoding with skip_special_tokens must keep it."""
+"""An answer ends with such a token. Not a special one: decoding with skip_special_tokens must keep it."""
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] == 'assistant' %}" + ASSISTANT + "{% else %}" + USER + "{% endif %}"
@@ -51,10 +51,10 @@ def counted_nouns(texts: Iterable[str]) -> list[str]:
     return sorted(nouns)
 
 
-def boilerplate(texts: Iterable[str], nouns: Sequence[str]) -> list[str]:
+def boilerplate(texts: Iterable[str], nouns: Sequence[str], stops: Sequence[str] = (STOP,)) -> list[str]:
     """The pieces between nouns and numbers that save most, longest first: whole ones, and their lines."""
     names = rf" (?:{'|'.join(nouns)})\b|" if nouns else ""
-    between = re.compile(rf"{names} [0-9]+|{re.escape(STOP)}")
+    between = re.compile(rf"{names} [0-9]+|{'|'.join(map(re.escape, stops))}")
     counts: Counter[str] = Counter()
     for text in texts:
         pieces = between.split(text)
@@ -65,8 +65,10 @@ def boilerplate(texts: Iterable[str], nouns: Sequence[str]) -> list[str]:
     return sorted(best, key=lambda piece: (-len(piece), piece))
 
 
-def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+def train_tokenizer(texts: Iterable[str], stops: Sequence[str] = (STOP,)) -> PreTrainedTokenizerFast:
     """A fast tokenizer of some 600 tokens on templated texts. It gives back any text in Unicode's NFC form.
+
+    Each of `stops`, the tags that an answer may end with, is one token.
 
     Deterministic in the texts and their order. Raises ValueError where there are no texts.
     """
@@ -78,7 +80,8 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
         raise ValueError("a tokenizer needs texts to train on")
     nouns = counted_nouns(corpus)
     tokenizer = _base(corpus)
-    whole = [STOP, *(f" {noun}" for noun in nouns), *(f" {n}" for n in range(_NUMBERS)), *boilerplate(corpus, nouns)]
+    whole = [*stops, *(f" {noun}" for noun in nouns), *(f" {n}" for n in range(_NUMBERS)),
+             *boilerplate(corpus, nouns, stops)]
     tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in dict.fromkeys(whole)])
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=END, pad_token=END, unk_token=END, clean_up_tokenization_spaces=False,

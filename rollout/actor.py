@@ -52,7 +52,6 @@ class RolloutHost:
 
     async def _work(self, log: Any) -> None:
         from envservice.client import EnvClient
-        from envservice.registry import make_template
         from rollout.engine import Engine
         from rollout.episode import Limits, Player
         from rollout.text import load_text
@@ -68,7 +67,7 @@ class RolloutHost:
             started = time.monotonic()
             await engine.start()
             log.info("engine ready", seconds=time.monotonic() - started)
-            text = await asyncio.to_thread(load_text, str(self._model), make_template(env))
+            text = await asyncio.to_thread(load_text, str(self._model), env)
             client = await stack.enter_async_context(
                 EnvClient(self._env_urls, os.environ.get(ENV_TOKEN_VARIABLE), timeout_s=ENV_SECONDS))
             info = await client.info()

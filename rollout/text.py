@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from envservice.answers import ACTION_END
 from envservice.base import Outcome, ParsedAction, PromptTemplate, Turn
+from envservice.registry import find_family, make_template
+from services.config import EnvSection
 from services.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-ANSWER_END = "</action>"
-"""A model whose vocabulary has this as one token ends its answers with it: nothing after it is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,11 +24,13 @@ class Text:
 
     template: PromptTemplate
     tokenizer: PreTrainedTokenizerBase
+    stops: tuple[str, ...] = (ACTION_END,)
+    """Tags that end an answer; one that the vocabulary has as one token ends it there."""
     stop_ids: tuple[int, ...] = field(init=False)
     """Tokens that end an answer."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop_ids", _stop_ids(self.tokenizer))
+        object.__setattr__(self, "stop_ids", _stop_ids(self.tokenizer, self.stops))
 
     def prompt(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> list[int]:
         """Token ids of the step after `turns`."""
@@ -43,17 +45,21 @@ class Text:
         return self.template.parse(str(self.tokenizer.decode(response_ids.tolist(), skip_special_tokens=True)))
 
 
-def load_text(model: str, template: PromptTemplate) -> Text:
-    """The tokenizer of a Hugging Face folder. Raises UserError where the template needs a chat format it lacks."""
+def load_text(model: str, env: EnvSection) -> Text:
+    """The tokenizer of a Hugging Face folder, with the environment's prompt and tags.
+
+    Raises UserError where the template needs a chat format that the tokenizer lacks.
+    """
     from transformers import AutoTokenizer
 
+    template = make_template(env)
     tokenizer: Any = AutoTokenizer.from_pretrained(model)
     if template.chat and not tokenizer.chat_template:
         raise UserError(f"the tokenizer in {model} has no chat template", "use env.prompt=compact")
-    return Text(template=template, tokenizer=tokenizer)
+    return Text(template=template, tokenizer=tokenizer, stops=find_family(env.name).stops)
 
 
-def _stop_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    end = tokenizer.get_vocab().get(ANSWER_END)
-    ids = {i for i in (end, tokenizer.eos_token_id) if isinstance(i, int)}
+def _stop_ids(tokenizer: PreTrainedTokenizerBase, stops: Sequence[str]) -> tuple[int, ...]:
+    vocabulary = tokenizer.get_vocab()
+    ids = {i for i in (*map(vocabulary.get, stops), tokenizer.eos_token_id) if isinstance(i, int)}
     return tuple(sorted(ids))

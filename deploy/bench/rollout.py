@@ -119,7 +119,7 @@ async def _play(model: Path, redis_url: str, env_url: str, tasks: Sequence[str])
         stack.push_async_callback(engine.close)
         await engine.start()
         client = await stack.enter_async_context(EnvClient([env_url]))
-        text = load_text(str(model), make_template(CONFIG.env))
+        text = load_text(str(model), CONFIG.env)
         limits = Limits(prompt_tokens=rollout.max_prompt_tokens, response_tokens=rollout.max_response_tokens,
                         reward_scale=CONFIG.env.reward_scale)  # fmt: skip
         player = Player(worker="bench", engine=engine, env=client, env_engine="own", text=text, limits=limits)

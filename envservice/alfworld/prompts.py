@@ -10,13 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from envservice.answers import read_answer
 from envservice.base import Outcome, ParsedAction, Turn
 
 TASK = "Your task is to: "
 """What precedes the task sentence in the first observation."""
-_TAIL = 30
-"""Characters of an answer without action tags that the environment receives."""
-_CJK = re.compile("[\u4e00-\u9fff]")
 
 
 def task_of(first: Outcome) -> str:
@@ -27,23 +25,6 @@ def task_of(first: Outcome) -> str:
 def choices(now: Outcome) -> list[str]:
     """The admissible actions that prompts show: all but `help`."""
     return [action for action in now.admissible_actions if action != "help"]
-
-
-def project(text: str) -> ParsedAction:
-    """Answer to environment action.
-
-    The action is what stands between the first `<action>` and the first `</action>` of the lower-cased answer, or the
-    answer's last 30 characters where a tag is missing. Valid: both action tags (in any case) and both think tags (in
-    lower case) occur, and no CJK ideograph (U+4E00 to U+9FFF) does. Neither the order of tags nor whether the action is
-    admissible is looked at. The environment receives the action either way.
-    """
-    lowered = text.lower()
-    start, end = lowered.find("<action>"), lowered.find("</action>")
-    if start < 0 or end < 0:
-        return ParsedAction(action=lowered[-_TAIL:], valid=False)
-    thought = "<think>" in text and "</think>" in text
-    return ParsedAction(
-        action=lowered[start + len("<action>") : end].strip(), valid=thought and not _CJK.search(text))
 
 
 def _recent(turns: Sequence[Turn], history: int) -> Sequence[Turn]:
@@ -83,7 +64,7 @@ class FullTemplate:
         )
 
     def parse(self, text: str) -> ParsedAction:
-        return project(text)
+        return read_answer(text)
 
 
 _ROLE = "You are an expert agent operating in the ALFRED Embodied Environment."
@@ -121,7 +102,7 @@ class CompactTemplate:
         )
 
     def parse(self, text: str) -> ParsedAction:
-        return project(text)
+        return read_answer(text)
 
 
 _GO = "go to "

@@ -8,6 +8,7 @@ import re
 from envservice.alfworld.prompts import choices
 from envservice.alfworld.renumbered import Renumbered
 from envservice.alfworld.searcher import Searcher
+from envservice.answers import answer
 from envservice.base import Outcome
 from envservice.family import Teacher
 from services.config import SftSection
@@ -24,7 +25,7 @@ class Demonstrator:
 
     def act(self, now: Outcome) -> str:
         move = self._searcher.act(now)
-        return f"<think>{move.thought}</think><action>{move.action}</action>"
+        return answer(move.thought, move.action)
 
 
 def disturb(action: str, now: Outcome, rng: random.Random) -> str:

@@ -9,6 +9,8 @@ import argparse
 import hashlib
 
 from envservice.base import Outcome, Replay
+from envservice.family import Family
+from envservice.plain_prompts import PLAIN
 from services.errors import EnvFault, UserError
 from services.seeds import seed_for
 
@@ -91,6 +93,9 @@ class ToyEnvironment:
         if task == "toy/train/broken":
             raise EnvFault("the game file is broken")
         return ToySession(task, self._drift)
+
+
+FAMILY = Family(open=lambda _: ToyEnvironment(), prompts=PLAIN, describe=lambda _: "corridors", max_steps=12)
 
 
 def solution(task: str) -> list[str]:

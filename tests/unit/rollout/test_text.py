@@ -7,6 +7,7 @@ from transformers import PreTrainedTokenizerFast
 from envservice.alfworld.prompts import CompactTemplate, FullTemplate
 from envservice.base import Outcome
 from rollout.text import Text, load_text
+from services.config import EnvSection
 from services.errors import UserError
 
 FIRST = Outcome(observation="-= Welcome =-\n\nYou are in a room. Your task is to: look.", admissible_actions=["look"])
@@ -59,4 +60,4 @@ def test_a_chat_prompt_needs_a_chat_template(tmp_path):
     """A base model is refused in one line before anything is sampled."""
     byte_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(UserError, match="no chat template"):
-        load_text(str(tmp_path), FullTemplate(2))
+        load_text(str(tmp_path), EnvSection())

@@ -2,7 +2,8 @@
 
 import pytest
 
-from envservice.alfworld.prompts import CompactTemplate, FullTemplate, project, task_of
+from envservice.alfworld.prompts import CompactTemplate, FullTemplate, task_of
+from envservice.answers import read_answer
 from envservice.base import Outcome, Turn
 from envservice.registry import make_template
 from services.config import EnvSection
@@ -125,7 +126,7 @@ def test_compact_groups_objects_and_places_by_kind_and_tells_seen_from_new():
     ("", "", False),
 ])
 def test_answers_are_read_by_the_pipelines_rule(text, action, valid):
-    parsed = project(text)
+    parsed = read_answer(text)
     assert (parsed.action, parsed.valid) == (action, valid)
 
 

@@ -1,0 +1,134 @@
+"""Any game of text with Gymnasium's `reset(seed=...)` and `step(action)` as an environment. Imports no Gymnasium.
+
+A task is a seed: `<name>/<split>/<seed>`. A session must be a pure function of seed and actions, and a wrapper cannot
+see that a game is: one that draws from the global `random`, the clock or the network is not. `plays_twice` finds most
+such games before a run starts; what it misses, the digests of the API find when a session has to be rebuilt, as
+`replay_diverged`. What a game is made of besides its seed has no digest of its own: `version` stands for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from envservice.base import Environment, Outcome, PromptTemplate, Replay, Session
+from envservice.family import LONGEST, Family
+from envservice.plain_prompts import PLAIN
+from services.errors import EnvFault, UserError
+
+_PROBED_STEPS = 8
+_SEED = re.compile("[0-9]{8}")
+
+
+class TextGame(Protocol):
+    """The part of gymnasium.Env that is used, with text for observations and actions.
+
+    Of `info` two keys are read: `admissible_actions`, a list of texts, and `won`, by default whether the game
+    terminated with a reward.
+    """
+
+    def reset(self, *, seed: int) -> tuple[str, dict[str, Any]]: ...
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]: ...
+
+
+class TextSession:
+    """One play of a game; truncation ends it as termination does."""
+
+    def __init__(self, game: TextGame, seed: int) -> None:
+        self._game = game
+        self._seed = seed
+
+    def reset(self) -> Outcome:
+        text, info = self._game.reset(seed=self._seed)
+        return Outcome(observation=text, admissible_actions=_admissible(info))
+
+    def step(self, action: str) -> Outcome:
+        text, reward, terminated, truncated, info = self._game.step(action)
+        won = bool(info.get("won", terminated and reward > 0))
+        return Outcome(observation=text, admissible_actions=_admissible(info), reward=float(reward),
+                       done=bool(terminated or truncated), won=won)
+
+
+class TextEnvironment:
+    """Seeds as tasks: the first `sizes[0]` to train on, the next to choose by, the next to report on."""
+
+    engine = "gymnasium"
+    replay: Replay = "pure"
+
+    def __init__(
+        self, make: Callable[[], TextGame], *, name: str, version: str, sizes: tuple[int, int, int]
+    ) -> None:
+        self.name = name
+        self.version = version
+        self._make = make
+        train, valid, heldout = sizes
+        self._seeds = {"train": range(train), "valid": range(train, train + valid),
+                       "heldout": range(train + valid, train + valid + heldout)}
+
+    def splits(self) -> list[str]:
+        return list(self._seeds)
+
+    def training_splits(self) -> tuple[str, str, str]:
+        return "train", "valid", "heldout"
+
+    def tasks(self, split: str) -> list[str]:
+        if split not in self._seeds:
+            raise UserError(f"{self.name} has no split {split!r}", f"choose one of {', '.join(self._seeds)}")
+        return [f"{self.name}/{split}/{seed:08d}" for seed in self._seeds[split]]
+
+    def task_type(self, task: str) -> str:
+        self._seed(task)
+        return self.name
+
+    def digest(self, split: str) -> str:
+        return _digest(self.version, *self.tasks(split))
+
+    def task_digest(self, task: str) -> str:
+        return _digest(self.version, f"{self.name}/{self._seed(task)}")
+
+    def open(self, task: str) -> Session:
+        return TextSession(self._make(), self._seed(task))
+
+    def _seed(self, task: str) -> int:
+        split, _, seed = task.removeprefix(f"{self.name}/").partition("/")
+        number = int(seed) if _SEED.fullmatch(seed) else -1
+        if not task.startswith(f"{self.name}/") or number not in self._seeds.get(split, ()):
+            raise KeyError(task)
+        return number
+
+
+def text_family(
+    make: Callable[[], TextGame], *, name: str, version: str = "1", max_steps: int = LONGEST,
+    sizes: tuple[int, int, int] = (1000, 100, 300),
+    prompts: Mapping[str, Callable[[int], PromptTemplate]] = PLAIN,
+) -> Family:
+    """What `env.name` may point to. `make` gives a fresh game for every session; `sizes` are those of train, valid and
+    heldout."""
+    return Family(
+        open=lambda _: TextEnvironment(make, name=name, version=version, sizes=sizes), prompts=prompts,
+        describe=lambda _: f"version {version}, seeds as tasks", max_steps=max_steps, check=plays_twice)
+
+
+def plays_twice(environment: Environment, task: str) -> None:
+    """Two sessions of the same task side by side. Raises EnvFault where they differ."""
+    one, other = environment.open(task), environment.open(task)
+    now, same = one.reset(), other.reset()
+    for step in range(_PROBED_STEPS):
+        if now != same:
+            raise EnvFault(f"after {step} equal actions two plays differ: not a pure function of seed and actions")
+        if now.done:
+            return
+        choices = now.admissible_actions or [str(step)]
+        action = choices[7 * step % len(choices)]
+        now, same = one.step(action), other.step(action)
+
+
+def _admissible(info: Mapping[str, Any]) -> list[str]:
+    return [str(action) for action in info.get("admissible_actions", ())]
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()

@@ -1,0 +1,42 @@
+"""Two prompts for any environment of text, answered and read as answers.py says. Both are rebuilt every turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from envservice.answers import read_answer
+from envservice.base import Outcome, ParsedAction, PromptTemplate, Turn
+
+_INSTRUCTION = (
+    "\nReason first, within <think> </think> tags. Then give one action, within <action> </action> tags.")
+
+
+class PlainTemplate:
+    """The first observation, the last steps, the present observation and its choices, each where there is any."""
+
+    def __init__(self, history: int, *, name: str, chat: bool) -> None:
+        self.name = name
+        self.chat = chat
+        self.history = history
+
+    def render(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> str:
+        lines = [first.observation]
+        if turns:
+            shown = turns[max(0, len(turns) - self.history) :]
+            led_to = [*(turn.observation for turn in turns[1:]), now.observation][len(turns) - len(shown) :]
+            lines.append(f"Steps so far: {len(turns)}")
+            lines += [f"> {turn.action}\n{text}" for turn, text in zip(shown, led_to, strict=True)]
+            lines += [] if shown else [now.observation]
+        if now.admissible_actions:
+            lines.append(f"Actions: {'; '.join(now.admissible_actions)}")
+        return "\n".join([*lines, _INSTRUCTION if self.chat else ""])
+
+    def parse(self, text: str) -> ParsedAction:
+        return read_answer(text)
+
+
+PLAIN: Mapping[str, Callable[[int], PromptTemplate]] = {
+    "full": lambda history: PlainTemplate(history, name="full", chat=True),
+    "compact": lambda history: PlainTemplate(history, name="compact", chat=False),
+}
+"""full: a user message with an instruction; compact: the same as raw text without it, for models trained from it."""

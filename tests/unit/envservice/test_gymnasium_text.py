@@ -1,0 +1,94 @@
+"""Games with Gymnasium's reset and step as environments, and the check that they are pure."""
+
+import random
+
+import pytest
+
+from envservice.gymnasium_text import TextEnvironment, plays_twice, text_family
+from envservice.registry import make_template
+from services.config import EnvSection
+from services.errors import EnvFault, UserError
+
+
+class Dice:
+    """Guess what the next throw is; `shared` draws from a generator that all games share."""
+
+    def __init__(self, shared: random.Random | None = None) -> None:
+        self._shared = shared
+
+    def reset(self, *, seed=None, options=None):
+        self._rng = self._shared or random.Random(seed)
+        self._left = 4
+        return "Guess.", {"admissible_actions": list("123456")}
+
+    def step(self, action):
+        thrown, self._left = str(self._rng.randint(1, 6)), self._left - 1
+        won = action == thrown
+        return f"It is {thrown}.", float(won), won, self._left == 0, {"admissible_actions": list("123456")}
+
+
+def environment(shared: random.Random | None = None) -> TextEnvironment:
+    return TextEnvironment(lambda: Dice(shared), name="dice", version="1", sizes=(40, 8, 8))
+
+
+def test_tasks_are_seeds_and_no_seed_is_in_two_splits():
+    splits = [environment().tasks(split) for split in environment().training_splits()]
+    assert [len(tasks) for tasks in splits] == [40, 8, 8]
+    assert all(tasks == sorted(tasks) for tasks in splits)
+    seeds = [task.rpartition("/")[2] for tasks in splits for task in tasks]
+    assert len(set(seeds)) == 56
+    with pytest.raises(UserError, match="choose one of train, valid, heldout"):
+        environment().tasks("test")
+
+
+@pytest.mark.parametrize("task", [
+    "dice/train/00000040", "dice/valid/00000000", "dice/train/0", "dice/train/x", "dice/train", "nim/train/00000000",
+    "dice/train/00000000/x", "dice/train/0000000²"])
+def test_any_other_id_is_unknown(task: str):
+    for ask in (environment().open, environment().task_digest, environment().task_type):
+        with pytest.raises(KeyError):
+            ask(task)
+
+
+def test_an_outcome_is_what_the_game_gave():
+    session = environment().open("dice/train/00000003")
+    assert session.reset().admissible_actions == list("123456")
+    throws = random.Random(3)
+    miss, hit = throws.randint(1, 6), throws.randint(1, 6)
+    missed = session.step(str(miss % 6 + 1))
+    assert (missed.observation, missed.reward, missed.done, missed.won) == (f"It is {miss}.", 0.0, False, False)
+    found = session.step(str(hit))
+    assert (found.observation, found.reward, found.done, found.won) == (f"It is {hit}.", 1.0, True, True)
+
+
+def test_truncation_ends_an_episode_without_winning_it():
+    session = environment().open("dice/train/00000000")
+    session.reset()
+    for _ in range(3):
+        assert not session.step("no").done
+    last = session.step("no")
+    assert (last.done, last.won) == (True, False)
+
+
+def test_digests_are_those_of_version_and_seed():
+    one, other = environment(), TextEnvironment(Dice, name="dice", version="2", sizes=(40, 8, 8))
+    assert one.digest("valid") == environment().digest("valid") != other.digest("valid")
+    first, second = one.tasks("valid")[:2]
+    assert one.task_digest(first) == environment().task_digest(first) != other.task_digest(first)
+    assert one.task_digest(first) != one.task_digest(second)
+
+
+def test_a_game_of_its_seed_passes_the_check_and_one_of_shared_chance_does_not():
+    pure, impure = environment(), environment(random.Random(0))
+    for task in pure.tasks("train"):
+        plays_twice(pure, task)
+    with pytest.raises(EnvFault, match="not a pure function of seed and actions"):
+        plays_twice(impure, "dice/train/00000000")
+
+
+def test_a_family_has_prompts_for_any_text(monkeypatch: pytest.MonkeyPatch):
+    family = text_family(Dice, name="dice", max_steps=4)
+    monkeypatch.setattr("envservice.registry.find_family", {"dice": family}.__getitem__)
+    assert make_template(EnvSection(name="dice")).chat
+    assert not make_template(EnvSection(name="dice", prompt="compact")).chat
+    assert family.open(EnvSection()).name == "dice"

@@ -1,0 +1,84 @@
+"""Environments by name: those that come with the package, and one's own."""
+
+from pathlib import Path
+
+import pytest
+from toy_environment import FAMILY, ToyEnvironment
+
+from envservice import registry
+from envservice.family import LONGEST, Family
+from services.config import EnvSection
+from services.errors import UserError
+
+TOY = EnvSection(name="toy_environment:FAMILY", prompt="compact", max_steps=10)
+
+
+@pytest.mark.parametrize("name", registry.BUILT_IN)
+def test_what_comes_with_the_package_is_whole(name: str):
+    family = registry.find_family(name)
+    assert "\n" not in family.describe(EnvSection(name=name))
+    for prompt, make in family.prompts.items():
+        assert make(2).name == prompt
+    assert all("\n" not in finding.detail for finding in family.findings())
+
+
+def test_one_of_ones_own_is_found_by_module_and_attribute():
+    assert registry.find_family(TOY.name) is FAMILY
+    assert registry.open_environment(TOY).name == "toy"
+    assert registry.make_template(TOY).name == "compact"
+    registry.check_settings(TOY)
+
+
+@pytest.mark.parametrize(("name", "what"), [
+    ("alfwrld", "there is no environment 'alfwrld'; set env.name to one of alfworld"),
+    ("toy_environment:", "there is no environment 'toy_environment:'"),
+    (":FAMILY", "there is no environment ':FAMILY'"),
+    ("../toys:FAMILY", "there is no environment '../toys:FAMILY'"),
+    ("nowhere.at_all:FAMILY", "install its package, or put its folder on PYTHONPATH"),
+    ("toy_environment:FAMILIES", "toy_environment has no FAMILIES"),
+    ("toy_environment:ToyEnvironment", "toy_environment:ToyEnvironment is a type, not a Family"),
+])
+def test_a_name_of_nothing_is_one_line(name: str, what: str):
+    with pytest.raises(UserError) as error:
+        registry.find_family(name)
+    assert what in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_dependency_of_ones_own_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "needy_environment.py").write_text("import a_package_that_nobody_has\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match="; install a_package_that_nobody_has"):
+        registry.find_family("needy_environment:FAMILY")
+
+
+@pytest.mark.parametrize(("changed", "what"), [
+    ({"prompt": "fancy"}, "has no prompt 'fancy'; set env.prompt to one of full, compact"),
+    ({"max_steps": 13}, "env.max_steps=13, and an episode of toy_environment:FAMILY has at most 12 steps"),
+])
+def test_settings_that_an_environment_does_not_have_are_refused(changed: dict[str, object], what: str):
+    with pytest.raises(UserError) as error:
+        registry.check_settings(TOY.model_copy(update=changed))
+    assert what in str(error.value)
+
+
+def test_a_task_names_its_environment_where_that_comes_with_the_package():
+    assert registry.open_holding(EnvSection(), "alfworld-gen/valid/pick-0000").name == "alfworld-gen"
+    assert registry.open_holding(TOY, "toy/train/00").name == "toy"
+    with pytest.raises(KeyError):
+        registry.open_holding(EnvSection(), "toy/train/00")
+
+
+def test_variants_stand_in_for_what_is_published():
+    names = ("alfworld-gen", "alfworld", "my-own", "toy")
+    assert [registry.stands_in_for(name) for name in names] == ["alfworld", None, None, None]
+
+
+def test_an_episode_is_not_longer_than_the_api_can_carry():
+    with pytest.raises(ValueError, match=f"1 to {LONGEST} steps"):
+        Family(open=lambda _: ToyEnvironment(), prompts={}, describe=lambda _: "", max_steps=LONGEST + 1)
+
+
+def test_an_environment_without_demonstrations_has_no_cold_start():
+    with pytest.raises(UserError, match="has no demonstrations for a cold start"):
+        registry.find_teacher(TOY)
