@@ -26,6 +26,33 @@ class AlfworldSection(Section):
         "pick", "look", "clean", "heat", "cool", "two")
 
 
+class WebshopSection(Section):
+    """Which products and goals of WebShop, and how they are shown and scored."""
+
+    products: Literal["small", "all"] = "small"
+    """Of official files: the first thousand products, or all 1.18 million."""
+    goals: Literal["synthetic", "human"] = "synthetic"
+    """Human ones need items_human_ins.json."""
+    observation: Literal["text", "text_rich"] = "text"
+    show_attributes: bool = False
+    """Item pages also offer the page of attributes, which the original leaves off."""
+    strict_options: bool = False
+    """A purchase's options must be the very ones asked for; else the original's fuzzy match decides."""
+    verl_compat: bool = False
+    """Shuffles and splits of verl-agent, where the goals of train and test overlap."""
+
+
+class SearchSection(Section):
+    """Where search QA finds its evidence."""
+
+    url: tuple[str, ...] = ()
+    """Of POST /retrieve on one or several retrieval servers; none: BM25 over documents.jsonl, inside the server."""
+    topk: int = Field(default=3, ge=1, le=100)
+    """Documents that a search returns."""
+    turns: int = Field(default=4, ge=1, le=50)
+    """The last of them ends the episode, answered or not."""
+
+
 class EnvSection(Section):
     """Which environment, how it is played, and who serves it."""
 
@@ -46,3 +73,5 @@ class EnvSection(Section):
     max_sessions: int = Field(default=1024, ge=1)
     """Live sessions per server."""
     alfworld: AlfworldSection = AlfworldSection()
+    webshop: WebshopSection = WebshopSection()
+    search: SearchSection = SearchSection()

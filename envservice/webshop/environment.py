@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -13,13 +12,13 @@ from envservice.base import Replay, Session
 from envservice.bm25.build import build, open_or_build
 from envservice.bm25.index import Index
 from envservice.webshop import catalogue, files, splits
-from envservice.webshop.files import Size
 from envservice.webshop.goals import SEED, Goal, Goals
 from envservice.webshop.nouns import Tagger, find_tagger
-from envservice.webshop.pages import Format
 from envservice.webshop.products import Product
 from envservice.webshop.session import Shop, WebshopSession
 from envservice.webshop.stock import Stock
+from services.config_env import WebshopSection
+from services.errors import UserError
 
 VERSION = "1"
 """Grows when any page, action list, draw or score changes."""
@@ -30,32 +29,16 @@ _ORDERS = 256
 """Orders of goals kept; there are more than one with `verl_compat` only."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What a config says about WebShop."""
-
-    data: Path | None = None
-    """Folder with the official product files; None: our catalogue."""
-    products: Size = "small"
-    """Of official files: the first thousand products, or all."""
-    goals: files.Goals = "synthetic"
-    observation: Format = "text"
-    show_attributes: bool = False
-    """Item pages also offer the page of attributes, which the original leaves off."""
-    strict_options: bool = False
-    """A purchase's options must be the very ones asked for; else the original's fuzzy match decides."""
-    verl_compat: bool = False
-    """Splits and shuffles of verl-agent, in which train and test goals overlap; see splits.py."""
-
-
 class WebshopEnvironment:
     """One shop for all sessions of a process. Its version names all that a score depends on beside the task."""
 
     replay: Replay = "pure"
     engine = "own"
 
-    def __init__(self, stock: Stock, settings: Settings | None = None, *, tagger: tuple[str, Tagger] | None = None):
-        self._settings = settings or Settings()
+    def __init__(
+        self, stock: Stock, settings: WebshopSection | None = None, *, tagger: tuple[str, Tagger] | None = None,
+    ) -> None:
+        self._settings = settings or WebshopSection()
         self._stock = stock
         name, nouns = tagger or find_tagger()
         self.name = splits.FAMILY if stock.source == "official" else f"{splits.FAMILY}-{stock.source}"
@@ -98,10 +81,6 @@ class WebshopEnvironment:
         goals = self._goals(seed)
         return WebshopSession(self._shop, goals[index], lambda product: goals.price(self._place(product)))
 
-    def check(self, task: str) -> None:
-        """Nothing is left to find broken in a task once the files are read. Raises KeyError for an unknown one."""
-        splits.place_of(self._splits, task)
-
     def goal(self, task: str) -> Goal:
         """What the task asks for. Raises KeyError."""
         seed, index = splits.place_of(self._splits, task)
@@ -121,15 +100,17 @@ class WebshopEnvironment:
         return Goals(self._stock, seed)
 
 
-def open_webshop(settings: Settings) -> WebshopEnvironment:
-    """The environment of a config. Raises UserError for missing and for malformed files."""
-    if settings.data is None:
-        return WebshopEnvironment(catalogue.stock(), settings)
-    stock = files.load_stock(settings.data.expanduser(), size=settings.products, goals=settings.goals)
-    return WebshopEnvironment(stock, settings)
+def open_webshop(data: Path | None, settings: WebshopSection) -> WebshopEnvironment:
+    """The shop of a folder with official files, or of our catalogue. Raises UserError for missing or broken files."""
+    if data is not None:
+        stock = files.load_stock(data.expanduser(), size=settings.products, goals=settings.goals)
+        return WebshopEnvironment(stock, settings)
+    if settings.goals == "human":
+        raise UserError("our catalogue has no human goals", "set env.data to the official files, or env.webshop.goals")
+    return WebshopEnvironment(catalogue.stock(), settings)
 
 
-def _version(stock: Stock, settings: Settings, tagger: str) -> str:
+def _version(stock: Stock, settings: WebshopSection, tagger: str) -> str:
     """Such as `1+catalogue+endings-1`."""
     parts = [VERSION, stock.source, tagger]
     parts += [settings.goals] if settings.goals != "synthetic" else []

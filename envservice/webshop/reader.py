@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from envservice.base import Outcome
 from envservice.webshop import pages
-from envservice.webshop.session import SEARCH_ACTION
 
 _MARKED = re.compile(r"\s*\[(?:clicked )?button\] (.*) \[(?:clicked )?button_\]")
 _COUNT = re.compile(r"Page (\d+) \(Total results: (\d+)\)")
@@ -96,19 +95,31 @@ def clicks(now: Outcome) -> list[str]:
     return [each[len("click[") : -1] for each in now.admissible_actions if each.startswith("click[")]
 
 
+def name_of(texts: Sequence[str]) -> pages.Name:
+    """Which kind of page has these pieces."""
+    if texts[0] == "WebShop":
+        return "index"
+    if texts[0] != "Instruction:":
+        return "done"
+    if texts[-1] == pages.BUY:
+        return "item"
+    return "results" if any(_COUNT.fullmatch(text) for text in texts) else "sub"
+
+
 def read(now: Outcome) -> Page:
     """The page of an outcome."""
     texts = pieces(now.observation)
-    if SEARCH_ACTION in now.admissible_actions:
-        return Page(name="index")
-    offered = clicks(now)
-    if pages.BUY.lower() in offered and pages.BUY in texts:
-        return _item(texts, offered)
-    if pages.NEXT.lower() in offered:
+    name = name_of(texts)
+    if name == "item":
+        return _item(texts, clicks(now))
+    if name == "results":
         return _results(texts)
-    if offered:
-        return Page(name="sub", lines=tuple(texts[texts.index(pages.PREVIOUS) + 1 :]))
-    return Page(name="done")
+    return Page(name=name, lines=sub_lines(texts)) if name == "sub" else Page(name=name)
+
+
+def sub_lines(texts: Sequence[str]) -> tuple[str, ...]:
+    """What a sub page says below its buttons."""
+    return tuple(texts[texts.index(pages.PREVIOUS) + 1 :])
 
 
 def _results(texts: Sequence[str]) -> Page:

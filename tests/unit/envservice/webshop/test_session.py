@@ -2,10 +2,11 @@
 
 import pytest
 
-from envservice.webshop.environment import Settings, WebshopEnvironment
+from envservice.webshop.environment import WebshopEnvironment
 from envservice.webshop.files import load_stock
 from envservice.webshop.nouns import fallback
 from envservice.webshop.session import parse_action
+from services.config_env import WebshopSection
 
 TASK = "webshop/train/0"
 
@@ -80,7 +81,7 @@ def test_sub_pages_hold_what_is_not_empty(session, wish, name, text):
 
 
 def test_attributes_are_shown_where_asked_for(files):
-    shop = WebshopEnvironment(load_stock(files.write()), Settings(show_attributes=True), tagger=("", fallback))
+    shop = WebshopEnvironment(load_stock(files.write()), WebshopSection(show_attributes=True), tagger=("", fallback))
     session = shop.open(TASK)
     assert " [SEP] Reviews [SEP] Attributes [SEP] Buy Now" in play(session, "search[lamp]", "click[b0lamp]").observation
     assert session.step("click[attributes]").observation.endswith(
@@ -152,7 +153,7 @@ def test_a_search_works_from_any_page_and_forgets_options(session):
 
 
 def test_rich_text_marks_what_can_be_and_what_was_clicked(files):
-    shop = WebshopEnvironment(load_stock(files.write()), Settings(observation="text_rich"), tagger=("", fallback))
+    shop = WebshopEnvironment(load_stock(files.write()), WebshopSection(observation="text_rich"), tagger=("", fallback))
     session, wish = shop.open(TASK), shop.goal(TASK).instruction
     assert play(session).observation == f"WebShop\nInstruction:\n{wish}\n[button] Search [button_]\n"
     page = play(session, "search[brisko lamp]", "click[b0lamp]", "click[red]")

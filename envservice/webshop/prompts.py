@@ -1,0 +1,218 @@
+"""The two WebShop prompts, and how their answers are read.
+
+`full` has the fields, order and quoting of the papers' pipeline (verl-agent); `compact` says in few words what a page
+says and what was done, for models of less than a million parameters. Both are answered with
+`<think>...</think><action>...</action>`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from envservice.base import Outcome, ParsedAction, Turn
+from envservice.webshop import pages
+from envservice.webshop.reader import Page, instruction_of, name_of, parse_request, pieces, read, sub_lines
+
+LONGEST = 13_000
+"""Characters of a full prompt; a longer one is made again without its history."""
+_TAIL = 20
+"""Characters of an answer without action tags that the environment receives."""
+_CJK = re.compile("[\u4e00-\u9fff]")
+
+
+def project(text: str) -> ParsedAction:
+    """Answer to environment action.
+
+    The action is what stands between the first `<action>` and the first `</action>` of the lower-cased answer, or the
+    answer's last 20 characters where a tag is missing. Valid: both action tags (in any case) and both think tags (in
+    lower case) occur, and no CJK ideograph (U+4E00 to U+9FFF) does. Whether the page offers the action is not looked
+    at. The environment receives it either way.
+    """
+    lowered = text.lower()
+    start, end = lowered.find("<action>"), lowered.find("</action>")
+    if start < 0 or end < 0:
+        return ParsedAction(action=lowered[-_TAIL:], valid=False)
+    thought = "<think>" in text and "</think>" in text
+    return ParsedAction(
+        action=lowered[start + len("<action>") : end].strip(), valid=thought and not _CJK.search(text))
+
+
+def page_text(observation: str, instruction: str) -> str:
+    """What a page says after its instruction, each piece in quotes; the whole text where it has no instruction.
+
+    Within one task two pages have the same page text exactly where they have the same observation.
+    """
+    texts = pieces(observation)
+    if instruction not in texts:
+        return observation
+    return pages.SEPARATOR.join(f"'{text}'" for text in texts[texts.index(instruction) + 1 :])
+
+
+class FullTemplate:
+    """One user message per step: role, task, recent pages with actions, current page, what can be done."""
+
+    name = "full"
+    chat = True
+
+    def __init__(self, history: int = 2) -> None:
+        self.history = history
+
+    def render(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> str:
+        """The first step, every step where history is 0, and one that would be too long are without history."""
+        task = instruction_of(first)
+        shown = turns[max(0, len(turns) - self.history) :] if self.history else ()
+        if shown:
+            text = self._message(task, now, self._past(task, shown, len(turns)))
+            if len(text) <= LONGEST:
+                return text
+        return self._message(task, now, "Your current observation is")
+
+    def _message(self, task: str, now: Outcome, opening: str) -> str:
+        actions = "\n".join(f"'{action}'," for action in now.admissible_actions)
+        return (
+            f"{_ROLE}\nYour task is to: {task}.\n{opening}: {page_text(now.observation, task)}.\n"
+            f"Your admissible actions of the current situation are:\n[\n{actions}\n].\n\n{_INSTRUCTION}")
+
+    def _past(self, task: str, shown: Sequence[Turn], taken: int) -> str:
+        past = "\n".join(
+            f"[Observation {step}: '{page_text(turn.observation, task)}', Action {step}: '{turn.action}']"
+            for step, turn in enumerate(shown, start=taken - len(shown) + 1))
+        return (
+            f"Prior to this step, you have already taken {taken} step(s). Below are the most recent {len(shown)} "
+            f"observations and the corresponding actions you took: {past}\n"
+            f"You are now at step {taken + 1} and your current observation is")
+
+    def parse(self, text: str) -> ParsedAction:
+        return project(text)
+
+
+_ROLE = "You are an expert autonomous agent operating in the WebShop e‑commerce environment."
+_INSTRUCTION = (
+    "It is your turn to take one action for the current step.\n"
+    "First reason step by step about the current situation, then think carefully which admissible action best advances "
+    "the shopping goal. This reasoning MUST be enclosed within <think> </think> tags.\n"
+    "Then choose one admissible action for the current step and present it within <action> </action> tags."
+)
+
+
+class CompactTemplate:
+    """Raw text in lower case, some lines of few words: what is wanted, what was done, the page. For instance
+
+        Task: find me cordless, dimmable table lamps; color: red, size: small; under 40
+        Done: search[cordless dimmable table lamps]; click[b417]; click[red]
+        Opened: b220 b417
+        Item: 24 velmora nova cordless table lamp
+        Options: color: red, navy; size: small, large
+        Chosen: red
+        Features: dimmable table lamp; foldable; usb charging
+
+    What an item page does not show, and no step can know by itself, is remembered: options chosen since the product was
+    opened and, once read, its features; on every page, the products opened before. Prices are rounded up to dollars.
+    """
+
+    name = "compact"
+    chat = False
+
+    def __init__(self, history: int = 3) -> None:
+        self.history = history
+
+    def render(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> str:
+        recent = turns[max(0, len(turns) - self.history) :] if self.history else ()
+        done = "; ".join(turn.action if _worked(turn) else f"{turn.action} failed" for turn in recent)
+        memory = Memory(turns, now)
+        lines = [
+            f"Task: {_task(instruction_of(first))}", f"Done: {done or '-'}",
+            f"Opened: {' '.join(memory.opened) or '-'}", *_page(read(now), memory)]
+        return "\n".join(lines) + "\n"
+
+    def parse(self, text: str) -> ParsedAction:
+        return project(text)
+
+
+_WORDS_OF_TITLE = 12
+_BUTTONS = frozenset(name.lower() for name in (pages.BACK, pages.PREVIOUS, pages.BUY, *pages.SUB_PAGES))
+
+
+class Memory:
+    """What earlier pages and actions say about the present page."""
+
+    def __init__(self, turns: Sequence[Turn], now: Outcome) -> None:
+        self.opened: list[str] = []
+        """Products in lower case, the last opened last."""
+        self.chosen: list[str] = []
+        """Option values of the present product."""
+        self.features: tuple[str, ...] | None = None
+        """Of the present product, once read."""
+        action = ""
+        for turn in turns:
+            self._see(pieces(turn.observation), action)
+            action = turn.action if _worked(turn) else ""
+            self._act(name_of(pieces(turn.observation)), action.removeprefix("click[").removesuffix("]"))
+        self._see(pieces(now.observation), action)
+
+    def _see(self, texts: Sequence[str], action: str) -> None:
+        name = name_of(texts)
+        if name in ("index", "results"):
+            self.chosen, self.features = [], None
+        elif name == "sub" and action == f"click[{pages.FEATURES.lower()}]":
+            self.features = sub_lines(texts)
+
+    def _act(self, name: pages.Name, thing: str) -> None:
+        if name == "results" and thing not in _BUTTONS and thing != pages.NEXT.lower() and not _SEARCH.match(thing):
+            self.opened = [*(each for each in self.opened if each != thing), *([thing] if thing else [])]
+        elif name == "item" and thing and thing not in _BUTTONS and not _SEARCH.match(thing):
+            self.chosen = [*(each for each in self.chosen if each != thing), thing]
+
+
+_SEARCH = re.compile(r"search\[.")
+
+
+def _worked(turn: Turn) -> bool:
+    """A search works on every page, though only one page lists it."""
+    return turn.admissible or _SEARCH.match(turn.action) is not None
+
+
+def _task(instruction: str) -> str:
+    request = parse_request(instruction)
+    options = ", ".join(f"{name}: {value}" for name, value in request.options.items())
+    limit = "" if request.limit is None else f"under {request.limit:g}"
+    return "; ".join(part for part in (request.wish, options, limit) if part).lower()
+
+
+def _page(page: Page, memory: Memory) -> list[str]:
+    if page.name == "results":
+        start = (page.number - 1) * pages.PAGE_LENGTH + 1
+        rows = [f"{number} {each.asin} {_dollars(each.price)} {_title(each.title)}"
+                for number, each in enumerate(page.results, start=start)]
+        return [f"Results: page {page.number} of {page.total}", *rows]
+    if page.name == "sub":
+        return [f"Text: {'; '.join(page.lines).lower() or '-'}"]
+    if page.name != "item":
+        return [f"Page: {page.name}"]
+    options = "; ".join(f"{name}: {', '.join(values)}" for name, values in page.options.items())
+    features = "-" if memory.features is None else "; ".join(memory.features).lower() or "none"
+    return [
+        f"Item: {_dollars(page.price)} {_title(page.title)}", f"Options: {options or '-'}",
+        f"Chosen: {', '.join(_last_of_each(page, memory.chosen)) or '-'}", f"Features: {features}"]
+
+
+def _last_of_each(page: Page, chosen: Sequence[str]) -> list[str]:
+    """The values that count: of each option the one chosen last."""
+    last = {next((name for name in reversed(list(page.options)) if value in page.options[name]), value): value
+            for value in chosen}
+    return [value for value in chosen if value in last.values()]
+
+
+def _title(title: str) -> str:
+    return " ".join(title.lower().split()[:_WORDS_OF_TITLE])
+
+
+def _dollars(tag: str) -> str:
+    """`24 to 31` of `$23.49 to $30.5`: rounded up, so that what seems to fit a limit does."""
+    return " to ".join(str(math.ceil(float(price.lstrip("$")))) for price in tag.split(" to "))
+
+
+TEMPLATES: dict[str, type[FullTemplate] | type[CompactTemplate]] = {"full": FullTemplate, "compact": CompactTemplate}
+"""By the name that the configuration uses."""

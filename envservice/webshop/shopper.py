@@ -1,0 +1,182 @@
+"""A scripted shopper: text in, action out, knowing only what it has read. It plays the cold start's demonstrations.
+
+It searches with words of the instruction, opens results whose price fits in the order of how much of the wish their
+titles say, checks that every wanted option is offered, reads "Features" for what the title does not say, picks the
+options and buys. Before its steps run out it buys the best that it has seen.
+
+Not used, because no page shows it: the product that a goal was made for, and the attributes behind the score.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from envservice.base import Outcome
+from envservice.webshop import pages
+from envservice.webshop.reader import Listed, Page, instruction_of, parse_request, read
+
+STEPS = 15
+"""Of an episode as published; it plans for no more."""
+_LEAD = re.compile(
+    r"(?:find me|show me|i need|i want|i would like|i(?:'m| am) (?:looking|searching) for) ", re.IGNORECASE)
+_WORD = re.compile(r"\w+")
+_IDLE = frozenset((
+    "a", "an", "and", "are", "for", "in", "is", "it", "me", "my", "of", "on", "or", "some", "that", "the", "to",
+    "with"))
+_FEATURES = f"click[{pages.FEATURES.lower()}]"
+_BUY = f"click[{pages.BUY.lower()}]"
+_PREVIOUS = f"click[{pages.PREVIOUS.lower()}]"
+_NEXT = f"click[{pages.NEXT.lower()}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What to do and why."""
+
+    thought: str
+    action: str
+
+
+@dataclass(slots=True)
+class Known:
+    """What was read about a product."""
+
+    listed: Listed
+    place: int
+    """In order of discovery."""
+    missing: list[str]
+    """Wanted words that neither its title nor, once read, its features say."""
+    lacks: list[str] | None = None
+    """Wanted option values that it does not offer; None before it was opened."""
+    read: bool = False
+    """Whether its features were read."""
+
+    def worth(self) -> tuple[int, int, int]:
+        """The more, the better to buy."""
+        return -len(self.lacks or ()), -len(self.missing), -self.place
+
+
+class Shopper:
+    """Plays one episode from its first outcome."""
+
+    def __init__(self, first: Outcome) -> None:
+        self._request = parse_request(instruction_of(first))
+        self._wanted = content_words(_LEAD.sub("", self._request.wish))
+        self._known: dict[str, Known] = {}
+        self._clicked = ""
+        """The product that it asked to open last."""
+        self._chosen: set[str] = set()
+        self._pending = ""
+        """The option value that it clicked last: chosen, if the same page comes back."""
+        self._left = STEPS
+
+    def act(self, now: Outcome) -> Move:
+        """Reads the latest outcome and decides. Call it once per step, whatever came of the last action."""
+        page = read(now)
+        if page.name == "item" and self._pending:
+            self._chosen.add(self._pending)
+        elif page.name in ("index", "results"):
+            self._chosen = set()
+        self._pending = ""
+        move = self._decide(page)
+        self._left -= 1
+        return move
+
+    def _decide(self, page: Page) -> Move:
+        if page.name == "results":
+            return self._choose(page)
+        if page.name == "item":
+            return self._consider(page)
+        return self._read(page) if page.name == "sub" else Move("search", f"search[{' '.join(self._wanted)}]")
+
+    def _choose(self, page: Page) -> Move:
+        """Opens the most promising result, or looks further, or returns to the best."""
+        for each in page.results:
+            missing = missing_words(self._wanted, each.title)
+            self._known.setdefault(each.asin, Known(each, len(self._known), missing))
+        here = [self._known[each.asin] for each in page.results if self._affordable(each)]
+        new = [each for each in here if each.lacks is None]
+        best = max((each for each in here if each.lacks is not None), key=Known.worth, default=None)
+        if best is not None and (self._left <= self._needed() + 1 or not new):
+            return self._opening("best seen", best)
+        if new:
+            return self._opening("may fit", max(new, key=Known.worth))
+        return Move("none fits", _NEXT if page.results else f"click[{pages.BACK.lower()}]")
+
+    def _opening(self, thought: str, product: Known) -> Move:
+        self._clicked = product.listed.asin
+        return Move(thought, f"click[{product.listed.asin}]")
+
+    def _read(self, page: Page) -> Move:
+        product = self._known.get(self._clicked)
+        if product is not None and page.lines:
+            product.missing = missing_words(product.missing, *page.lines)
+        return Move("back to the item", _PREVIOUS)
+
+    def _consider(self, page: Page) -> Move:
+        product = self._product(page)
+        offered = {value for values in page.options.values() for value in values}
+        product.lacks = [value for value in self._request.options.values() if value not in offered]
+        final = self._left <= self._needed() + 1
+        if not final and product.lacks:
+            return Move(f"no {product.lacks[0]}", _PREVIOUS)
+        if not final and product.missing and not product.read:
+            product.read = True
+            return Move(f"{' '.join(product.missing)}?", _FEATURES)
+        best = max(self._known.values(), key=Known.worth)
+        if not final and product.missing and self._hopeful(product, best):
+            return Move(f"no {' '.join(product.missing)}", _PREVIOUS)
+        for value in self._request.options.values():
+            if value in offered and value not in self._chosen:
+                self._pending = value
+                return Move(f"choose {value}", f"click[{value}]")
+        return Move("buy", _BUY)
+
+    def _hopeful(self, product: Known, best: Known) -> bool:
+        """Whether something better is known, or something unread may be."""
+        return best is not product or any(
+            each.lacks is None and self._affordable(each.listed) for each in self._known.values())
+
+    def _product(self, page: Page) -> Known:
+        """The open product: the page does not name its ASIN, but has the title and price of the results."""
+        shown = (page.title, page.price)
+        found = [each for each in self._known.values() if (each.listed.title, each.listed.price) == shown]
+        product = next((each for each in found if each.listed.asin == self._clicked), None) or next(iter(found), None)
+        if product is None:
+            listed = Listed(asin=page.title, title=page.title, price=page.price)
+            product = self._known.setdefault(
+                listed.asin, Known(listed, len(self._known), missing_words(self._wanted, page.title)))
+        self._clicked = product.listed.asin
+        return product
+
+    def _affordable(self, product: Listed) -> bool:
+        return self._request.limit is None or price_of(product.price) <= self._request.limit
+
+    def _needed(self) -> int:
+        """Steps from a results page to the purchase, the opening included."""
+        return len(self._request.options) + 2
+
+
+def content_words(text: str) -> list[str]:
+    """Words that say something, in lower case, in order, without repeats."""
+    words = (word for word in _WORD.findall(text.lower()) if word not in _IDLE)
+    return list(dict.fromkeys(words))
+
+
+def missing_words(wanted: Iterable[str], *texts: str) -> list[str]:
+    """Those of `wanted` that do not occur in the texts, singular and plural taken as one."""
+    said = {_singular(word) for text in texts for word in _WORD.findall(text.lower())}
+    return [word for word in wanted if _singular(word) not in said]
+
+
+def price_of(tag: str) -> float:
+    """Dollars of a price tag; of a range the upper end."""
+    return float(tag.rpartition("$")[2])
+
+
+def _singular(word: str) -> str:
+    if word.endswith("es") and word[:-2].endswith(("sh", "ch", "x", "s")):
+        return word[:-2]
+    return word[:-1] if word.endswith("s") and not word.endswith("ss") else word

@@ -1,0 +1,43 @@
+"""WebShop's demonstrations: the shopper as a Demonstrator, and noise from which a shopper can recover."""
+
+from __future__ import annotations
+
+import random
+
+from envservice.base import Outcome
+from envservice.family import Teacher
+from envservice.webshop import pages
+from envservice.webshop.reader import clicks, instruction_of, parse_request, read
+from envservice.webshop.shopper import Shopper, content_words
+from services.config import SftSection
+
+_AWAY = tuple(name.lower() for name in (pages.DESCRIPTION, pages.FEATURES, pages.REVIEWS, pages.PREVIOUS, pages.BACK))
+
+
+class Demonstrator:
+    """The shopper's moves as answers: why it acts is the thought."""
+
+    def __init__(self, first: Outcome, rng: random.Random, sft: SftSection) -> None:
+        del rng, sft  # nothing in it is left to chance
+        self._shopper = Shopper(first)
+
+    def act(self, now: Outcome) -> str:
+        move = self._shopper.act(now)
+        return f"<think>{move.thought}</think><action>{move.action}</action>"
+
+
+def disturb(action: str, now: Outcome, rng: random.Random) -> str:
+    """In place of `action`: a search for half of the wish, or any click but a purchase.
+
+    On an item page it is one that leaves the page: a wrong option would show nowhere, and could not be mended.
+    """
+    del action
+    page = read(now)
+    if page.name == "index":
+        words = content_words(parse_request(instruction_of(now)).wish)
+        return f"search[{' '.join(sorted(rng.sample(words, max(1, len(words) // 2)), key=words.index))}]"
+    offered = [thing for thing in clicks(now) if page.name != "item" or thing in _AWAY]
+    return f"click[{rng.choice(offered)}]"
+
+
+TEACHER = Teacher(player=Demonstrator, disturb=disturb)
