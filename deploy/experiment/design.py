@@ -104,7 +104,7 @@ def config_of(run: Run, config: Config, *, cold_start: str) -> Config:
     """The config of one run. The seed fixes tasks and sampling seeds, so that the arms of one seed are paired."""
     return lay_over(config, {
         **ARMS[run.arm].overrides, "seed": run.seed, "name": run.name, "runs_dir": str(config.run_dir),
-        "sft.enabled": False, "model.path": cold_start})
+        "sft.enabled": False, "model.path": cold_start, "eval.compare_cold_start": False})
 
 
 def to_confirm(scores: Mapping[str, Sequence[float]]) -> tuple[str, str]:

@@ -1,0 +1,79 @@
+"""A sweep and an experiment of one-step runs: real `gagpo train` processes from one cold start."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from deploy import sweep
+from deploy.experiment.common import keep_cold_evaluations, prepare
+from deploy.experiment.design import Run
+from deploy.experiment.progress import Progress
+from deploy.experiment.records import read_records
+from deploy.experiment.runs import Runner, left
+from deploy.panels import open_panels
+from deploy.run_folder import RunFolder
+from services.config import Config
+from services.config_file import load_config
+
+pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(280)]
+
+VARIANTS = sweep.ABLATIONS[:1]
+"""The others differ from it in what the unit tests see."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _generated_games():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("ALFWORLD_DATA", raising=False)
+        patch.delenv("RAY_ADDRESS", raising=False)
+        yield
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    return load_config("alfworld-tiny", [
+        f"runs_dir={tmp_path_factory.mktemp('runs')}", "name=many", "steps=1", "env.max_steps=6", "model.layers=1",
+        "model.intermediate=64", "sft.demos_per_game=1", "sft.minutes=0.05", "rollout.slots=8",
+        "rollout.kv_cache_gb=0.25", "learner.groups_per_step=2", "learner.group_size=2", "learner.threads=1",
+        "eval.every=1", "eval.episodes=4", "eval.panel=4", "eval.panel_temperatures=[1.0]", "checkpoint.every=1"])
+
+
+@pytest.fixture(scope="module")
+def swept(config: Config) -> list[sweep.Line]:
+    return sweep.run_sweep(config, VARIANTS, resume=False, quiet=True)
+
+
+def test_a_sweep_ends_with_a_table(config: Config, swept: list[sweep.Line]):
+    assert [(line.variant, line.games, line.gain) for line in swept] == [("full", 4, None)]
+    assert (config.run_dir / "sweep.txt").read_text().splitlines() == sweep.as_text(swept)
+
+
+def test_a_finished_sweep_starts_nothing(config: Config, swept: list[sweep.Line]):
+    metrics = config.run_dir / "full" / "metrics.jsonl"
+    before = metrics.stat().st_mtime_ns
+    assert sweep.run_sweep(config, VARIANTS, resume=True, quiet=True) == swept
+    assert metrics.stat().st_mtime_ns == before
+
+
+def test_a_run_of_an_experiment_leaves_its_record_alone(config: Config, swept: list[sweep.Line], tmp_path: Path):
+    """It starts from the cold start of another run, and plays no game again to know how that does."""
+    full = RunFolder(config.run_dir / "full")
+    shutil.copytree(full.cold_model, tmp_path / "cold-start")
+    mine = config.model_copy(update={"name": "experiment"})
+    progress = Progress(1, console=Console(quiet=True))
+    common = prepare(mine, open_panels(mine), tmp_path, progress)
+    keep_cold_evaluations(tmp_path, common, full)
+    run = Run(arm="grpo", seed=3)
+    assert left(tmp_path, [run], mine, common) == [run]
+    assert Runner(config=mine, out=tmp_path, common=common, progress=progress).make([run]) == 0
+    (record,) = read_records(tmp_path)
+    assert (record.arm, record.seed, record.steps, record.cold_start) == ("grpo", 3, 1, common["cold_start"])
+    assert [(row["label"], len(row["wins"])) for row in record.evaluations] == [
+        ("step-000001", 4), ("panel-trained", 4)]
+    played = re.findall(r"evaluation (\S+)", (mine.run_dir / f"{run.name}.log").read_text())
+    assert played == ["step-000001", "panel-trained"]
+    assert not (mine.run_dir / run.name).exists()
+    assert left(tmp_path, [run], mine, prepare(mine, open_panels(mine), tmp_path, progress)) == []
