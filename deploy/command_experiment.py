@@ -21,7 +21,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
         description="credit: trains one small agent per arm and seed from one cold start, on the official games, and\n"
         "writes a small record of each run, a table with intervals over seeds, paired differences and figures\n"
         "into --out. What has a record is not run again, so the same command goes on after any interruption.\n"
-        "tabular: estimators against the exact advantages of small mazes, and how fast a softmax policy learns by them.",
+        "tabular: estimators against the exact advantages of small mazes, and how fast a policy learns by them.",
         epilog="examples:\n  gagpo experiment credit --parallel 2 --hours 4\n"
         "  gagpo experiment credit --confirm --parallel 2\n"
         "  gagpo experiment credit --report\n"
