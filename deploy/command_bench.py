@@ -18,6 +18,7 @@ BENCHES = {
     "credit": "deploy.bench.credit",
     "env-service": "deploy.bench.env_service",
     "rollout": "deploy.bench.rollout",
+    "webshop": "deploy.bench.webshop",
 }
 """Name -> module with `run() -> list[Figure]`, imported when it is asked for: benches import heavy things."""
 

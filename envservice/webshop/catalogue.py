@@ -82,9 +82,14 @@ class _Draft:
 
 @lru_cache(maxsize=1)
 def stock() -> Stock:
-    """Products and instructions, made once per process."""
+    """The catalogue, made once per process."""
+    return make_stock(FAMILIES)
+
+
+def make_stock(families: int) -> Stock:
+    """Products and instructions, with so many families of each kind."""
     words, rng = msgspec.json.decode(WORDS.read_bytes(), type=Words), random.Random(seed_for("webshop-catalogue"))
-    drafts = list(_Designer(words, rng).drafts())
+    drafts = list(_Designer(words, rng).drafts(families))
     rng.shuffle(drafts)
     numbers = rng.sample(range(100, 100 + len(drafts) * 5 // 4), len(drafts))
     products = tuple(
@@ -100,11 +105,11 @@ class _Designer:
         self._words = words
         self._rng = rng
 
-    def drafts(self) -> Iterator[_Draft]:
+    def drafts(self, families: int) -> Iterator[_Draft]:
         """All products, family by family."""
         for department in self._words.departments:
             for kind in department.kinds:
-                for _ in range(FAMILIES):
+                for _ in range(families):
                     model = self._model(department, kind)
                     yield from (model, self._other_attribute(model), self._other_option(model), self._dearer(model))
 

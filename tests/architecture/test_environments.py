@@ -13,7 +13,7 @@ from services.packages import OURS
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = sorted({target.split(".")[1] for target in BUILT_IN.values()})
-ALLOWED = {"deploy/bench/alfworld.py": "alfworld"}
+ALLOWED = {"deploy/bench/alfworld.py": "alfworld", "deploy/bench/webshop.py": "webshop"}
 """Benches of an environment's own parts."""
 
 
