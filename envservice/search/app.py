@@ -1,0 +1,87 @@
+"""A retrieval server over a file of documents, in the form that Search-R1 and verl-agent ask:
+
+    python -m envservice.search.app documents.jsonl --port 8000
+
+POST /retrieve takes {"query": str} or {"queries": [str, ...]}, with "topk" and "return_scores", and answers one list of
+documents for each query, best first, ranked by BM25. Reads only; it asks for no token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import Annotated, Any
+
+import uvicorn
+from fastapi import FastAPI
+from pydantic import BaseModel, Field, model_validator
+
+from envservice.search.facts import world
+from envservice.search.questions import read_documents
+from envservice.search.retrieval import IndexRetriever
+from envservice.server import bind
+
+TOPK = 3
+Query = Annotated[str, Field(max_length=8192)]
+
+
+class Retrieve(BaseModel):
+    """One query, or several. `queries` counts where both are given."""
+
+    query: Query | None = None
+    queries: Annotated[list[Query], Field(max_length=256)] | None = None
+    topk: Annotated[int, Field(ge=1, le=100)] | None = None
+    return_scores: bool = False
+
+    @model_validator(mode="after")
+    def _asked(self) -> Retrieve:
+        if self.query is None and self.queries is None:
+            raise ValueError("give query or queries")
+        return self
+
+
+def create_retrieval_app(retriever: IndexRetriever) -> FastAPI:
+    """The application over one index."""
+    app = FastAPI(title="gagpo retrieval", version="1", docs_url=None, redoc_url=None)
+
+    @app.post("/retrieve")
+    def retrieve(asked: Retrieve) -> dict[str, list[list[dict[str, Any]]]]:
+        """The best documents of each query."""
+        queries = asked.queries if asked.queries is not None else [asked.query or ""]
+        return {"result": [_hits(retriever, query, asked) for query in queries]}
+
+    @app.get("/healthz")
+    def healthz() -> dict[str, int]:
+        """Says how many documents there are."""
+        return {"documents": len(retriever)}
+
+    return app
+
+
+def _hits(retriever: IndexRetriever, query: str, asked: Retrieve) -> list[dict[str, Any]]:
+    found = [({"id": hit.id, "contents": contents}, hit.score)
+             for hit, contents in retriever.hits(query, asked.topk or TOPK)]
+    if asked.return_scores:
+        return [{"document": document, "score": score} for document, score in found]
+    return [document for document, _ in found]
+
+
+def main() -> None:
+    """Serves until SIGTERM or Ctrl-C; prints its URL when ready."""
+    parser = argparse.ArgumentParser(description="Serves BM25 retrieval over a jsonl file of {id, contents}.")
+    parser.add_argument("documents", type=Path, nargs="?", help="the file (default: the invented facts)")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000, help="0: a free one")
+    args = parser.parse_args()
+    with contextlib.closing(bind(args.host, args.port)) as listener:
+        retriever = IndexRetriever(read_documents(args.documents) if args.documents else world().documents())
+        server = uvicorn.Server(uvicorn.Config(
+            create_retrieval_app(retriever), log_level="warning", access_log=False, lifespan="off"))
+        print(f"{len(retriever)} documents on http://{args.host}:{listener.getsockname()[1]}/retrieve", flush=True)
+        asyncio.run(server.serve(sockets=[listener]))
+
+
+if __name__ == "__main__":
+    main()

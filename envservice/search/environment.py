@@ -1,0 +1,78 @@
+"""Search QA behind the protocol of envservice/base.py: the user's questions, else questions about an invented world."""
+
+from __future__ import annotations
+
+import hashlib
+
+from envservice.base import RecordedSession, Replay
+from envservice.search.questions import SPLITS, Question, Questions, Split
+from envservice.search.retrieval import Retriever
+from envservice.search.session import SearchSession
+from services.errors import UserError
+
+VERSION = "1"
+"""Grows when any observation or score changes."""
+TURNS = 4
+TOPK = 3
+
+
+class SearchEnvironment:
+    """One task for each question, `<name>/<split>/<row>`, the row in six digits."""
+
+    replay: Replay = "transcript"
+    engine = "search-r1"
+
+    def __init__(
+        self, name: str, questions: Questions, retriever: Retriever, *, turns: int = TURNS, topk: int = TOPK,
+    ) -> None:
+        """`name` is `search`, and `search-gen` for the invented world."""
+        self.name = name
+        self.version = f"{VERSION}-{turns}-{topk}"
+        self._questions = questions
+        self._retriever = retriever
+        self._turns = turns
+        self._topk = topk
+
+    def splits(self) -> list[str]:
+        return list(SPLITS)
+
+    def training_splits(self) -> tuple[str, str, str]:
+        return SPLITS[0], SPLITS[1], SPLITS[2]
+
+    def task_type(self, task: str) -> str:
+        """The data source of its question."""
+        return self.question(task).data_source
+
+    def tasks(self, split: str) -> list[str]:
+        rows = self._rows(split)
+        if rows is None:
+            raise UserError(f"{self.name} has no split {split!r}", f"choose {', '.join(SPLITS)}")
+        if not rows:
+            raise UserError(f"the split {split} of {self.name} has no question", "add questions to env.data")
+        return [f"{self.name}/{split}/{row:06d}" for row in range(len(rows))]
+
+    def digest(self, split: str) -> str:
+        total = hashlib.blake2b(digest_size=16)
+        for task in self.tasks(split):
+            total.update(task.encode() + b"\0" + hashlib.blake2b(self.question(task).content).digest())
+        return total.hexdigest()
+
+    def task_digest(self, task: str) -> str:
+        return hashlib.blake2b(self.question(task).content, digest_size=16).hexdigest()
+
+    def open(self, task: str) -> RecordedSession:
+        return SearchSession(self.question(task), self._retriever, turns=self._turns, topk=self._topk)
+
+    def question(self, task: str) -> Question:
+        """What the task asks. Raises KeyError."""
+        name, _, place = task.partition("/")
+        split, _, row = place.partition("/")
+        rows = self._rows(split)
+        number = int(row) if row.isascii() and row.isdecimal() else -1
+        if name != self.name or rows is None or f"{number:06d}" != row or number >= len(rows):
+            raise KeyError(task)
+        return rows[number]
+
+    def _rows(self, split: str) -> tuple[Question, ...] | None:
+        found: Split | None = next((known for known in SPLITS if known == split), None)
+        return None if found is None else self._questions[found]

@@ -1,0 +1,71 @@
+"""Search QA as runs choose it: see envservice/family.py."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from envservice.base import Environment
+from envservice.family import Family
+from envservice.search.prompts import CompactTemplate, FullTemplate
+from envservice.search.teacher import TEACHER
+from services.config import EnvSection
+from services.errors import UserError
+
+if TYPE_CHECKING:
+    from envservice.search.retrieval import Retriever
+
+_IN_MEMORY = 20_000
+"""Documents whose index takes seconds to build; of more, it is kept in the user's cache and shared."""
+
+
+def open_environment(env: EnvSection) -> Environment:
+    """Questions and documents of env.data, else the invented world; evidence from env.search.url where it is given.
+
+    Raises UserError for missing or malformed data.
+    """
+    from envservice.search.environment import SearchEnvironment
+    from envservice.search.facts import world
+    from envservice.search.questions import read_questions
+    from envservice.search.retrieval import HttpRetriever, IndexRetriever
+
+    data = env.data and env.data.expanduser()
+    questions = read_questions(data) if data else world().questions()
+    if env.search.url:
+        retriever: Retriever = HttpRetriever(env.search.url)
+    else:
+        retriever = _embedded(data) if data else IndexRetriever(world().documents())
+    return SearchEnvironment(
+        "search" if data else "search-gen", questions, retriever, turns=env.search.turns, topk=env.search.topk)
+
+
+def _embedded(data: Path) -> Retriever:
+    from envservice.search.questions import read_documents
+    from envservice.search.retrieval import IndexRetriever
+
+    file = data / "documents.jsonl"
+    if not file.is_file():
+        raise UserError(f"{data} has no documents.jsonl to search in", "add it, or set env.search.url to a retriever")
+    documents = read_documents(file)
+    if len(documents) <= _IN_MEMORY:
+        return IndexRetriever(documents)
+    with file.open("rb") as source:
+        digest = hashlib.file_digest(source, "blake2b").hexdigest()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return IndexRetriever(documents, cache / "gagpo" / f"search-{digest[:16]}", digest=digest)
+
+
+def describe(env: EnvSection) -> str:
+    """Where questions and evidence come from."""
+    asked = f"questions of {env.data}" if env.data else "questions about an invented world"
+    evidence = f"evidence from {', '.join(env.search.url)}" if env.search.url else "BM25 in the server"
+    return f"{asked}, {evidence}, {env.search.turns} turns"
+
+
+FAMILY = Family(
+    open=open_environment, describe=describe, teacher=TEACHER,
+    prompts={"full": FullTemplate, "compact": CompactTemplate},
+    threaded=lambda env: bool(env.search.url), stops=("</search>", "</answer>"),
+)

@@ -1,0 +1,113 @@
+"""Questions with their golden answers, in splits that share none.
+
+A folder holds either `train.jsonl`, `valid.jsonl` and `heldout.jsonl`, or one `questions.jsonl` that is split by a hash
+of the question. A line is {"question": str, "golden_answers": str or [str, ...], "data_source": str}; data_source, by
+which results are reported, may be left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import msgspec
+
+from services.errors import UserError
+
+Split = Literal["train", "valid", "heldout"]
+SPLITS: tuple[Split, ...] = get_args(Split)
+_FORM = 'one object a line: {"question": "...", "golden_answers": ["..."], "data_source": "..."}'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """One task."""
+
+    question: str
+    golden_answers: tuple[str, ...]
+    """Any of them is right."""
+    data_source: str = "qa"
+
+    @property
+    def content(self) -> bytes:
+        """What the task's digest is over."""
+        return msgspec.json.encode([self.question, self.golden_answers, self.data_source])
+
+
+class _Line(msgspec.Struct):
+    question: str
+    golden_answers: str | list[str]
+    data_source: str = "qa"
+
+
+Questions = Mapping[Split, tuple[Question, ...]]
+
+
+def split_of(key: str) -> Split:
+    """3 of 16 keys are held out, one is for choosing by, the others for training: by hash, the same everywhere."""
+    place = hashlib.blake2b(key.encode(), digest_size=1).digest()[0] % 16
+    return "valid" if place == 0 else "heldout" if place <= 3 else "train"
+
+
+def by_hash(questions: Iterable[Question], key: Callable[[Question], str] = lambda each: each.question) -> Questions:
+    """Splits by `key`: what shares a key is in one split."""
+    found: dict[Split, list[Question]] = {split: [] for split in SPLITS}
+    for each in questions:
+        found[split_of(key(each))].append(each)
+    return {split: tuple(rows) for split, rows in found.items()}
+
+
+def read_questions(folder: Path) -> Questions:
+    """The questions of a folder, as the module says. Raises UserError for missing, malformed and overlapping files."""
+    single = folder / "questions.jsonl"
+    if single.is_file():
+        return by_hash(_read(single))
+    files: dict[Split, Path] = {split: folder / f"{split}.jsonl" for split in SPLITS}
+    if missing := [path.name for path in files.values() if not path.is_file()]:
+        raise UserError(f"{folder} has neither questions.jsonl nor {', '.join(missing)}", "point env.data at questions")
+    questions: Questions = {split: _read(path) for split, path in files.items()}
+    seen: dict[str, Split] = {}
+    for split, rows in questions.items():
+        for row in rows:
+            if seen.setdefault(row.question, split) != split:
+                raise UserError(f"{row.question!r} is in {seen[row.question]}.jsonl and in {split}.jsonl",
+                                "keep each question in one split")
+    return questions
+
+
+def read_documents(path: Path) -> list[tuple[str, str]]:
+    """(id, contents) of a jsonl file of {"id": str, "contents": str}. Raises UserError for a malformed line."""
+    found: list[tuple[str, str]] = []
+    for number, line in enumerate(_lines(path), start=1):
+        try:
+            row = json.loads(line)
+            found.append((str(row["id"]), str(row["contents"])))
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"line {number} of {path} is no document: {type(error).__name__} {error}",
+                            'write one object a line: {"id": "...", "contents": "..."}') from None
+    return found
+
+
+def _read(path: Path) -> tuple[Question, ...]:
+    rows: list[Question] = []
+    for number, line in enumerate(_lines(path), start=1):
+        try:
+            row = msgspec.json.decode(line, type=_Line)
+        except msgspec.DecodeError as error:
+            raise UserError(f"line {number} of {path} is no question: {error}", f"write {_FORM}") from None
+        golden = [row.golden_answers] if isinstance(row.golden_answers, str) else row.golden_answers
+        if not golden:
+            raise UserError(f"line {number} of {path} has no golden answer", f"write {_FORM}")
+        rows.append(Question(question=row.question, golden_answers=tuple(golden), data_source=row.data_source))
+    return tuple(rows)
+
+
+def _lines(path: Path) -> list[bytes]:
+    try:
+        return [line for line in path.read_bytes().split(b"\n") if line.strip()]
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}", "point env.data at a readable folder") from None

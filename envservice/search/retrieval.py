@@ -1,0 +1,102 @@
+"""Where evidence comes from: a retrieval server over HTTP, or an index in this process.
+
+A failure is an EnvFault, which ends the attempt at the episode. The original pipeline shows the policy the text
+"Search error: ..." in its place; a policy must not learn from what our machines do.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx
+
+from envservice.bm25.build import build, open_or_build
+from envservice.bm25.index import Hit
+from services.errors import EnvFault
+
+DEADLINE_S = 15.0
+"""Of one search with all its retries: less than a client of the environment waits for a step."""
+_BACKOFF_S = (0.1, 2.0)
+_AGAIN = frozenset({429, 500, 502, 503, 504})
+
+
+class Retriever(Protocol):
+    """Thread-safe."""
+
+    def search(self, query: str, topk: int) -> Sequence[str]:
+        """The contents of the best documents, best first. Raises EnvFault."""
+        ...
+
+
+class IndexRetriever:
+    """BM25 over (id, contents), with the index in memory, or in a folder under the documents' digest."""
+
+    def __init__(
+        self, documents: Iterable[tuple[str, str]], folder: Path | None = None, *, digest: str = ""
+    ) -> None:
+        self._contents = dict(documents)
+        items = self._contents.items
+        self._index = build(items()) if folder is None else open_or_build(folder, digest, items)
+
+    def __len__(self) -> int:
+        return len(self._contents)
+
+    def hits(self, query: str, topk: int) -> list[tuple[Hit, str]]:
+        """The best documents with their contents."""
+        return [(hit, self._contents[hit.id]) for hit in self._index.search(query, topk)]
+
+    def search(self, query: str, topk: int) -> list[str]:
+        return [contents for _, contents in self.hits(query, topk)]
+
+
+class HttpRetriever:
+    """Asks retrieval servers in turn: `url` is that of POST /retrieve. Goes on to the next after a failure.
+
+    The request has the fields of both servers in use, verl-agent's `query` and Search-R1's `queries`: each takes its
+    own and leaves the other, and both answer {"result": [[{"document": {"contents": str}, "score": float}, ...]]}.
+    """
+
+    def __init__(self, urls: Sequence[str], *, deadline_s: float = DEADLINE_S) -> None:
+        """Raises ValueError without a URL."""
+        if not urls:
+            raise ValueError("a retriever needs the URL of at least one server")
+        self._urls = itertools.cycle(urls)
+        self._deadline_s = deadline_s
+        self._http = httpx.Client(trust_env=False, timeout=deadline_s)
+
+    def search(self, query: str, topk: int) -> list[str]:
+        body = {"query": query, "queries": [query], "topk": topk, "return_scores": True}
+        deadline = time.monotonic() + self._deadline_s
+        pause, longest = _BACKOFF_S
+        while True:
+            url = next(self._urls)
+            left = deadline - time.monotonic()
+            try:
+                response = self._http.post(url, json=body, timeout=left)
+                failure = f"{url} answered {response.status_code}: {response.text[:200]}"
+                if response.status_code == 200:
+                    return _contents(response, url)[:topk]
+                if response.status_code not in _AGAIN:
+                    raise EnvFault(failure)
+            except httpx.HTTPError as error:
+                failure = f"{url}: {type(error).__name__} {error}"
+            if time.monotonic() + pause >= deadline:
+                raise EnvFault(f"no search result within {self._deadline_s:g} s; last: {failure}")
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
+
+
+def _contents(response: httpx.Response, url: str) -> list[str]:
+    try:
+        (hits,) = response.json()["result"]
+        return [_document(hit)["contents"] for hit in hits]
+    except (ValueError, KeyError, TypeError) as error:
+        raise EnvFault(f"{url} answered what is no search result: {type(error).__name__} {error}") from error
+
+
+def _document(hit: dict[str, Any]) -> dict[str, Any]:
+    return hit.get("document", hit)  # bare without scores

@@ -1,0 +1,44 @@
+"""One question: search, read, answer."""
+
+from __future__ import annotations
+
+from envservice.base import Outcome
+from envservice.search import protocol
+from envservice.search.questions import Question
+from envservice.search.retrieval import Retriever
+
+
+class SearchSession:
+    """Ends with an answer, or with the last of `turns`. What a search finds is not a function of the actions, so a lost
+    session is rebuilt from its outcomes; the reward is one, of the actions alone."""
+
+    def __init__(self, question: Question, retriever: Retriever, *, turns: int, topk: int) -> None:
+        self._question = question
+        self._retriever = retriever
+        self._turns = turns
+        self._topk = topk
+        self._actions: list[str] = []
+
+    def reset(self) -> Outcome:
+        self._actions = []
+        return self._outcome(self._question.question)
+
+    def step(self, action: str) -> Outcome:
+        """Raises EnvFault where the retriever fails; the step then has not been taken."""
+        if protocol.answers(action) or len(self._actions) + 1 == self._turns:
+            self._actions.append(action)
+            answer = protocol.last_answer("".join(self._actions))
+            won = answer is not None and protocol.matches(answer, self._question.golden_answers)
+            return self._outcome("", done=True, won=won)
+        query = protocol.query_of(action)
+        found = self._retriever.search(query, self._topk) if query else []
+        self._actions.append(action)
+        return self._outcome(protocol.information(found))
+
+    def recall(self, action: str, outcome: Outcome) -> None:  # noqa: ARG002 - what was found matters to nothing here
+        self._actions.append(action)
+
+    def _outcome(self, observation: str, *, done: bool = False, won: bool = False) -> Outcome:
+        return Outcome(
+            observation=observation, admissible_actions=[], reward=float(won), done=done, won=won,
+            info={"data_source": self._question.data_source})

@@ -1,0 +1,180 @@
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from envservice.base import Turn
+from envservice.registry import find_family, make_template
+from envservice.search.environment import SearchEnvironment
+from envservice.search.facts import world
+from envservice.search.questions import SPLITS, Question, read_documents, read_questions
+from services.config import SftSection
+from services.config_env import EnvSection, SearchSection
+from services.errors import EnvFault, UserError
+
+QUESTION = Question(question="Where?", golden_answers=("the Hague", "Den Haag"), data_source="nq")
+
+
+class Library:
+    """Finds what it is asked for, and remembers it."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, int]] = []
+
+    def search(self, query: str, topk: int) -> list[str]:
+        self.asked.append((query, topk))
+        if query == "down":
+            raise EnvFault("the library is closed")
+        return [f"about {query}"]
+
+
+def environment(library: Library, turns: int = 4) -> SearchEnvironment:
+    return SearchEnvironment("search", {"train": (QUESTION,), "valid": (), "heldout": ()}, library, turns=turns)
+
+
+def test_an_episode_that_searches_and_answers():
+    library = Library()
+    session = environment(library).open("search/train/000000")
+    first = session.reset()
+    assert (first.observation, first.done, first.info) == ("Where?", False, {"data_source": "nq"})
+    found = session.step("<search>seat of government</search>")
+    assert found.observation == '<information>{"result": "Doc 1: about seat of government\\n"}</information>'
+    assert (found.reward, found.done) == (0.0, False)
+    end = session.step("<answer>The Hague!</answer>")
+    assert (end.observation, end.reward, end.done, end.won) == ("", 1.0, True, True)
+    assert library.asked == [("seat of government", 3)]
+
+
+@pytest.mark.parametrize(("actions", "won"), [
+    (["<answer>Paris</answer>"], False),
+    (["", "nonsense", "<search></search>", "<search>x</search>"], False),
+    (["", "", "", "<answer>Den Haag</answer>"], True),
+    (["<search>x</search><answer>den haag</answer>"], True),
+])
+def test_the_end_is_an_answer_or_the_last_turn(actions: list[str], won: bool):
+    library = Library()
+    session = environment(library).open("search/train/000000")
+    session.reset()
+    *between, last = [session.step(action) for action in actions]
+    assert not any(outcome.done or outcome.reward for outcome in between)
+    assert (last.done, last.won, last.reward) == (True, won, float(won))
+    assert library.asked == []
+
+
+def test_a_recalled_session_goes_on_without_asking_again():
+    library = Library()
+    recorded, rebuilt = (environment(library, turns=3).open("search/train/000000") for _ in range(2))
+    recorded.reset()
+    rebuilt.reset()
+    for action in ("<search>a</search>", "<search>b</search>"):
+        rebuilt.recall(action, recorded.step(action))
+    assert [query for query, _ in library.asked] == ["a", "b"]
+    assert rebuilt.step("<answer>The Hague</answer>") == recorded.step("<answer>The Hague</answer>")
+
+
+def test_a_fault_of_the_retriever_is_no_outcome_and_no_step():
+    session = environment(Library(), turns=2).open("search/train/000000")
+    session.reset()
+    with pytest.raises(EnvFault, match="closed"):
+        session.step("<search>down</search>")
+    assert not session.step("<search>up</search>").done
+
+
+def test_tasks_are_rows_and_nothing_else():
+    found = environment(Library())
+    assert found.tasks("train") == ["search/train/000000"]
+    assert found.task_type("search/train/000000") == "nq"
+    assert found.digest("train") != found.task_digest("search/train/000000")
+    for wrong in ("search/train/0", "search/train/000001", "search/test/000000", "x/train/000000", "search/train/²"):
+        with pytest.raises(KeyError):
+            found.open(wrong)
+    with pytest.raises(UserError, match="no split"):
+        found.tasks("test")
+    with pytest.raises(UserError, match="no question"):
+        found.tasks("valid")
+
+
+def test_splits_of_the_invented_world_share_no_question_and_nobody_asked_about():
+    questions = world().questions()
+    texts = {split: {row.question for row in questions[split]} for split in SPLITS}
+    assert sum(map(len, texts.values())) == len(set().union(*texts.values())) == 240 * 4 + 60 * 3
+    for person in world().people:
+        assert sum(any(person.name in text for text in texts[split]) for split in SPLITS) == 1
+    assert all(len(texts[split]) >= 50 for split in SPLITS)
+
+
+def test_the_scripted_player_answers_every_question_of_the_invented_world():
+    """Which also says that each can be answered from what a search finds."""
+    env = EnvSection(name="search", max_steps=4)
+    family = find_family("search")
+    assert family.teacher is not None
+    found = family.open(env)
+    for split in SPLITS:
+        for task in found.tasks(split):
+            session = found.open(task)
+            now = session.reset()
+            player = family.teacher.player(now, random.Random(0), SftSection())
+            while not now.done:
+                now = session.step(player.act(now))
+            assert now.won, task
+
+
+def test_prompts_show_what_was_found():
+    library = Library()
+    session = environment(library).open("search/train/000000")
+    first = session.reset()
+    actions = ["<search>a</search>", "<search>b</search>"]
+    outcomes = [first, *(session.step(action) for action in actions)]
+    turns = [Turn(observation=outcomes[i].observation, action=actions[i], admissible=False) for i in range(2)]
+    compact = make_template(EnvSection(name="search", prompt="compact", history=4))
+    assert compact.render(first, [], first) == "Q: Where?\n"
+    assert compact.render(first, turns, outcomes[2]) == "Q: Where?\nS: a\nDoc 1: about a\nS: b\nDoc 1: about b\n"
+    full = make_template(EnvSection(name="search", prompt="full", history=1))
+    assert full.render(first, [], first).count("already taken") == 0
+    text = full.render(first, turns, outcomes[2])
+    assert "You have already taken 2 step(s)" in text
+    assert 'Step 2:<search>b</search> <information>{"result": "Doc 1: about b\\n"}</information>' in text
+    assert "Step 1:" not in text
+    assert make_template(EnvSection(name="search", history=0)).render(first, turns, outcomes[2]).count("Step") == 0
+
+
+def write(path: Path, rows: list[dict[str, object]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_questions_of_the_user(tmp_path: Path):
+    rows = [{"question": f"q{n}", "golden_answers": "x", "data_source": "nq"} for n in range(64)]
+    write(tmp_path / "questions.jsonl", rows)
+    found = read_questions(tmp_path)
+    assert sorted(row.question for split in SPLITS for row in found[split]) == sorted(row["question"] for row in rows)
+    assert len(found["train"]) > len(found["heldout"]) > 0
+    with pytest.raises(UserError, match=r"documents\.jsonl"):
+        find_family("search").open(EnvSection(name="search", data=tmp_path))
+    write(tmp_path / "documents.jsonl", [{"id": n, "contents": f"text {n}"} for n in range(3)])
+    opened = find_family("search").open(EnvSection(name="search", data=tmp_path, search=SearchSection(topk=1)))
+    session = opened.open("search/train/000000")
+    session.reset()
+    assert "Doc 1: text 2" in session.step("<search>2</search>").observation
+
+
+@pytest.mark.parametrize(("line", "message"), [
+    ('{"question": "q"}', "golden_answers"), ('{"question": "q", "golden_answers": []}', "no golden answer"),
+    ("[1]", "line 1 of"), ("{", "line 1 of"), ('{"question": 3, "golden_answers": "x"}', "line 1 of"),
+])
+def test_a_malformed_question_is_named(tmp_path: Path, line: str, message: str):
+    (tmp_path / "questions.jsonl").write_text(line + "\n")
+    with pytest.raises(UserError, match=message):
+        read_questions(tmp_path)
+
+
+def test_files_that_overlap_or_are_missing_are_refused(tmp_path: Path):
+    with pytest.raises(UserError, match=r"train\.jsonl"):
+        read_questions(tmp_path)
+    for split in SPLITS:
+        write(tmp_path / f"{split}.jsonl", [{"question": "the same", "golden_answers": ["x"]}])
+    with pytest.raises(UserError, match=r"in train\.jsonl and in valid\.jsonl"):
+        read_questions(tmp_path)
+    (tmp_path / "documents.jsonl").write_text('{"id": "a"}\n')
+    with pytest.raises(UserError, match=r"line 1 of .* is no document"):
+        read_documents(tmp_path / "documents.jsonl")
