@@ -176,5 +176,6 @@ def _games(config: Config) -> Panels:
         try:
             check_task(environment, task)
         except EnvFault as error:
-            raise UserError(f"game {task} is broken ({error})", "unpack the game data again") from error
+            raise UserError(f"game {task} is broken ({error})",
+                            f"unpack the game data again, or mend {config.env.name}") from error
     return panels

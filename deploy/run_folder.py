@@ -84,7 +84,7 @@ def open_run(config: Config, *, games: str, resume: bool) -> tuple[RunFolder, st
     folder.path.mkdir(parents=True, exist_ok=True)
     if known and known["games"] != games:
         raise UserError(f"{config.run_dir} was played on {known['games']}, and now there is {games}",
-                        "give this run another name (name=...), or set or unset ALFWORLD_DATA as it was")
+                        "give this run another name (name=...), or point to the data that it had")
     if not known:
         known = {"format": FORMAT, "run": f"{config.name}-{uuid.uuid4().hex[:8]}",
                  "learning": learning_digest(config), "games": games}

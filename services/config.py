@@ -40,7 +40,7 @@ class SftSection(Section):
     noise: float = Field(default=0.15, ge=0, lt=1)
     """Share of demonstrated steps that are random or corrupted: executed, not trained on."""
     jump: float = Field(default=0.2, ge=0, le=1)
-    """ALFWorld: probability that the player searches a random place next."""
+    """ALFWorld: probability that the scripted player searches a random place next."""
     batch_rows: int = Field(default=16, ge=1)
     lr: float = Field(default=3e-3, gt=0)
     prompt_loss: float = Field(default=0.5, ge=0)
