@@ -29,12 +29,15 @@ _ASCII = re.compile(
 _LETTER = r"\p{WB=ALetter}\p{WB=Hebrew_Letter}"
 _WORD = _LETTER + r"\p{WB=Numeric}"
 _MARK = r"\p{WB=Extend}\p{WB=Format}\p{WB=ZWJ}"
+_KANA = r"\p{WB=Katakana}"
+_JOIN = r"\p{WB=ExtendNumLet}"
 _UNICODE = regex.compile(
     rf"(?V1)[\p{{Ideographic}}\p{{Hiragana}}][{_MARK}]*"
-    rf"|[\p{{Emoji}}\p{{Extended_Pictographic}}\u2605\u2607-\u2612\u2614-\u2685\u2690-\u2705--\p{{ASCII}}][{_MARK}\p{{Emoji_Modifier}}]*"
+    rf"|[\p{{Emoji}}\p{{Extended_Pictographic}}\u2605\u2607-\u2612\u2614-\u2685\u2690-\u2705--\p{{ASCII}}]"
+    rf"[{_MARK}\p{{Emoji_Modifier}}]*"
     rf"|\p{{LB=SA}}[\p{{LB=SA}}{_MARK}]*"
-    rf"|\p{{WB=ExtendNumLet}}*\p{{WB=Katakana}}[\p{{WB=Katakana}}\p{{WB=ExtendNumLet}}{_MARK}]*"
-    rf"|\p{{WB=ExtendNumLet}}*[{_WORD}](?:[{_WORD}\p{{WB=ExtendNumLet}}{_MARK}]"
+    # Katakana goes on over Katakana; it meets letters and digits over an underscore only.
+    rf"|{_JOIN}*[{_WORD}{_KANA}](?:(?<!{_KANA}[{_MARK}]*)[{_WORD}]|(?<=[{_KANA}{_JOIN}][{_MARK}]*){_KANA}|[{_JOIN}{_MARK}]"
     rf"|(?<=[{_LETTER}][{_MARK}]*)[:\p{{WB=MidLetter}}\p{{WB=MidNumLet}}\p{{WB=Single_Quote}}](?=[{_MARK}]*[{_LETTER}])"
     rf"|(?<=\p{{WB=Numeric}}[{_MARK}]*)[\p{{WB=MidNum}}\p{{WB=MidNumLet}}\p{{WB=Single_Quote}}]"
     rf"(?=[{_MARK}]*\p{{WB=Numeric}})){{0,{_LONGEST - 1}}}")
