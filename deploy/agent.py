@@ -68,6 +68,6 @@ def moves(agent: Agent, session: Session, first: Outcome, max_steps: int) -> Ite
         answer, parsed = agent.answer(first, turns, now)
         after = session.step(parsed.action)
         turns.append(Turn(observation=now.observation, action=parsed.action,
-                          admissible=parsed.action in now.admissible_actions))
+                          admissible=now.admits(parsed.action)))
         yield Move(answer=answer, action=parsed.action, outcome=after)
         now = after

@@ -27,6 +27,19 @@ class Outcome:
     won: bool = False
     info: dict[str, str | int | float | bool] = field(default_factory=dict[str, str | int | float | bool])
 
+    def admits(self, action: str) -> bool:
+        """Whether the action is listed; `<words>` in a listed one, as in `search[<your query>]`, stand for any text."""
+        return action in self.admissible_actions or any(
+            len(action) > len(start) + len(end) and action.startswith(start) and action.endswith(end)
+            for start, end in map(_around_placeholder, self.admissible_actions) if start or end)
+
+
+def _around_placeholder(listed: str) -> tuple[str, str]:
+    """What stands before and after a placeholder; nothing where there is none."""
+    start, opened, rest = listed.partition("<")
+    _, closed, end = rest.rpartition(">")
+    return (start, end) if opened and closed else ("", "")
+
 
 class Session(Protocol):
     """One live game."""

@@ -75,6 +75,6 @@ def demonstrate(
         if noise:
             action = teacher.disturb(action, now, rng)
         steps.append(DemoStep(template.render(first, turns, now), answer, action, train=not noise))
-        turns.append(Turn(observation=now.observation, action=action, admissible=action in now.admissible_actions))
+        turns.append(Turn(observation=now.observation, action=action, admissible=now.admits(action)))
         now = session.step(action)
     return Demonstration(task, steps, now.won)

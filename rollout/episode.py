@@ -84,7 +84,7 @@ class Player:
         return Step(
             observation=now.observation, prompt_ids=np.array(prompt, dtype=np.int32), response_ids=sample.ids,
             logprobs=sample.logprobs, spans=sample.spans, action=answer.action, valid=answer.valid,
-            admissible=answer.action in now.admissible_actions, reward=after.reward * self.limits.reward_scale,
+            admissible=now.admits(answer.action), reward=after.reward * self.limits.reward_scale,
         )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Sequence
 
+from envservice.answers import read_answer
 from envservice.base import Outcome, ParsedAction, Turn
 from envservice.webshop import pages
 from envservice.webshop.reader import Page, instruction_of, name_of, parse_request, pieces, read, sub_lines
@@ -19,24 +20,6 @@ LONGEST = 13_000
 """Characters of a full prompt; a longer one is made again without its history."""
 _TAIL = 20
 """Characters of an answer without action tags that the environment receives."""
-_CJK = re.compile("[\u4e00-\u9fff]")
-
-
-def project(text: str) -> ParsedAction:
-    """Answer to environment action.
-
-    The action is what stands between the first `<action>` and the first `</action>` of the lower-cased answer, or the
-    answer's last 20 characters where a tag is missing. Valid: both action tags (in any case) and both think tags (in
-    lower case) occur, and no CJK ideograph (U+4E00 to U+9FFF) does. Whether the page offers the action is not looked
-    at. The environment receives it either way.
-    """
-    lowered = text.lower()
-    start, end = lowered.find("<action>"), lowered.find("</action>")
-    if start < 0 or end < 0:
-        return ParsedAction(action=lowered[-_TAIL:], valid=False)
-    thought = "<think>" in text and "</think>" in text
-    return ParsedAction(
-        action=lowered[start + len("<action>") : end].strip(), valid=thought and not _CJK.search(text))
 
 
 def page_text(observation: str, instruction: str) -> str:
@@ -85,7 +68,7 @@ class FullTemplate:
             f"You are now at step {taken + 1} and your current observation is")
 
     def parse(self, text: str) -> ParsedAction:
-        return project(text)
+        return read_answer(text, tail=_TAIL)
 
 
 _ROLE = "You are an expert autonomous agent operating in the WebShop e‑commerce environment."
@@ -128,7 +111,7 @@ class CompactTemplate:
         return "\n".join(lines) + "\n"
 
     def parse(self, text: str) -> ParsedAction:
-        return project(text)
+        return read_answer(text, tail=_TAIL)
 
 
 _WORDS_OF_TITLE = 12

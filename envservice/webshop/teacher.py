@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from envservice.answers import answer
 from envservice.base import Outcome
 from envservice.family import Teacher
 from envservice.webshop import pages
@@ -23,7 +24,7 @@ class Demonstrator:
 
     def act(self, now: Outcome) -> str:
         move = self._shopper.act(now)
-        return f"<think>{move.thought}</think><action>{move.action}</action>"
+        return answer(move.thought, move.action)
 
 
 def disturb(action: str, now: Outcome, rng: random.Random) -> str:

@@ -3,7 +3,7 @@
 import pytest
 
 from envservice.base import Outcome, Turn
-from envservice.webshop.prompts import CompactTemplate, FullTemplate, page_text, project
+from envservice.webshop.prompts import CompactTemplate, FullTemplate, page_text
 
 TASK = "webshop/train/0"
 
@@ -122,5 +122,6 @@ def test_both_observation_forms_read_alike(files, form):
     ],
 )
 def test_answers_are_read_by_the_rule_of_the_pipeline(text, action, valid):
-    parsed = project(text)
-    assert (parsed.action, parsed.valid) == (action, valid)
+    for template in (CompactTemplate(), FullTemplate()):
+        parsed = template.parse(text)
+        assert (parsed.action, parsed.valid) == (action, valid)
