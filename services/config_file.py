@@ -134,16 +134,22 @@ def _at(tree: Tree, key: str) -> Any:
 
 
 def _read(file: Path, above: tuple[Path, ...] = ()) -> Tree:
-    """A file's tree over that of its base: another file's, beside it, or a shipped one. `above`: who builds on it."""
+    """A file's tree over those of its bases, each over the one before it. `above`: who builds on this file."""
     if file in above:
         raise UserError(f"{file} is its own base", "take `base` out of one of these files")
     tree = _parse(file)
-    base = tree.pop("base", None)
+    bases = tree.pop("base", [])
     _check_keys(tree, file)
-    if base is None:
-        return tree
-    beside = [path for path in (file.parent / str(base), file.parent / f"{base}.yaml") if path.is_file()]
-    return _merge(_read(beside[0] if beside else find_config(str(base)), (*above, file)), tree)
+    merged: Tree = {}
+    for base in bases if isinstance(bases, list) else [bases]:
+        merged = _merge(merged, _read(_find_base(file, str(base)), (*above, file)))
+    return _merge(merged, tree)
+
+
+def _find_base(file: Path, base: str) -> Path:
+    """Beside `file`, else a shipped one."""
+    beside = [path for path in (file.parent / base, file.parent / f"{base}.yaml") if path.is_file()]
+    return beside[0] if beside else find_config(base)
 
 
 def _merge(below: Tree, above: Tree) -> Tree:

@@ -11,7 +11,7 @@ PRESETS = {file.stem: load_config(file) for file in sorted((SHIPPED / "paper").g
 
 
 def test_all_methods_of_the_table_are_there():
-    table = {f"alfworld-{size}-{method}" for size in ("1.5b", "7b")
+    table = {f"{env}-{size}-{method}" for env in ("alfworld", "webshop") for size in ("1.5b", "7b")
              for method in ("ppo", "rloo", "grpo", "gigpo", "gagpo")}
     assert set(PRESETS) == table | {"alfworld-1.5b-dapo", "alfworld-1.5b-gspo"}
 
@@ -22,13 +22,17 @@ def test_what_all_share(config: Config):
     learner = config.learner
     preflight._credit(config)
     assert learner.groups_per_step * learner.group_size == 128
-    assert (learner.lr, learner.minibatch_rows, learner.loss.kl, learner.loss.entropy) == (1e-6, 256, 0.01, 0.001)
-    assert (config.env.max_steps, config.rollout.max_prompt_tokens, config.eval.temperature) == (50, 2048, 0.4)
+    assert (learner.lr, learner.loss.kl, learner.loss.entropy, config.eval.temperature) == (1e-6, 0.01, 0.001, 0.4)
+    sizes = (config.env.max_steps, config.rollout.max_prompt_tokens, learner.minibatch_rows)
+    assert sizes == {"alfworld": (50, 2048, 256), "webshop": (15, 4096, 64)}[config.env.name]
     assert (learner.group_size == 1) == estimator(learner.credit.estimator).needs_critic
 
 
 @pytest.mark.parametrize(("name", "steps", "loss", "credit"), [
     ("alfworld-1.5b-gagpo", 160, ("sequence", "actions", 0.2, 0.2), {"gamma": 0.95, "lam": 0.8}),
+    ("webshop-7b-gagpo", 160, ("sequence", "actions", 0.2, 0.2), {"gamma": 0.95, "lam": 0.8}),
+    ("webshop-1.5b-gigpo", 160, ("token", "tokens", 0.2, 0.2), {"gamma": 0.95, "omega": 1, "mode": "mean_norm"}),
+    ("webshop-7b-ppo", 150, ("token", "tokens", 0.2, 0.2), {"gamma": 1, "lam": 1}),
     ("alfworld-7b-gigpo", 160, ("token", "tokens", 0.2, 0.2), {"gamma": 0.95, "omega": 1, "mode": "mean_std_norm"}),
     ("alfworld-7b-grpo", 160, ("token", "tokens", 0.2, 0.2), {"mode": "mean_std_norm", "statistics": "rows"}),
     ("alfworld-7b-rloo", 150, ("token", "tokens", 0.2, 0.2), {"statistics": "rows"}),

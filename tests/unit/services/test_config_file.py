@@ -110,13 +110,26 @@ def test_a_missing_file_names_the_shipped_configs(tmp_path: Path):
     assert "there is no config file" in message(tmp_path / "absent.yaml")
 
 
-@pytest.mark.parametrize("path", sorted(SHIPPED.rglob("*.yaml")), ids=lambda path: path.stem)
+WHOLE = [path for path in sorted(SHIPPED.rglob("*.yaml")) if path.parent.name != "parts"]
+"""A part is only ever a base among others."""
+
+
+@pytest.mark.parametrize("path", WHOLE, ids=lambda path: path.stem)
 def test_every_shipped_config_is_found_by_its_name_and_loads(path: Path):
     """By its bare name, which no other has and its run takes, and by its name with the folder."""
     assert find_config(path.stem) == path
     assert find_config(path.name) == path
     assert find_config(path.relative_to(SHIPPED)) == path
     assert load_config(path.stem).name == path.stem
+
+
+def test_of_several_bases_each_is_laid_over_the_one_before_it(file: Path):
+    first, second, top = (file.with_name(name) for name in ("first.yaml", "second.yaml", "top.yaml"))
+    first.write_text("steps: 3\nenv: {max_steps: 7, history: 1}\n")
+    second.write_text("env: {history: 4}\n")
+    top.write_text("base: [first, second]\nname: top\n")
+    config = load_config(top)
+    assert (config.name, config.steps, config.env.max_steps, config.env.history) == ("top", 3, 7, 4)
 
 
 def test_a_config_builds_on_its_base(file: Path):
