@@ -43,7 +43,12 @@ _NO_NOUN_ENDINGS = ("able", "ible", "ful", "less", "ous", "ive", "ish", "ly", "p
 def fallback(title: str) -> tuple[str, ...]:
     """Words of two letters or more that neither the stop list nor their ending takes for something else."""
     words = (found.group().lower() for found in _WORD.finditer(title))
-    return tuple(word for word in words if word not in _NO_NOUNS and not word.endswith(_NO_NOUN_ENDINGS))
+    return tuple(word for word in words if word not in _NO_NOUNS and not _ends_otherwise(word))
+
+
+def _ends_otherwise(word: str) -> bool:
+    """Whether an ending says that it is no noun; what is left without it must be longer than in `table` and `seed`."""
+    return any(word.endswith(ending) and len(word) > len(ending) + 2 for ending in _NO_NOUN_ENDINGS)
 
 
 def find_tagger() -> tuple[str, Tagger]:
