@@ -1,0 +1,153 @@
+"""The explorer over HTTP: pages and nothing else. What they show comes from runs.py, lists.py, curves.py, graph.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from fastapi import FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.staticfiles import StaticFiles
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from deploy.explorer import filters, pages
+from deploy.explorer.access import Guard
+from deploy.explorer.groups import Group, credit_input
+from deploy.explorer.lists import ORDERS, Choice
+from deploy.explorer.runs import Run
+
+HERE = Path(__file__).parent
+Sort = Literal["step", "task", "outcome", "success", "return", "spread", "length", "singletons", "invalid"]
+assert set(get_args(Sort)) == set(ORDERS)
+
+
+class Asked(BaseModel):
+    """The query of the list of groups; empty fields of its form mean nothing."""
+
+    sort: Sort = "step"
+    desc: bool = False
+    outcome: str = ""
+    kind: str = ""
+    task: str = ""
+    first: int | Literal[""] = ""
+    last: int | Literal[""] = ""
+    mixed: bool = False
+    page: int = 1
+
+    def choice(self) -> Choice:
+        """The same, without the form."""
+        return Choice(sort=self.sort, descending=self.desc, outcome=self.outcome, kind=self.kind, task=self.task,
+                      first=None if self.first == "" else self.first, last=None if self.last == "" else self.last,
+                      mixed=self.mixed, page=self.page)
+
+
+class Pages:
+    """The templates, and what every page needs: the runs, which of them is meant, the address asked for."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self.runs = list(runs)
+        self._templates = Environment(loader=FileSystemLoader(HERE / "templates"), autoescape=True,
+                                      undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+        self._templates.filters.update(filters.FILTERS)
+
+    def run(self, name: str) -> Run:
+        """Raises HTTPException 404."""
+        for run in self.runs:
+            if run.name == name:
+                return run
+        raise HTTPException(404, f"This explorer shows no run {name}: it was started with "
+                                 f"{' and '.join(run.name for run in self.runs)}.")
+
+    def group(self, name: str, file: str, group: str) -> tuple[Run, Group]:
+        """Raises HTTPException 404."""
+        run = self.run(name)
+        if (found := run.group(file, group)) is None:
+            raise HTTPException(404, f"{file}.parquet of {name} holds no group {group}. A step that was taken again "
+                                     "after an interruption may hold others: look in the list of groups.")
+        return run, found
+
+    def show(self, template: str, context: dict[str, Any], *, run: Run | None = None, status: int = 200) -> Response:
+        """The page; `run`: whose lists its keys lead to, the first without one."""
+        context = {"run": run or self.runs[0], "runs": self.runs, **context}
+        return HTMLResponse(self._templates.get_template(template).render(context), status)
+
+
+def create_app(runs: Sequence[Run], token: str | None) -> FastAPI:
+    """The application over one or two runs. `token`: what every path asks for; None: only this machine is answered."""
+    app = FastAPI(title="gagpo explore", docs_url=None, redoc_url=None, openapi_url=None)
+    shown = Pages(runs)
+    app.mount("/static", StaticFiles(directory=HERE / "static"))
+    _overview(app, shown)
+    _lists(app, shown)
+    _details(app, shown)
+
+    def lost(_: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 422
+        said = error.detail if isinstance(error, HTTPException) and error.detail != "Not Found" else (
+            "There is no such page." if isinstance(error, HTTPException) else "The address asks for something "
+            "that is no number, or for an order that there is not.")
+        return shown.show("error.html", {"said": said, "status_code": status}, status=status)
+
+    app.add_exception_handler(HTTPException, lost)
+    app.add_exception_handler(RequestValidationError, lost)
+    app.add_middleware(Guard, token=token)
+    return app
+
+
+def _overview(app: FastAPI, shown: Pages) -> None:
+    @app.get("/")
+    def home() -> Response:
+        return shown.show("home.html", pages.home(shown.runs))
+
+    @app.get("/api/state")
+    def state() -> Response:
+        return JSONResponse({run.name: {"groups": len(run.groups()), "steps": len(run.metrics),
+                                        "evaluations": len(run.evaluations)} for run in shown.runs})
+
+    @app.get("/task")
+    def task(id: str, last: Annotated[int, Query(ge=1, le=20)] = 3) -> Response:
+        found = pages.task(shown.runs, id, last)
+        if not found["columns"]:
+            raise HTTPException(404, f"No group of {' or '.join(run.name for run in shown.runs)} played {id}.")
+        return shown.show("task.html", found)
+
+
+def _lists(app: FastAPI, shown: Pages) -> None:
+    @app.get("/{name}/groups")
+    def groups(name: str, asked: Annotated[Asked, Query()]) -> Response:
+        run = shown.run(name)
+        return shown.show("groups.html", pages.groups(run, asked.choice()), run=run)
+
+    @app.get("/{name}/evaluations")
+    def evaluations(name: str, split: str = "", kind: str = "", sort: str = "task", desc: bool = False) -> Response:
+        run = shown.run(name)
+        found = pages.evaluations(run, split=split, kind=kind, sort=sort, descending=desc)
+        return shown.show("evaluations.html", found, run=run)
+
+
+def _details(app: FastAPI, shown: Pages) -> None:
+    @app.get("/{name}/group/{file}/{group:path}")
+    def group(name: str, file: str, group: str, k: int | None = None) -> Response:
+        run, found = shown.group(name, file, group)
+        return shown.show("group.html", pages.group(run, found, k), run=run)
+
+    @app.get("/{name}/episode/{file}/{k}/{group:path}")
+    def episode(name: str, file: str, k: int, group: str) -> Response:
+        run, found = shown.group(name, file, group)
+        if (member := found.episode(k)) is None:
+            raise HTTPException(404, f"Group {group} has no episode {k}: it has "
+                                     f"{', '.join(str(e.k) for e in found.episodes)}.")
+        return shown.show("episode.html", pages.episode(run, found, member), run=run)
+
+    @app.get("/{name}/credit/{file}/{group:path}")
+    def credit(name: str, file: str, group: str) -> Response:
+        run, found = shown.group(name, file, group)
+        attachment = f'attachment; filename="{pages.credit_file(found)}"'
+        return Response(json.dumps(credit_input(found, run.credit)), media_type="application/json",
+                        headers={"content-disposition": attachment})

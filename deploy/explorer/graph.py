@@ -1,0 +1,137 @@
+"""The states of a group as a layered drawing: geometry only, the template draws it.
+
+A state's layer is the earliest step at which any episode was in it, so a layer holds at most as many states as the
+group has episodes. Within a layer states stand near those that lead to them (two sweeps of barycentres). Edges that
+lead back to an earlier layer, or stay in one, are bent aside.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from math import sqrt
+
+from deploy.explorer.groups import Group
+
+LAYER, GAP, MARGIN = 34, 70, 46
+SHADES = 8
+_ENDS = {"won": "won", "lost": "lost", "turns": "out of turns", "context": "out of context"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A state, or how episodes ended."""
+
+    x: float
+    y: float
+    r: float
+    visits: int
+    text: str
+    """The observation; of an end, its name."""
+    value: float | None
+    shade: int
+    """Of V̄ between 0 and the group's largest, 0 to SHADES."""
+    end: str
+    """Empty for a state."""
+    k: int
+    t: int
+    """Its first visit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """An action that led from one state to another."""
+
+    path: str
+    action: str
+    count: int
+    chosen: bool
+    """The episode that is followed took it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """Edges first, so that nodes lie above them."""
+
+    width: int
+    height: int
+    nodes: list[Node]
+    edges: list[Edge]
+
+
+def draw(group: Group, follow: int | None = None) -> Graph:
+    """The states of a group that has state keys; `follow`: the episode whose path stands out."""
+    moves: Counter[tuple[str, str, str]] = Counter()
+    followed: set[tuple[str, str, str]] = set()
+    ends: Counter[str] = Counter()
+    for episode in group.episodes:
+        keys = [step.state or "" for step in episode.steps] + [f"end {episode.end}"]
+        ends[keys[-1]] += 1
+        for step, here, there in zip(episode.steps, keys, keys[1:], strict=False):
+            moves[here, there, step.action] += 1
+            if episode.k == follow:
+                followed.add((here, there, step.action))
+    layers = {key: min(visit.step.t for visit in visits) for key, visits in group.visits.items()}
+    layers |= dict.fromkeys(ends, max(layers.values(), default=0) + 1)
+    places = _places(layers, moves)
+    width = int(max(x for x, _ in places.values()) + MARGIN)
+    highest = max([1e-9, *(visits[0].step.value or 0.0 for visits in group.visits.values())])
+    nodes = [_state(group, key, places[key], highest) for key in group.visits]
+    nodes += [Node(x=places[key][0], y=places[key][1], r=11, visits=count, text=_ENDS.get(key[4:], key[4:]), value=None,
+                   shade=0, end=key[4:], k=0, t=0) for key, count in ends.items()]
+    edges = [Edge(path=_path(places[a], places[b]), action=action, count=count, chosen=(a, b, action) in followed)
+             for (a, b, action), count in sorted(moves.items(), key=lambda item: item[0] in followed)]
+    return Graph(width=max(width, 320), height=(max(layers.values()) + 1) * LAYER + MARGIN, nodes=nodes, edges=edges)
+
+
+def _state(group: Group, key: str, place: tuple[float, float], highest: float) -> Node:
+    visits = group.visits[key]
+    first = visits[0]
+    values = [visit.step.value for visit in visits if visit.step.value is not None]
+    value = sum(values) / len(values) if values else None
+    return Node(x=place[0], y=place[1], r=min(16.0, 3.0 + 2.2 * sqrt(len(visits))), visits=len(visits),
+                text=first.step.observation, value=value, end="", k=first.k, t=first.step.t,
+                shade=0 if value is None else round(SHADES * min(max(value / highest, 0.0), 1.0)))
+
+
+def _places(layers: dict[str, int], moves: Counter[tuple[str, str, str]]) -> dict[str, tuple[float, float]]:
+    """Key -> (x, y)."""
+    rows: dict[int, list[str]] = defaultdict(list)
+    for key, layer in layers.items():
+        rows[layer].append(key)
+    neighbours: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    for (a, b, _), count in moves.items():
+        neighbours[a].append((b, count))
+        neighbours[b].append((a, count))
+    widest = max(map(len, rows.values()))
+    x: dict[str, float] = {}
+
+    def spread(row: list[str]) -> None:
+        for i, key in enumerate(row):
+            x[key] = MARGIN + GAP * ((widest - len(row)) / 2 + i)
+
+    for row in rows.values():
+        spread(row)
+    for downwards in (True, False, True):
+        for layer in sorted(rows, reverse=not downwards):
+            def centre(key: str, layer: int = layer, sign: int = 1 if downwards else -1) -> float:
+                near = [(x[other], count) for other, count in neighbours[key] if (layer - layers[other]) * sign > 0]
+                total = sum(count for _, count in near)
+                return sum(place * count for place, count in near) / total if total else x[key]
+
+            rows[layer].sort(key=centre)
+            spread(rows[layer])
+    return {key: (x[key], MARGIN / 2 + LAYER * layers[key]) for key in layers}
+
+
+def _path(a: tuple[float, float], b: tuple[float, float]) -> str:
+    (ax, ay), (bx, by) = a, b
+    if a == b:
+        return f"M{ax:.0f} {ay:.0f}c22 -20 22 20 0 0"
+    if by > ay:
+        middle = (ay + by) / 2
+        aside = 0.0 if by - ay <= LAYER else 18.0  # a long edge goes round the layers between
+        return f"M{ax:.0f} {ay:.0f}C{ax + aside:.0f} {middle:.0f} {bx + aside:.0f} {middle:.0f} {bx:.0f} {by:.0f}"
+    bend = 34 + 0.12 * (ay - by)
+    aside, at = max(ax - bend, 4.0), max(bx - bend, 4.0)
+    return f"M{ax:.0f} {ay:.0f}C{aside:.0f} {ay - 8:.0f} {at:.0f} {by + 8:.0f} {bx:.0f} {by:.0f}"

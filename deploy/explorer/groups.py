@@ -1,0 +1,196 @@
+"""One group as a page shows it, read from its rows alone; and what is found in it: shared states, the costliest step.
+
+Columns that an older archive lacks are None in every step and named in `Group.missing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deploy.explorer.index import GroupEntry
+from services.config import CreditSection
+
+CREDIT = ("return", "value", "baseline", "delta", "raw_advantage", "advantage", "state_key")
+"""Columns that only steps have that were trained on."""
+NEWER = ("raw_advantage", "baseline", "prompt_ids", "learner_logprobs", "final_observation")
+"""Columns that archives of format 1 lack."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepView:
+    """One turn. What the archive does not know is None."""
+
+    t: int
+    observation: str
+    """What the policy read."""
+    result: str | None
+    """What its action led to: the next observation."""
+    action: str
+    valid: bool
+    admissible: bool
+    reward: float
+    version: str
+    num_prompt: int
+    prompt_ids: list[int] | None
+    tokens: list[int]
+    logprobs: list[float]
+    """Of the sampler."""
+    learner_logprobs: list[float] | None
+    """Of the same tokens, recomputed before the step that trained on them."""
+    ret: float | None
+    """R̂."""
+    value: float | None
+    """V̄, or what the estimator set against this step."""
+    delta: float | None
+    raw: float | None
+    """Â."""
+    advantage: float | None
+    """A, which the loss saw."""
+    state: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """Member k of its group."""
+
+    k: int
+    won: bool
+    end: str
+    worker: str
+    attempt: int
+    steps: list[StepView]
+    final_observation: str | None
+
+    @property
+    def total(self) -> float:
+        """Undiscounted return."""
+        return sum(step.reward for step in self.steps)
+
+    @property
+    def costliest(self) -> StepView | None:
+        """The step with the lowest δ below 0, or without δ the lowest advantage: where most of what the state was
+        worth was lost. None: no step lost anything."""
+        scored = [(step.advantage if step.delta is None else step.delta, step) for step in self.steps]
+        known = [(score, step) for score, step in scored if score is not None and score < -1e-9]
+        return min(known, key=lambda pair: pair[0])[1] if known else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visit:
+    """One step at a state."""
+
+    k: int
+    step: StepView
+    won: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """All episodes of a group, by k."""
+
+    entry: GroupEntry
+    episodes: list[Episode]
+    missing: tuple[str, ...]
+    """Columns of NEWER that its file lacks."""
+    visits: dict[str, list[Visit]] = field(default_factory=dict)
+    """State key -> its steps, in order of k and t."""
+
+    def __post_init__(self) -> None:
+        for episode in self.episodes:
+            for step in episode.steps:
+                if step.state is not None:
+                    visit = Visit(k=episode.k, step=step, won=episode.won)
+                    self.visits.setdefault(step.state, []).append(visit)
+
+    def episode(self, k: int) -> Episode | None:
+        """None where there is no such member."""
+        return next((episode for episode in self.episodes if episode.k == k), None)
+
+    @property
+    def has_credit(self) -> bool:
+        """Whether it was trained on."""
+        return any(step.advantage is not None for episode in self.episodes for step in episode.steps)
+
+    @property
+    def largest(self) -> float:
+        """The largest |A|, which coloured bars are drawn against; at least 1."""
+        found = [abs(step.advantage) for episode in self.episodes for step in episode.steps
+                 if step.advantage is not None]
+        return max([1.0, *found])
+
+
+def read_group(folder: Path, entry: GroupEntry) -> Group | None:
+    """Reads the row groups that hold the group, and no more; None where the file has since been replaced or is gone."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(folder / f"{entry.file}.parquet") as file:
+            if max(entry.row_groups) >= file.num_row_groups:
+                return None
+            table = file.read_row_groups(list(entry.row_groups))
+    except FileNotFoundError:
+        return None
+    here = pa.array([group == entry.group for group in table.column("group").to_pylist()])
+    rows = table.filter(here).to_pylist()
+    if not rows:
+        return None
+    members: dict[int, list[dict[str, Any]]] = {}
+    for row in sorted(rows, key=lambda row: (row["k"], row["step"])):
+        members.setdefault(row["k"], []).append(row)
+    missing = tuple(name for name in NEWER if name not in table.column_names)
+    return Group(entry=entry, episodes=[_episode(member) for member in members.values()], missing=missing)
+
+
+def _episode(rows: list[dict[str, Any]]) -> Episode:
+    last = rows[-1]
+    after = [row["observation"] for row in rows[1:]] + [last.get("final_observation") or None]
+    return Episode(
+        k=last["k"], won=last["won"], end=last["end"], worker=last["worker"], attempt=last["attempt"],
+        steps=[_step(row, result) for row, result in zip(rows, after, strict=True)], final_observation=after[-1])
+
+
+def _step(row: dict[str, Any], result: str | None) -> StepView:
+    baseline = row.get("baseline")
+    return StepView(
+        t=row["step"], observation=row["observation"], result=result, action=row["action"], valid=row["valid"],
+        admissible=row["admissible"], reward=row["reward"], version=row["version"], num_prompt=row["prompt_tokens"],
+        prompt_ids=row.get("prompt_ids"), tokens=row["tokens"], logprobs=row["logprobs"],
+        learner_logprobs=row.get("learner_logprobs"), ret=row["return"],
+        value=row["value"] if baseline is None else baseline, delta=row["delta"], raw=row.get("raw_advantage"),
+        advantage=row["advantage"], state=row["state_key"])
+
+
+def credit_input(group: Group, options: CreditSection) -> dict[str, Any]:
+    """The group as `gagpo credit` reads it. States are texts, which it pools as the run did by the same `--state-key`;
+    for the key `prompt`, of which texts know nothing, they are the run's own keys."""
+    def state(step: StepView) -> str:
+        return (step.state or "") if options.state_key == "prompt" else step.observation
+
+    episodes: list[dict[str, Any]] = []
+    for episode in group.episodes:
+        episodes.append({"steps": [{"state": state(step), "reward": step.reward, "invalid": not step.valid}
+                                   for step in episode.steps]})
+        if options.state_key != "prompt" and episode.end in ("turns", "context") and episode.final_observation:
+            episodes[-1]["final_state"] = episode.final_observation
+    return {"episodes": episodes}
+
+
+def credit_options(options: CreditSection) -> Sequence[str]:
+    """The options of `gagpo credit` that differ from its defaults, with the run's values."""
+    given = options.model_dump()
+    if given["state_key"] == "prompt":
+        given["state_key"] = "observation"  # the keys stand in for the texts
+    if given["normalize"] == "batch":
+        given["normalize"] = "none"  # one group knows nothing of the others: Â is what can be compared
+    words: list[str] = []
+    for name, default in CreditSection().model_dump().items():
+        if given[name] != default:
+            option = name.replace("_", "-")
+            plain = [f"--{option}"] if given[name] is True else [f"--{option}", f"{given[name]:g}"
+                     if isinstance(given[name], float) else str(given[name])]
+            words += plain
+    return words

@@ -1,0 +1,152 @@
+"""The long lists: groups, sorted and filtered; evaluations task by task. Pure functions of what a run holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from deploy.explorer.index import GroupEntry, kind_of
+
+PAGE = 50
+ORDERS: dict[str, Callable[[GroupEntry], Any]] = {
+    "step": lambda entry: (entry.step, entry.file, entry.group),
+    "task": lambda entry: entry.task,
+    "outcome": lambda entry: entry.outcome,
+    "success": lambda entry: entry.success,
+    "return": lambda entry: entry.mean_return,
+    "spread": lambda entry: entry.spread,
+    "length": lambda entry: entry.length,
+    "singletons": lambda entry: -1.0 if entry.singletons is None else entry.singletons,
+    "invalid": lambda entry: entry.invalid,
+}
+"""What groups are sorted by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Which groups are shown, and in which order: the query of the page, so that a link shows the same again."""
+
+    sort: str = "step"
+    descending: bool = False
+    outcome: str = ""
+    kind: str = ""
+    task: str = ""
+    """Part of the task's id."""
+    first: int | None = None
+    last: int | None = None
+    mixed: bool = False
+    """Only groups whose episodes earned different returns."""
+    page: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """One page of groups."""
+
+    entries: list[GroupEntry]
+    total: int
+    page: int
+    pages: int
+    kinds: list[str]
+    outcomes: list[str]
+
+
+def choose(entries: Sequence[GroupEntry], choice: Choice) -> Listed:
+    """The page asked for; one beyond the last is the last."""
+    kept = [entry for entry in entries if _fits(entry, choice)]
+    kept.sort(key=ORDERS[choice.sort], reverse=choice.descending)
+    pages = max(1, -(-len(kept) // PAGE))
+    page = min(max(choice.page, 1), pages)
+    return Listed(entries=kept[(page - 1) * PAGE: page * PAGE], total=len(kept), page=page, pages=pages,
+                  kinds=sorted({entry.kind for entry in entries} - {""}),
+                  outcomes=sorted({entry.outcome for entry in entries}))
+
+
+def _fits(entry: GroupEntry, choice: Choice) -> bool:
+    return (choice.outcome in ("", entry.outcome)
+            and choice.kind in ("", entry.kind)
+            and choice.task.casefold() in entry.task.casefold()
+            and (choice.first is None or entry.step >= choice.first)
+            and (choice.last is None or entry.step <= choice.last)
+            and not (choice.mixed and entry.spread == 0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One evaluation."""
+
+    label: str
+    step: int
+    temperature: float
+    version: str
+    success: float
+    low: float
+    high: float
+    by_task: dict[str, float]
+
+    @property
+    def title(self) -> str:
+        """`step 20 T=0.4`, `panel-cold T=1`."""
+        name = f"step {self.step}" if self.label.startswith("step-") else self.label
+        return f"{name} T={self.temperature:g}"
+
+    @property
+    def file(self) -> str:
+        """The archive file of its episodes."""
+        return f"step-{self.step:08d}-{self.label}-T{self.temperature:g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One task: its success in each evaluation, None where it was not played."""
+
+    task: str
+    kind: str
+    cells: list[float | None]
+
+    @property
+    def changes(self) -> int:
+        """How often it went from won to lost or back."""
+        known = [cell >= 0.5 for cell in self.cells if cell is not None]
+        return sum(a != b for a, b in pairwise(known))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """Tasks by evaluations of one split."""
+
+    split: str
+    splits: list[str]
+    columns: list[Column]
+    lines: list[Line]
+    kinds: list[str]
+    groups: dict[tuple[str, str], GroupEntry] = field(default_factory=dict)
+    """(file, task) -> the episodes."""
+
+
+def matrix(evaluations: Sequence[dict[str, Any]], entries: Iterable[GroupEntry], *, split: str = "", kind: str = "",
+           sort: str = "task", descending: bool = False) -> Matrix | None:
+    """`sort`: task, kind, changes, or the number of a column. None where nothing of the kind was evaluated."""
+    splits = list(dict.fromkeys(row["split"] for row in evaluations))
+    if not splits:
+        return None
+    split = split if split in splits else splits[0]
+    columns = [Column(label=row["label"], step=row["step"], temperature=row["temperature"], version=row["version"],
+                      success=row["success_rate"], low=row["success_low"], high=row["success_high"],
+                      by_task=row["success_by_task"]) for row in evaluations if row["split"] == split]
+    tasks = sorted({task for column in columns for task in column.by_task})
+    lines = [Line(task=task, kind=kind_of(task), cells=[column.by_task.get(task) for column in columns])
+             for task in tasks]
+    kinds = sorted({line.kind for line in lines} - {""})
+    lines = [line for line in lines if kind in ("", line.kind)]
+    if sort.isdigit() and int(sort) < len(columns):
+        lines.sort(key=lambda line: -1.0 if (cell := line.cells[int(sort)]) is None else cell, reverse=descending)
+    elif sort in ("kind", "changes"):
+        lines.sort(key=lambda line: getattr(line, sort), reverse=descending)
+    elif descending:
+        lines.reverse()
+    files = {column.file for column in columns}
+    return Matrix(split=split, splits=splits, columns=columns, lines=lines, kinds=kinds,
+                  groups={(entry.file, entry.task): entry for entry in entries if entry.file in files})

@@ -1,0 +1,155 @@
+"""What each page shows, as plain values for its template. Knows no HTTP."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from deploy.explorer.curves import evaluation_chart, training_charts
+from deploy.explorer.graph import draw
+from deploy.explorer.groups import Episode, Group, StepView, Visit, credit_options, read_group
+from deploy.explorer.index import kind_of
+from deploy.explorer.lists import Choice, choose, matrix
+from deploy.explorer.runs import Piece, Run
+
+SHOWN = 8
+"""Actions listed at a state; their number is given where there are more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """One action at a state, by all steps of the group that took it there."""
+
+    action: str
+    visits: list[Visit]
+    own: bool
+    """It is the one of the step shown."""
+
+    @property
+    def mean_return(self) -> float:
+        """Of R̂."""
+        return sum(visit.step.ret or 0.0 for visit in self.visits) / len(self.visits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A step of the episode page."""
+
+    step: StepView
+    pieces: list[Piece]
+    response: str
+    prompt: str | None
+    alternatives: list[Alternative]
+    visits: int
+    episodes: int
+    """That were in this state."""
+
+    @property
+    def shown(self) -> list[Alternative]:
+        """The best few, and the step's own."""
+        return [a for i, a in enumerate(self.alternatives) if i < SHOWN or a.own]
+
+
+def home(runs: Sequence[Run]) -> dict[str, Any]:
+    """Curves of all runs, and where each stands."""
+    names, evaluations = [run.name for run in runs], [run.evaluations for run in runs]
+    first = evaluation_chart(names, evaluations)
+    charts = ([first] if first else []) + training_charts(names, [run.metrics for run in runs])
+    cards = []
+    for run in runs:
+        entries = run.groups()
+        cards.append({
+            "run": run, "groups": len(entries), "env_steps": sum(entry.steps for entry in entries),
+            "files": len({entry.file for entry in entries}), "last": run.metrics[-1] if run.metrics else None,
+            "evaluation": run.evaluations[-1] if run.evaluations else None,
+            "planned": run.config.get("steps"), "estimator": run.credit.estimator})
+    return {"charts": charts, "cards": cards}
+
+
+def groups(run: Run, choice: Choice) -> dict[str, Any]:
+    """One page of the groups."""
+    return {"choice": choice, "listed": choose(run.groups(), choice)}
+
+
+def evaluations(run: Run, *, split: str, kind: str, sort: str, descending: bool) -> dict[str, Any]:
+    """Tasks by evaluations."""
+    found = matrix(run.evaluations, run.groups(), split=split, kind=kind, sort=sort, descending=descending)
+    return {"matrix": found, "kind": kind, "sort": sort, "descending": descending}
+
+
+def group(run: Run, found: Group, k: int | None) -> dict[str, Any]:
+    """Its episodes, its states, and their graph; `k`: the episode whose path is drawn over it."""
+    states = sorted(found.visits.items(), key=lambda item: (-len(item[1]), item[1][0].step.t))
+    return {
+        "group": found, "entry": found.entry, "k": k, "graph": draw(found, k) if found.visits else None,
+        "states": [(visits, len({visit.k for visit in visits}), alternatives(visits)) for _, visits in states[:60]],
+        "hidden_states": max(0, len(states) - 60), "command": command(run, found)}
+
+
+def episode(run: Run, found: Group, member: Episode) -> dict[str, Any]:
+    """One row per step, and which of them lost it."""
+    order = [other.k for other in found.episodes]
+    at = order.index(member.k)
+    rows = [_row(run, found, step) for step in member.steps]
+    worst = member.costliest
+    better = None
+    if worst is not None and worst.state is not None:
+        others = [a for a in alternatives(found.visits[worst.state], worst) if not a.own]
+        better = max(others, key=lambda a: a.mean_return, default=None)
+        if better is not None and better.mean_return <= (worst.ret or 0.0):
+            better = None
+    values = [step.value for step in member.steps if step.value is not None]
+    return {
+        "group": found, "entry": found.entry, "episode": member, "rows": rows, "worst": worst, "better": better,
+        "before": order[at - 1] if at else None, "after": order[at + 1] if at + 1 < len(order) else None,
+        "largest": found.largest, "highest": max([1e-9, *values]), "command": command(run, found),
+        "credit": run.credit}
+
+
+def _row(run: Run, found: Group, step: StepView) -> Row:
+    visits = found.visits.get(step.state, []) if step.state is not None else []
+    learner = step.learner_logprobs
+    pieces = [Piece(run.piece(token), logprob, None if learner is None else math.exp(learner[i] - logprob))
+              for i, (token, logprob) in enumerate(zip(step.tokens, step.logprobs, strict=True))]
+    return Row(
+        step=step, pieces=pieces, response=run.text(step.tokens) or "".join(piece.text for piece in pieces),
+        prompt=None if step.prompt_ids is None else run.text(step.prompt_ids),
+        alternatives=alternatives(visits, step), visits=len(visits), episodes=len({visit.k for visit in visits}))
+
+
+def alternatives(visits: Sequence[Visit], own: StepView | None = None) -> list[Alternative]:
+    """What was done at a state, the best return first."""
+    by_action: dict[str, list[Visit]] = {}
+    for visit in visits:
+        by_action.setdefault(visit.step.action, []).append(visit)
+    found = [Alternative(action=action, visits=those, own=own is not None and action == own.action)
+             for action, those in by_action.items()]
+    return sorted(found, key=lambda a: (-a.mean_return, -len(a.visits), a.action))
+
+
+def task(runs: Sequence[Run], name: str, last: int) -> dict[str, Any]:
+    """Each run's latest `last` groups of one task, side by side."""
+    columns = []
+    for run in runs:
+        entries = [entry for entry in run.groups() if entry.task == name]
+        entries.sort(key=lambda entry: (entry.step, entry.file))
+        read = [read_group(run.path / "episodes", entry) for entry in reversed(entries[-last:])]
+        columns.append({"run": run, "total": len(entries), "groups": [found for found in read if found is not None]})
+    return {"task": name, "kind": kind_of(name), "last": last,
+            "columns": columns if any(column["total"] for column in columns) else []}
+
+
+def credit_file(found: Group) -> str:
+    """What the group is called as a file."""
+    plain = "".join(c if c.isascii() and (c.isalnum() or c in ".-") else "-" for c in found.entry.group)
+    return f"{found.entry.file}-{plain}.json"
+
+
+def command(run: Run, found: Group) -> str | None:
+    """`gagpo credit` on the exported group; None where it was not trained on, or its credit needs more than texts."""
+    if not found.has_credit or run.credit.estimator == "ppo":
+        return None
+    return shlex.join(["gagpo", "credit", credit_file(found), *credit_options(run.credit), "--table"])

@@ -1,0 +1,144 @@
+"""A run's folder as the explorer reads it: metrics, evaluations, archive, config, tokenizer. Knows nothing of HTTP."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from deploy.explorer.groups import Group, read_group
+from deploy.explorer.index import GroupEntry, Index
+from deploy.run_folder import RunFolder
+from services.config import CreditSection
+from services.errors import UserError
+from services.metrics import read_evaluations, read_metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One token of an answer as text."""
+
+    text: str
+    logprob: float
+    ratio: float | None
+    """exp(learner's logprob - sampler's); None: not recorded."""
+
+
+class _Followed:
+    """The rows of a JSON-lines file, read again when it has changed."""
+
+    def __init__(self, path: Path, read: Callable[[Path], list[dict[str, Any]]]) -> None:
+        self._path, self._read = path, read
+        self._stamp: tuple[int, int] | None = None
+        self._rows: list[dict[str, Any]] = []
+
+    def rows(self) -> list[dict[str, Any]]:
+        if not self._path.exists():
+            return []
+        stat = self._path.stat()
+        stamp = stat.st_size, stat.st_mtime_ns
+        if stamp != self._stamp:
+            self._rows, self._stamp = self._read(self._path), stamp
+        return self._rows
+
+
+class Run:
+    """One run under a name that no other run of this explorer has. Raises UserError for a folder that holds none."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        folder = RunFolder(path)
+        if not path.is_dir():
+            raise UserError(f"there is no folder {path}", "give runs/<name>")
+        if not folder.config_file.exists():
+            raise UserError(f"{path} is no run's folder", "give runs/<name>")
+        if not (path / "episodes").is_dir() and not folder.metrics.exists():
+            raise UserError(f"{path} has neither episodes nor metrics yet", "look again when it has trained a step")
+        self.path, self.name = path, name
+        self.index = Index(path)
+        self._metrics = _Followed(folder.metrics, read_metrics)
+        self._evaluations = _Followed(folder.evaluations, read_evaluations)
+        self._lock = threading.Lock()
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """One row per learner step."""
+        with self._lock:
+            return self._metrics.rows()
+
+    @property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """One row per label and temperature."""
+        with self._lock:
+            return self._evaluations.rows()
+
+    @property
+    def finished(self) -> bool:
+        """Whether its final table is there."""
+        return RunFolder(self.path).summary.exists()
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """config.yaml as it stands: a run of an older version may have keys that this one does not know."""
+        found = yaml.safe_load(RunFolder(self.path).config_file.read_text())
+        return found if isinstance(found, dict) else {}
+
+    @cached_property
+    def credit(self) -> CreditSection:
+        """How it assigned credit; keys that the config does not name are at their defaults."""
+        learner = self.config.get("learner")
+        try:
+            return CreditSection(**(learner or {}).get("credit", {}))
+        except (ValidationError, AttributeError, TypeError) as error:
+            raise UserError(f"learner.credit in {self.path}/config.yaml: {error}".splitlines()[0],
+                            "mend it there, or explore with the version that trained the run") from None
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The policy's own; None where the folder no longer holds it."""
+        from tokenizers import Tokenizer
+
+        model = (self.config.get("model") or {}).get("path")
+        folder = RunFolder(self.path)
+        places = [folder.cold_model, folder.trained_model, *([Path(model)] if model else [])]
+        found = next((place / "tokenizer.json" for place in places if (place / "tokenizer.json").exists()), None)
+        return None if found is None else Tokenizer.from_file(str(found))
+
+    def text(self, ids: Sequence[int]) -> str | None:
+        """All tokens as text, special ones too; None without the tokenizer."""
+        return None if self.tokenizer is None else self.tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def piece(self, token: int) -> str:
+        """One token as text: of a character that several tokens make up, a replacement character."""
+        return f"⟨{token}⟩" if self.tokenizer is None else self.tokenizer.decode([token], skip_special_tokens=False)
+
+    def groups(self) -> list[GroupEntry]:
+        """All groups of the archive as it is now."""
+        self.index.refresh()
+        return self.index.groups()
+
+    def group(self, file: str, group: str) -> Group | None:
+        """None where the archive has no such group."""
+        for _ in range(2):  # a file may be replaced between its index and its rows
+            self.index.refresh()
+            entry = self.index.find(file, group)
+            if entry is None:
+                return None
+            if (found := read_group(self.path / "episodes", entry)) is not None:
+                return found
+        return None
+
+
+def open_runs(paths: Sequence[Path]) -> list[Run]:
+    """Runs under the names of their folders; a second one of the same name gets a number. Raises UserError."""
+    runs: list[Run] = []
+    for path in paths:
+        name = path.resolve().name
+        taken = {run.name for run in runs}
+        runs.append(Run(path, next(n for n in (name, *(f"{name}-{i}" for i in range(2, 9))) if n not in taken)))
+    return runs

@@ -1,0 +1,98 @@
+"""The pages over HTTP: each answers, escapes what files hold, and lets in whom it should."""
+
+import re
+from html import unescape
+
+import pytest
+from fastapi.testclient import TestClient
+
+from deploy.explorer.app import create_app
+from deploy.explorer.runs import open_runs
+
+GROUP = "step-00000001/train/00000100"
+EPISODE = "step-00000001/0/train/00000100"
+
+
+@pytest.fixture(scope="module")
+def client(run_folder, other_folder):
+    return TestClient(create_app(open_runs([run_folder, other_folder]), None), base_url="http://localhost:8400")
+
+
+@pytest.mark.parametrize("path", [
+    "/", "/toy/groups", "/toy/groups?sort=spread&desc=1&outcome=trained&mixed=1", "/toy/groups?task=nothing-fits",
+    "/toy/groups?first=&last=2&kind=a", "/toy/groups?page=99", "/toy/evaluations", "/toy/evaluations?sort=1&desc=1",
+    "/toy/evaluations?kind=a&sort=changes", f"/toy/group/{GROUP}", f"/toy/group/{GROUP}?k=1", f"/toy/episode/{EPISODE}",
+    f"/toy/credit/{GROUP}", "/task?id=toy/train/a-100", "/api/state", "/static/explore.css", "/static/explore.js",
+    f"/other/group/{GROUP}", f"/other/episode/{EPISODE}",
+    "/toy/episode/step-00000000-step-000000-T1/0/eval/step-000000/1/00000"])
+def test_a_page_answers(client, path):
+    reply = client.get(path)
+    assert reply.status_code == 200, reply.text
+    assert "script-src 'self'" in reply.headers["content-security-policy"]
+
+
+@pytest.mark.parametrize(("path", "said"), [
+    ("/nope/groups", "shows no run nope"), ("/toy/group/step-00000001/train/9", "holds no group train/9"),
+    ("/toy/group/../../etc/passwd/x", "no such page"), ("/toy/episode/step-00000001/9/train/00000100", "no episode 9"),
+    ("/task?id=none", "played none"), ("/nowhere", "no such page")])
+def test_what_is_not_there_is_a_page_that_helps(client, path, said):
+    reply = client.get(path)
+    assert reply.status_code == 404
+    assert said in unescape(reply.text)
+    assert "/toy/groups" in reply.text
+
+
+@pytest.mark.parametrize("path", ["/toy/groups?sort=nonsense", "/toy/groups?page=x", "/task"])
+def test_a_query_that_means_nothing_is_refused(client, path):
+    assert client.get(path).status_code == 422
+
+
+def test_all_links_of_all_pages_lead_somewhere(client):
+    """Two clicks deep, the pages of this small run are all of them."""
+    seen, todo = set(), ["/"]
+    while todo and len(seen) < 300:
+        path = todo.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        reply = client.get(path)
+        assert reply.status_code == 200, path
+        if "text/html" in reply.headers["content-type"]:
+            base = path.partition("?")[0]
+            for href in map(unescape, re.findall(r'<(?:a|link)\b[^>]*? href="([^"]*)"', reply.text)):
+                link = (base + href if href.startswith("?") else href).partition("#")[0]
+                if link.startswith("/"):
+                    todo.append(link)
+    assert any("/episode/" in path for path in seen)
+    assert any(path.startswith("/other/credit/") for path in seen)
+
+
+def test_what_the_environment_said_runs_nowhere(client):
+    text = "".join(client.get(f"/toy/{kind}").text for kind in (f"group/{GROUP}", f"episode/{EPISODE}"))
+    text += "".join(client.get(f"/toy/episode/step-0000000{n}/{k}/train/00000{n}00").text
+                    for n in (1, 2, 3) for k in range(4))
+    assert "owned" in text
+    assert "<script>document" not in text
+    assert "<img src=x" not in text
+    assert "<b>go</b>" not in text
+
+
+def test_without_a_token_only_this_machine_is_answered(client):
+    for host in ("localhost:8400", "127.0.0.1:1", "[::1]:8400", "localhost"):
+        assert client.get("/", headers={"host": host}).status_code == 200
+    assert client.get("/", headers={"host": "evil.example:8400"}).status_code == 421
+
+
+def test_a_token_is_asked_for_and_moves_into_a_cookie(run_folder):
+    client = TestClient(create_app(open_runs([run_folder]), "s3cret"), base_url="http://host:8400")
+    assert client.get("/").status_code == 401
+    assert client.get("/static/explore.js").status_code == 401
+    assert client.get("/?token=wrong").status_code == 401
+    assert client.get("/", headers={"authorization": "Bearer s3cret"}).status_code == 200
+    reply = client.get("/toy/groups?token=s3cret&sort=spread", follow_redirects=False)
+    assert reply.status_code == 303
+    assert reply.headers["location"] == "/toy/groups?sort=spread"
+    assert "HttpOnly" in reply.headers["set-cookie"]
+    assert client.get("/toy/groups").status_code == 200
+    reply = client.get("http://host:8400//evil.example/?token=s3cret", follow_redirects=False)
+    assert reply.headers["location"].startswith("/evil")
