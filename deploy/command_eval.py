@@ -37,6 +37,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 def run(args: argparse.Namespace) -> int:
     """Prints the summary."""
     from deploy import preflight
+    from deploy.progress import as_score
 
     config, model = resolve(args.model, args.config, {
         "eval.panel": args.episodes, "eval.temperature": args.temperature, "env.max_steps": args.max_steps,
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print(f"{summary['success_rate']:.1%} [{summary['success_low']:.1%}, {summary['success_high']:.1%}] on "
           f"{summary['tasks']} games of {summary['split']} ({summary['env']}), T={summary['temperature']:g}, "
-          f"mean length {summary['episode_length']:.1f}")
+          f"mean length {summary['episode_length']:.1f}{as_score(summary)}")
     for name, rate in summary["success_by_type"].items():
         print(f"  {name:<6} {rate:.1%}")
     return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rich.console import Console, Group
@@ -24,6 +24,12 @@ def sparkline(values: list[float], width: int = 40) -> str:
 def shown(value: float | None, form: str) -> str:
     """A number of metrics.jsonl; null stands for one that was not finite."""
     return "not finite" if value is None else format(value, form)
+
+
+def as_score(summary: Mapping[str, Any]) -> str:
+    """`, score 0.62` where the environment has one of its own."""
+    score = summary.get("task_score")
+    return "" if score is None else f", score {score:.3g}"
 
 
 def _clock(seconds: float) -> str:
@@ -91,7 +97,7 @@ class Progress:
         self._say(
             f"evaluation {summary['label']}  T={summary['temperature']:g}  {summary['success_rate']:6.1%} "
             f"[{summary['success_low']:.1%}, {summary['success_high']:.1%}] "
-            f"on {summary['tasks']} games of {summary['split']}"
+            f"on {summary['tasks']} games of {summary['split']}{as_score(summary)}"
         )
 
     def _say(self, text: str) -> None:

@@ -71,7 +71,7 @@ class Player:
         return Episode(
             ticket=ticket, steps=steps, won=now.won, end=("won" if now.won else "lost") if now.done else end,
             worker=self.worker, attempt=attempt, seconds=time.monotonic() - started, engine=self.env_engine,
-            replays=game.replays, final_observation=now.observation,
+            replays=game.replays, final_observation=now.observation, task_score=_score(now),
         )  # fmt: skip
 
     async def _sample(self, prompt: list[int], ticket: Ticket, *, turn: int) -> Sample:
@@ -86,6 +86,11 @@ class Player:
             logprobs=sample.logprobs, spans=sample.spans, action=answer.action, valid=answer.valid,
             admissible=now.admits(answer.action), reward=after.reward * self.limits.reward_scale,
         )  # fmt: skip
+
+
+def _score(last: Result) -> float | None:
+    score = last.info.get("task_score")
+    return None if score is None else float(score)
 
 
 @contextlib.asynccontextmanager

@@ -104,6 +104,8 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
     """Environment engine and version, from /v1/info."""
     replays: int = 0
     """Sessions that had to be rebuilt on another or a restarted server."""
+    task_score: float | None = None
+    """The environment's own score at the end, in its own units (`task_score` of its last info); None: it has none."""
     final_observation: str = ""
     """Raw feedback after the last action: the state that an episode was cut off in. Empty in older records."""
 

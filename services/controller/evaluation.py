@@ -77,13 +77,17 @@ def success_by_task(episodes: list[Episode]) -> dict[str, float]:
 
 def summarise(request: EvalRequest, episodes: list[Episode], *, dropped: int,
               task_type: Callable[[str], str]) -> dict[str, Any]:
-    """One line of evaluations.jsonl: mean success with a 95% interval over tasks, by type, lengths in steps."""
+    """One line of evaluations.jsonl: mean success with a 95% interval over tasks, by type, lengths in steps.
+
+    task_score: the mean of the environment's own score over episodes; null where it has none.
+    """
     by_task = success_by_task(episodes)
     by_type: dict[str, list[float]] = defaultdict(list)
     for task, value in by_task.items():
         by_type[task_type(task)].append(value)
     mean, low, high = mean_interval(list(by_task.values()))
     steps = [step for episode in episodes for step in episode.steps]
+    scores = [episode.task_score for episode in episodes if episode.task_score is not None]
     return {
         "label": request.label,
         "step": request.version.step,
@@ -97,6 +101,7 @@ def summarise(request: EvalRequest, episodes: list[Episode], *, dropped: int,
         "success_rate": mean,
         "success_low": low,
         "success_high": high,
+        "task_score": sum(scores) / len(scores) if scores else None,
         "success_by_type": {name: sum(v) / len(v) for name, v in sorted(by_type.items())},
         "episode_length": len(steps) / len(episodes),
         "invalid_share": sum(not s.valid for s in steps) / max(1, len(steps)),

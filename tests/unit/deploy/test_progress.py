@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from deploy.progress import KEEP_NOTES, Progress, sparkline
+from deploy.progress import KEEP_NOTES, Progress, as_score, sparkline
 
 STEP = {"step": 2, "success_rate": 0.25, "episode_length": 12.5, "inadmissible_share": 0.1, "loss/policy": -0.0123,
         "grad_norm": 0.5, "seconds/wait": 3.0, "seconds/optimizer": 1.5}
@@ -105,3 +105,8 @@ def test_the_clock_never_shows_sixty_seconds():
         clock.now = 119.7
         progress.note("nearly two minutes")
     assert out.file.getvalue().startswith("[01:59]")
+
+
+def test_a_score_of_the_environments_own_is_told_where_there_is_one():
+    assert as_score({"task_score": 0.6172}) == ", score 0.617"
+    assert as_score({"task_score": None}) == as_score({}) == ""

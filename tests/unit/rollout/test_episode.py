@@ -144,3 +144,9 @@ async def test_a_fault_is_raised_and_the_session_freed(answers, texts, fault):
     with pytest.raises(fault):
         await play(game, Sampler(texts))
     assert game.closed == 1
+
+
+@pytest.mark.parametrize(("info", "score"), [({}, None), ({"task_score": 0.25}, 0.25), ({"task_score": 0}, 0.0)])
+async def test_the_environments_own_score_at_the_end_is_kept(info, score):
+    last = Result(observation="over", admissible_actions=[], reward=0.0, done=True, won=False, digest="d", info=info)
+    assert (await play(Game([result("s0"), last]), Sampler(["go"]))).task_score == score
