@@ -1,22 +1,17 @@
-"""metrics.jsonl and evaluations.jsonl, and the Prometheus text made from heartbeats. Light."""
+"""metrics.jsonl and evaluations.jsonl. Light."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-import re
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from services.metric_names import PHASES
 
 FORMAT = 1
-PHASES = ("wait", "credit", "pack", "forward_backward", "optimizer", "publish", "checkpoint")
 METRIC_KEYS = (
     "step", "version", "time", "success_rate", "episode_return", "episode_length", "invalid_share",
     "inadmissible_share", "episodes", "env_steps", "tokens_sampled", "tokens_trained", "staleness_mean",
@@ -27,9 +22,6 @@ METRIC_KEYS = (
     "credit/share_2_4", "credit/share_5_8", "credit/share_above_8",
 )
 """Keys of one line of metrics.jsonl: others read them, so the list is frozen."""
-
-MAX_WORKERS = 64
-"""Distinct worker labels in one exposition; the rest are summed as `other`, so that no restart fills Prometheus."""
 
 Row = dict[str, Any]
 
@@ -104,35 +96,3 @@ def drop_rows(path: Path, *, after_step: int) -> None:
         os.fsync(file.fileno())
     temporary.replace(path)
 
-
-def render(beats: Mapping[str, Mapping[str, float]]) -> str:
-    """Prometheus text of heartbeat snapshots, worker -> metric -> value; `gagpo_<metric>{worker="..."}`.
-
-    Only who beats now is in it, so the dead leave no series. Beyond MAX_WORKERS names the rest are summed as `other`.
-    """
-    families: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for index, worker in enumerate(sorted(beats)):
-        label = worker if index < MAX_WORKERS else "other"
-        for metric, value in beats[worker].items():
-            families[_series(metric)][label] += value
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Snapshot(families))
-    return generate_latest(registry).decode()
-
-
-def _series(metric: str) -> str:
-    return "gagpo_" + re.sub(r"[^a-zA-Z0-9_]", "_", metric)
-
-
-class _Snapshot(Collector):
-    """Gives prometheus_client the values of one moment."""
-
-    def __init__(self, families: Mapping[str, Mapping[str, float]]) -> None:
-        self.families = families
-
-    def collect(self) -> Iterable[Metric]:
-        for name, values in sorted(self.families.items()):
-            family = GaugeMetricFamily(name, name.removeprefix("gagpo_").replace("_", " "), labels=["worker"])
-            for worker, value in values.items():
-                family.add_metric([worker], value)
-            yield family

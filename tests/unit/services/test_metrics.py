@@ -68,16 +68,3 @@ def test_a_row_must_hold_exactly_the_frozen_keys():
     with pytest.raises(ValueError, match=r"missing .'seconds/wait'"):
         metrics.check_metrics(row)
 
-
-def test_heartbeats_render_one_series_per_worker():
-    text = metrics.render({"rollout-1": {"tokens/second": 12.0}, "rollout-0": {"tokens/second": 3.5}})
-    assert 'gagpo_tokens_second{worker="rollout-0"} 3.5' in text
-    assert 'gagpo_tokens_second{worker="rollout-1"} 12.0' in text
-    assert text.count("# TYPE gagpo_tokens_second gauge") == 1
-
-
-def test_worker_labels_are_bounded_and_nothing_is_left_out():
-    text = metrics.render({f"rollout-{i:04}": {"slots": 1.0} for i in range(metrics.MAX_WORKERS + 6)})
-    series = [line for line in text.splitlines() if line.startswith("gagpo_slots{")]
-    assert len(series) == metrics.MAX_WORKERS + 1
-    assert 'gagpo_slots{worker="other"} 6.0' in series
