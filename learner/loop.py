@@ -13,17 +13,22 @@ A step whose manifest exists is a replay: the same groups in the same order, els
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from learner.checkpoint import EXPORT, Checkpoints, Position
 from learner.credit.types import Credit
 from learner.figures import figures
 from learner.step import Timer
+from learner.telemetry import step_taken
 from learner.trainer import Learner, StepReport
 from services.config import Config
+from services.controller.telemetry import reason_class
 from services.errors import DeadlineExceeded
+from services.heartbeat import Pulse
 from services.logs import get_logger
 from services.metrics import append_row, check_metrics, drop_rows
 from services.records import Drop, Episode, Manifest, Version
@@ -59,6 +64,7 @@ class TrainingLoop:
     publish: Callable[[Version, Packed], None]
     before_publish: Callable[[Version], None]
     check: Callable[[], None] = lambda: None
+    pulse: Pulse = field(default_factory=lambda: Pulse("learner-0", "learner"))
     incarnation: int = 0
     position: Position = field(default=Position(step=0, incarnation=0, next_group=0, trained=0))
     version: Version | None = None
@@ -70,12 +76,15 @@ class TrainingLoop:
         manifests = {manifest.step: manifest for manifest in self.store.manifests(self.learner.step)}
         timer = Timer()
         while self.learner.step < self.config.steps:
+            self.pulse.doing("waits for groups")
             with timer.phase("wait"):
                 manifest = manifests.get(self.learner.step + 1) or self.commit()
                 groups = [self.store.episodes(group) for group in manifest.groups]
+            self.pulse.doing(f"trains step {manifest.step}")
             report = self.learner.train(groups)
             self.position = self._after(manifest)
             log.info("step trained", step=manifest.step, groups=len(groups), replayed=manifest.step in manifests)
+            self.pulse.doing("publishes, after the evaluation of the version before")
             with timer.phase("publish"):
                 self.publish_weights()
             self._archive(groups, report)
@@ -83,6 +92,8 @@ class TrainingLoop:
             row = figures(self.version, manifest, groups, report.metrics, seconds)
             check_metrics(row)
             append_row(self.metrics, row)
+            step_taken(self.pulse, row, report.credits)
+            self.pulse.doing("writes checkpoints and archives")
             # After the line, which no replay would write once the checkpoint is there; its seconds go into the next.
             timer = Timer()
             with timer.phase("checkpoint"):
@@ -172,6 +183,7 @@ class TrainingLoop:
     def _drop(self, group: str, reason: str, *, tell: Callable[..., object] = log.warning) -> None:
         task, episodes = self.store.task_of(group), self.store.episodes(group)
         drop = Drop(group=group, task=task, reason=reason, steps=sum(len(episode.steps) for episode in episodes))
+        self.pulse.meters("gagpo_groups_dropped_total", reason=reason_class(reason)).inc()
         tell("group dropped", group=group, task=task, reason=reason)
         self.archive.write_dropped(drop, episodes)
         self.store.drop(self.lease, drop)
@@ -203,6 +215,7 @@ class TrainingLoop:
         started = time.monotonic()
         self.checkpoints.commit(self.position, self._write)
         log.info("checkpoint written", step=step, seconds=time.monotonic() - started)
+        self.pulse.meters("gagpo_learner_checkpoint_timestamp_seconds").set_to_current_time()
         self._point()
         self.archive.flush()
         log.info("episodes retired", step=step, bytes=self.store.retire(self.lease, step))
@@ -218,17 +231,22 @@ class TrainingLoop:
                         trained=self.position.trained + len(manifest.groups))
 
     def _archive(self, groups: list[list[Episode]], report: StepReport) -> None:
+        rows = iter(report.logprobs)
         self.archive.write(self.learner.step, [
-            Row(episode=episode, outcome="trained", columns=_columns(credit, k))
+            Row(episode=episode, outcome="trained",
+                columns=credit_columns(credit, k) | {"learner_logprobs": list(islice(rows, len(episode.steps)))})
             for group, credit in zip(groups, report.credits, strict=True) for k, episode in enumerate(group)])
 
 
-def _columns(credit: Credit, k: int) -> dict[str, list[float] | list[str]]:
+def credit_columns(credit: Credit, k: int) -> dict[str, Sequence[Any]]:
     """The archive's credit columns of episode k; those that the estimator lacks are left out."""
-    columns: dict[str, list[float] | list[str]] = {
-        "advantage": credit.advantages[k], "return": credit.returns[k], "state_key": credit.states[k]}
+    columns: dict[str, Sequence[Any]] = {
+        "advantage": credit.advantages[k], "raw_advantage": credit.raw_advantages[k], "return": credit.returns[k],
+        "state_key": credit.states[k]}
     if credit.values is not None:
         columns["value"] = [credit.values[state][0] for state in credit.states[k]]
     if credit.deltas is not None:
         columns["delta"] = credit.deltas[k]
+    if credit.baselines is not None:
+        columns["baseline"] = credit.baselines[k]
     return columns

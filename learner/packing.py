@@ -141,12 +141,12 @@ def pack(rows: Rows, indices: Ints, device: torch.device | str = "cpu") -> Pack:
         indices = np.array([int(np.argmin(rows.lengths))])
     prompts, responses, lengths = (x[indices] for x in (rows.prompt_lengths, rows.response_lengths, rows.lengths))
     ends, response_ends = np.cumsum(rows.lengths), np.cumsum(rows.response_lengths)
-    source = _ranges((ends - rows.lengths)[indices], lengths)
-    response_source = _ranges((response_ends - rows.response_lengths)[indices], responses)
+    source = ranges((ends - rows.lengths)[indices], lengths)
+    response_source = ranges((response_ends - rows.response_lengths)[indices], responses)
     starts, longest = np.cumsum(lengths) - lengths, int(lengths.max())
     column = np.arange(longest)
     filled = column < lengths[:, None]
-    predicting = _ranges(starts + prompts - 1, responses)
+    predicting = ranges(starts + prompts - 1, responses)
     tokens = rows.tokens[source].astype(np.int64)
     row = np.repeat(np.arange(len(indices)), responses)
 
@@ -169,7 +169,7 @@ def pack(rows: Rows, indices: Ints, device: torch.device | str = "cpu") -> Pack:
     )
 
 
-def _ranges(starts: Ints, lengths: Ints) -> Ints:
+def ranges(starts: Ints, lengths: Ints) -> Ints:
     """starts[0], starts[0]+1, ... (lengths[0] of them), then those of starts[1]: no loop over tokens."""
     offsets = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     return np.repeat(starts, lengths) + offsets

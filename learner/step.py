@@ -32,7 +32,7 @@ from learner.losses import (
     truncated_weights,
 )
 from learner.model import Policy
-from learner.packing import Floats, Ints, Pack, Rows, pack, split
+from learner.packing import Floats, Ints, Pack, Rows, pack, ranges, split
 from learner.trainee import Trainee
 from services.config import LearnerSection, LossSection
 
@@ -54,6 +54,17 @@ class Timer:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What a step did; the same on every rank."""
+
+    metrics: dict[str, float]
+    advantages: Floats
+    """[N]: those that the loss saw, a critic's as means over the tokens of each row."""
+    logprobs: Floats
+    """Of all responses one after another, as the policy gave them before the step."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,12 +101,10 @@ class Stepper:
         """All that learns, the policy first."""
         return [self.policy] if self.critic is None else [self.policy, self.critic.trainee]
 
-    def take(self, rows: Rows, timer: Timer) -> tuple[dict[str, float], Floats]:
+    def take(self, rows: Rows, timer: Timer) -> Taken:
         """Updates the policy, and the critic beside it, minibatch by minibatch.
 
-        Returns the metrics and the [N] advantages that the loss saw, a critic's as means over the tokens of each row;
-        both the same on every rank. grad_norm is the policy's, NaN where an update was skipped. Raises LearnerFault
-        when too many in a row are.
+        grad_norm is the policy's, NaN where an update was skipped. Raises LearnerFault when too many in a row are.
         """
         with timer.phase("pack"):
             minibatches = self._plan(rows)
@@ -111,7 +120,8 @@ class Stepper:
                 norms.append(self.policy.update())
                 if self.critic is not None:
                     self.critic.trainee.update()
-        return self._report(totals, norms, differences), advantages
+        return Taken(metrics=self._report(totals, norms, differences), advantages=advantages,
+                     logprobs=self._logprobs(minibatches, rows))
 
     def _plan(self, rows: Rows) -> list[Minibatch]:
         """Runs of consecutive rows, as equal as can be and at most minibatch_rows long: no small, noisy last one."""
@@ -151,6 +161,16 @@ class Stepper:
                 if p.weight:
                     means[indices] = row_mean(judgement.advantages, p.row, p.num_rows).cpu()
         return np.array(self.gang.reduce(means.tolist()))
+
+    def _logprobs(self, minibatches: list[Minibatch], rows: Rows) -> Floats:
+        """What was recomputed anyway, in the order of the rows, gathered from all ranks once the step is taken."""
+        starts = np.cumsum(rows.response_lengths) - rows.response_lengths
+        found = np.zeros(len(rows.sampler_logprobs))
+        for minibatch in minibatches:
+            for p, indices, old in zip(minibatch.packs, minibatch.indices, minibatch.old, strict=True):
+                if p.weight:
+                    found[ranges(starts[indices], rows.response_lengths[indices])] = old.cpu()
+        return np.array(self.gang.reduce(found.tolist())) if self.gang.world > 1 else found
 
     def _accumulate(self, minibatch: Minibatch) -> dict[str, float]:
         """Gradients of one minibatch, and this rank's part of its metrics."""

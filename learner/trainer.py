@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
@@ -24,7 +25,7 @@ from learner.critic import make_critic
 from learner.gang import Gang
 from learner.model import frozen_reference, full_tensors, load_policy, shard
 from learner.packing import Floats, Rows
-from learner.step import Stepper, Timer
+from learner.step import Stepper, Taken, Timer
 from learner.trainee import Trainee
 from services.config import Config
 
@@ -40,6 +41,8 @@ class StepReport:
     """Losses, grad_norm, ratios, differences, credit/* and seconds/{credit,pack,forward_backward,optimizer}."""
     credits: list[Credit]
     """Per group, in training order. With a critic, `advantages` are its own: the mean over the tokens of each step."""
+    logprobs: list[Floats]
+    """Per row, in the order of rows_of: those of its response tokens before the step, as this learner computes them."""
 
 
 class Learner:
@@ -72,11 +75,12 @@ class Learner:
             credits = assign_credit(groups, self.config.learner.credit)
             rows = rows_of(groups, credits, policy_step=self.step)
         self.gang.tell("train", rows)
-        metrics, advantages = self._train(rows, timer)
-        credits = with_advantages(credits, advantages)
+        taken = self._train(rows, timer)
+        metrics, credits = taken.metrics, with_advantages(credits, taken.advantages)
         metrics |= {f"credit/{name}": value for name, value in statistics(credits).items()}
         metrics |= {f"seconds/{name}": value for name, value in timer.seconds.items()}
-        return StepReport(metrics=metrics, credits=credits)
+        logprobs = np.split(taken.logprobs, np.cumsum(rows.response_lengths)[:-1])
+        return StepReport(metrics=metrics, credits=credits, logprobs=logprobs)
 
     def state_dict_for_sampler(self) -> Iterator[tuple[str, Tensor]]:
         """Hugging Face names and whole CPU tensors in the sampler's dtype, tied entries included, one at a time.
@@ -121,7 +125,7 @@ class Learner:
             "load": self._load,
         })
 
-    def _train(self, rows: Rows, timer: Timer) -> tuple[dict[str, float], Floats]:
+    def _train(self, rows: Rows, timer: Timer) -> Taken:
         taken = self._stepper.take(rows, timer)
         self.step += 1
         return taken

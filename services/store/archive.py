@@ -17,11 +17,17 @@ from typing import Any, Literal
 from services.errors import DeadlineExceeded, StoreFault
 from services.records import Drop, Episode, Step
 
-FORMAT = 1
-"""In the metadata of each file under `format`; grows when a column changes its meaning."""
+FORMAT = 2
+"""In the metadata of each file under `format`; grows when columns come or change their meaning. Files of format 1 lack
+prompt_ids, raw_advantage, baseline, learner_logprobs and final_observation; readers take absent columns as unknown."""
 Outcome = Literal["trained", "dropped", "evaluated"]
-CREDIT = ("advantage", "value", "return", "delta")
-"""Columns that the learner hands over, beside state_key; null for episodes that were not trained on."""
+CREDIT = ("advantage", "value", "return", "delta", "raw_advantage", "baseline")
+"""Numbers that the learner hands over, named in learner/credit/types.py; null for episodes that were not trained on,
+and where the estimator has none."""
+LEARNER = (*CREDIT, "state_key", "learner_logprobs")
+"""All that it hands over. learner_logprobs: of the step's tokens, recomputed before the update, [R] as `logprobs`."""
+ROW_GROUP = 512
+"""Rows, at least: a parquet row group holds whole groups of episodes, so that who reads one group reads few others."""
 _QUEUE = 8
 """Files waiting; a disk that is slower than training then slows training instead of filling the memory."""
 
@@ -35,7 +41,7 @@ class Row:
     reason: str = ""
     """Why it was dropped."""
     columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """CREDIT columns (float or None) and state_key (str), one value per step each."""
+    """LEARNER columns, one value per step each."""
 
 
 class EpisodeArchive:
@@ -118,7 +124,7 @@ class EpisodeArchive:
 
 
 def _check(row: Row) -> None:
-    unknown = set(row.columns) - {*CREDIT, "state_key"}
+    unknown = set(row.columns) - set(LEARNER)
     if unknown:
         raise ValueError(f"the archive has no column {sorted(unknown)[0]!r}")
     for name, values in row.columns.items():
@@ -128,14 +134,15 @@ def _check(row: Row) -> None:
 
 def _line(row: Row, t: int, step: Step) -> dict[str, Any]:
     episode, ticket = row.episode, row.episode.ticket
-    extra = {name: row.columns[name][t] if name in row.columns else None for name in (*CREDIT, "state_key")}
+    extra = {name: row.columns[name][t] if name in row.columns else None for name in LEARNER}
     return {
         "group": ticket.group, "k": ticket.k, "task": ticket.task, "kind": ticket.kind,
         "temperature": ticket.temperature, "outcome": row.outcome, "reason": row.reason,
         "won": episode.won, "end": episode.end, "worker": episode.worker, "attempt": episode.attempt, "step": t,
         "observation": step.observation, "action": step.action, "valid": step.valid, "admissible": step.admissible,
-        "reward": step.reward, "prompt_tokens": len(step.prompt_ids), "tokens": step.response_ids,
-        "logprobs": step.logprobs,
+        "reward": step.reward, "prompt_tokens": len(step.prompt_ids), "prompt_ids": step.prompt_ids,
+        "tokens": step.response_ids, "logprobs": step.logprobs,
+        "final_observation": episode.final_observation if t == len(episode.steps) - 1 else None,
         "version": ",".join(dict.fromkeys(span.version.short for span in step.spans)),
         **extra,
     }
@@ -147,8 +154,27 @@ _COLUMNS = {
     "step": "int32", "observation": "string", "action": "string", "valid": "bool", "admissible": "bool",
     "reward": "double", "prompt_tokens": "int32", "tokens": "int32[]", "logprobs": "float[]", "version": "string",
     **dict.fromkeys(CREDIT, "double"), "state_key": "string",
+    "prompt_ids": "int32[]", "learner_logprobs": "float[]", "final_observation": "string",
 }
-"""Arrow's names of the types; [] for a list. `version` lists the short versions that sampled the step's tokens."""
+"""Arrow's names of the types; [] for a list. `version` lists the short versions that sampled the step's tokens;
+final_observation is what the episode's last action led to, in its last row."""
+
+
+_REPEATING = [name for name, kind in _COLUMNS.items() if kind == "string"]
+"""Written through a dictionary. Not the tokens: prompts repeat each other in long runs, which zstd sees in plain
+numbers and no longer in packed dictionary indices."""
+
+
+def _row_groups(groups: Sequence[str]) -> list[tuple[int, int]]:
+    """Runs of rows, none of which ends within a group: each the shortest of at least ROW_GROUP rows."""
+    ends = [i for i in range(1, len(groups) + 1) if i == len(groups) or groups[i] != groups[i - 1]]
+    bounds: list[tuple[int, int]] = []
+    start = 0
+    for end in ends:
+        if end - start >= ROW_GROUP or end == len(groups):
+            bounds.append((start, end))
+            start = end
+    return bounds
 
 
 def _schema() -> Any:
@@ -170,7 +196,10 @@ def _write(path: Path, rows: Sequence[Row]) -> None:
     table = pa.Table.from_pylist(lines, schema=_schema())
     temporary = path.with_suffix(".tmp")
     with temporary.open("wb") as file:
-        pq.write_table(table, file, compression="zstd")
+        names: Any = _REPEATING  # the stubs know only True and False
+        with pq.ParquetWriter(file, table.schema, compression="zstd", use_dictionary=names) as writer:
+            for start, end in _row_groups([line["group"] for line in lines]):
+                writer.write_table(table.slice(start, end - start), row_group_size=end - start)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)

@@ -101,6 +101,10 @@ def test_what_a_run_leaves(uninterrupted):
     table = pq.read_table(folder / "episodes" / "step-00000001.parquet").to_pylist()
     assert {row["group"] for row in table} == {"train/00000000", "train/00000001"}
     assert all(row["advantage"] is not None and len(row["state_key"]) == 32 for row in table)
+    assert all(row["raw_advantage"] is not None and row["prompt_tokens"] == len(row["prompt_ids"]) for row in table)
+    differences = [abs(mine - theirs) for row in table
+                   for mine, theirs in zip(row["learner_logprobs"], row["logprobs"], strict=True)]
+    assert np.mean(differences) == pytest.approx(rows[0]["logprob_difference_mean"], rel=1e-5)
     assert sum(row["env_steps"] for row in rows[:1]) == len(table)
 
 

@@ -6,10 +6,10 @@ import pytest
 
 from services.errors import StoreFault
 from services.records import Drop, Episode, Step, Ticket, Version, VersionSpan
-from services.store.archive import FORMAT, EpisodeArchive, Row
+from services.store.archive import FORMAT, ROW_GROUP, EpisodeArchive, Row
 
 
-def played(k=0):
+def played(k=0, group="train/00000003"):
     def step(action, *steps):
         spans = [VersionSpan(version=Version(incarnation=1, step=n), start=i, end=i + 1) for i, n in enumerate(steps)]
         return Step(
@@ -18,15 +18,16 @@ def played(k=0):
             action=action, valid=True, admissible=True, reward=0.0)
 
     ticket = Ticket(
-        group="train/00000003", k=k, size=2, task="alfworld/train/x", seed=1, kind="train", temperature=1.0,
+        group=group, k=k, size=2, task="alfworld/train/x", seed=1, kind="train", temperature=1.0,
         max_steps=5)
     return Episode(
         ticket=ticket, steps=[step("look", 4, 4), step("go to desk 1", 4, 5)], won=True, end="won", worker="w",
-        attempt=1, seconds=1.0, engine="own")
+        attempt=1, seconds=1.0, engine="own", final_observation="You won.")
 
 
 def test_one_row_per_step_with_the_learners_columns(tmp_path):
-    credit = {"advantage": [0.5, -0.5], "state_key": ["a", "b"]}
+    credit = {"advantage": [0.5, -0.5], "state_key": ["a", "b"], "raw_advantage": [1.0, -1.0],
+              "learner_logprobs": [np.array([-0.5, -0.25]), np.array([-1.0, -2.0])]}
     with EpisodeArchive(tmp_path / "episodes") as archive:
         archive.write(12, [
             Row(episode=played(), outcome="trained", columns=credit),
@@ -43,7 +44,23 @@ def test_one_row_per_step_with_the_learners_columns(tmp_path):
     assert rows[1]["version"] == "1.4,1.5"
     assert rows[0]["tokens"] == [7, 8]
     assert rows[0]["logprobs"] == [-0.5, -0.25]
+    assert rows[0]["prompt_ids"] == [0, 1, 2, 3, 4]
+    assert [r["raw_advantage"] for r in rows] == [1.0, -1.0, None, None]
+    assert [r["learner_logprobs"] for r in rows] == [[-0.5, -0.25], [-1.0, -2.0], None, None]
+    assert [r["final_observation"] for r in rows] == [None, "You won.", None, "You won."]
     assert [path.name for path in (tmp_path / "episodes").iterdir()] == ["step-00000012.parquet"]
+
+
+def test_row_groups_end_where_groups_do(tmp_path):
+    """Groups of 600, 300 and 300 steps and one of 2: a row group has at least ROW_GROUP rows, but for the last."""
+    assert ROW_GROUP == 512
+    sizes = {"a": 300, "b": 150, "c": 150, "d": 1}
+    with EpisodeArchive(tmp_path) as archive:
+        archive.write(1, [Row(episode=played(k, group), outcome="trained")
+                          for group, size in sizes.items() for k in range(size)])
+    with pq.ParquetFile(tmp_path / "step-00000001.parquet") as file:
+        found = [sorted(set(file.read_row_group(i)["group"].to_pylist())) for i in range(file.num_row_groups)]
+    assert found == [["a"], ["b", "c"], ["d"]]
 
 
 def test_parts_are_files_of_their_own_and_a_replayed_step_replaces_its_own(tmp_path):
