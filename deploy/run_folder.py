@@ -15,7 +15,7 @@ from services.errors import UserError
 
 FORMAT = 1
 MAY_CHANGE = re.compile(
-    r"(runs_dir|steps|eval\..*|checkpoint\..*|redis\..*|ray\..*|env\.(data|servers|urls|max_sessions)"
+    r"(runs_dir|steps|eval\..*|checkpoint\..*|redis\..*|ray\..*|metrics\..*|env\.(data|servers|urls|max_sessions)"
     r"|rollout\.(workers|slots|cpus|gpus|kv_cache_gb|threads)|learner\.(ranks|cpus|gpus|threads))")
 """Keys that may differ on --resume: how far and where a run goes, never what it learns from or how."""
 
@@ -46,6 +46,11 @@ class RunFolder:
     def summary(self) -> Path:
         """The final table; there once the run has finished."""
         return self.path / "summary.json"
+
+    @property
+    def targets(self) -> Path:
+        """What Prometheus is to scrape, in the form of its file_sd; there while the run goes on."""
+        return self.path / "prometheus-targets.json"
 
     @property
     def cold_model(self) -> Path:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.comparison import COLD, MORE, TRAINED, as_lines, compare
+from deploy.monitoring import monitoring
 from deploy.panels import Panels
 from deploy.progress import Progress
 from deploy.publishing import publish_folder
@@ -69,12 +70,13 @@ class TrainingRun:
         with topology(self.config, run=self.run, folder=self.folder.path, config_file=self.folder.config_file,
                       note=self.progress.note) as parts:
             controller = self.controller(parts)
-            for index in range(self.config.rollout.workers):
-                self.progress.stage(f"starting rollout worker {index} (vLLM)")
-                parts.supervisor.add(parts.rollout_worker(index, cold))
-            if not self.rl_is_done():
-                self.train(parts, controller, cold)
-            self.panel(parts, controller, cold)
+            with monitoring(parts, controller.telemetry, self.folder, note=self.progress.note):
+                for index in range(self.config.rollout.workers):
+                    self.progress.stage(f"starting rollout worker {index} (vLLM)")
+                    parts.supervisor.add(parts.rollout_worker(index, cold))
+                if not self.rl_is_done():
+                    self.train(parts, controller, cold)
+                self.panel(parts, controller, cold)
             parts.store.release(controller.lease)
 
     def cold_start(self) -> Path:

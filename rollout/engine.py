@@ -20,7 +20,8 @@ import asyncio
 import contextlib
 import os
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -75,7 +76,8 @@ class Engine:
 
     def __init__(self, path: Path, version: Version, *, config: RolloutSection, dtype: str, seed: int = 0) -> None:
         self.version = version
-        self.tokens_sampled = 0
+        self.listener: Callable[[int, int, float], object] = lambda *_: None
+        """Told of each answer: tokens of prompt and response, seconds with the wait for a turn."""
         self._path = path
         self._config = config
         self._dtype = "float32" if config.exact else dtype
@@ -110,13 +112,14 @@ class Engine:
     ) -> Sample:
         """Sample one response. Raises EngineFault if the engine died or does not answer in time."""
         self._raise_if_dead()
+        started = time.monotonic()
         async with self._turn, self._guard("sample", SAMPLE_SECONDS):
             sample = await self._generate(
                 prompt_ids, request_id, temperature=temperature, seed=seed, max_tokens=max_tokens, stop=stop_token_ids
             )
             await self._released.wait()
         self._raise_if_dead()
-        self.tokens_sampled += len(sample.ids)
+        self.listener(len(prompt_ids), len(sample.ids), time.monotonic() - started)
         return sample
 
     async def update(self, version: Version, manifest: Manifest, buffer: np.ndarray) -> None:

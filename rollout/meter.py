@@ -3,42 +3,78 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from rollout.engine import Engine
-from services.records import Episode
+from services.heartbeat import Pulse
+from services.records import Episode, Version
+from services.store.store import Claim
 
 
 class Meter:
-    """Counts since the worker started, and rates since the previous snapshot."""
+    """Counts what the worker does; it becomes the engine's listener."""
 
-    def __init__(self) -> None:
-        self.updates = 0
-        """Weight updates loaded."""
-        self.failed = 0
-        """Episodes that a fault ended."""
-        self.refused = 0
-        """Finished episodes whose ticket somebody else had answered."""
-        self.episodes = 0
-        self.steps = 0
-        self.replays = 0
-        self._previous = (time.monotonic(), 0)
+    def __init__(self, name: str, engine: Engine, *, slots: int) -> None:
+        self._pulse = Pulse(name, "rollout")
+        self._meters = self._pulse.meters
+        self._engine = engine
+        self._meters("gagpo_rollout_slots").set(slots)
+        engine.listener = self.sampled
+
+    def sampled(self, prompt: int, response: int, seconds: float) -> None:
+        """One answer of the engine: its tokens, and how long it took."""
+        self._meters("gagpo_rollout_tokens_total", kind="prompt").inc(prompt)
+        self._meters("gagpo_rollout_tokens_total", kind="response").inc(response)
+        self._meters("gagpo_rollout_turn_seconds").observe(seconds)
+
+    def claimed(self, claims: list[Claim]) -> None:
+        """New tickets in hand."""
+        self._meters("gagpo_rollout_redeliveries_total").inc(sum(claim.attempt > 1 for claim in claims))
+
+    def started(self, claim: Claim) -> None:
+        """An episode begins; its ticket's entry in the stream tells when it was issued, by the clock of Redis."""
+        issued = int(claim.entry.partition("-")[0]) / 1000
+        self._meters("gagpo_rollout_queue_seconds").observe(max(0.0, time.time() - issued))
 
     def finished(self, episode: Episode, *, accepted: bool) -> None:
-        """Count one episode and what became of it."""
-        self.episodes += accepted
-        self.refused += not accepted
-        self.steps += len(episode.steps)
-        self.replays += episode.replays
+        """One episode and what became of it."""
+        meters = self._meters
+        meters("gagpo_rollout_episodes_total", outcome="accepted" if accepted else "refused").inc()
+        meters("gagpo_rollout_episode_ends_total", end=episode.end).inc()
+        meters("gagpo_rollout_env_steps_total").inc(len(episode.steps))
+        meters("gagpo_rollout_replays_total").inc(episode.replays)
+        meters("gagpo_rollout_episode_seconds").observe(episode.seconds)
+        meters("gagpo_rollout_episode_length_steps").observe(len(episode.steps))
+        self._pulse.progressed()
 
-    def snapshot(self, engine: Engine, *, slots: int, busy: int, held: int) -> dict[str, float]:
-        """Numbers only: they become gauges."""
-        now, tokens = time.monotonic(), engine.tokens_sampled
-        then, before = self._previous
-        self._previous = now, tokens
-        return {
-            "slots": slots, "slots_busy": busy, "tickets_held": held, "tokens_sampled": tokens,
-            "tokens_per_second": (tokens - before) / max(now - then, 1e-3), "episodes": self.episodes,
-            "episodes_failed": self.failed, "episodes_refused": self.refused, "env_steps": self.steps,
-            "replays": self.replays, "weight_updates": self.updates,
-            "version_incarnation": engine.version.incarnation, "version_step": engine.version.step,
-        }  # fmt: skip
+    def failed(self) -> None:
+        """A fault ended an episode."""
+        self._meters("gagpo_rollout_episodes_total", outcome="failed").inc()
+
+    def updated(self, seconds: float) -> None:
+        """New weights were loaded."""
+        self._meters("gagpo_rollout_update_seconds").observe(seconds)
+        self._pulse.progressed()
+
+    def fetches(self, version: Version) -> None:
+        """The worker is about to fetch and load `version`."""
+        self._pulse.doing(f"fetching weights {version.short}")
+
+    def beat(self, *, playing: int, held: int, pointer: Version | None) -> dict[str, Any]:
+        """For Store.beat. `pointer`: the current version."""
+        own, meters = self._engine.version, self._meters
+        meters("gagpo_rollout_tickets", state="playing").set(playing)
+        meters("gagpo_rollout_tickets", state="held").set(held)
+        meters("gagpo_rollout_version_incarnation").set(own.incarnation)
+        meters("gagpo_rollout_version_step").set(own.step)
+        if pointer is not None and pointer.incarnation == own.incarnation:
+            meters("gagpo_rollout_version_lag_steps").set(pointer.step - own.step)
+        self._pulse.holds(own.short)
+        return self._pulse.beat()
+
+    def waits(self, *, playing: int, held: int) -> None:
+        """What the driving loop has in hand when it goes to sleep."""
+        if playing:
+            self._pulse.doing("playing")
+        else:
+            self._pulse.doing("waits for a version" if held else "waits for tickets")

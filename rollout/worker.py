@@ -22,6 +22,7 @@ from rollout.episode import Player
 from rollout.meter import Meter
 from rollout.steering import Missing, may_start, next_version, wanted_elsewhere
 from services.errors import EnvFault, Fault, StoreFault
+from services.heartbeat import BEAT_S
 from services.logs import get_logger
 from services.records import Version
 from services.store.store import Claim, Store
@@ -29,7 +30,6 @@ from services.weights.pack import Packed
 
 POLL_S = 0.25
 RENEW_S = 5.0
-BEAT_S = 2.0
 STORE_S = 60.0
 FETCH_S = 300.0
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class RolloutWorker:
         self._pointer: tuple[Version, str] | None = None
         self._missing = Missing()
         self._wake = asyncio.Event()
-        self._meter = Meter()
+        self._meter = Meter(name, engine, slots=slots)
 
     async def run(self) -> None:
         """Works until cancelled. Raises the Fault that ended it."""
@@ -76,6 +76,7 @@ class RolloutWorker:
             self._start(group)
             if await self._follow():
                 continue
+            self._meter.waits(playing=len(self._playing), held=len(self._held))
             # Not wait_for: up to Python 3.11 it swallows a cancellation that meets the event.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL_S):
@@ -87,6 +88,7 @@ class RolloutWorker:
         room = min(self._slots - len(self._playing) - startable, self._slots - len(self._held))
         claims = await self._ask(self._store.claim, self._name, room) if room > 0 else []
         self._held |= {claim.ticket.id: claim for claim in claims}
+        self._meter.claimed(claims)
         # Read after the claim: whatever version a ticket was issued for is published by now.
         self._pointer = await self._ask(self._store.version)
 
@@ -98,6 +100,7 @@ class RolloutWorker:
             training = claim.ticket.exact_version is None
             if self._may_start(claim) and not (training and visiting and self._at_pointer()):
                 del self._held[claim.ticket.id]
+                self._meter.started(claim)
                 task = group.create_task(self._play(claim), name=claim.ticket.id)
                 self._playing[claim.ticket.id] = claim, task
 
@@ -110,13 +113,15 @@ class RolloutWorker:
         due = next_version(self._engine.version, pointer, playing, [c.ticket for c in self._held.values()])
         if due == self._engine.version or self._missing.pauses(due):
             return False
+        self._meter.fetches(due)
         async with asyncio.timeout(FETCH_S):
             packed = await self._fetch(due, path if due == pointer else "")
         if packed is not None:
             started = time.monotonic()
             await self._engine.update(due, packed.manifest, packed.buffer)
-            log.info("weights updated", version=due.short, seconds=time.monotonic() - started)
-            self._meter.updates += 1
+            seconds = time.monotonic() - started
+            log.info("weights updated", version=due.short, seconds=seconds)
+            self._meter.updated(seconds)
         elif due == pointer:
             log.warning("nobody has the current weights", version=due.short)
             self._missing.note(due)
@@ -142,7 +147,7 @@ class RolloutWorker:
             self._meter.finished(episode, accepted=verdict == "accepted")
         except EnvFault as fault:
             await self._fail(claim, f"{fault.boundary}: {fault}")
-            self._meter.failed += 1
+            self._meter.failed()
         finally:
             del self._playing[claim.ticket.id]
             self._wake.set()
@@ -158,9 +163,9 @@ class RolloutWorker:
                 del self._held[lost.ticket.id]
 
     async def _beat(self) -> None:
-        snapshot = self._meter.snapshot(
-            self._engine, slots=self._slots, busy=len(self._playing), held=len(self._held))  # fmt: skip
-        await self._ask(self._store.beat, self._name, snapshot)
+        pointer = self._pointer[0] if self._pointer else None
+        beat = self._meter.beat(playing=len(self._playing), held=len(self._held), pointer=pointer)
+        await self._ask(self._store.beat, self._name, beat)
 
     async def _every(self, seconds: float, act: Callable[[], Awaitable[None]]) -> None:
         while True:

@@ -185,6 +185,14 @@ class RaySection(Section):
     address: str | None = None
 
 
+class MetricsSection(Section):
+    """Where the driver serves the run's metrics."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=0, ge=0, le=65535)
+    """0: a free one, which the run's prometheus-targets.json names."""
+
+
 class Config(Section):
     """A whole run."""
 
@@ -202,6 +210,7 @@ class Config(Section):
     checkpoint: CheckpointSection = CheckpointSection()
     redis: RedisSection = RedisSection()
     ray: RaySection = RaySection()
+    metrics: MetricsSection = MetricsSection()
 
     @property
     def run_dir(self) -> Path:

@@ -55,10 +55,13 @@ class Pulse:
         if text != self._doing:
             self._doing, self._since = text, time.time()
 
-    def progressed(self, version: str | None = None) -> None:
-        """Something got done; `version`: the weights that are held now."""
+    def progressed(self) -> None:
+        """Something got done."""
         self._progress = time.time()
-        self._version = self._version if version is None else version
+
+    def holds(self, version: str) -> None:
+        """The weights that are held now."""
+        self._version = version
 
     def beat(self) -> dict[str, Any]:
         """For Store.beat."""

@@ -34,7 +34,7 @@ DIGITS = 5
 PLACES = ("name", "runs_dir", "seed", "model.path", "sft.enabled", "env.data", "env.servers", "env.urls",
           "env.max_sessions", "rollout.workers", "rollout.slots", "rollout.cpus", "rollout.gpus",
           "rollout.kv_cache_gb", "rollout.threads", "learner.ranks", "learner.cpus", "learner.gpus",
-          "learner.threads", "redis.url", "ray.address")
+          "learner.threads", "redis.url", "ray.address", "metrics.host", "metrics.port")
 """Keys that say where a run goes on, or that the experiment sets itself."""
 PACKAGES = ("gagpo", "torch", "transformers", "ray", "numpy")
 

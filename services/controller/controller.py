@@ -21,6 +21,7 @@ from typing import Any
 from services.config import Config
 from services.controller.evaluation import Evaluation, summarise
 from services.controller.supervise import Member, Supervisor
+from services.controller.telemetry import Telemetry, capacity
 from services.controller.tickets import EvalRequest, TrainTickets
 from services.errors import Fault
 from services.records import Drop, Episode, Version
@@ -62,6 +63,7 @@ class Controller:
     request: Callable[[Version], EvalRequest | None]
     hooks: Hooks
     clock: Callable[[], float] = time.monotonic
+    telemetry: Telemetry = field(default_factory=Telemetry)
     _evaluation: Evaluation | None = None
     _task_failures: Counter[str] = field(default_factory=Counter)
     _eval_done: int = -1
@@ -88,15 +90,13 @@ class Controller:
 
     def issue(self) -> None:
         """Whole groups, in order, while there is capacity; never more than the run will train."""
-        learner = self.config.learner
         counts = self.store.counts()
-        steps = counts.trained // learner.groups_per_step
-        capacity = min(steps + 1 + learner.staleness, self.config.steps) * learner.groups_per_step
+        limit = capacity(self.config, counts.trained)
         avoid = frozenset(t for t, n in self._task_failures.items() if n >= QUARANTINE_AFTER)
         index, dropped = counts.next_group, counts.dropped
-        while index - dropped < capacity:
+        while index - dropped < limit:
             group = self.tickets.group(index, dropped=dropped, avoid=avoid)
-            if not self.store.issue(self.lease, group, capacity=capacity):
+            if not self.store.issue(self.lease, group, capacity=limit):
                 return
             index += 1
 
@@ -105,6 +105,7 @@ class Controller:
         for failed in self.store.failed_groups():
             self.hooks.dropped(failed, self.store.episodes(failed.group))
             self.store.drop(self.lease, failed)
+            self.telemetry.dropped(failed.reason)
             self.hooks.note(f"dropped {failed.group} ({failed.task}): {failed.reason}")
             if failed.group.startswith("eval/"):
                 if self._evaluation is not None:
@@ -149,15 +150,18 @@ class Controller:
             raise Fault(f"evaluation {evaluation.request.label}: every one of its groups was dropped")
         summary = summarise(evaluation.request, episodes, dropped=evaluation.dropped, task_type=self.hooks.task_type)
         self.hooks.evaluated(summary, episodes)
+        self.telemetry.evaluated(summary)
         return summary
 
     def watch(self) -> None:
         """Raises Fault, naming the loop that is stuck, when nothing in the store has changed for 15 minutes."""
         counts = self.store.counts()
         remaining = self._evaluation.remaining if self._evaluation else 0
-        signature = (counts, remaining, self.store.version())
+        pointer = self.store.version()
+        signature = (counts, remaining, pointer)
         if signature != self._signature:
             self._signature, self._moved_at = signature, self.clock()
+            self._tell(pointer[0].short if pointer else "")
             return
         if self.clock() - self._moved_at < STALL_S:
             return
@@ -168,6 +172,14 @@ class Controller:
         else:
             stuck = "the learner: it neither trains nor publishes"
         raise Fault(f"no progress for {STALL_S:.0f} s in {stuck}")
+
+    def _tell(self, version: str) -> None:
+        self.telemetry.moved(version)
+        if self._evaluation is None:
+            self.telemetry.state("training", "waits for the learner to take groups")
+        else:
+            left, label = self._evaluation.remaining, self._evaluation.request.label
+            self.telemetry.state("evaluating", f"evaluates {label}: waits for {left} groups")
 
     def evaluate_now(self, requests: list[EvalRequest]) -> list[dict[str, Any]]:
         """Runs `requests` one after the other to their end, outside training; their summaries in order."""

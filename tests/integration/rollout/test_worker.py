@@ -15,6 +15,7 @@ from envservice.client import EnvClient
 from rollout.engine import Engine
 from rollout.episode import Limits, Player
 from rollout.worker import RolloutWorker
+from services.heartbeat import decode
 from services.logs import configure_logs
 from services.records import Ticket, Version
 from services.seeds import seed_for
@@ -95,6 +96,12 @@ async def until(world: SimpleNamespace, condition, worker: asyncio.Task) -> None
             await asyncio.sleep(0.02)
 
 
+def counted(world: SimpleNamespace, name: str, **labels: str) -> float | None:
+    """What the worker's last heartbeat says."""
+    samples = decode(world.store.beats())["rollout-0"].metrics[name]
+    return next((value for _, found, value in samples if found == labels), None)
+
+
 @pytest.fixture
 def world(sampler: Engine, store, redis_url, run_name, serve_toy, tiny_model) -> SimpleNamespace:
     server, url = serve_toy()
@@ -110,8 +117,10 @@ async def test_claims_plays_and_completes_groups(world):
         issue(world.store, world.lease, group, min_step=1)
     async with working(world) as worker:
         await until(world, lambda: len(world.store.ready("train")) == 3, worker)
-        beats = await asyncio.to_thread(world.store.beats)
-        assert beats["rollout-0"]["slots"] == 4
+        await until(world, lambda: counted(world, "gagpo_rollout_episodes_total", outcome="accepted") == 12, worker)
+        assert counted(world, "gagpo_rollout_slots") == 4
+        assert counted(world, "gagpo_rollout_version_lag_steps") == 0
+        assert counted(world, "gagpo_rollout_tokens_total", kind="prompt") > 0
     episodes = [episode for group in ("train/0", "train/1", "train/2") for episode in world.store.episodes(group)]
     assert len(episodes) == 12
     for episode in episodes:

@@ -1,0 +1,52 @@
+"""A run's eyes: the controller's heartbeat, the endpoint of all metrics, and the file that leads Prometheus to them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from deploy.run_folder import RunFolder
+from deploy.topology import Topology
+from services.controller.telemetry import Telemetry
+from services.exposition import serving
+from services.heartbeat import Beating, decode
+from services.store.store import Store
+
+READ_S = 5.0
+"""Of one read for a scrape; Prometheus gives up after ten."""
+
+
+@contextmanager
+def monitoring(parts: Topology, telemetry: Telemetry, folder: RunFolder, *,
+               note: Callable[[str], object]) -> Iterator[None]:
+    """While the block goes on. Raises UserError where metrics.host and metrics.port cannot be taken."""
+    config = parts.config
+    store = Store(parts.store_url, parts.run, timeout_s=READ_S)
+    with serving(lambda: decode(store.beats()), host=config.metrics.host, port=config.metrics.port) as address:
+        _write(folder.targets, target_groups(config.name, address, parts.env_urls))
+        note(f"metrics on http://{address}/metrics")
+        try:
+            with Beating(telemetry.pulse, store.beat, fill=lambda: telemetry.fill(store, config, parts.supervisor)):
+                yield
+        finally:
+            folder.targets.unlink(missing_ok=True)
+
+
+def target_groups(run: str, address: str, env_urls: Sequence[str]) -> list[dict[str, object]]:
+    """Prometheus' file_sd: the driver's endpoint first, then the environment servers, by scheme."""
+    groups: list[dict[str, object]] = [{"targets": [address], "labels": {"run": run, "source": "driver"}}]
+    for scheme in ("http", "https"):
+        targets = [urlsplit(url).netloc for url in env_urls if urlsplit(url).scheme == scheme]
+        if targets:
+            groups.append({"targets": targets, "labels": {
+                "run": run, "source": "environment", "__scheme__": scheme}})
+    return groups
+
+
+def _write(path: Path, groups: list[dict[str, object]]) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(groups, indent=1) + "\n")
+    temporary.replace(path)

@@ -1,0 +1,84 @@
+"""What the controller's heartbeat says: of itself, and of the store, which is nobody's process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from services.config import Config
+from services.controller.supervise import Supervisor
+from services.heartbeat import Pulse
+from services.metric_names import CATALOGUE
+from services.store.store import Counts, Store
+
+CLASSES = (
+    ("env: ", "env"), ("engine: ", "engine"), ("nobody has the weights", "weights_gone"), ("over-age", "over_age"),
+    ("uniform reward", "uniform_reward"), ("worker", "worker_lost"))
+"""How the reason of a drop begins, and its class."""
+
+
+def reason_class(reason: str) -> str:
+    """One of services.metric_names.DROP_REASONS."""
+    return next((name for start, name in CLASSES if reason.startswith(start)), "other")
+
+
+def capacity(config: Config, trained: int) -> int:
+    """Training groups that may be issued and not dropped: never more than the run will train."""
+    learner = config.learner
+    steps = trained // learner.groups_per_step
+    return min(steps + 1 + learner.staleness, config.steps) * learner.groups_per_step
+
+
+class Telemetry:
+    """Wraps the pulse of the controller; what it is told is thread-safe."""
+
+    def __init__(self) -> None:
+        self.pulse = Pulse("controller", "controller")
+        self.state("starting", "starting")
+
+    def state(self, name: str, doing: str) -> None:
+        """What the controller does now, in one of the declared words and in its own."""
+        states = CATALOGUE["gagpo_controller_state"].labels["state"]
+        assert isinstance(states, tuple)
+        for state in states:
+            self.pulse.meters("gagpo_controller_state", state=state).set(state == name)
+        self.pulse.doing(doing)
+
+    def moved(self, version: str) -> None:
+        """Some count of the store has changed. `version`: the current one's short name."""
+        self.pulse.progressed()
+        self.pulse.holds(version)
+        self.pulse.meters("gagpo_controller_progress_timestamp_seconds").set_to_current_time()
+
+    def dropped(self, reason: str) -> None:
+        """A group was dropped here."""
+        self.pulse.meters("gagpo_groups_dropped_total", reason=reason_class(reason)).inc()
+
+    def evaluated(self, summary: Mapping[str, Any]) -> None:
+        """One line of evaluations.jsonl."""
+        meters = self.pulse.meters
+        meters("gagpo_eval_step").set(summary["step"])
+        meters("gagpo_eval_episode_length_steps").set(summary["episode_length"])
+        meters("gagpo_eval_success_ratio", task_type="all").set(summary["success_rate"])
+        for task_type, rate in summary["success_by_type"].items():
+            meters("gagpo_eval_success_ratio", task_type=task_type).set(rate)
+
+    def fill(self, store: Store, config: Config, supervisor: Supervisor) -> None:
+        """Before a heartbeat: the counts of the store, which other processes move too."""
+        counts, backlog, meters = store.counts(), store.backlog(), self.pulse.meters
+        meters.follow("gagpo_store_groups_issued_total", counts.issued)
+        meters.follow("gagpo_store_groups_trained_total", counts.trained)
+        meters.follow("gagpo_store_groups_dropped_total", counts.dropped)
+        meters.follow("gagpo_controller_restarts_total", supervisor.total_restarts)
+        meters("gagpo_store_groups_ready", kind="train").set(counts.ready_groups)
+        meters("gagpo_store_groups_ready", kind="eval").set(counts.ready_eval)
+        meters("gagpo_store_tickets", state="waiting").set(backlog.waiting)
+        meters("gagpo_store_tickets", state="claimed").set(backlog.claimed)
+        meters("gagpo_store_oldest_ticket_age_seconds").set(backlog.oldest_s)
+        meters("gagpo_store_retained_bytes").set(backlog.retained_bytes)
+        meters("gagpo_controller_capacity_groups").set(free_capacity(config, counts))
+
+
+def free_capacity(config: Config, counts: Counts) -> int:
+    """Training groups that may be issued now."""
+    return max(0, capacity(config, counts.trained) - counts.issued + counts.dropped)

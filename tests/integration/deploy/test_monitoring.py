@@ -1,0 +1,115 @@
+"""The endpoint of a run over real Redis and real HTTP, as Prometheus and `gagpo status` read it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from deploy import command_status
+from deploy.monitoring import monitoring
+from deploy.run_folder import RunFolder
+from deploy.topology import Topology
+from services.config_file import dump_config, load_config
+from services.controller.supervise import Supervisor
+from services.controller.telemetry import Telemetry
+from services.errors import UserError
+from services.exposition import serving
+from services.heartbeat import Pulse, decode
+from services.records import Ticket
+from services.store.redis_server import private_redis
+from services.store.store import Store
+
+URLS = ("http://127.0.0.1:8100", "https://env.example:8443")
+DEADLINE_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def redis_url(tmp_path_factory):
+    with private_redis(tmp_path_factory.mktemp("redis")) as url:
+        yield url
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    dump_config(load_config("alfworld-tiny", ()), tmp_path / "config.yaml")
+    return RunFolder(tmp_path)
+
+
+@pytest.fixture
+def parts(redis_url: str, folder: RunFolder) -> Topology:
+    run = f"run-{time.monotonic_ns()}"
+    return Topology(
+        config=load_config(folder.config_file), run=run, folder=folder.path, store=Store(redis_url, run),
+        store_url=redis_url, env_urls=URLS, weights=None, weights_name="", supervisor=Supervisor(print))
+
+
+def issue(store: Store) -> None:
+    lease = store.acquire("controller", "test")
+    store.issue(lease, [Ticket(group="train/0", k=k, size=2, task="toy/train/a", seed=k, kind="train", temperature=1.0,
+                               max_steps=5) for k in range(2)], capacity=8)
+
+
+def scrape(address: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    reply = httpx.get(f"http://{address}/metrics", timeout=10)
+    assert reply.status_code == 200
+    return {(sample.name, frozenset(sample.labels.items())): sample.value
+            for family in text_string_to_metric_families(reply.text) for sample in family.samples}
+
+
+def until(address: str, name: str, value: float, **labels: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while (found := scrape(address).get((name, frozenset(labels.items())))) != value:
+        assert time.monotonic() < deadline, f"{name} is {found}, not {value}"
+        time.sleep(0.2)
+
+
+def test_workers_are_shown_while_they_beat_and_the_store_beside_them(parts: Topology, folder: RunFolder, capsys):
+    issue(parts.store)
+    assert len(parts.store.claim("rollout-0", 1)) == 1
+    for name, ttl_s, steps in (("rollout-0", 60.0, 3), ("rollout-1", 3.0, 4)):
+        pulse = Pulse(name, "rollout")
+        pulse.doing("waits for tickets")
+        pulse.meters("gagpo_rollout_env_steps_total").inc(steps)
+        parts.store.beat(name, pulse.beat(), ttl_s=ttl_s)
+    notes: list[str] = []
+    with monitoring(parts, Telemetry(), folder, note=notes.append):
+        groups = json.loads(folder.targets.read_text())
+        (address,) = groups[0]["targets"]
+        assert notes == [f"metrics on http://{address}/metrics"]
+        assert [(group["targets"], group["labels"].get("__scheme__")) for group in groups[1:]] == [
+            (["127.0.0.1:8100"], "http"), (["env.example:8443"], "https")]
+        until(address, "gagpo_rollout_env_steps_total", 3, worker="rollout-0")
+        until(address, "gagpo_rollout_env_steps_total", 4, worker="rollout-1")
+        until(address, "gagpo_store_tickets", 1, worker="controller", state="waiting")
+        until(address, "gagpo_store_tickets", 1, worker="controller", state="claimed")
+        until(address, "gagpo_store_groups_issued_total", 1, worker="controller")
+        assert 0 < scrape(address)[
+            "gagpo_store_oldest_ticket_age_seconds", frozenset({("worker", "controller")})] < DEADLINE_S
+        assert httpx.get(f"http://{address}/", timeout=10).status_code == 404
+        time.sleep(3.0)
+        workers = {dict(labels)["worker"] for _, labels in scrape(address)}
+        assert workers == {"rollout-0", "controller"}, "a dead worker leaves no series"
+        beats = command_status.read_beats(folder.path)
+        assert [line.split()[0] for line in command_status.table(beats)[1:]] == ["controller", "rollout-0", "store:"]
+        assert "waits for tickets" in "\n".join(command_status.table(beats))
+    assert not folder.targets.exists()
+    assert command_status.read_beats(folder.path) == {}
+    assert capsys.readouterr().err == ""
+
+
+def test_a_store_that_stays_away_fails_the_scrape():
+    away = Store("redis://127.0.0.1:1/0", "run", timeout_s=0.2)
+    with serving(lambda: decode(away.beats()), host="127.0.0.1", port=0) as address:
+        assert httpx.get(f"http://{address}/metrics", timeout=30).status_code == 503
+
+
+def test_a_port_that_is_taken_is_the_users_to_change():
+    with serving(dict, host="127.0.0.1", port=0) as address:
+        port = int(address.rpartition(":")[2])
+        with pytest.raises(UserError, match=r"metrics\.port"), serving(dict, host="127.0.0.1", port=port):
+            pass

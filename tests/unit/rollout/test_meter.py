@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from rollout.meter import Meter
+from services.heartbeat import decode
+from services.records import Episode, Ticket, Version
+from services.store.store import Claim
+
+TICKET = Ticket(group="train/0", k=0, size=2, task="toy/train/a", seed=1, kind="train", temperature=1.0, max_steps=5)
+CLAIM = Claim(ticket=TICKET, attempt=2, entry="1000-0", worker="rollout-0")
+
+
+def test_a_heartbeat_says_what_the_worker_did():
+    engine = SimpleNamespace(version=Version(incarnation=2, step=3, digest="d" * 16), listener=None)
+    meter = Meter("rollout-0", engine, slots=4)  # pyright: ignore[reportArgumentType]  # an engine is vLLM
+    engine.listener(40, 8, 0.3)
+    meter.claimed([CLAIM])
+    meter.started(CLAIM)
+    meter.finished(Episode(ticket=TICKET, steps=[], won=True, end="won", worker="rollout-0", attempt=2, seconds=2.0,
+                           engine="toy 1", replays=1), accepted=True)
+    meter.failed()
+    meter.updated(0.4)
+    meter.waits(playing=0, held=1)
+    said = meter.beat(playing=0, held=1, pointer=Version(incarnation=2, step=5))
+    beat = decode({"rollout-0": said})["rollout-0"]
+    assert (beat.role, beat.doing, beat.version) == ("rollout", "waits for a version", engine.version.short)
+    assert beat.progress > 0
+
+    def of(name: str, **labels: str) -> float | None:
+        return next(value for sample, found, value in beat.metrics[name]
+                    if found == labels and not sample.endswith("_sum"))
+
+    assert of("gagpo_rollout_tokens_total", kind="prompt") == 40
+    assert of("gagpo_rollout_tokens_total", kind="response") == 8
+    assert of("gagpo_rollout_redeliveries_total") == 1
+    assert of("gagpo_rollout_episodes_total", outcome="accepted") == 1
+    assert of("gagpo_rollout_episodes_total", outcome="failed") == 1
+    assert of("gagpo_rollout_episode_ends_total", end="won") == 1
+    assert of("gagpo_rollout_replays_total") == 1
+    assert of("gagpo_rollout_update_seconds") == 1
+    assert of("gagpo_rollout_version_lag_steps") == 2
+    assert of("gagpo_rollout_tickets", state="held") == 1
+    assert of("gagpo_rollout_queue_seconds", le="+Inf") == 1
