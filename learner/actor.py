@@ -14,6 +14,7 @@ import ray
 from learner.publisher import Publisher
 from services.config import Config
 from services.errors import DeadlineExceeded, LeaseLost
+from services.heartbeat import Beating, Pulse
 from services.logs import life_of
 from services.packages import check_one_installation
 from services.records import Version
@@ -90,12 +91,13 @@ class LearnerRank:
                     raise DeadlineExceeded(f"the evaluation of step {replaced.step} took over {EVALUATION_S:.0f} s")
                 time.sleep(0.2)
 
+        beating = Beating(Pulse("learner-0", "learner"), Store(self._store_url, self._run).beat)
         TrainingLoop(
             config=config, learner=learner, store=store, lease=lease,
             publish=publisher.publish, before_publish=before_publish,
             archive=stack.enter_context(EpisodeArchive(config.run_dir / "episodes")),
             checkpoints=Checkpoints(config.run_dir / "checkpoints", config.checkpoint.keep),
-            metrics=config.run_dir / "metrics.jsonl", check=check,
+            metrics=config.run_dir / "metrics.jsonl", check=check, pulse=stack.enter_context(beating),
         ).run()
         learner.export(config.run_dir / "model")
 
