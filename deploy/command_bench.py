@@ -17,6 +17,7 @@ BENCHES = {
     "alfworld": "deploy.bench.alfworld",
     "credit": "deploy.bench.credit",
     "env-service": "deploy.bench.env_service",
+    "explore": "deploy.bench.explore",
     "rollout": "deploy.bench.rollout",
     "webshop": "deploy.bench.webshop",
 }

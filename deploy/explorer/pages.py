@@ -112,12 +112,18 @@ def episode(run: Run, found: Group, member: Episode) -> dict[str, Any]:
 def _row(run: Run, found: Group, step: StepView) -> Row:
     visits = found.visits.get(step.state, []) if step.state is not None else []
     learner = step.learner_logprobs
-    pieces = [Piece(run.piece(token), logprob, None if learner is None else math.exp(learner[i] - logprob))
+    pieces = [Piece(run.piece(token), logprob, None if learner is None else _ratio(learner[i], logprob))
               for i, (token, logprob) in enumerate(zip(step.tokens, step.logprobs, strict=True))]
     return Row(
         step=step, pieces=pieces, response=run.text(step.tokens) or "".join(piece.text for piece in pieces),
         prompt=None if step.prompt_ids is None else run.text(step.prompt_ids),
         alternatives=alternatives(visits, step), visits=len(visits), episodes=len({visit.k for visit in visits}))
+
+
+def _ratio(learner: float, sampler: float) -> float | None:
+    """None where a logprob is not finite."""
+    difference = learner - sampler
+    return math.exp(min(difference, 50.0)) if math.isfinite(difference) else None
 
 
 def alternatives(visits: Sequence[Visit], own: StepView | None = None) -> list[Alternative]:
@@ -150,6 +156,9 @@ def credit_file(found: Group) -> str:
 
 def command(run: Run, found: Group) -> str | None:
     """`gagpo credit` on the exported group; None where it was not trained on, or its credit needs more than texts."""
-    if not found.has_credit or run.credit.estimator == "ppo":
+    from learner.credit.registry import estimator
+
+    chosen = estimator(run.credit.estimator)
+    if not found.has_credit or chosen.needs_critic or chosen.needs_tokens:
         return None
     return shlex.join(["gagpo", "credit", credit_file(found), *credit_options(run.credit), "--table"])

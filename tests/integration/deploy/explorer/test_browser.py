@@ -1,0 +1,146 @@
+"""The explorer in a real browser: Debian's chromium without a window, driven through chromedriver."""
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("selenium", reason="selenium is not installed")
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="apt-get install chromium chromium-driver")
+MAKER = Path(__file__).parents[3] / "unit/deploy/explorer/explorer_run.py"
+EPISODE = "/toy/episode/step-00000001/0/train/00000100"
+
+
+def make_run(folder, **options):
+    spec = importlib.util.spec_from_file_location("explorer_run", MAKER)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.make_run(folder, **options)
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    """The command itself, over two runs."""
+    folder = tmp_path_factory.mktemp("explored")
+    runs = [str(make_run(folder / "toy")), str(make_run(folder / "other", steps=2, estimator="gagpo_loo"))]
+    process = subprocess.Popen([sys.executable, "-m", "deploy.cli", "explore", *runs, "--port", "0"], text=True,
+                               stdout=subprocess.PIPE)
+    try:
+        lines = [process.stdout.readline() for _ in range(3)]
+        yield re.search(r"(http://\S+?)/?$", lines[-1].strip())[1]
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    driver.set_page_load_timeout(30)
+    driver.set_window_size(1280, 900)
+    yield driver
+    driver.quit()
+
+
+def complaints(browser):
+    return [entry["message"] for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+
+
+def until(condition, seconds=10.0):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.05)
+    raise AssertionError("it did not happen in time")
+
+
+def press(browser, keys):
+    browser.find_element(By.TAG_NAME, "body").send_keys(keys)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("path", [
+    "/", "/toy/groups", "/toy/evaluations", "/toy/group/step-00000001/train/00000100?k=0", EPISODE,
+    "/task?id=toy/train/a-100", "/nowhere"])
+def test_a_page_loads_without_a_complaint_and_without_scrolling_sideways(browser, address, path, width):
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
+                            {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 600})
+    complaints(browser)
+    browser.get(address + path)
+    said = [text for text in complaints(browser) if not (path == "/nowhere" and "404" in text)]
+    assert said == []
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    assert "owned" not in browser.title
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_from_the_curves_to_the_step_that_lost_an_episode(browser, address):
+    """As someone new does it: groups whose returns differ, the widest first, a lost episode, its verdict."""
+    browser.get(address)
+    browser.find_element(By.LINK_TEXT, "widest spread").click()
+    spreads = [float(row.find_elements(By.TAG_NAME, "td")[5].text)
+               for row in browser.find_elements(By.CSS_SELECTOR, "tr[data-row]")]
+    assert spreads == sorted(spreads, reverse=True)
+    browser.find_element(By.CSS_SELECTOR, "tr[data-row] a").click()
+    lost = next(row for row in browser.find_elements(By.CSS_SELECTOR, ".episodes tr[data-row]")
+                if "out of turns" in row.text)
+    lost.find_element(By.CSS_SELECTOR, "td a").click()
+    verdict = browser.find_element(By.CSS_SELECTOR, ".verdict").text
+    step = re.search(r"Where it was lost: step (\d+)", verdict)[1]
+    worst = browser.find_element(By.CSS_SELECTOR, ".step.worst")
+    assert worst.get_attribute("id") == f"step-{step}"
+    deltas = [float(cell.text.replace("−", "-")) for cell in browser.find_elements(By.CSS_SELECTOR, "[data-name=δ]")]
+    assert float(worst.find_element(By.CSS_SELECTOR, "[data-name=δ]").text.replace("−", "-")) == min(deltas)
+
+
+def test_filters_narrow_the_list_and_the_address_holds_them(browser, address):
+    browser.get(f"{address}/toy/groups")
+    browser.find_element(By.NAME, "task").send_keys("a-30")
+    browser.find_element(By.CSS_SELECTOR, ".filters button").click()
+    until(lambda: "task=a-30" in browser.current_url)
+    assert [row.text.split()[1] for row in browser.find_elements(By.CSS_SELECTOR, "tr[data-row]")] == ["train/00000300"]
+
+
+def test_the_keys_move_through_steps_and_pages(browser, address):
+    browser.get(address + EPISODE)
+    press(browser, "jj")
+    until(lambda: browser.current_url.endswith("#step-1"))
+    press(browser, "k")
+    until(lambda: browser.current_url.endswith("#step-0"))
+    press(browser, "n")
+    until(lambda: "/step-00000001/1/" in browser.current_url)
+    press(browser, "?")
+    until(lambda: browser.find_element(By.ID, "keys").is_displayed())
+    press(browser, Keys.ESCAPE)
+    press(browser, "g")
+    until(lambda: browser.current_url.endswith("/toy/groups"))
+    press(browser, "j" + Keys.ENTER)
+    until(lambda: "/toy/group/" in browser.current_url)
+
+
+def test_a_deep_link_opens_at_its_step_and_a_prompt_folds_out(browser, address):
+    browser.get(f"{address}{EPISODE}#step-1")
+    assert "at" in browser.find_element(By.ID, "step-1").get_attribute("class").split()
+
+
+def test_the_pointer_reads_values_off_a_curve(browser, address):
+    browser.get(address)
+    chart = browser.find_elements(By.CSS_SELECTOR, "figure.chart")[1]
+    webdriver.ActionChains(browser).move_to_element(chart.find_element(By.TAG_NAME, "svg")).perform()
+    assert "toy success_rate 0.2" in until(lambda: chart.find_element(By.CSS_SELECTOR, ".readout").text.strip())  # noqa: PLW0108 found anew each time

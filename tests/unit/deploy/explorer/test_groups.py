@@ -1,0 +1,88 @@
+"""What the pages show of a group is what `gagpo credit` says of it; archives of the first format stay readable."""
+
+import json
+import shlex
+import shutil
+
+import pyarrow.parquet as pq
+import pytest
+from explorer_run import make_run
+
+from deploy.cli import main
+from deploy.explorer import pages
+from deploy.explorer.groups import NEWER, credit_input
+from deploy.explorer.runs import open_runs
+
+CREDITS = {
+    "gagpo": {}, "cut": {"bootstrap": True, "lam": 0.5, "gamma": 0.9}, "batch": {"normalize": "batch"},
+    "loo": {"estimator": "gagpo_loo", "prior": 1.0}, "prompt": {"state_key": "prompt"},
+    "folded": {"state_key": "normalized", "ddof": 0, "penalty": 0.3}, "grpo": {"estimator": "grpo"},
+    "gigpo": {"estimator": "gigpo", "mode": "mean_norm", "penalty_mode": "reward"}, "raw": {"normalize": "none"}}
+
+
+@pytest.mark.parametrize("name", CREDITS)
+def test_the_numbers_of_the_episode_page_are_those_of_gagpo_credit(name, tmp_path, monkeypatch, capsys):
+    """By the very file and the very command that the page gives."""
+    run, = open_runs([make_run(tmp_path / name, steps=2, **CREDITS[name])])
+    for entry in run.groups():
+        if entry.outcome != "trained":
+            continue
+        group = run.group(entry.file, entry.group)
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / pages.credit_file(group)).write_text(json.dumps(credit_input(group, run.credit)))
+        words = shlex.split(pages.command(run, group))
+        assert words[-1] == "--table"
+        assert main([*words[1:-1], "--json"]) == 0
+        said = json.loads(capsys.readouterr().out)
+        for i, episode in enumerate(group.episodes):
+            page = pages.episode(run, group, episode)
+            shown = [row.step for row in page["rows"]]
+            assert [step.ret for step in shown] == said["returns"][i]
+            assert [step.raw for step in shown] == said["raw_advantages"][i]
+            if said["deltas"] is not None:
+                assert [step.delta for step in shown] == said["deltas"][i]
+            if run.credit.normalize != "batch":
+                assert [step.advantage for step in shown] == said["advantages"][i]
+            if said["values"] is not None and all(step.value is not None for step in shown):
+                counts = sorted(row.visits for row in page["rows"])
+                assert counts[-1] <= max(count for _, count in said["values"].values())
+
+
+def test_the_costliest_step_is_the_lowest_delta_and_the_better_action_is_from_the_same_state(run_folder):
+    run, = open_runs([run_folder])
+    for entry in run.groups():
+        group = run.group(entry.file, entry.group)
+        for episode in group.episodes:
+            page = pages.episode(run, group, episode)
+            deltas = [step.delta for step in episode.steps]
+            if deltas[0] is None or min(deltas) >= 0:
+                assert page["worst"] is None
+                continue
+            assert page["worst"].delta == min(deltas)
+            if page["better"] is not None:
+                assert {visit.step.state for visit in page["better"].visits} == {page["worst"].state}
+                assert page["better"].mean_return > page["worst"].ret
+
+
+def test_ratios_are_of_the_learners_logprobs_and_the_last_row_shows_what_came_of_it(run_folder):
+    run, = open_runs([run_folder])
+    group = run.group("step-00000001", "train/00000100")
+    rows = pages.episode(run, group, group.episodes[0])["rows"]
+    assert group.missing == ()
+    assert all(piece.ratio == pytest.approx(1.01005, abs=1e-4) for row in rows for piece in row.pieces)
+    assert [row.step.result for row in rows][-1] == "It is over."
+    assert rows[0].step.result == rows[1].step.observation
+    assert len(rows[0].step.prompt_ids) == rows[0].step.num_prompt
+
+
+def test_an_archive_of_the_first_format_is_read_and_says_what_it_lacks(run_folder, tmp_path):
+    shutil.copytree(run_folder, tmp_path / "old")
+    for path in (tmp_path / "old/episodes").iterdir():
+        table = pq.read_table(path)
+        pq.write_table(table.drop_columns(list(NEWER)), path)
+    run, = open_runs([tmp_path / "old"])
+    group = run.group("step-00000001", "train/00000100")
+    assert group.missing == NEWER
+    row = pages.episode(run, group, group.episodes[0])["rows"][0]
+    assert (row.step.raw, row.prompt, row.pieces[0].ratio) == (None, None, None)
+    assert row.step.advantage is not None

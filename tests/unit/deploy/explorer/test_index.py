@@ -1,0 +1,103 @@
+"""The index: what it knows of groups, that it follows a run, and that it reads no more than it must."""
+
+import shutil
+from collections import Counter
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from explorer_run import make_run
+
+from deploy.explorer.index import Index, kind_of
+from deploy.explorer.lists import Choice, choose, matrix
+from deploy.explorer.runs import open_runs
+from services.errors import UserError
+
+
+def test_an_entry_says_what_its_rows_say(run_folder):
+    index = Index(run_folder)
+    index.refresh()
+    entry = index.find("step-00000002", "train/00000201")
+    rows = [row for row in pq.read_table(run_folder / "episodes/step-00000002.parquet").to_pylist()
+            if row["group"] == "train/00000201"]
+    returns = [sum(row["reward"] for row in rows if row["k"] == k) for k in range(4)]
+    counts = Counter(row["state_key"] for row in rows)
+    assert (entry.step, entry.episodes, entry.steps, entry.kind) == (2, 4, len(rows), "b")
+    assert entry.won == returns.count(10.0)
+    assert (entry.mean_return, entry.spread) == (np.mean(returns), np.std(returns))
+    assert entry.singletons == list(counts.values()).count(1) / len(rows)
+    assert entry.invalid == sum(not row["valid"] for row in rows) / len(rows)
+
+
+def test_it_follows_what_comes_changes_and_goes_and_a_second_one_reads_the_cache(tmp_path, monkeypatch):
+    run = make_run(tmp_path / "run", steps=2)
+    episodes, aside = run / "episodes", tmp_path / "aside.parquet"
+    shutil.move(episodes / "step-00000002.parquet", aside)
+    index = Index(run)
+    index.refresh()
+    before = len(index.groups())
+    shutil.copy(aside, episodes / "step-00000002.parquet")
+    index.refresh()
+    assert len(index.groups()) == before + 2
+    shutil.copy(aside, episodes / "step-00000001.parquet")
+    index.refresh()
+    assert index.find("step-00000001", "train/00000100") is None
+    assert index.find("step-00000001", "train/00000200") is not None
+    (episodes / "step-00000001.parquet").unlink()
+    index.refresh()
+    assert len(index.groups()) == before
+    monkeypatch.setattr("deploy.explorer.index.index_file", lambda path: pytest.fail(f"{path} was read again"))
+    again = Index(run)
+    again.refresh()
+    assert again.groups() == index.groups()
+
+
+def test_a_damaged_cache_and_a_folder_that_cannot_be_written_do_no_harm(tmp_path):
+    run = make_run(tmp_path / "run", steps=1)
+    (run / ".explorer").write_text("in the way")
+    index = Index(run)
+    index.refresh()
+    (run / ".explorer").unlink()
+    (run / ".explorer").mkdir()
+    for path in (run / "episodes").iterdir():
+        (run / ".explorer" / f"{path.name}.json").write_text("{")
+    again = Index(run)
+    again.refresh()
+    assert again.groups() == index.groups() != []
+    assert not list((run / ".explorer").glob("*.tmp"))
+
+
+def test_lists_are_sorted_filtered_and_paged(run_folder):
+    run, = open_runs([run_folder])
+    entries = run.groups()
+    spread = [entry.spread for entry in choose(entries, Choice(sort="spread", descending=True)).entries]
+    assert spread == sorted(spread, reverse=True)
+    found = choose(entries, Choice(outcome="trained", kind="a", first=2, last=3, page=7))
+    assert {(entry.step, entry.kind) for entry in found.entries} == {(2, "a"), (3, "a")}
+    assert (found.page, found.pages) == (1, 1)
+    assert [entry.task for entry in choose(entries, Choice(task="A-30")).entries] == ["toy/train/a-300"]
+
+
+def test_the_matrix_has_a_cell_for_each_task_and_evaluation_with_its_episodes(run_folder):
+    run, = open_runs([run_folder])
+    found = matrix(run.evaluations, run.groups())
+    assert [column.title for column in found.columns] == ["step 0 T=1", "step 3 T=1"]
+    assert [(line.task, line.kind) for line in found.lines] == [("toy/train/a-900", "a"), ("toy/train/b-901", "b")]
+    assert all((column.file, line.task) in found.groups for column in found.columns for line in found.lines)
+
+
+@pytest.mark.parametrize(("task", "kind"), [
+    ("alfworld/train/pick_heat_then_place_in_recep-Mug-None-11/trial_T2019", "pick_heat_then_place_in_recep"),
+    ("alfworld-gen/heldout/pick-0000", "pick"), ("webshop/test/1234", ""), ("hotpot", "hotpot")])
+def test_a_tasks_type_is_in_its_name(task, kind):
+    assert kind_of(task) == kind
+
+
+def test_what_is_no_run_is_said_in_one_line(tmp_path):
+    for folder in ("missing", "empty"):
+        with pytest.raises(UserError):
+            open_runs([tmp_path / folder])
+        (tmp_path / "empty").mkdir(exist_ok=True)
+    (tmp_path / "empty/config.yaml").write_text("name: x\n")
+    with pytest.raises(UserError, match="neither episodes nor metrics"):
+        open_runs([tmp_path / "empty"])
