@@ -52,14 +52,9 @@ ENVIRONMENT = (
     _declare("environment", "counter", "env_resets_total", "Episodes started."),
     _declare("environment", "counter", "env_steps_total", "Steps answered, repeated ones included."),
     _declare("environment", "counter", "env_replays_total", "Sessions rebuilt from their actions."),
-    _declare("environment", "counter", "env_sessions_expired_total", "Sessions dropped because they were idle."),
     _declare("environment", "counter", "env_errors_total", "Refused requests and elements.", type=32),
     _declare("environment", "gauge", "env_sessions", "Live sessions."),
     _histogram("environment", "env_request_seconds", ENGINE_BUCKETS, "Whole requests, by route.", route=8),
-    _histogram("environment", "env_reset_seconds", ENGINE_BUCKETS, "Starting one episode.", environment=4),
-    _histogram("environment", "env_step_seconds", ENGINE_BUCKETS, "One step of a live session.", environment=4),
-    _histogram("environment", "env_replay_seconds", ENGINE_BUCKETS,
-               "One step whose session had to be rebuilt first.", environment=4),
 )
 ROLLOUT = (
     _declare("rollout", "counter", "rollout_episodes_total",
