@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 import math
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.routing import APIRoute
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -61,11 +60,11 @@ class Settings:
 def create_app(environment: Environment, settings: Settings) -> FastAPI:
     """The application over one environment. All state lives in it, so a process may hold several."""
     store = SessionStore(environment, limit=settings.max_sessions, lease_s=settings.lease_s)
-    metrics = ServerMetrics(store.__len__)
+    metrics = ServerMetrics(environment.name, store)
 
     def refuse(_request: Request, problem: Exception) -> Response:
         assert isinstance(problem, Problem)
-        metrics.errors.labels(problem.kind).inc()
+        metrics.refused(problem.kind)
         return _problem_response(problem)
 
     app = FastAPI(
@@ -92,9 +91,8 @@ def _episodes(batches: Batches, metrics: ServerMetrics) -> APIRouter:
     router = APIRouter(prefix="/v1", route_class=_DirectRoute, tags=["episodes"])
 
     async def answer(request: Request, verb: Verb[Element]) -> Response:
-        since = time.perf_counter()
-        reply = await batches.answer(verb, await _read(request))
-        metrics.seconds.labels(request.scope["path"]).observe(time.perf_counter() - since)
+        with metrics.request(request.scope["path"]):
+            reply = await batches.answer(verb, await _read(request))
         headers = {REPLAYS_HEADER: ",".join(map(str, reply.rebuilt))} if reply.rebuilt else None
         return Response(reply.body, media_type="application/json", headers=headers)
 
@@ -149,7 +147,7 @@ def _reads(environment: Environment, metrics: ServerMetrics) -> APIRouter:
     @router.get("/metrics", response_class=Response)
     def scrape() -> Response:
         """Prometheus text."""
-        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
     return router
 

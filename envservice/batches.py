@@ -85,7 +85,7 @@ class Batches:
             try:
                 part, replayed = await self._call(verb, element)
             except Problem as problem:
-                self._metrics.errors.labels(problem.kind).inc()
+                self._metrics.refused(problem.kind)
                 problems.append(problem)
                 part, replayed = msgspec.json.encode(problem.body()), False
             parts.append(part)
@@ -106,15 +106,15 @@ class Batches:
         return await asyncio.get_running_loop().run_in_executor(self._thread, verb.call, element)
 
     def _reset(self, element: ResetRequest) -> tuple[bytes, bool]:
+        since = time.perf_counter()
         answer = self._store.reset(element.episode_id, element.task)
-        self._metrics.resets.inc()
+        self._metrics.reset(since)
         return answer.body, False
 
     def _step(self, element: StepRequest) -> tuple[bytes, bool]:
+        since = time.perf_counter()
         answer = self._store.step(element)
-        self._metrics.steps.inc()
-        if answer.rebuilt:
-            self._metrics.replays.inc()
+        self._metrics.stepped(since, rebuilt=answer.rebuilt)
         return answer.body, answer.rebuilt
 
     def _close(self, element: CloseRequest) -> tuple[bytes, bool]:

@@ -69,7 +69,9 @@ class SessionStore:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._environment = environment
-        self._limit = limit
+        self.limit = limit
+        self.expired = 0
+        """Sessions whose lease has ended."""
         self._lease_s = lease_s
         self._clock = clock
         self._tag = engine_tag(environment)
@@ -145,10 +147,10 @@ class SessionStore:
 
     def _open(self, task: str) -> _Live:
         self._expire()
-        if len(self._live) >= self._limit:
+        if len(self._live) >= self.limit:
             lease_ends = next(iter(self._live.values())).expires - self._clock()
             wait = min(max(lease_ends, 1.0), RETRY_AFTER_S)
-            raise Problem("full", f"all {self._limit} sessions are taken", retry_after=wait)
+            raise Problem("full", f"all {self.limit} sessions are taken", retry_after=wait)
         try:
             content = self._contents.get(task) or self._environment.task_digest(task)
             session = self._environment.open(task)
@@ -189,6 +191,7 @@ class SessionStore:
             if self._live[oldest].expires > now:
                 return
             del self._live[oldest]
+            self.expired += 1
 
 
 def _encode(outcome: Outcome, digest: str) -> Answer:

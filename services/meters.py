@@ -1,4 +1,4 @@
-"""The metrics of one process: those that its role declares, bounded as declared, counters from 0 on.
+"""The metrics of one process: those that its role declares, bounded as declared; counters begin at 0, gauges unset.
 
 A snapshot travels with the heartbeat and keeps Prometheus' own samples, so that histograms and counters stay what they
 are; NaN and infinity travel as null. A process that starts again counts from 0 again, which Prometheus understands.
@@ -12,9 +12,11 @@ from collections import defaultdict
 from itertools import product
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
 from services.metric_names import CATALOGUE, Declared, Role
+
+disable_created_metrics()  # a second series for each counter and histogram, which nobody reads
 
 OTHER = "other"
 Snapshot = dict[str, list[tuple[str, dict[str, str], float | None]]]
@@ -63,16 +65,21 @@ class Meters:
         for family in self.registry.collect():
             name = f"{family.name}_total" if family.type == "counter" else family.name
             found[name] += [(sample.name, dict(sample.labels), sample.value if math.isfinite(sample.value) else None)
-                            for sample in family.samples if not sample.name.endswith("_created")]
+                            for sample in family.samples]
         return dict(found)
 
 
 def _make(one: Declared, registry: CollectorRegistry) -> Counter | Gauge | Histogram:
     names = tuple(one.labels)
+    if one.kind == "gauge":
+        gauge = Gauge(one.name, one.help, names, registry=registry)
+        if not names:
+            gauge.set(math.nan)  # a 0 that nobody measured would be an age of fifty years, or no gradient at all
+        return gauge
     if one.kind == "histogram":
         metric = Histogram(one.name, one.help, names, registry=registry, buckets=one.buckets)
     else:
-        metric = (Counter if one.kind == "counter" else Gauge)(one.name, one.help, names, registry=registry)
+        metric = Counter(one.name, one.help, names, registry=registry)
     listed = [bound for bound in one.labels.values() if not isinstance(bound, int)]
     if names and len(listed) == len(names):
         for values in product(*listed):

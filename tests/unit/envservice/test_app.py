@@ -9,6 +9,7 @@ from toy_environment import ToyEnvironment, solution
 
 from envservice.app import Settings, create_app
 from envservice.schemas import MAX_ACTION, MAX_ACTIONS, MAX_BATCH, MAX_BODY
+from services.metric_names import CATALOGUE
 
 TASK = "toy/train/00"
 
@@ -135,4 +136,23 @@ async def test_metrics_count_what_happened(http: httpx.AsyncClient):
     assert lines >= {
         "gagpo_env_resets_total 1.0", "gagpo_env_steps_total 1.0", "gagpo_env_replays_total 1.0",
         'gagpo_env_errors_total{type="malformed"} 1.0', "gagpo_env_sessions 2.0",
-        'gagpo_env_request_seconds_count{route="/v1/episodes:step"} 1.0'}
+        'gagpo_env_errors_total{type="full"} 0.0', 'gagpo_env_request_seconds_count{route="/v1/episodes:step"} 1.0',
+        'gagpo_env_reset_seconds_count{environment="toy"} 1.0', "gagpo_env_sessions_limit 1024.0",
+        'gagpo_env_step_seconds_count{environment="toy"} 0.0', 'gagpo_env_replay_seconds_count{environment="toy"} 1.0'}
+    (resident,) = [float(line.split()[1]) for line in lines if line.startswith("gagpo_env_resident_memory_bytes ")]
+    assert 1e7 < resident < 1e11
+
+
+async def test_sessions_whose_lease_ends_are_counted():
+    async with client_of(lease_s=0.0) as http:
+        for episode in "ab":
+            await http.post("/v1/episodes:reset", json=[reset(episode)])
+        lines = (await http.get("/metrics")).text.splitlines()
+    assert {"gagpo_env_sessions 1.0", "gagpo_env_sessions_expired_total 1.0"} <= set(lines)
+
+
+async def test_a_server_exports_what_the_catalogue_declares_and_no_more():
+    async with client_of() as http:
+        text = (await http.get("/metrics")).text
+    shown = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")}
+    assert shown == {name for name, one in CATALOGUE.items() if "environment" in one.roles}

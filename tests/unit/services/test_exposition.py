@@ -70,6 +70,7 @@ def test_what_is_not_declared_is_not_shown():
 
 def test_a_gauge_that_is_not_finite_has_no_series():
     pulse = Pulse("learner-0", "learner")
+    assert at("gagpo_learner_gradient_norm", worker="learner-0") not in series({"learner-0": beat(pulse)}), "unset"
     pulse.meters("gagpo_learner_gradient_norm").set(math.nan)
     assert at("gagpo_learner_gradient_norm", worker="learner-0") not in series({"learner-0": beat(pulse)})
     pulse.meters("gagpo_learner_gradient_norm").set(2.5)
