@@ -71,6 +71,8 @@ class Family:
     """The cheap check of one task, before anything starts. Raises EnvFault for a broken one."""
     threaded: Callable[[EnvSection], bool] = field(default=lambda _: False)
     """Whether a step takes so long, or waits so long, that the server should take it in a thread of its own."""
+    session_bytes: int = 0
+    """Memory that each live session takes outside the server's own process; servers hold no more than fit."""
     stops: tuple[str, ...] = (ACTION_END,)
     """Tags that end an answer: nothing after the first of them is read. A model made here has each as one token."""
     teacher: Teacher | None = None

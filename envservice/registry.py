@@ -16,6 +16,7 @@ BUILT_IN: Mapping[str, str] = {
     "alfworld": "envservice.alfworld.family:FAMILY",
     "webshop": "envservice.webshop.family:FAMILY",
     "search": "envservice.search.family:FAMILY",
+    "scienceworld": "envservice.scienceworld.family:FAMILY",
 }
 """`env.name` to `module:attribute`. Task ids begin with the name, or with the name, a dash and a variant."""
 

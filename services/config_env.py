@@ -7,7 +7,7 @@ An environment's settings are a Section of its own beside AlfworldSection, and a
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -53,6 +53,33 @@ class SearchSection(Section):
     """The last of them ends the episode, answered or not."""
 
 
+ScienceTask = Literal[
+    "boil", "change-the-state-of-matter-of", "chemistry-mix", "chemistry-mix-paint-secondary-color",
+    "chemistry-mix-paint-tertiary-color", "find-animal", "find-living-thing", "find-non-living-thing", "find-plant",
+    "freeze", "grow-fruit", "grow-plant", "identify-life-stages-1", "identify-life-stages-2",
+    "inclined-plane-determine-angle", "inclined-plane-friction-named-surfaces",
+    "inclined-plane-friction-unnamed-surfaces", "lifespan-longest-lived", "lifespan-longest-lived-then-shortest-lived",
+    "lifespan-shortest-lived", "measure-melting-point-known-substance", "measure-melting-point-unknown-substance",
+    "melt", "mendelian-genetics-known-plant", "mendelian-genetics-unknown-plant", "power-component",
+    "power-component-renewable-vs-nonrenewable-energy", "test-conductivity", "test-conductivity-of-unknown-substances",
+    "use-thermometer"]
+Simplification = Literal[
+    "easy", "teleportAction", "selfWateringFlowerPots", "openContainers", "openDoors", "noElectricalAction"]
+
+
+class ScienceworldSection(Section):
+    """Which tasks of ScienceWorld, and how much of their tedium is taken away."""
+
+    level: Literal["all", "L0", "L1", "L2"] = "all"
+    """What is trained on and reported on: the published parts, or a level of generalisation."""
+    tasks: tuple[ScienceTask, ...] = get_args(ScienceTask)
+    """Types that splits list; all can be played."""
+    simplifications: tuple[Simplification, ...] = ("easy",)
+    """The simulator's own; `easy` is all of them, without noElectricalAction where a task needs it."""
+    admissible: Literal["templates", "valid"] = "templates"
+    """What admissible lists hold: the kinds of action, or every action that would do something (slow, hundreds)."""
+
+
 class EnvSection(Section):
     """Which environment, how it is played, and who serves it."""
 
@@ -71,7 +98,15 @@ class EnvSection(Section):
     urls: tuple[str, ...] = ()
     """Servers that run already."""
     max_sessions: int = Field(default=1024, ge=1)
-    """Live sessions per server."""
+    """Live sessions per server; fewer where they do not fit into its share of memory_gb."""
+    memory_gb: float | None = Field(default=None, gt=0)
+    """For the sessions of all servers on one machine, where a session is a process of its own (ScienceWorld); None:
+    half of what the machine or the container has."""
+    recycle_hours: float | None = Field(default=None, gt=0)
+    """A server that is older starts itself again, and its clients' sessions are rebuilt; None: never."""
+    recycle_gb: float | None = Field(default=None, gt=0)
+    """The same for a server whose own process has grown to this; None: never."""
     alfworld: AlfworldSection = AlfworldSection()
     webshop: WebshopSection = WebshopSection()
     search: SearchSection = SearchSection()
+    scienceworld: ScienceworldSection = ScienceworldSection()

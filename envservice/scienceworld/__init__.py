@@ -1,0 +1,1 @@
+"""ScienceWorld: the published simulator, one small JVM for each live session."""

@@ -1,0 +1,141 @@
+"""ScienceWorld behind the protocol of envservice/base.py: the published simulator, one JVM for each game in play."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import partial
+from types import TracebackType
+
+from envservice.base import Outcome, Replay, Session
+from envservice.scienceworld import installation
+from envservice.scienceworld.grammar import TEMPLATES
+from envservice.scienceworld.pool import Lease, Pool
+from envservice.scienceworld.reproducible import NEEDS_FRESH
+from envservice.scienceworld.simulator import Simulator
+from envservice.scienceworld.tasks import LEVELS, PANELS, Place, panel, place_of
+from envservice.scienceworld.wire import JavaError
+from services.config_env import ScienceworldSection
+from services.errors import EnvFault, UserError
+
+WINNING_SCORE = 100
+
+
+class ScienceworldEnvironment:
+    """Leave it as a context manager to end its JVMs; the end of the process ends them too.
+
+    Raises UserError where the simulator or Java is missing.
+    """
+
+    name = "scienceworld"
+    engine = "simulator"
+    replay: Replay = "pure"
+
+    def __init__(self, settings: ScienceworldSection | None = None) -> None:
+        self._settings = settings or ScienceworldSection()
+        java, classpath = installation.find_java(), installation.find_classpath()
+        with installation.find_jar().open("rb") as file:
+            self._content = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+        self._pool = Pool(partial(Simulator, java, classpath))
+        self.version = "+".join([installation.VERSION, *simplifications(self._settings),
+                                 *(["valid"] if self._settings.admissible == "valid" else [])])
+
+    def __enter__(self) -> ScienceworldEnvironment:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.close()
+
+    def splits(self) -> list[str]:
+        return list(PANELS)
+
+    def training_splits(self) -> tuple[str, str, str]:
+        return LEVELS[self._settings.level]
+
+    def task_type(self, task: str) -> str:
+        """The task's published name."""
+        return place_of(task).name
+
+    def tasks(self, split: str) -> list[str]:
+        if split not in PANELS:
+            raise UserError(f"scienceworld has no split {split!r}", f"choose one of {', '.join(PANELS)}")
+        found = sorted(place.id for place in panel(split, self._settings.tasks))
+        if not found:
+            raise UserError(f"the split {split} has no task of the types {', '.join(self._settings.tasks)}",
+                            "widen env.scienceworld.tasks")
+        return found
+
+    def digest(self, split: str) -> str:
+        """Over the simulator's file, the tasks' ids and what simplifies them: there is no other data."""
+        total = hashlib.blake2b(digest_size=16)
+        for task in self.tasks(split):
+            total.update(f"{task}\0{self.task_digest(task)}\0".encode())
+        return total.hexdigest()
+
+    def task_digest(self, task: str) -> str:
+        place = place_of(task)
+        text = f"{self._content}/{place.id}/{','.join(simplifications(self._settings))}"
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def open(self, task: str) -> Session:
+        """Starts nothing; a game's reset does."""
+        return ScienceworldSession(place_of(task), self._pool, self._settings)
+
+
+class ScienceworldSession:
+    """One game. It holds a JVM from its reset to its end, and lets go of it when it is dropped."""
+
+    def __init__(self, place: Place, pool: Pool, settings: ScienceworldSection) -> None:
+        self._place = place
+        self._pool = pool
+        self._settings = settings
+        self._lease: Lease | None = None
+
+    def reset(self) -> Outcome:
+        """The task, then what a look around shows."""
+        self._steps, self._best = 0, 0
+        try:
+            if self._lease is None:
+                self._lease = self._pool.lease(fresh=self._place.name in NEEDS_FRESH)
+            simulator = self._lease.simulator
+            simulator.load(self._place.name, self._place.variation, ",".join(simplifications(self._settings)))
+            self._task = simulator.task()
+            return self._outcome(simulator, f"{self._task}\n\n{simulator.step('look around')}")
+        except JavaError as error:
+            raise self._broken(error) from error
+
+    def step(self, action: str) -> Outcome:
+        if self._lease is None:
+            raise EnvFault(f"{self._place.id}: the game is over, or has not begun")
+        self._steps += 1
+        try:
+            return self._outcome(self._lease.simulator, self._lease.simulator.step(action))
+        except JavaError as error:
+            raise self._broken(error) from error
+
+    def _outcome(self, simulator: Simulator, observation: str) -> Outcome:
+        score = simulator.score()
+        done = simulator.completed() or score < 0
+        self._best = max(self._best, score)
+        info = {"task": self._task, "score": score, "task_score": self._best / WINNING_SCORE, "steps": self._steps,
+                "moves": simulator.moves(), "objects": "; ".join(simulator.objects()),
+                "task_id": self._place.id, "simplifications": ",".join(simplifications(self._settings))}
+        actions = [] if done else simulator.valid_actions() if self._settings.admissible == "valid" else TEMPLATES
+        won = score >= WINNING_SCORE
+        if done and self._lease is not None:
+            self._lease.end()
+            self._lease = None
+        return Outcome(observation=observation, admissible_actions=list(actions), reward=float(won), done=done, won=won,
+                       info=info)
+
+    def _broken(self, error: JavaError) -> EnvFault:
+        if self._lease is not None:
+            self._lease.scrap()
+            self._lease = None
+        return EnvFault(f"{self._place.id}: {error}")
+
+
+def simplifications(settings: ScienceworldSection) -> list[str]:
+    """As the simulator takes them."""
+    return sorted(settings.simplifications)

@@ -1,0 +1,63 @@
+"""Simulators on loan: one for each game that is being played, reused where that changes nothing."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable
+
+from envservice.scienceworld.simulator import Simulator
+
+GAMES = 200
+"""Games of one JVM before it makes room for a new one, so that nothing can pile up in it."""
+
+
+class Lease:
+    """One simulator for one game. It comes back when the game lets go of it, however that happens."""
+
+    def __init__(self, pool: Pool, simulator: Simulator) -> None:
+        self.simulator = simulator
+        self._back = weakref.finalize(self, pool.take_back, simulator)
+        self._back.atexit = False
+
+    def end(self) -> None:
+        """Gives it back."""
+        self._back()
+
+    def scrap(self) -> None:
+        """Ends it: it has failed."""
+        self._back.detach()
+        self.simulator.end()
+
+
+class Pool:
+    """As many simulators as games were ever played at once. Its parts are atomic, as leases end in any thread."""
+
+    def __init__(self, start: Callable[[], Simulator]) -> None:
+        self._start = start
+        self._idle: deque[Simulator] = deque()
+        self._closed = False
+
+    def lease(self, *, fresh: bool = False) -> Lease:
+        """`fresh`: one that has played nothing yet, in the place of an idle one. Raises JavaError."""
+        try:
+            simulator = self._idle.pop()
+        except IndexError:
+            return Lease(self, self._start())
+        if fresh and simulator.games:
+            simulator.end()
+            simulator = self._start()
+        return Lease(self, simulator)
+
+    def take_back(self, simulator: Simulator) -> None:
+        """For leases."""
+        if self._closed or simulator.games >= GAMES:
+            simulator.end()
+        else:
+            self._idle.append(simulator)
+
+    def close(self) -> None:
+        """Ends those that are idle, and the others when their games end."""
+        self._closed = True
+        while self._idle:
+            self._idle.pop().end()

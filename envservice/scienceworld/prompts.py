@@ -1,0 +1,113 @@
+"""The two ScienceWorld prompts, answered with `<think>...</think><action>...</action>` (envservice/answers.py).
+
+`full` has the fields and order of the RLVMR family's pipelines; `compact` says the same in few words.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+
+from envservice.answers import read_answer
+from envservice.base import Outcome, ParsedAction, Turn
+from envservice.scienceworld.grammar import MEANINGS, TEMPLATES
+
+TASK = "Your task is to "
+UNKNOWN = "No known action matches that input."
+"""The simulator's answer to what it does not understand."""
+
+
+def task_of(first: Outcome) -> str:
+    """The task, without the words that begin it."""
+    return str(first.info.get("task", "")).strip().removeprefix(TASK)
+
+
+def look_of(observation: str, first: Outcome) -> str:
+    """An observation without the task, which the first one begins with."""
+    return observation.removeprefix(str(first.info.get("task", ""))).strip()
+
+
+class FullTemplate:
+    """One user message: role, task, recent steps, observation, the kinds of action, what is here, how to answer."""
+
+    name = "full"
+    chat = True
+
+    def __init__(self, history: int = 2) -> None:
+        self.history = history
+
+    def render(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> str:
+        """The first step, and every step where history is 0, has no past."""
+        lines = [_ROLE, f"Your task is to: {task_of(first)}"]
+        shown = turns[max(0, len(turns) - self.history) :] if self.history else ()
+        if shown:
+            past = "\n".join(
+                f"[Observation {step}: '{look_of(turn.observation, first)}', Action {step}: '{turn.action}']"
+                for step, turn in enumerate(shown, start=len(turns) - len(shown) + 1))
+            lines.append(
+                f"Prior to this step, you have already taken {len(turns)} step(s). Below are the most recent "
+                f"{len(shown)} observations and the corresponding actions you took: {past}\n"
+                f"You are now at step {len(turns) + 1}.")
+        lines.append(f"Your current observation is: {look_of(now.observation, first)}")
+        return "\n".join([*lines, *_offers(now), "", _INSTRUCTION])
+
+    def parse(self, text: str) -> ParsedAction:
+        return read_answer(text)
+
+
+def _offers(now: Outcome) -> list[str]:
+    if now.admissible_actions != TEMPLATES:
+        actions = "\n ".join(f"'{action}'" for action in now.admissible_actions)
+        return [f"Your admissible actions of the current situation are: [{actions}]."]
+    return [f"Here are the actions you may take: {_KINDS}", f"Objects that you can refer to: {now.info['objects']}"]
+
+
+_ROLE = (
+    "You are an expert agent operating in the ScienceWorld environment, which is a text-based virtual environment "
+    "centered around accomplishing tasks from the elementary science curriculum.")
+_KINDS = json.dumps([{"action": action, "description": meaning} for action, meaning in MEANINGS.items()])
+_INSTRUCTION = (
+    "It is your turn to act.\n"
+    "First reason step by step about the current situation; this reasoning MUST be enclosed within <think> </think> "
+    "tags.\n"
+    "Then give one action, in the form of one of the above, within <action> </action> tags.")
+
+
+class CompactTemplate:
+    """Raw text of four lines: the task, recent actions, the observation, the names of what is here. For instance
+
+        Task: find a(n) plant. First, focus on the thing. Then, move it to the red box in the kitchen.
+        Done: go to greenhouse; look around
+        Now: This room is called the greenhouse. In it, you see: the agent; a substance called air; a bee hive; [...]
+        Here: agent; air; bee hive; flower pot 2; [...]
+
+    An action that was not understood is marked as failed.
+    """
+
+    name = "compact"
+    chat = False
+
+    def __init__(self, history: int = 6) -> None:
+        self.history = history
+
+    def render(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> str:
+        led_to = [*(turn.observation for turn in turns[1:]), now.observation] if turns else []
+        done = [turn.action + (" failed" if after == UNKNOWN else "")
+                for turn, after in zip(turns, led_to, strict=True)]
+        recent = done[max(0, len(done) - self.history) :]
+        return (
+            f"Task: {task_of(first)}\nDone: {'; '.join(recent) or '-'}\n"
+            f"Now: {_one_line(look_of(now.observation, first))}\nHere: {now.info['objects']}\n")
+
+    def parse(self, text: str) -> ParsedAction:
+        return read_answer(text)
+
+
+def _one_line(text: str) -> str:
+    """Lists as the simulator prints them, an entry a line, on one line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    joined = lines[0] if lines else ""
+    for before, line in pairwise(lines):
+        joined += (" " if before.endswith(":") or line.endswith(":") else "; ") + line
+    return joined

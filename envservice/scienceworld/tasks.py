@@ -1,0 +1,88 @@
+"""The 30 tasks, their variations and the panels. A table, so that listing tasks needs no Java; a test asks the jar."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Part = Literal["train", "dev", "test"]
+PARTS: tuple[Part, ...] = get_args(Part)
+COUNTS: dict[str, tuple[int, int, int]] = {
+    "boil": (14, 7, 9), "change-the-state-of-matter-of": (14, 7, 9), "chemistry-mix": (16, 8, 8),
+    "chemistry-mix-paint-secondary-color": (18, 9, 9), "chemistry-mix-paint-tertiary-color": (18, 9, 9),
+    "find-animal": (150, 75, 75), "find-living-thing": (150, 75, 75), "find-non-living-thing": (150, 75, 75),
+    "find-plant": (150, 75, 75), "freeze": (14, 7, 9), "grow-fruit": (62, 31, 33), "grow-plant": (62, 31, 33),
+    "identify-life-stages-1": (6, 3, 5), "identify-life-stages-2": (4, 2, 4),
+    "inclined-plane-determine-angle": (84, 42, 42), "inclined-plane-friction-named-surfaces": (692, 346, 348),
+    "inclined-plane-friction-unnamed-surfaces": (80, 40, 42), "lifespan-longest-lived": (62, 31, 32),
+    "lifespan-longest-lived-then-shortest-lived": (62, 31, 32), "lifespan-shortest-lived": (62, 31, 32),
+    "measure-melting-point-known-substance": (218, 109, 109), "measure-melting-point-unknown-substance": (150, 75, 75),
+    "melt": (14, 7, 9), "mendelian-genetics-known-plant": (60, 30, 30),
+    "mendelian-genetics-unknown-plant": (240, 120, 120), "power-component": (10, 5, 5),
+    "power-component-renewable-vs-nonrenewable-energy": (10, 5, 5), "test-conductivity": (450, 225, 225),
+    "test-conductivity-of-unknown-substances": (300, 150, 150), "use-thermometer": (270, 135, 135),
+}
+"""Variations of train, dev and test; they follow one another from 0. In the order of the published task indices."""
+
+_NAMES = tuple(COUNTS)
+TRAIN_TYPES = frozenset(_NAMES[i] for i in (0, 22, 9, 20, 25, 26, 27, 5, 6, 7, 10, 2, 3, 17, 19, 12, 14, 15, 23))
+"""The 19 task types that L2 trains on."""
+HELD_OUT_TYPES = frozenset(_NAMES[i] for i in (1, 21, 28, 8, 11, 4, 18, 13, 16, 24))
+"""The 10 that it reports on; use-thermometer is in no level."""
+
+Level = Literal["all", "L0", "L1", "L2"]
+PANELS: dict[str, tuple[Part, frozenset[str]]] = {
+    **{part: (part, frozenset(_NAMES)) for part in PARTS},
+    **{f"levels_{part}": (part, TRAIN_TYPES | HELD_OUT_TYPES) for part in PARTS},
+    **{f"seen_{part}": (part, TRAIN_TYPES) for part in PARTS},
+    "unseen_test": ("test", HELD_OUT_TYPES),
+}
+"""Splits by name: which variations, of which task types."""
+LEVELS: dict[Level, tuple[str, str, str]] = {
+    "all": ("train", "dev", "test"),
+    # Seen types, the variations that were held back for development; so that no task is in two splits, the best
+    # checkpoint is chosen by the test variations.
+    "L0": ("levels_train", "levels_test", "levels_dev"),
+    "L1": ("levels_train", "levels_dev", "levels_test"),
+    "L2": ("seen_train", "seen_dev", "unseen_test"),
+}
+"""To train on, to choose by, to report on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a task id names."""
+
+    part: Part
+    name: str
+    variation: int
+
+    @property
+    def id(self) -> str:
+        """Such as `scienceworld/test/boil/21`."""
+        return f"scienceworld/{self.part}/{self.name}/{self.variation}"
+
+
+def variations(name: str, part: Part) -> range:
+    """Of a task type."""
+    counts = COUNTS[name]
+    start = sum(counts[: PARTS.index(part)])
+    return range(start, start + counts[PARTS.index(part)])
+
+
+def panel(split: str, names: Collection[str]) -> Iterator[Place]:
+    """The tasks of a split, of these types. Raises KeyError for an unknown split."""
+    part, types = PANELS[split]
+    return (Place(part, name, variation) for name in _NAMES if name in types and name in names
+            for variation in variations(name, part))
+
+
+def place_of(task: str) -> Place:
+    """Raises KeyError for what is no id of a task."""
+    match task.split("/"):
+        case ["scienceworld", "train" | "dev" | "test" as part, name, number] if name in COUNTS and number.isdecimal():
+            place = Place(part, name, int(number))
+            if place.variation in variations(name, part) and place.id == task:
+                return place
+    raise KeyError(task)
