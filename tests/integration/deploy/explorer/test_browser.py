@@ -18,6 +18,13 @@ from selenium.webdriver.common.keys import Keys
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="apt-get install chromium chromium-driver")
 MAKER = Path(__file__).parents[3] / "unit/deploy/explorer/explorer_run.py"
+WIDER = """
+const sheet = new CSSStyleSheet();
+sheet.replaceSync("* { letter-spacing: .3em !important; font-family: monospace !important }");
+document.adoptedStyleSheets = [sheet];
+for (const folded of document.querySelectorAll("details")) folded.open = true;
+return [getComputedStyle(document.querySelector("main")).letterSpacing, document.documentElement.scrollWidth]"""
+"""Every font is another one elsewhere: all text half as wide again, and everything folded out."""
 EPISODE = "/toy/episode/step-00000001/0/train/00000100"
 
 
@@ -86,6 +93,9 @@ def test_a_page_loads_without_a_complaint_and_without_scrolling_sideways(browser
     said = [text for text in complaints(browser) if not (path == "/nowhere" and "404" in text)]
     assert said == []
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    spacing, widened = browser.execute_script(WIDER)
+    assert spacing != "normal"
+    assert widened <= width
     assert "owned" not in browser.title
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
