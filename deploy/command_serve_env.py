@@ -30,12 +30,15 @@ def run(args: argparse.Namespace) -> None:
     env = config_from(args).env
 
     from envservice.app import Settings
+    from envservice.capacity import GIB, session_limit
     from envservice.registry import find_family
     from envservice.server import serve
 
     family = find_family(env.name)
     settings = Settings(
-        max_sessions=env.max_sessions, token=os.environ.get(ENV_TOKEN_VARIABLE) or None, threaded=family.threaded(env))
+        max_sessions=session_limit(env, family.session_bytes), token=os.environ.get(ENV_TOKEN_VARIABLE) or None,
+        threaded=family.threaded(env), recycle_s=None if env.recycle_hours is None else 3600 * env.recycle_hours,
+        recycle_bytes=None if env.recycle_gb is None else int(GIB * env.recycle_gb))
     serve(
         lambda: family.open(env), host=args.host, port=args.port, settings=settings,
         exit_with_parent=args.exit_with_parent)

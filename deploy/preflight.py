@@ -13,6 +13,7 @@ from pathlib import Path
 from deploy import machine
 from deploy.panels import Panels, open_panels
 from deploy.plan import Plan, make_plan
+from envservice.capacity import session_limit
 from envservice.registry import check_settings, find_family, find_teacher, open_environment
 from services.config import Config
 from services.errors import EnvFault, UserError
@@ -114,12 +115,14 @@ def _batch(config: Config) -> None:
     if learner.ranks > episodes:
         raise UserError(f"{learner.ranks} learner ranks share {episodes} episodes per step, so some would have none",
                         "lower learner.ranks or raise learner.groups_per_step")
-    sessions = (len(env.urls) or env.servers) * env.max_sessions
+    each = env.max_sessions if env.urls else session_limit(env, find_family(env.name).session_bytes)
+    sessions = (len(env.urls) or env.servers) * each
     if rollout.workers * rollout.slots > sessions:
         raise UserError(
             f"{rollout.workers} workers with {rollout.slots} slots play more games than "
             f"the environment servers' {sessions} sessions",
-            "lower rollout.slots, or raise env.max_sessions or env.servers")
+            "lower rollout.slots, or raise " + ("env.memory_gb" if each < env.max_sessions else
+                                                "env.max_sessions or env.servers"))
     if rollout.exact and config.model.dtype != "float32":
         raise UserError(f"rollout.exact needs float32, and model.dtype is {config.model.dtype}",
                         "set model.dtype=float32")

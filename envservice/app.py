@@ -55,10 +55,17 @@ class Settings:
     """Bearer token that every route but /healthz asks for; None: open."""
     threaded: bool = False
     """Step in a thread of its own: for engines that take milliseconds."""
+    recycle_s: float | None = None
+    """Age at which the process starts again, give or take a tenth; None: never."""
+    recycle_bytes: int | None = None
+    """The same for memory of its own; see capacity.py for what counts."""
 
 
 def create_app(environment: Environment, settings: Settings) -> FastAPI:
-    """The application over one environment. All state lives in it, so a process may hold several."""
+    """The application over one environment. All state lives in it, so a process may hold several.
+
+    `state.batches` are its Batches, which whoever serves it tends.
+    """
     store = SessionStore(environment, limit=settings.max_sessions, lease_s=settings.lease_s)
     metrics = ServerMetrics(environment.name, store)
 
@@ -71,7 +78,8 @@ def create_app(environment: Environment, settings: Settings) -> FastAPI:
         title="gagpo environment API", version="1", docs_url=None, redoc_url=None,
         description="Replayable sessions: a step carries all that a server needs to rebuild the session it belongs to.",
     )
-    app.include_router(_episodes(Batches(store, metrics, threaded=settings.threaded), metrics))
+    app.state.batches = Batches(store, metrics, threaded=settings.threaded)
+    app.include_router(_episodes(app.state.batches, metrics))
     app.include_router(_reads(environment, metrics))
     app.add_exception_handler(Problem, refuse)
     app.add_exception_handler(HTTPException, lambda request, error: refuse(request, _from_http(error)))
@@ -169,7 +177,7 @@ async def _read(request: Request) -> bytes:
     """The body, refused as soon as it is known to be too large."""
     declared = request.headers.get("content-length", "0")
     chunks: list[bytes] = []
-    size = int(declared) if declared.isdigit() else 0
+    size = int(declared) if declared.isdecimal() else 0
     if size <= MAX_BODY:
         size = 0
         async for chunk in request.stream():

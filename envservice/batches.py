@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Generic, TypeVar
 
 import msgspec
@@ -24,10 +25,13 @@ from envservice.sessions import SessionStore
 
 BOUNDS = (Field(max_length=MAX_BATCH), FailFast())
 """Of a request's list: it is given up at the first thing wrong, so that what is sent in bad faith costs little."""
+STOPPING_S = 1.0
+"""When to ask again what a server refuses that is about to stop: another answers then, or this one anew."""
 INLINE_S = 0.02
 """Longest time that one request holds the event loop before it lets others in."""
 
 Element = TypeVar("Element", bound=BaseModel)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,7 @@ class Batches:
         self._store = store
         self._metrics = metrics
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine") if threaded else None
+        self._stopping = False
         self.reset = Verb(ResetRequest, TypeAdapter(Annotated[list[ResetRequest], *BOUNDS]), self._reset)
         self.step = Verb(StepRequest, TypeAdapter(Annotated[list[StepRequest], *BOUNDS]), self._step)
         self.close = Verb(CloseRequest, TypeAdapter(Annotated[list[CloseRequest], *BOUNDS]), self._close)
@@ -98,12 +103,29 @@ class Batches:
             raise problems[0]
         return Reply(b"[" + b",".join(parts) + b"]", rebuilt)
 
+    def refuse_more(self) -> None:
+        """The server stops: elements that have not begun are refused, so that their requests can end."""
+        self._stopping = True
+
+    async def expire(self) -> None:
+        """Drops the sessions whose lease has ended."""
+        await self._enter(self._store.expire)
+
+    def drop_all(self) -> None:
+        """Drops all sessions; for when no request is left."""
+        self._store.clear()
+
     async def _call(self, verb: Verb[Element], element: Element | Problem) -> tuple[bytes, bool]:
         if isinstance(element, Problem):
             raise element
+        if self._stopping and not isinstance(element, CloseRequest):
+            raise Problem("full", "this server is about to stop", retry_after=STOPPING_S)
+        return await self._enter(partial(verb.call, element))
+
+    async def _enter(self, call: Callable[[], T]) -> T:
         if self._thread is None:
-            return verb.call(element)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, verb.call, element)
+            return call()
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
     def _reset(self, element: ResetRequest) -> tuple[bytes, bool]:
         since = time.perf_counter()
@@ -124,7 +146,7 @@ class Batches:
 def _split(body: bytes) -> list[bytes]:
     try:
         parts = msgspec.json.decode(body, type=list[msgspec.Raw])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Problem("malformed", f"the body is not a JSON list: {error}") from None
     if len(parts) > MAX_BATCH:
         raise Problem("too_large", f"{len(parts)} elements; at most {MAX_BATCH} in one request")

@@ -93,7 +93,7 @@ class SessionStore:
         asked = tag_of(request.digest)
         if asked not in ("", self._tag):
             raise Problem("engine_mismatch", f"this server plays {self._tag}, not {asked}", field="digest")
-        self._expire()
+        self.expire()
         live = self._live.pop(request.episode_id, None)
         rebuilt = live is None or len(live.actions) < len(request.actions)
         try:
@@ -109,6 +109,20 @@ class SessionStore:
     def close(self, episode_id: str) -> bool:
         """Drops the session; False where this store does not hold it."""
         return self._live.pop(episode_id, None) is not None
+
+    def expire(self) -> None:
+        """Drops the sessions whose lease has ended."""
+        now = self._clock()
+        while self._live:
+            oldest = next(iter(self._live))
+            if self._live[oldest].expires > now:
+                return
+            del self._live[oldest]
+            self.expired += 1
+
+    def clear(self) -> None:
+        """Drops all sessions."""
+        self._live.clear()
 
     def _advance(self, live: _Live, request: StepRequest) -> Answer:
         index = len(request.actions)
@@ -146,7 +160,7 @@ class SessionStore:
             self._apply(live, action, None if past is None else Outcome(**past.model_dump(exclude={"digest"})))
 
     def _open(self, task: str) -> _Live:
-        self._expire()
+        self.expire()
         if len(self._live) >= self.limit:
             lease_ends = next(iter(self._live.values())).expires - self._clock()
             wait = min(max(lease_ends, 1.0), RETRY_AFTER_S)
@@ -183,15 +197,6 @@ class SessionStore:
     def _keep(self, episode_id: str, live: _Live) -> None:
         live.expires = self._clock() + self._lease_s
         self._live[episode_id] = live
-
-    def _expire(self) -> None:
-        now = self._clock()
-        while self._live:
-            oldest = next(iter(self._live))
-            if self._live[oldest].expires > now:
-                return
-            del self._live[oldest]
-            self.expired += 1
 
 
 def _encode(outcome: Outcome, digest: str) -> Answer:

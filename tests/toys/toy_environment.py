@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import time
 
 from envservice.base import Outcome, Replay
 from envservice.family import Family
@@ -14,12 +15,16 @@ from envservice.plain_prompts import PLAIN
 from services.errors import EnvFault, UserError
 from services.seeds import seed_for
 
+LEAKED: list[bytearray] = []
+
 
 class ToySession:
-    """`crash` as an action breaks the engine; `drift` changes what it says, as another version would."""
+    """`crash` as an action breaks the engine, `sleep` takes a second; `drift` changes what it says, as another version
+    would; each step leaks `leak` bytes."""
 
-    def __init__(self, task: str, drift: str) -> None:
+    def __init__(self, task: str, drift: str, leak: int = 0) -> None:
         self._drift = drift
+        self._leak = leak
         self._length = 3 + seed_for(task, "length") % 3
         self._key_at = seed_for(task, "key") % self._length
 
@@ -30,6 +35,9 @@ class ToySession:
     def step(self, action: str) -> Outcome:
         if action == "crash":
             raise EnvFault("the engine broke")
+        if action == "sleep":
+            time.sleep(1)
+        LEAKED.append(bytearray(b"x") * self._leak)
         if action not in self._admissible():
             return self._outcome("Nothing happens.")
         if action == "take key":
@@ -61,9 +69,10 @@ class ToyEnvironment:
     engine = "corridor"
     replay: Replay = "pure"
 
-    def __init__(self, version: str = "1", drift: str = "") -> None:
+    def __init__(self, version: str = "1", drift: str = "", leak: int = 0) -> None:
         self.version = version
         self._drift = drift
+        self._leak = leak
 
     def splits(self) -> list[str]:
         return ["test", "train", "valid"]
@@ -92,7 +101,7 @@ class ToyEnvironment:
         self.task_digest(task)
         if task == "toy/train/broken":
             raise EnvFault("the game file is broken")
-        return ToySession(task, self._drift)
+        return ToySession(task, self._drift, self._leak)
 
 
 FAMILY = Family(open=lambda _: ToyEnvironment(), prompts=PLAIN, describe=lambda _: "corridors", max_steps=12)
@@ -116,9 +125,16 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--drift", default="")
+    parser.add_argument("--leak", type=int, default=0)
+    parser.add_argument("--lease-s", type=float, default=300.0)
+    parser.add_argument("--threaded", action="store_true")
+    parser.add_argument("--recycle-s", type=float)
+    parser.add_argument("--recycle-bytes", type=int)
     args = parser.parse_args()
-    environment = ToyEnvironment(drift=args.drift)
-    serve(environment, host="127.0.0.1", port=args.port, settings=Settings(), exit_with_parent=True)
+    settings = Settings(
+        lease_s=args.lease_s, threaded=args.threaded, recycle_s=args.recycle_s, recycle_bytes=args.recycle_bytes)
+    environment = ToyEnvironment(drift=args.drift, leak=args.leak)
+    serve(environment, host="127.0.0.1", port=args.port, settings=settings, exit_with_parent=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,141 @@
+"""Servers that start again under their clients, end in good order, and tend their sessions: over real HTTP."""
+
+import asyncio
+import dataclasses
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from toy_environment import ToyEnvironment, solution
+
+from envservice.client import EnvClient
+
+Start = Callable[..., Any]
+TOY = Path(__file__).parents[2] / "toys" / "toy_environment.py"
+MIB = 2**20
+
+
+def expected(task: str) -> list[dict[str, Any]]:
+    session = ToyEnvironment().open(task)
+    return [dataclasses.asdict(o) for o in [session.reset(), *(session.step(a) for a in solution(task))]]
+
+
+async def play(client: EnvClient, name: str, task: str, pause_s: float) -> int:
+    """One game to its end, to the letter; how often it was rebuilt."""
+    episode = client.episode(name, task)
+    results = [await episode.reset()]
+    for action in solution(task):
+        await asyncio.sleep(pause_s)
+        results.append(await episode.step(action))
+    rows = [dataclasses.asdict(result) for result in results]
+    assert [{key: value for key, value in row.items() if key != "digest"} for row in rows] == expected(task)
+    await episode.close()
+    return episode.replays
+
+
+async def play_on(client: EnvClient, until: Callable[[], bool]) -> int:
+    """Eight players, one game after the other."""
+    replays = 0
+
+    async def player(number: int) -> None:
+        nonlocal replays
+        rounds = 0
+        while not until():
+            replays += await play(client, f"{number}/{rounds}", f"toy/train/{(number + rounds) % 20:02d}", 0.1)
+            rounds += 1
+
+    await asyncio.gather(*(player(number) for number in range(8)))
+    return replays
+
+
+@pytest.mark.parametrize("threaded", [False, True], ids=["inline", "threaded"])
+async def test_a_server_that_starts_again_by_age_loses_no_episode_and_keeps_its_process(start: Start, threaded: bool):
+    server = start("--recycle-s", "1", *(["--threaded"] if threaded else []))
+    loop = asyncio.get_running_loop()
+    lives = [server.process.stdout.readline]
+
+    def starts_seen() -> list[str]:
+        return [lives[0]() for _ in range(4)]  # "starting again", "serving", twice
+
+    watching = loop.run_in_executor(None, starts_seen)
+    async with EnvClient([server.url], timeout_s=60) as client:
+        replays = await play_on(client, watching.done)
+    seen = await watching
+    assert [line.split(":")[0].split(" (")[0] for line in seen] == ["starting again", "serving toy"] * 2
+    assert seen[1].split(" on ")[1].strip() == server.url
+    assert replays > 0
+    assert server.process.poll() is None
+
+
+async def test_a_server_that_leaks_starts_again_and_gives_the_memory_back(start: Start):
+    server = start("--leak", str(4 * MIB), "--recycle-bytes", str(256 * MIB))
+    process = psutil.Process(server.process.pid)
+    peak = 0
+
+    def leaked_enough() -> bool:
+        nonlocal peak
+        peak = max(peak, process.memory_info().rss)
+        return lives.done()
+
+    lives = asyncio.get_running_loop().run_in_executor(
+        None, lambda: [server.process.stdout.readline() for _ in range(4)])
+    async with EnvClient([server.url], timeout_s=60) as client:
+        replays = await play_on(client, leaked_enough)
+    assert "starting again: it has grown to 0." in (await lives)[0]
+    assert replays > 0
+    assert peak < 600 * MIB
+
+
+async def test_nobody_is_refused_while_a_server_starts_again(start: Start):
+    server = start("--recycle-s", "1")
+    again = asyncio.get_running_loop().run_in_executor(
+        None, lambda: [server.process.stdout.readline() for _ in range(2)])
+    answered = 0
+    while not again.done():
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.close()
+        answered += 1
+        await asyncio.sleep(0.01)
+    assert answered > 10
+
+
+def test_a_limit_below_what_the_environment_alone_takes_is_a_mistake():
+    done = subprocess.run([sys.executable, str(TOY), "--recycle-bytes", "1000"], capture_output=True, text=True,
+                          timeout=60, check=False)
+    assert "UserError: the server takes 0." in done.stderr
+
+
+async def test_an_idle_server_drops_the_sessions_whose_lease_has_ended(start: Start):
+    server = start("--lease-s", "0.5")
+    async with EnvClient([server.url]) as client, httpx.AsyncClient(trust_env=False) as http:
+        await client.episode("e", "toy/train/00").reset()
+        until = time.monotonic() + 20
+        while "gagpo_env_sessions 0.0" not in (await http.get(f"{server.url}/metrics")).text.splitlines():
+            assert time.monotonic() < until
+            await asyncio.sleep(0.1)
+
+
+async def test_a_long_batch_is_cut_short_and_nothing_of_it_is_lost(start: Start):
+    """Eight steps of a second each are in flight in one request when the server is told to stop."""
+    server = start("--threaded")
+    async with EnvClient([server.url], timeout_s=60) as client:
+        episodes = [client.episode(str(number), "toy/train/00") for number in range(8)]
+        await asyncio.gather(*(episode.reset() for episode in episodes))
+        steps = [asyncio.create_task(episode.step("sleep")) for episode in episodes]
+        await asyncio.sleep(0.5)
+        since = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(server.process.wait, 20) == -signal.SIGTERM
+        assert time.monotonic() - since < 15
+        served = sum(step.done() for step in steps)
+        start("--threaded", port=server.port)
+        assert len({result.digest for result in await asyncio.gather(*steps)}) == 1
+    assert 0 < served < 8
+    assert sum(episode.replays for episode in episodes) == 8 - served
