@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from envservice.base import Environment, PromptTemplate
-    from envservice.family import Teacher
+    from envservice.family import Family, Teacher
     from learner.sft import Progress
     from learner.sft_data import Example
 
@@ -99,7 +99,7 @@ def cold_start(
     seed = seed_for(config.seed, "sft", "start" if continue_from is None else "more")
     family, template, teacher = find_family(config.env.name), make_template(config.env), find_teacher(config.env)
     shown = demonstrations(config, family.open(config.env), teacher, template, seed=seed, report=report)
-    model, tokenizer = _start(config, path, shown.examples, family.stops, report)
+    model, tokenizer = _start(config, path, shown.examples, family, report)
     max_tokens = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
     rows = encode(tokenizer, shown.examples, chat=template.chat, max_tokens=max_tokens, stops=family.stops)
     report(f"training {sum(w.numel() for w in model.parameters()):,} weights for {minutes:.1f} min "
@@ -155,12 +155,13 @@ def demonstrations(
 
 
 def _start(
-    config: Config, path: Path | None, examples: list[Example], stops: tuple[str, ...], report: Report
+    config: Config, path: Path | None, examples: list[Example], family: Family, report: Report
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model to train and its tokenizer: those at `path`, or new ones."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
+    from envservice.registry import find_teacher
     from learner.scratch_model import scratch_model
     from learner.tokenizer import train_tokenizer
 
@@ -170,7 +171,7 @@ def _start(
         return model, AutoTokenizer.from_pretrained(path, local_files_only=True)
     stride = max(1, 2 * len(examples) // TOKENIZER_TEXTS)
     texts = (text for one in examples[::stride] for text in (one.prompt, one.response))
-    tokenizer = train_tokenizer(texts, stops)
+    tokenizer = train_tokenizer(texts, family.stops, find_teacher(config.env).names)
     report(f"tokenizer: {len(tokenizer)} tokens")
     positions = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
     seed = seed_for(config.seed, "weights")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from envservice.answers import ACTION_END
 from envservice.base import Environment, Outcome, PromptTemplate, Session
@@ -45,6 +45,9 @@ class Teacher:
     """What is executed in the place of an action where noise is wanted."""
     disguise: Callable[[Session, int], Session] | None = None
     """The same game in other words, by a seed, where following it teaches more: every second demonstration is one."""
+    names: Literal["numbered", "words"] = "words"
+    """What answers copy from prompts, for the tokenizer of a model made here: names that a number follows, between
+    phrases that never change; or any word, and what stands in [brackets]."""
 
 
 def opens(environment: Environment, task: str) -> None:

@@ -7,6 +7,9 @@ What stands between them (", and a", "; go to", "</think><action>take") is boile
 too, which shortens prompts and answers. All these are ordinary added tokens, matched longest first; a byte-level BPE
 below them takes any other text.
 
+Where things have no numbers (names "words"), a larger BPE makes each frequent word a token, and [what stands in
+brackets] is one too: pages show so what can be clicked, and answers name it so.
+
 Added tokens rather than a pre-tokenizer of our own, because transformers and vLLM load every Qwen2 model's tokenizer
 with Qwen2's own pre-tokenizer and normalizer, whatever tokenizer.json says; these here are the same for both.
 """
@@ -16,7 +19,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -41,6 +44,10 @@ _NUMBERS = 64
 _PHRASES = 192
 _BASE = 384
 """Tokens of the BPE below: 256 bytes, and the most frequent merges."""
+_WORDS = 2048
+"""The same where words are to be tokens."""
+_BRACKETED = 1536
+"""At most so many bracketed names, the most frequent."""
 
 
 def counted_nouns(texts: Iterable[str]) -> list[str]:
@@ -65,10 +72,23 @@ def boilerplate(texts: Iterable[str], nouns: Sequence[str], stops: Sequence[str]
     return sorted(best, key=lambda piece: (-len(piece), piece))
 
 
-def train_tokenizer(texts: Iterable[str], stops: Sequence[str] = (STOP,)) -> PreTrainedTokenizerFast:
-    """A fast tokenizer of some 600 tokens on templated texts. It gives back any text in Unicode's NFC form.
+def bracketed(texts: Iterable[str]) -> list[str]:
+    """What stands in brackets behind a space somewhere, the most frequent first; and rows of tags."""
+    names: Counter[str] = Counter()
+    tags: Counter[str] = Counter()
+    for text in texts:
+        names.update(re.findall(r"(?<!\S)\[[^\[\]\n]{1,32}\]", text))
+        tags.update(re.findall(r"(?:</?[a-z]+>)+", text))
+    best = sorted((name for name in names if names[name] > 1), key=lambda name: (-names[name], name))[:_BRACKETED]
+    return [*sorted((tag for tag in tags if tags[tag] > 1), key=lambda tag: (-len(tag), tag)), *best]
 
-    Each of `stops`, the tags that an answer may end with, is one token.
+
+def train_tokenizer(
+    texts: Iterable[str], stops: Sequence[str] = (STOP,), names: Literal["numbered", "words"] = "numbered"
+) -> PreTrainedTokenizerFast:
+    """A fast tokenizer of some hundreds or thousands of tokens. It gives back any text in Unicode's NFC form.
+
+    Each of `stops`, the tags that an answer may end with, is one token. `names`: envservice/family.py, Teacher.
 
     Deterministic in the texts and their order. Raises ValueError where there are no texts.
     """
@@ -78,10 +98,8 @@ def train_tokenizer(texts: Iterable[str], stops: Sequence[str] = (STOP,)) -> Pre
     corpus = list(texts)
     if not corpus:
         raise ValueError("a tokenizer needs texts to train on")
-    nouns = counted_nouns(corpus)
-    tokenizer = _base(corpus)
-    whole = [*stops, *(f" {noun}" for noun in nouns), *(f" {n}" for n in range(_NUMBERS)),
-             *boilerplate(corpus, nouns, stops)]
+    tokenizer = _base(corpus, _BASE if names == "numbered" else _WORDS)
+    whole = [*stops, *(_numbered(corpus, stops) if names == "numbered" else bracketed(corpus))]
     tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in dict.fromkeys(whole)])
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=END, pad_token=END, unk_token=END, clean_up_tokenization_spaces=False,
@@ -90,7 +108,12 @@ def train_tokenizer(texts: Iterable[str], stops: Sequence[str] = (STOP,)) -> Pre
     return fast
 
 
-def _base(corpus: list[str]) -> Any:
+def _numbered(corpus: list[str], stops: Sequence[str]) -> list[str]:
+    nouns = counted_nouns(corpus)
+    return [*(f" {noun}" for noun in nouns), *(f" {n}" for n in range(_NUMBERS)), *boilerplate(corpus, nouns, stops)]
+
+
+def _base(corpus: list[str], size: int) -> Any:
     """Byte-level BPE behind Qwen2's normalizer and pre-tokenizer."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -102,7 +125,7 @@ def _base(corpus: list[str]) -> Any:
     ])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=_BASE, show_progress=False, special_tokens=[END, USER, ASSISTANT],
+        vocab_size=size, show_progress=False, special_tokens=[END, USER, ASSISTANT],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
     tokenizer.train_from_iterator(corpus, trainer)
     return tokenizer

@@ -41,4 +41,5 @@ def disturb(action: str, now: Outcome, rng: random.Random) -> str:
 
 
 TEACHER = Teacher(
-    player=Demonstrator, disturb=disturb, disguise=lambda session, seed: Renumbered(session, seed=seed))
+    player=Demonstrator, disturb=disturb, disguise=lambda session, seed: Renumbered(session, seed=seed),
+    names="numbered")

@@ -83,13 +83,15 @@ _INSTRUCTION = (
 class CompactTemplate:
     """Raw text in lower case, some lines of few words: what is wanted, what was done, the page. For instance
 
-        Task: find me cordless, dimmable table lamps; color: red, size: small; under 40
+        Task: find me cordless, dimmable table lamps; color: [red], size: [small]; under 40
         Done: search[cordless dimmable table lamps]; click[b417]; click[red]
-        Opened: b220 b417
+        Opened: [b220] [b417]
         Item: 24 velmora nova cordless table lamp
-        Options: color: red, navy; size: small, large
-        Chosen: red
+        Options: color: [red], [navy]; size: [small], [large]
+        Chosen: [red]
         Features: dimmable table lamp; foldable; usb charging
+
+    In brackets is what may be clicked, as a click names it: copying it is then copying one token.
 
     What an item page does not show, and no step can know by itself, is remembered: options chosen since the product was
     opened and, once read, its features; on every page, the products opened before. Prices are rounded up to dollars.
@@ -107,7 +109,7 @@ class CompactTemplate:
         memory = Memory(turns, now)
         lines = [
             f"Task: {_task(instruction_of(first))}", f"Done: {done or '-'}",
-            f"Opened: {' '.join(memory.opened) or '-'}", *_page(read(now), memory)]
+            f"Opened: {' '.join(map(_bracketed, memory.opened)) or '-'}", *_page(read(now), memory)]
         return "\n".join(lines) + "\n"
 
     def parse(self, text: str) -> ParsedAction:
@@ -159,26 +161,24 @@ def _worked(turn: Turn) -> bool:
 
 def _task(instruction: str) -> str:
     request = parse_request(instruction)
-    options = ", ".join(f"{name}: {value}" for name, value in request.options.items())
+    options = ", ".join(f"{name}: {_bracketed(value)}" for name, value in request.options.items())
     limit = "" if request.limit is None else f"under {request.limit:g}"
     return "; ".join(part for part in (request.wish, options, limit) if part).lower()
 
 
 def _page(page: Page, memory: Memory) -> list[str]:
     if page.name == "results":
-        start = (page.number - 1) * pages.PAGE_LENGTH + 1
-        rows = [f"{number} {each.asin} {_dollars(each.price)} {_title(each.title)}"
-                for number, each in enumerate(page.results, start=start)]
+        rows = [f"{_bracketed(each.asin)} {_dollars(each.price)} {_title(each.title)}" for each in page.results]
         return [f"Results: page {page.number} of {page.total}", *rows]
     if page.name == "sub":
         return [f"Text: {'; '.join(page.lines).lower() or '-'}"]
     if page.name != "item":
         return [f"Page: {page.name}"]
-    options = "; ".join(f"{name}: {', '.join(values)}" for name, values in page.options.items())
+    options = "; ".join(f"{name}: {', '.join(map(_bracketed, values))}" for name, values in page.options.items())
     features = "-" if memory.features is None else "; ".join(memory.features).lower() or "none"
     return [
         f"Item: {_dollars(page.price)} {_title(page.title)}", f"Options: {options or '-'}",
-        f"Chosen: {', '.join(_last_of_each(page, memory.chosen)) or '-'}", f"Features: {features}"]
+        f"Chosen: {', '.join(map(_bracketed, _last_of_each(page, memory.chosen))) or '-'}", f"Features: {features}"]
 
 
 def _last_of_each(page: Page, chosen: Sequence[str]) -> list[str]:
@@ -186,6 +186,10 @@ def _last_of_each(page: Page, chosen: Sequence[str]) -> list[str]:
     last = {next((name for name in reversed(list(page.options)) if value in page.options[name]), value): value
             for value in chosen}
     return [value for value in chosen if value in last.values()]
+
+
+def _bracketed(name: str) -> str:
+    return f"[{name}]"
 
 
 def _title(title: str) -> str:

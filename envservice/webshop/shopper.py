@@ -121,17 +121,17 @@ class Shopper:
         product.lacks = [value for value in self._request.options.values() if value not in offered]
         final = self._left <= self._needed() + 1
         if not final and product.lacks:
-            return Move(f"no {product.lacks[0]}", _PREVIOUS)
+            return Move("an option is missing", _PREVIOUS)
         if not final and product.missing and not product.read:
             product.read = True
-            return Move(f"{' '.join(product.missing)}?", _FEATURES)
+            return Move("more?", _FEATURES)
         best = max(self._known.values(), key=Known.worth)
         if not final and product.missing and self._hopeful(product, best):
-            return Move(f"no {' '.join(product.missing)}", _PREVIOUS)
+            return Move("something else may fit better", _PREVIOUS)
         for value in self._request.options.values():
             if value in offered and value not in self._chosen:
                 self._pending = value
-                return Move(f"choose {value}", f"click[{value}]")
+                return Move("choose", f"click[{value}]")
         return Move("buy", _BUY)
 
     def _hopeful(self, product: Known, best: Known) -> bool:

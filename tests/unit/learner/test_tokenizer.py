@@ -82,3 +82,21 @@ def test_the_same_texts_give_the_same_tokenizer(tokenizer):
 def test_no_texts_are_refused():
     with pytest.raises(ValueError, match="needs texts"):
         train_tokenizer([])
+
+
+SHOP = (
+    "Task: brass lamp; size: [very large]\nDone: search[brass lamp]; click[b12]\n"
+    "Results:\n[b12] 24 oskavi brass lamp\n")
+
+
+def test_without_numbered_names_words_and_what_stands_in_brackets_are_tokens():
+    """A query in brackets is none: no page shows it so, and its words are to be copied one by one."""
+    answer = "<think>may fit</think><action>click[b12]</action>"
+    tokenizer = train_tokenizer([SHOP, answer] * 3, names="words")
+    cut = pieces(tokenizer, SHOP)
+    assert cut.count("[b12]") == 2
+    assert "[very large]" in cut
+    assert cut.count(" brass") == 2
+    assert "[brass lamp]" not in cut
+    assert pieces(tokenizer, answer)[-5:] == [" fit", "</think><action>", "click", "[b12]", "</action>"]
+    assert tokenizer.decode(ids(tokenizer, SHOP)) == SHOP
