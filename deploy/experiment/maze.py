@@ -3,6 +3,8 @@
 Layers of states; every action leads one layer on. A layer `branching` times as wide as the one before is a tree, so its
 states are met by few episodes or by one; a narrow layer is a set of hubs that many episodes pass. The last layer's hubs
 win with different chances. So there are many singletons just before shared states, where credit is hardest.
+
+Estimators see it through a View, which may stretch it and show less of what is shared, as prompts with a history do.
 """
 
 from __future__ import annotations
@@ -84,11 +86,29 @@ def make_maze(seed: int, gamma: float) -> Maze:
     return Maze(successor=successor, win=win, gamma=gamma, layers=len(LAYERS))
 
 
-def as_group(states: Ints, rewards: Floats) -> list[list[CreditStep]]:
-    """The episodes as estimators take them."""
-    last = states.shape[1] - 1
-    return [[CreditStep(state=str(s), reward=float(reward) if t == last else 0.0) for t, s in enumerate(row.tolist())]
-            for row, reward in zip(states, rewards, strict=True)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """How an episode of the maze looks to an estimator."""
+
+    history: int = 0
+    """A state's key names the states passed just before it, so many of them."""
+    corridor: int = 0
+    """Steps behind each one in which nothing is decided; who took the same action in the same state shares them."""
+
+    def group(self, states: Ints, actions: Ints, rewards: Floats) -> list[list[CreditStep]]:
+        """The episodes as estimators take them: [K][steps * (1 + corridor)]; the reward comes last."""
+        return [self._episode(*row) for row in zip(states.tolist(), actions.tolist(), rewards.tolist(), strict=True)]
+
+    def decided(self, credit: list[list[float]]) -> Floats:
+        """Of such credit that of the maze's own steps, [K, steps]."""
+        return np.array(credit)[:, ::self.corridor + 1]
+
+    def _episode(self, states: list[int], actions: list[int], reward: float) -> list[CreditStep]:
+        keys = []
+        for t, action in enumerate(actions):
+            key = "-".join(map(str, states[max(0, t - self.history):t + 1]))
+            keys += [key, *(f"{key}/{action}/{j}" for j in range(self.corridor))]
+        return [CreditStep(state=key, reward=0.0) for key in keys[:-1]] + [CreditStep(state=keys[-1], reward=reward)]
 
 
 def softmax(logits: Floats) -> Floats:

@@ -8,7 +8,8 @@ Credit: at one half-trained policy, each estimator's advantages against the exac
     cosine           between the mean of the estimated policy gradient and the true one: 1 is no bias in direction
     progress         component of one group's gradient along the true one, over its own root mean square length
 Learning: a softmax policy, one group of K a step, advantages scaled to unit root mean square so that all estimators
-take steps of one length; the exact chance to win after each tenth step. Every arm meets the same mazes (paired).
+take steps of one length; the exact chance to win after each tenth step. Every arm meets the same mazes (paired). Also
+where seven steps lie between two decisions, and where, besides, a key tells the last three states (View).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from deploy.experiment.maze import Floats, Ints, as_group, make_maze, score_gradient, softmax
+from deploy.experiment.maze import Floats, Ints, View, make_maze, score_gradient, softmax
 from learner.credit.registry import estimator
 from services.config import CreditSection
 from services.errors import UserError
@@ -37,7 +38,13 @@ K = 8
 SEEDS = 500
 STEPS = 100
 EVERY = 10
-STEP_SIZES = (0.1, 0.3)
+LEARNING: dict[str, tuple[View, float]] = {
+    "steps of 0.1": (View(), 0.1),
+    "steps of 0.3": (View(), 0.3),
+    "steps of 0.1, long corridors": (View(corridor=6), 0.1),
+    "steps of 0.1, long corridors, keys with history": (View(corridor=4, history=2), 0.1),
+}
+"""Title -> how the maze looks, and the length of a step."""
 GROUPS = 400
 """Per maze, for the figures on credit."""
 MAZES = 12
@@ -77,10 +84,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def advantages(arm: str, states: Ints, rewards: Floats) -> tuple[Floats, Floats]:
+def advantages(arm: str, view: View, states: Ints, actions: Ints, rewards: Floats) -> tuple[Floats, Floats]:
     """Raw and final credit of one group, [K, steps] each."""
-    credit = estimator(ARMS[arm].estimator).group(as_group(states, rewards), ARMS[arm])
-    return np.array(credit.raw_advantages), np.array(credit.advantages)
+    credit = estimator(ARMS[arm].estimator).group(view.group(states, actions, rewards), ARMS[arm])
+    return view.decided(credit.raw_advantages), view.decided(credit.advantages)
 
 
 @dataclass(slots=True)
@@ -119,7 +126,7 @@ def credit_figures(arms: Sequence[str], seed: int) -> dict[str, dict[str, float]
         alone = np.bincount(states.ravel(), minlength=len(v))[states] == 1
         visits.append(states * policy.shape[1] + actions)
         for arm in arms:
-            raw, final = advantages(arm, states, rewards)
+            raw, final = advantages(arm, View(), states, actions, rewards)
             sums[arm].add(raw, final, score_gradient(policy, states, actions, final), truth[states, actions] * alone)
     pairs = np.concatenate([x.ravel() for x in visits])
     return {arm: _figures(arm, sums[arm], exact, pairs, truth) for arm in arms}
@@ -153,7 +160,7 @@ def _bias_and_spread(raw: Floats, pairs: Ints, truth: Floats) -> dict[str, float
             "spread": float(np.sqrt(np.average(variance, weights=n)))}
 
 
-def learning_curve(arm: str, step_size: float, seed: int) -> list[float]:
+def learning_curve(arm: str, view: View, step_size: float, seed: int) -> list[float]:
     """Exact chance to win at steps 0, EVERY, 2 EVERY, ..., STEPS."""
     maze, rng = make_maze(seed, GAGPO.gamma), np.random.default_rng([seed, 2])
     logits, curve = np.zeros((len(maze.win), maze.successor.shape[1])), []
@@ -162,7 +169,7 @@ def learning_curve(arm: str, step_size: float, seed: int) -> list[float]:
         if step % EVERY == 0:
             curve.append(maze.success(policy))
         states, actions, rewards = maze.play(policy, K, rng)
-        final = advantages(arm, states, rewards)[1]
+        final = advantages(arm, view, states, actions, rewards)[1]
         size = float(np.sqrt((final ** 2).mean()))
         if size > 0:
             logits = logits + step_size * score_gradient(policy, states, actions, final / size)
@@ -170,19 +177,20 @@ def learning_curve(arm: str, step_size: float, seed: int) -> list[float]:
 
 
 def measure(seeds: int, workers: int, tell: Callable[[str], None]) -> dict[str, Any]:
-    """All figures: {"credit": arm -> figure -> value, "learning": step size -> arm -> curve and area, ...}."""
+    """All figures: {"credit": arm -> figure -> value, "learning": title -> arm -> curve and area, ...}."""
     with ProcessPoolExecutor(workers) as pool:
         tell(f"credit: {len(ARMS)} estimators, {MAZES} mazes of {GROUPS} groups")
         found = list(pool.map(partial(credit_figures, tuple(ARMS)), range(MAZES)))
         credit = {arm: {name: fmean(maze[arm][name] for maze in found if name in maze[arm]) for name in found[0][arm]}
                   for arm in ARMS}
         learning: dict[str, Any] = {}
-        for size in STEP_SIZES:
+        for title, (view, size) in LEARNING.items():
             curves: dict[str, Floats] = {}
             for arm in ARMS:
-                tell(f"learning: {arm}, step size {size:g}, {seeds} mazes")
-                curves[arm] = np.array(list(pool.map(partial(learning_curve, arm, size), range(seeds), chunksize=8)))
-            learning[f"{size:g}"] = {arm: _learning(curve, curves["gagpo"]) for arm, curve in curves.items()}
+                tell(f"learning: {arm}, {title}, {seeds} mazes")
+                made = pool.map(partial(learning_curve, arm, view, size), range(seeds), chunksize=8)
+                curves[arm] = np.array(list(made))
+            learning[title] = {arm: _learning(curve, curves["gagpo"]) for arm, curve in curves.items()}
     return {"format": 1, "k": K, "seeds": seeds, "mazes": MAZES, "groups": GROUPS, "every": EVERY, "credit": credit,
             "learning": learning}
 
@@ -203,8 +211,8 @@ def as_lines(result: dict[str, Any]) -> list[str]:
         cells = [f"{figures[name]:8.2f}" if name in figures else f"{'':8}" for name in ("bias", "spread")]
         cells.append(f"{figures['sign']:8.1%}" if "sign" in figures else f"{'':8}")
         lines.append(f"  {arm:12}{''.join(cells)}{figures['cosine']:8.3f}{figures['progress']:10.4f}")
-    for size, arms in result["learning"].items():
-        lines += [f"Learning with steps of {size}, {result['seeds']} mazes, mean and 95% interval:",
+    for title, arms in result["learning"].items():
+        lines += [f"Learning, {title}, {result['seeds']} mazes, mean and 95% interval:",
                   f"  {'':12}{'area under the curve':>24}{'at the end':>24}{'area over gagpo':>28}"]
         for arm, row in arms.items():
             area, end, over = (row[name] for name in ("area", "end", "over_gagpo"))
@@ -218,18 +226,19 @@ def _interval(figures: Sequence[float], sign: str = "") -> str:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Mean learning curves, a panel per step size."""
+    """Mean learning curves, a panel per setting."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, len(result["learning"]), figsize=(12, 4), sharey=True)
-    for ax, (size, arms) in zip(axes, result["learning"].items(), strict=True):
+    figure, axes = plt.subplots(1, len(result["learning"]), figsize=(5 * len(result["learning"]), 4), sharey=True)
+    for ax, (title, arms) in zip(axes, result["learning"].items(), strict=True):
         for arm, colour in COLOURS.items():
             curve = arms[arm]["curve"]
             ax.plot([result["every"] * i for i in range(len(curve))], curve, color=colour, label=arm)
-        ax.set(title=f"Chance to win, steps of {size}", xlabel="groups of 8 episodes")
+        ax.set_title(f"Chance to win, {title}", fontsize=9)
+        ax.set_xlabel("groups of 8 episodes")
         ax.grid(alpha=0.3)
     axes[0].legend(fontsize=8, frameon=False)
     figure.tight_layout()

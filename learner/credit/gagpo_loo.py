@@ -4,12 +4,14 @@
     V_i(0) = mean of R̂_1 over all episodes but i
     V_i(t) = (n_i(s_t) M_i(s_t) + κ V_i(t-1)) / (n_i(s_t) + κ)     κ = prior; 0 after the last step
     δ_t = r_t + γ V_i(t+1) - V_i(t)
-    Â_t = δ_t + γλ Â_{t+1}
+    Â_t = δ_t + γ λ_{t+1} Â_{t+1}                                  λ_t = λ where n_i(s_t) > 0, else 1
     A_t = (Â_t - μ) / (σ + ε)                                      less the local penalty, which comes last here
 
 V_i(t) is a function of what others earned and of the states that episode i has passed: what it earns from t on cannot
 move its own baseline. So no step is blamed for the success of the next one, as plain GAGPO blames the step before a
-shared state, and a state that no other episode has seen is compared with the last one that some other has.
+shared state, and a state that no other episode has seen is compared with the last one that some other has. Such a
+state's V is carried, not measured; λ = 1 there keeps Â from resting on it, and brings the outcome of a long stretch
+that nobody else went, undivided, to the step that led there.
 The penalty after normalising: in a group where all fail, invalid steps get exactly -penalty and all others 0.
 """
 
@@ -20,7 +22,6 @@ from math import fsum
 from typing import ClassVar
 
 from learner.credit.parts import (
-    backward,
     by_state,
     discounted,
     normalized,
@@ -42,12 +43,13 @@ class GagpoLeaveOneOut:
     def group(self, group: Group, options: CreditSection) -> Credit:
         """Credit of one group; see the module's formulas."""
         returns = discounted(group, options)
-        values = others_values(group, returns, options.prior)
+        values, compared = others_values(group, returns, options.prior)
         deltas: Nested = []
-        for row, episode, v in zip(rewards(group, options), group, values, strict=True):
+        raw: Nested = []
+        for row, episode, v, known in zip(rewards(group, options), group, values, compared, strict=True):
             after = v[1:] if options.bootstrap and episode[-1].cut_in is not None else [*v[1:len(row)], 0.0]
             deltas.append([r + options.gamma * after[t] - v[t] for t, r in enumerate(row)])
-        raw = [backward(row, options.gamma * options.lam) for row in deltas]
+            raw.append(_backward(deltas[-1], known, options))
         scaled = normalized(raw, options.ddof) if options.normalize == "group" else raw
         return Credit(returns=returns, values=None, deltas=deltas, raw_advantages=raw,
                       advantages=penalized(scaled, group, options), states=states(group),
@@ -58,16 +60,19 @@ class GagpoLeaveOneOut:
         return normalized_together(credits, options)
 
 
-def others_values(group: Group, returns: Nested, prior: float) -> Nested:
-    """V_i(t) for each step t of each episode i, and for the state that an episode was cut in, if it was."""
+def others_values(group: Group, returns: Nested, prior: float) -> tuple[Nested, list[list[bool]]]:
+    """V_i(t) for each step t of each episode i, and for the state that an episode was cut in, if it was; and whether
+    another episode has been there, n_i > 0."""
     everywhere = _sums(group, returns)
     starts = [row[0] for row in returns]
     rows: Nested = []
+    compared: list[list[bool]] = []
     for i, (episode, own_returns) in enumerate(zip(group, returns, strict=True)):
         own = _sums([episode], [own_returns])
         before = starts[:i] + starts[i + 1:]
         value = fsum(before) / len(before) if before else 0.0
         row: list[float] = []
+        known: list[bool] = []
         for state in _passed(episode):
             total, count = everywhere.get(state, (0.0, 0))
             mine, often = own.get(state, (0.0, 0))
@@ -75,8 +80,19 @@ def others_values(group: Group, returns: Nested, prior: float) -> Nested:
             if others:
                 value = (total - mine + prior * value) / (others + prior)
             row.append(value)
+            known.append(others > 0)
         rows.append(row)
-    return rows
+        compared.append(known)
+    return rows, compared
+
+
+def _backward(deltas: Sequence[float], compared: Sequence[bool], options: CreditSection) -> list[float]:
+    """Â_t = δ_t + γ λ_{t+1} Â_{t+1}; [T] to [T]."""
+    out, total = [0.0] * len(deltas), 0.0
+    for t in range(len(deltas) - 1, -1, -1):
+        total = out[t] = deltas[t] + total
+        total *= options.gamma * (options.lam if compared[t] else 1.0)
+    return out
 
 
 def _sums(group: Group, returns: Nested) -> dict[str, tuple[float, int]]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from deploy.experiment import tabular
-from deploy.experiment.maze import LAYERS, REWARD, WINS, as_group, make_maze, score_gradient, softmax
+from deploy.experiment.maze import LAYERS, REWARD, WINS, View, make_maze, score_gradient, softmax
 
 GAMMA = 0.95
 
@@ -40,9 +40,19 @@ def test_every_episode_goes_from_the_start_through_all_layers(maze, policy):
 
 
 def test_a_group_earns_at_its_last_step_alone(maze, policy):
-    states, _, rewards = maze.play(policy, 4, np.random.default_rng(2))
-    for episode, reward in zip(as_group(states, rewards), rewards, strict=True):
-        assert [step.reward for step in episode] == [0.0] * (len(LAYERS) - 1) + [reward]
+    states, actions, rewards = maze.play(policy, 4, np.random.default_rng(2))
+    for corridor in (0, 3):
+        group = View(corridor=corridor).group(states, actions, rewards)
+        for episode, reward in zip(group, rewards, strict=True):
+            assert [step.reward for step in episode] == [0.0] * (len(LAYERS) * (corridor + 1) - 1) + [reward]
+
+
+def test_a_view_stretches_the_maze_and_tells_states_apart_by_what_came_before():
+    view = View(history=1, corridor=2)
+    group = view.group(np.array([[0, 2], [1, 2]]), np.array([[3, 0], [3, 1]]), np.array([0.0, 10.0]))
+    assert [step.state for step in group[0]] == ["0", "0/3/0", "0/3/1", "0-2", "0-2/0/0", "0-2/0/1"]
+    assert [step.state for step in group[1]] == ["1", "1/3/0", "1/3/1", "1-2", "1-2/1/0", "1-2/1/1"]
+    assert view.decided([[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]]).tolist() == [[0.0, 3.0]]
 
 
 def test_the_score_gradient_is_that_of_the_log_probability(maze):
@@ -70,10 +80,10 @@ def test_the_leave_one_out_gradient_points_nearer_to_the_truth_than_plain_gagpo(
 
 
 def test_a_policy_learns_and_the_same_seed_gives_the_same_curve():
-    curve = tabular.learning_curve("gagpo", 0.3, 0)
+    curve = tabular.learning_curve("gagpo", View(), 0.3, 0)
     assert len(curve) == tabular.STEPS // tabular.EVERY + 1
     assert curve[-1] > curve[0] + 0.2
-    assert curve == tabular.learning_curve("gagpo", 0.3, 0)
+    assert curve == tabular.learning_curve("gagpo", View(), 0.3, 0)
 
 
 def test_the_tables_name_every_estimator(monkeypatch):
@@ -83,5 +93,5 @@ def test_the_tables_name_every_estimator(monkeypatch):
     told = []
     lines = tabular.as_lines(tabular.measure(2, 1, told.append))
     for arm in tabular.ARMS:
-        assert sum(line.split()[:1] == [arm] for line in lines) == 3
+        assert sum(line.split()[:1] == [arm] for line in lines) == 1 + len(tabular.LEARNING)
     assert told

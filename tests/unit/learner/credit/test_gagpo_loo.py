@@ -1,5 +1,7 @@
 """Leave-one-out GAGPO: numbers by hand, a slow oracle, and what the estimator is for."""
 
+from math import prod
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -25,8 +27,8 @@ def test_the_singleton_example_by_hand():
     c = credit([episode("SUM", 10.0), episode("SWME")])
     assert c.baselines == [[0.0, 0.0, 0.0], pytest.approx([9.025, 9.025, 9.35, 9.35])]
     assert c.deltas == [[0.0, 0.0, 10.0], pytest.approx([-0.45125, -0.1425, -0.4675, -9.35])]
-    assert c.raw_advantages[0] == pytest.approx([5.776, 7.6, 10.0])
-    assert c.raw_advantages[1] == pytest.approx([-4.9340036, -5.89836, -7.5735, -9.35])
+    assert c.raw_advantages[0] == pytest.approx([7.22, 7.6, 10.0])  # γ 7.6 at S: U was met by nobody else
+    assert c.raw_advantages[1] == pytest.approx([-7.337325, -7.2485, -9.35, -9.35])
     assert all(a > 0 for a in c.advantages[0])
     assert all(a < 0 for a in c.advantages[1])
 
@@ -43,6 +45,17 @@ def test_the_fork_by_hand():
     assert c.deltas[0] == pytest.approx(deltas)
     assert c.advantages[0] == pytest.approx([deltas[0] + deltas[1] / 4 + deltas[2] / 16, deltas[1] + deltas[2] / 4,
                                              deltas[2]])
+
+
+@pytest.mark.parametrize("length", [1, 5, 40])
+def test_the_step_that_leads_into_a_long_stretch_that_nobody_else_went_gets_its_whole_outcome(length):
+    """Whatever λ is: to rest on a carried value would leave the outcome at the far end of the stretch."""
+    alone = [f"u{i}" for i in range(length)]
+    group = [episode(["S", *alone], 10.0), episode(["S", *(f"w{i}" for i in range(length))])]
+    for lam in (0.0, 0.8):
+        c = credit(group, lam=lam, normalize="none")
+        assert c.advantages[0] == pytest.approx(c.returns[0])  # less the other's returns, which are 0
+        assert c.advantages[1] == pytest.approx([-c.returns[0][0]] * (length + 1))
 
 
 @pytest.mark.parametrize("normalize", ["group", "none"])
@@ -80,7 +93,10 @@ def oracle(group, gamma, lam, prior):
             value.append((sum(seen) + prior * value[-1]) / weight if seen else value[-1])
         value = [*value[1:], 0.0]
         delta = [s.reward + gamma * value[t + 1] - value[t] for t, s in enumerate(own)]
-        raw.append([sum((gamma * lam) ** (u - t) * delta[u] for u in range(t, len(own))) for t in range(len(own))])
+        met = {s.state for e in others for s in e}
+        trace = [lam if s.state in met else 1.0 for s in own]
+        raw.append([sum(gamma ** (u - t) * prod(trace[t + 1:u + 1]) * delta[u] for u in range(t, len(own)))
+                    for t in range(len(own))])
     return raw
 
 
