@@ -15,7 +15,8 @@ from services.errors import UserError
 
 FORMAT = 1
 MAY_CHANGE = re.compile(
-    r"(runs_dir|steps|eval\..*|checkpoint\..*|redis\..*|ray\..*|metrics\..*|env\.(data|servers|urls|max_sessions)"
+    r"(runs_dir|steps|eval\..*|checkpoint\..*|redis\..*|ray\..*|metrics\..*"
+    r"|env\.(data|servers|urls|max_sessions|memory_gb|recycle_hours|recycle_gb)"
     r"|rollout\.(workers|slots|cpus|gpus|kv_cache_gb|threads)|learner\.(ranks|cpus|gpus|threads))")
 """Keys that may differ on --resume: how far and where a run goes, never what it learns from or how."""
 

@@ -100,7 +100,9 @@ class SessionStore:
             live = self._open(request.task) if live is None else live
             answer = self._advance(live, request)
         except Problem as problem:
-            if live is not None and problem.kind in ("conflict", "transcript_missing"):  # the session itself is sound
+            sound = problem.kind in ("conflict", "transcript_missing") or (
+                problem.kind == "replay_diverged" and not rebuilt)  # somebody's mistake, or somebody's lie
+            if live is not None and sound:
                 self._keep(request.episode_id, live)
             raise
         self._keep(request.episode_id, live)
