@@ -1,13 +1,17 @@
 # Two commands do all of it on a fresh machine: `make train` and `make test`.
-.PHONY: help train test check setup clean
+.PHONY: help train monitor test check setup clean
 
 CONFIG ?= deploy/configs/alfworld-tiny.yaml
+RUNS ?= runs
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 train: setup  ## set up and run the main job, or go on with it (CONFIG=..., more in ARGS=...)
 	@exec .venv/bin/gagpo train --resume --config $(CONFIG) $(ARGS)
+
+monitor: setup  ## watch runs in Prometheus and Grafana (RUNS=..., more in ARGS=...)
+	@exec .venv/bin/gagpo monitor $(RUNS) $(ARGS)
 
 test:  ## set up and pass all checks and tests
 	@scripts/setup --test

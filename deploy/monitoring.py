@@ -47,6 +47,7 @@ def target_groups(run: str, address: str, env_urls: Sequence[str]) -> list[dict[
 
 
 def _write(path: Path, groups: list[dict[str, object]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(groups, indent=1) + "\n")
     temporary.replace(path)

@@ -50,8 +50,11 @@ class RunFolder:
 
     @property
     def targets(self) -> Path:
-        """What Prometheus is to scrape, in the form of its file_sd; there while the run goes on."""
-        return self.path / "prometheus-targets.json"
+        """What Prometheus is to scrape, in the form of its file_sd; there while the run goes on.
+
+        Beside the run's folder and not in it: Prometheus takes a pattern for the name of a file, and none for folders.
+        """
+        return targets_folder(self.path.parent) / f"{self.path.name}.json"
 
     @property
     def cold_model(self) -> Path:
@@ -71,6 +74,11 @@ class RunFolder:
     def identity(self) -> dict[str, Any]:
         """run.json; {} for a fresh folder."""
         return json.loads(self.identity_file.read_text()) if self.identity_file.exists() else {}
+
+
+def targets_folder(runs_dir: Path) -> Path:
+    """Where all runs of a folder name their endpoints."""
+    return runs_dir / ".monitor" / "targets"
 
 
 def learning_digest(config: Config) -> str:

@@ -184,6 +184,7 @@ class TrainingRun:
     def panel(self, parts: Topology, controller: Controller, cold: Path) -> None:
         """Before, after, and the same minutes of more cold start, on held-out games that nothing was tuned on."""
         for label, temperatures in self.unplayed().items():
+            controller.telemetry.state("starting", f"prepares {label}")
             model = self._policy(label, cold)
             self.progress.stage(f"held-out games: {label.removeprefix('panel-')}")
             version = publish_folder(parts, model, holder=self.run, step=self._steps_of(label))

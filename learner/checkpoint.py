@@ -46,6 +46,10 @@ class Checkpoints:
         """Where the checkpoint of a step is or would be."""
         return self.root / f"step-{step:08d}"
 
+    def written(self, step: int) -> float:
+        """Unix time at which the checkpoint of a step was made."""
+        return (self.folder(step) / "meta.json").stat().st_mtime
+
     def latest(self) -> Position | None:
         """None before the first. Raises LearnerFault when the pointer names what is not there or not readable."""
         pointer = _read_json(self.root / "latest.json")

@@ -92,7 +92,7 @@ class TrainingLoop:
             row = figures(self.version, manifest, groups, report.metrics, seconds)
             check_metrics(row)
             append_row(self.metrics, row)
-            step_taken(self.pulse, row, report.credits)
+            step_taken(self.pulse, row, report.credits, report.utilization)
             self.pulse.doing("writes checkpoints and archives")
             # After the line, which no replay would write once the checkpoint is there; its seconds go into the next.
             timer = Timer()
@@ -108,6 +108,8 @@ class TrainingLoop:
         drop_rows(self.metrics, after_step=self.position.step)
         self.incarnation = self.store.incarnation(self.lease, above=self.position.incarnation)
         at = self.position
+        durable = self.checkpoints.written(at.step) if found else time.time()
+        self.pulse.meters("gagpo_learner_checkpoint_timestamp_seconds").set(durable)
         log.info("restored" if found else "no checkpoint", step=at.step, incarnation=self.incarnation)
         if not self.store.agrees_with(at.step):
             log.warning("Redis and the checkpoint disagree: work in flight is issued anew", step=at.step)

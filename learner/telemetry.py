@@ -27,8 +27,8 @@ GAUGES = {
 """Key of metrics.jsonl -> the gauge that shows its last value, and its labels."""
 
 
-def step_taken(pulse: Pulse, row: Mapping[str, Any], credits: Sequence[Credit]) -> None:
-    """One learner step. `row`: all METRIC_KEYS."""
+def step_taken(pulse: Pulse, row: Mapping[str, Any], credits: Sequence[Credit], utilization: float | None) -> None:
+    """One learner step. `row`: all METRIC_KEYS; `utilization`: of the GPUs' FLOPs."""
     meters = pulse.meters
     for key, (name, labels) in GAUGES.items():
         meters(name, **labels).set(row[key])
@@ -38,6 +38,8 @@ def step_taken(pulse: Pulse, row: Mapping[str, Any], credits: Sequence[Credit]) 
     for key, seconds in row.items():
         if key.startswith("seconds/"):
             meters("gagpo_learner_phase_seconds_total", phase=key.removeprefix("seconds/")).inc(seconds)
+    if utilization is not None:
+        meters("gagpo_learner_flop_utilization_ratio").set(utilization)
     sizes = meters("gagpo_credit_state_group_size")
     for credit in credits:
         for size in Counter(chain.from_iterable(credit.states)).values():

@@ -27,6 +27,7 @@ from learner.model import frozen_reference, full_tensors, load_policy, shard
 from learner.packing import Floats, Rows
 from learner.step import Stepper, Taken, Timer
 from learner.trainee import Trainee
+from learner.utilization import forward_flops, passes, utilization
 from services.config import Config
 
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt", "added_tokens.json",
@@ -43,6 +44,8 @@ class StepReport:
     """Per group, in training order. With a critic, `advantages` are its own: the mean over the tokens of each step."""
     logprobs: list[Floats]
     """Per row, in the order of rows_of: those of its response tokens before the step, as this learner computes them."""
+    utilization: float | None
+    """Of the GPUs' FLOPs, by the passes of the step; None where there is no peak to hold them against."""
 
 
 class Learner:
@@ -80,7 +83,15 @@ class Learner:
         metrics |= {f"credit/{name}": value for name, value in statistics(credits).items()}
         metrics |= {f"seconds/{name}": value for name, value in timer.seconds.items()}
         logprobs = np.split(taken.logprobs, np.cumsum(rows.response_lengths)[:-1])
-        return StepReport(metrics=metrics, credits=credits, logprobs=logprobs)
+        return StepReport(metrics=metrics, credits=credits, logprobs=logprobs,
+                          utilization=self._utilization(rows, timer.seconds["forward_backward"]))
+
+    def _utilization(self, rows: Rows, seconds: float) -> float | None:
+        stepper = self._stepper
+        flops = forward_flops(stepper.policy.model, rows) * passes(
+            reference=stepper.reference is not None, critic=stepper.critic is not None)
+        return utilization(flops, seconds, device=self.gang.device, ranks=self.gang.world,
+                           half=self.config.model.dtype == "bfloat16")
 
     def state_dict_for_sampler(self) -> Iterator[tuple[str, Tensor]]:
         """Hugging Face names and whole CPU tensors in the sampler's dtype, tied entries included, one at a time.

@@ -78,6 +78,8 @@ class Engine:
         self.version = version
         self.listener: Callable[[int, int, float], object] = lambda *_: None
         """Told of each answer: tokens of prompt and response, seconds with the wait for a turn."""
+        self.kv_used = 0.0
+        """Share of the KV cache's blocks that requests hold."""
         self._path = path
         self._config = config
         self._dtype = "float32" if config.exact else dtype
@@ -157,9 +159,11 @@ class Engine:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
+        from rollout.engine_stats import kv_listener
+
         config = self._config
         length = config.max_prompt_tokens + config.max_response_tokens
-        return AsyncLLM.from_engine_args(
+        llm = AsyncLLM.from_engine_args(
             AsyncEngineArgs(
                 model=str(self._path),
                 skip_tokenizer_init=True,
@@ -178,8 +182,14 @@ class Engine:
                 logprobs_mode="processed_logprobs",
                 worker_extension_cls="rollout.updates.PackedLoader",
                 disable_log_stats=True,
-            )
+            ),
+            stat_loggers=[kv_listener(self._uses)],
         )
+        llm.log_stats = False  # a listener turns on statistics of each token, which it does not ask for
+        return llm
+
+    def _uses(self, share: float) -> None:
+        self.kv_used = share
 
     async def _generate(
         self, prompt_ids: Sequence[int], request_id: str, *, temperature: float, seed: int, max_tokens: int,

@@ -65,10 +65,13 @@ class Meter:
         own, meters = self._engine.version, self._meters
         meters("gagpo_rollout_tickets", state="playing").set(playing)
         meters("gagpo_rollout_tickets", state="held").set(held)
+        meters("gagpo_rollout_kv_used_ratio").set(self._engine.kv_used)
         meters("gagpo_rollout_version_incarnation").set(own.incarnation)
         meters("gagpo_rollout_version_step").set(own.step)
-        if pointer is not None and pointer.incarnation == own.incarnation:
-            meters("gagpo_rollout_version_lag_steps").set(pointer.step - own.step)
+        if pointer is not None:
+            meters("gagpo_rollout_version_lag_incarnations").set(pointer.incarnation - own.incarnation)
+            if pointer.incarnation == own.incarnation:
+                meters("gagpo_rollout_version_lag_steps").set(pointer.step - own.step)
         self._pulse.holds(own.short)
         return self._pulse.beat()
 

@@ -190,7 +190,7 @@ class MetricsSection(Section):
 
     host: str = "127.0.0.1"
     port: int = Field(default=0, ge=0, le=65535)
-    """0: a free one, which the run's prometheus-targets.json names."""
+    """0: a free one, which the run's file for Prometheus names."""
 
 
 class Config(Section):

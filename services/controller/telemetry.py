@@ -35,6 +35,7 @@ class Telemetry:
     def __init__(self) -> None:
         self.pulse = Pulse("controller", "controller")
         self.state("starting", "starting")
+        self.pulse.meters("gagpo_controller_progress_timestamp_seconds").set_to_current_time()
 
     def state(self, name: str, doing: str) -> None:
         """What the controller does now, in one of the declared words and in its own."""

@@ -66,6 +66,17 @@ async def check_update(engine: Engine, old, new) -> None:
     assert all([span.version for span in sample.spans] == [version] for sample in after)
 
 
+async def test_requests_in_flight_hold_blocks_of_the_cache_and_give_them_back(sampler: Engine):
+    samples = asyncio.create_task(sample_all(sampler, "in-flight", tokens=100))
+    held: list[float] = []
+    while not samples.done():
+        held.append(sampler.kv_used)
+        await asyncio.sleep(0.005)
+    await samples
+    assert 0 < max(held) <= 1
+    assert sampler.kv_used == 0
+
+
 async def test_tied_update(sampler: Engine, tiny_model):
     """Before an update the sampler is the old model, after it the new one; the tied head included, prefix hits too."""
     old = tiny_model(tied=True, seed=1)

@@ -12,7 +12,7 @@ CLAIM = Claim(ticket=TICKET, attempt=2, entry="1000-0", worker="rollout-0")
 
 
 def test_a_heartbeat_says_what_the_worker_did():
-    engine = SimpleNamespace(version=Version(incarnation=2, step=3, digest="d" * 16), listener=None)
+    engine = SimpleNamespace(version=Version(incarnation=2, step=3, digest="d" * 16), listener=None, kv_used=0.5)
     meter = Meter("rollout-0", engine, slots=4)  # pyright: ignore[reportArgumentType]  # an engine is vLLM
     engine.listener(40, 8, 0.3)
     meter.claimed([CLAIM])
@@ -40,5 +40,7 @@ def test_a_heartbeat_says_what_the_worker_did():
     assert of("gagpo_rollout_replays_total") == 1
     assert of("gagpo_rollout_update_seconds") == 1
     assert of("gagpo_rollout_version_lag_steps") == 2
+    assert of("gagpo_rollout_kv_used_ratio") == 0.5
+    assert of("gagpo_rollout_version_lag_incarnations") == 0
     assert of("gagpo_rollout_tickets", state="held") == 1
     assert of("gagpo_rollout_queue_seconds", le="+Inf") == 1

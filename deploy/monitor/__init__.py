@@ -1,0 +1,1 @@
+"""Prometheus and Grafana over runs: boards, and the processes of `gagpo monitor`."""

@@ -1,0 +1,95 @@
+"""Boards as Grafana reads them: `python -m deploy.monitor.grafana` writes deploy/grafana/dashboards/ anew."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from deploy.monitor.boards import BOARDS
+from deploy.monitor.panels import Board, Panel
+
+FOLDER = Path(__file__).parents[1] / "grafana"
+DASHBOARDS = FOLDER / "dashboards"
+PAGE_WIDTH, PANEL_HEIGHT, STAT_HEIGHT = 24, 7, 4
+SOURCE = {"type": "prometheus", "uid": "${source}"}
+SCHEMA = 39
+"""Of Grafana 11's dashboards; later ones bring it up to theirs as they load it."""
+
+
+def dashboard(board: Board) -> dict[str, Any]:
+    """A whole board."""
+    return {
+        "uid": f"gagpo-{board.name}", "title": board.title, "tags": ["gagpo"], "schemaVersion": SCHEMA, "version": 1,
+        "editable": True, "refresh": "10s", "time": {"from": "now-1h", "to": "now"}, "timezone": "browser",
+        "links": [{"type": "dashboards", "tags": ["gagpo"], "title": "gagpo", "asDropdown": False,
+                   "includeVars": True, "keepTime": True}],
+        "templating": {"list": [
+            {"name": "source", "label": "Prometheus", "type": "datasource", "query": "prometheus"},
+            {"name": "run", "label": "Run", "type": "query", "datasource": SOURCE, "refresh": 2, "sort": 1,
+             "multi": True, "includeAll": True, "allValue": ".*", "current": {"text": "All", "value": "$__all"},
+             "query": {"query": "label_values(gagpo_controller_state, run)", "refId": "run"}},
+        ]},
+        "panels": _placed(board),
+    }
+
+
+def _placed(board: Board) -> list[dict[str, Any]]:
+    panels: list[dict[str, Any]] = []
+    top = 0
+    for row in board.rows:
+        panels.append({"type": "row", "title": row.title, "id": len(panels) + 1, "collapsed": False, "panels": [],
+                       "gridPos": {"x": 0, "y": top, "w": PAGE_WIDTH, "h": 1}})
+        top, left, height = top + 1, 0, 0
+        for panel in row.panels:
+            if left + panel.width > PAGE_WIDTH:
+                top, left, height = top + height, 0, 0
+            tall = STAT_HEIGHT if panel.kind == "stat" else PANEL_HEIGHT
+            place = {"x": left, "y": top, "w": panel.width, "h": tall}
+            panels.append({**_drawn(panel), "id": len(panels) + 1, "gridPos": place})
+            left, height = left + panel.width, max(height, tall)
+        top += height
+    return panels
+
+
+def _drawn(panel: Panel) -> dict[str, Any]:
+    form = "heatmap" if panel.kind == "heatmap" else "time_series"
+    targets = [{"refId": chr(ord("A") + index), "datasource": SOURCE, "expr": query.expr, "legendFormat": query.legend,
+                "format": form} for index, query in enumerate(panel.queries)]
+    return {
+        "type": panel.kind, "title": panel.title, "description": panel.help, "datasource": SOURCE, "targets": targets,
+        "fieldConfig": {"defaults": {"unit": panel.unit, "custom": _custom(panel)}, "overrides": []},
+        "options": _options(panel),
+    }
+
+
+def _custom(panel: Panel) -> dict[str, Any]:
+    if panel.kind != "timeseries":
+        return {}
+    stacking = {"mode": "normal" if panel.stacked else "none"}
+    return {"fillOpacity": 40 if panel.stacked else 8, "showPoints": "never", "spanNulls": 60_000, "stacking": stacking}
+
+
+def _options(panel: Panel) -> dict[str, Any]:
+    if panel.kind == "heatmap":
+        return {"calculate": False, "yAxis": {"unit": panel.unit}}
+    if panel.kind == "stat":
+        return {"reduceOptions": {"calcs": ["lastNotNull"]}, "textMode": "value", "graphMode": "area"}
+    return {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi", "sort": "desc"}}
+
+
+def text(board: Board) -> str:
+    """The file of a board."""
+    return json.dumps(dashboard(board), indent=1, ensure_ascii=False) + "\n"
+
+
+def main() -> None:
+    """Writes all boards, and deletes those that are no more."""
+    for stale in DASHBOARDS.glob("*.json"):
+        stale.unlink()
+    for board in BOARDS:
+        (DASHBOARDS / f"{board.name}.json").write_text(text(board), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

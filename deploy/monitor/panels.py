@@ -1,0 +1,115 @@
+"""What a board is made of, and PromQL for the few things that panels ask: a gauge, a rate, a share, a quantile.
+
+Every query keeps to the runs chosen on the page, and is told apart by run and by the labels named.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["timeseries", "stat", "heatmap", "bargauge"]
+Unit = Literal["short", "s", "bytes", "percentunit", "ops", "dateTimeFromNow", "none"]
+RUNS = '{run=~"$run"}'
+RATE = "[$__rate_interval]"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """PromQL, and what its series are called."""
+
+    expr: str
+    legend: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One picture. `width` is in 24ths of the page."""
+
+    title: str
+    help: str
+    queries: tuple[Query, ...]
+    unit: Unit = "short"
+    kind: Kind = "timeseries"
+    width: int = 8
+    stacked: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Panels under one heading, side by side as far as they fit."""
+
+    title: str
+    panels: tuple[Panel, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Board:
+    """One page. `name` is its file's and its address's."""
+
+    name: str
+    title: str
+    rows: tuple[Row, ...]
+
+
+def panel(title: str, help: str, /, *queries: Query, unit: Unit = "short", kind: Kind = "timeseries",
+          width: int = 8, stacked: bool = False) -> Panel:
+    """A Panel, in fewer words."""
+    return Panel(title=title, help=help, queries=queries, unit=unit, kind=kind, width=width, stacked=stacked)
+
+
+def _legend(by: tuple[str, ...], name: str) -> str:
+    return " ".join([*(["{{run}}"] if "run" in by else []), *([name] if name else []),
+                     *(f"{{{{{label}}}}}" for label in by if label != "run")])
+
+
+def gauge(metric: str, *by: str, how: str = "max", where: str = "", name: str = "") -> Query:
+    """`how` over what is not told apart; `where`: further matchers."""
+    labels = ("run", *by)
+    return Query(f"{how} by ({', '.join(labels)}) ({series(metric, where)})", _legend(labels, name))
+
+
+def rate(metric: str, *by: str, where: str = "", name: str = "") -> Query:
+    """Per second, of a counter."""
+    labels = ("run", *by)
+    return Query(f"sum by ({', '.join(labels)}) (rate({series(metric, where)}{RATE}))", _legend(labels, name))
+
+
+def total(metric: str, *by: str, span: str, name: str = "") -> Query:
+    """What a counter grew by in the last `span`: for what happens once per learner step and not every few seconds."""
+    labels = ("run", *by)
+    return Query(f"sum by ({', '.join(labels)}) (increase({series(metric)}[{span}]))", _legend(labels, name))
+
+
+def age(metric: str, *, name: str = "") -> Query:
+    """Seconds since the time that a gauge holds."""
+    return Query(f"time() - max by (run) ({series(metric)})", _legend(("run",), name))
+
+
+def quantile(q: float, metric: str, *by: str, span: str = "$__rate_interval") -> Query:
+    """Of a histogram."""
+    labels = ("run", *by)
+    return Query(f"histogram_quantile({q}, sum by ({', '.join((*labels, 'le'))}) "
+                 f"(rate({series(metric + '_bucket')}[{span}])))", _legend(labels, f"p{q * 100:g}"))
+
+
+def median_and_tail(metric: str, *by: str) -> tuple[Query, Query]:
+    """The two quantiles that latencies are shown by."""
+    return quantile(0.5, metric, *by), quantile(0.95, metric, *by)
+
+
+def spread(metric: str, *, span: str = "$__rate_interval") -> Query:
+    """All buckets of a histogram, for a heatmap."""
+    return Query(f"sum by (le) (increase({series(metric + '_bucket')}[{span}]))", "{{le}}")
+
+
+def mean(metric: str, *by: str, name: str = "", span: str = "$__rate_interval") -> Query:
+    """Mean observation of a histogram in the last `span`."""
+    labels = ("run", *by)
+    grown = [f"sum by ({', '.join(labels)}) (rate({series(metric + part)}[{span}]))" for part in ("_sum", "_count")]
+    return Query(" / ".join(grown), _legend(labels, name))
+
+
+def series(metric: str, where: str = "") -> str:
+    """A metric of ours in the runs chosen."""
+    return f"gagpo_{metric}{RUNS[:-1]}{', ' + where if where else ''}}}"

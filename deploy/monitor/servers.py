@@ -1,0 +1,148 @@
+"""Prometheus and Grafana as child processes over a folder of runs. They keep what they know in `.monitor/` there.
+
+Prometheus asks the endpoints that runs name in `.monitor/targets/`; Grafana is shown Prometheus and our boards by its
+provisioning, so that nobody has to click.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import yaml
+
+from deploy.machine import port_is_free
+from deploy.members import free_port
+from deploy.monitor.grafana import DASHBOARDS, FOLDER
+from deploy.run_folder import targets_folder
+from services.config import ENV_TOKEN_VARIABLE
+from services.errors import DeadlineExceeded, Fault, UserError
+from services.processes import end_with_parent
+
+HOST = "127.0.0.1"
+RULES = Path(__file__).parents[1] / "prometheus"
+READY_S, STOP_S, POLL_S = 60.0, 20.0, 0.1
+
+
+def configuration(runs_dir: Path, *, rules: Path, ray: Path | None, token: Path | None) -> str:
+    """deploy/prometheus/prometheus.yml with the places of this machine.
+
+    `ray`: the head's discovery file, None: Ray is not asked; `token`: a file that holds the environment servers' token.
+    """
+    config = yaml.safe_load((RULES / "prometheus.yml").read_text())
+    config["rule_files"] = [str(rules.absolute())]
+    runs, head = config["scrape_configs"]
+    runs["file_sd_configs"][0]["files"] = [str(targets_folder(runs_dir).absolute() / "*.json")]
+    if token is not None:
+        runs["authorization"] = {"credentials_file": str(token.absolute())}
+    if ray is None:
+        config["scrape_configs"] = [runs]
+    else:
+        head["file_sd_configs"][0]["files"] = [str(ray.absolute())]
+    return yaml.safe_dump(config, sort_keys=False)
+
+
+@contextmanager
+def prometheus(runs_dir: Path, *, port: int, ray: Path | None = None) -> Iterator[str]:
+    """While the block goes on; yields its URL. Raises UserError where there is none, or the port is taken."""
+    binary = shutil.which("prometheus")
+    if binary is None:
+        raise UserError("there is no prometheus on the PATH", "apt-get install prometheus, or unpack a release of it")
+    home = runs_dir / ".monitor"
+    for folder in (targets_folder(runs_dir), home / "prometheus"):
+        folder.mkdir(parents=True, exist_ok=True)
+    token = _secret(home / "token", os.environ.get(ENV_TOKEN_VARIABLE))
+    config = home / "prometheus.yml"
+    config.write_text(configuration(runs_dir, rules=RULES / "rules.yml", ray=ray, token=token))
+    port = _port(port, "--port")
+    arguments = [binary, f"--config.file={config}", f"--storage.tsdb.path={home / 'prometheus'}",
+                 f"--web.listen-address={HOST}:{port}", "--log.level=warn"]
+    with _child("Prometheus", arguments, home / "prometheus.log", ready=f"http://{HOST}:{port}/-/ready"):
+        yield f"http://{HOST}:{port}"
+
+
+@contextmanager
+def grafana(runs_dir: Path, source: str, *, port: int) -> Iterator[str | None]:
+    """While the block goes on, over the Prometheus at `source`; yields its URL, None where Grafana is not installed."""
+    command = _grafana_command()
+    if command is None:
+        yield None
+        return
+    home = runs_dir.absolute() / ".monitor"
+    port = _port(port, "--grafana-port")
+    settings = {
+        "GF_PATHS_DATA": str(home / "grafana"), "GF_PATHS_PROVISIONING": str(FOLDER / "provisioning"),
+        "GF_SERVER_HTTP_ADDR": HOST, "GF_SERVER_HTTP_PORT": str(port), "GF_LOG_MODE": "console",
+        "GF_AUTH_ANONYMOUS_ENABLED": "true", "GF_ANALYTICS_REPORTING_ENABLED": "false",
+        "GF_ANALYTICS_CHECK_FOR_UPDATES": "false", "GAGPO_PROMETHEUS": source, "GAGPO_DASHBOARDS": str(DASHBOARDS),
+        "GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH": str(DASHBOARDS / "overview.json"),
+    }
+    with _child("Grafana", command, home / "grafana.log", ready=f"http://{HOST}:{port}/api/health", settings=settings):
+        yield f"http://{HOST}:{port}"
+
+
+def _grafana_command() -> list[str] | None:
+    """Packages leave the pages that it serves at HOME; an unpacked release has them around its binary."""
+    for name, words in (("grafana", ["server"]), ("grafana-server", [])):
+        found = shutil.which(name)
+        if found is not None:
+            packaged, unpacked = Path("/usr/share/grafana"), Path(found).resolve().parents[1]
+            return [found, *words, "--homepath", str(packaged if packaged.is_dir() else unpacked)]
+    return None
+
+
+def _port(wanted: int, option: str) -> int:
+    if wanted and not port_is_free(wanted, HOST):
+        raise UserError(f"port {wanted} is taken", f"choose another {option}, or 0 for a free one")
+    return wanted or free_port()
+
+
+def _secret(path: Path, token: str | None) -> Path | None:
+    """Writes `token` for its owner alone; deletes the file where there is none."""
+    path.unlink(missing_ok=True)
+    if token is None:
+        return None
+    with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+        file.write(token)
+    return path
+
+
+@contextmanager
+def _child(name: str, command: Sequence[str], log: Path, *, ready: str,
+           settings: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Runs `command` until the block ends; enters it once `ready` answers. Raises Fault with the log's last lines."""
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env={**os.environ, **(settings or {})},
+            start_new_session=True,  # a terminal's Ctrl-C is for us: we end them in order
+            preexec_fn=end_with_parent())  # noqa: PLW1509 - two system calls
+    try:
+        deadline = time.monotonic() + READY_S
+        while not _answers(ready):
+            if process.poll() is not None:
+                lines = log.read_text(errors="replace").strip().splitlines()
+                raise Fault(f"{name} ended with status {process.returncode}: {' '.join(lines[-2:])}")
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(f"{name} was not ready within {READY_S:.0f} s; see {log}")
+            time.sleep(POLL_S)
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(STOP_S)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=5.0).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False

@@ -1,0 +1,56 @@
+"""How much of its GPUs a learner step uses: model FLOPs over seconds, against the peak that their maker states.
+
+Counted is what the algorithm needs, multiplications only: 2 FLOPs per weight and token forwards, twice that backwards
+(Kaplan et al., arXiv 2001.08361, section 2.1), attention as causal. What is computed again to save memory is no work.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+from learner.model import Policy
+from learner.packing import Rows
+
+PEAKS = {
+    "B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12,
+    "L4": 121e12, "A10": 125e12,
+}
+"""Part of a device's name, the more special one first -> dense bfloat16 FLOPs per second, from the data sheets."""
+BACKWARD = 2
+"""A backward pass costs as much as two forward ones: gradients of inputs and of weights."""
+
+
+def peak(device: str) -> float | None:
+    """FLOPs per second in bfloat16 of a GPU, by its name; None for one that is not listed."""
+    return next((flops for part, flops in PEAKS.items() if part in device), None)
+
+
+def forward_flops(policy: Policy, rows: Rows) -> float:
+    """Of one forward pass over all rows; the head sees response tokens alone."""
+    config = policy.hf.config.get_text_config()
+    head = policy.hf.get_output_embeddings()
+    weights = sum(module.weight.numel() for module in policy.body.modules() if isinstance(module, nn.Linear))
+    size = config.num_attention_heads * (getattr(config, "head_dim", None)
+                                         or config.hidden_size // config.num_attention_heads)
+    lengths = rows.lengths.astype(np.float64)
+    # Scores and their product with the values: 2 products of 2 FLOPs, over half of the length x length square.
+    attention = 2 * size * config.num_hidden_layers * float((lengths ** 2).sum())
+    assert isinstance(head, nn.Linear)
+    return 2.0 * weights * lengths.sum() + 2.0 * head.weight.numel() * rows.response_lengths.sum() + attention
+
+
+def passes(*, reference: bool, critic: bool) -> int:
+    """Forward passes that a step is worth: logprobs before it, then forwards and backwards; the reference's; those of
+    a critic, which is as large as the policy."""
+    trained = 1 + 1 + BACKWARD
+    return trained * (2 if critic else 1) + reference
+
+
+def utilization(flops: float, seconds: float, *, device: torch.device, ranks: int, half: bool) -> float | None:
+    """In [0, 1]; None on CPUs, in float32, and on GPUs whose peak is not listed."""
+    if device.type != "cuda" or not half or not seconds:
+        return None
+    most = peak(torch.cuda.get_device_name(device))
+    return None if most is None else flops / (seconds * ranks * most)

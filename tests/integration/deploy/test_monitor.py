@@ -1,0 +1,78 @@
+"""`gagpo monitor` as a process, with a real Prometheus over the endpoint of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from deploy.monitoring import target_groups
+from deploy.run_folder import targets_folder
+from services.exposition import serving
+from services.heartbeat import Pulse, decode
+
+pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
+START_S = 60.0
+
+
+def until(found: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + START_S
+    while not (seen := found()):
+        assert time.monotonic() < deadline, f"no {what} in {START_S:.0f} s"
+        time.sleep(0.2)
+    return seen
+
+
+def ask(url: str, what: str, **query: str) -> dict[str, Any]:
+    return httpx.get(f"{url}/api/v1/{what}", params=query, timeout=10).json()["data"]
+
+
+def start(runs_dir: Path, out: Path) -> subprocess.Popen[bytes]:
+    with out.open("wb") as file:
+        return subprocess.Popen([sys.executable, "-m", "deploy.cli", "monitor", str(runs_dir), "--port", "0"],
+                                stdout=file, stderr=file, start_new_session=True,
+                                env={**os.environ, "GAGPO_ENV_TOKEN": "secret"})
+
+
+def test_a_run_is_found_and_scraped_until_ctrl_c(tmp_path: Path):
+    pulse, runs_dir, out = Pulse("controller", "controller"), tmp_path / "runs", tmp_path / "out"
+    pulse.meters("gagpo_controller_capacity_groups").set(3)
+    with serving(lambda: decode({"controller": pulse.beat()}), host="127.0.0.1", port=0) as address:
+        targets_folder(runs_dir).mkdir(parents=True)
+        (targets_folder(runs_dir) / "mine.json").write_text(json.dumps(target_groups("mine", address, [])))
+        process = start(runs_dir, out)
+        try:
+            url = until(lambda: re.search(r"^Prometheus: (\S+)$", out.read_text(), re.MULTILINE), "address")[1]
+            (series,) = until(lambda: ask(url, "query", query="gagpo_controller_capacity_groups")["result"], "series")
+            assert (series["metric"]["run"], series["metric"]["worker"]) == ("mine", "controller")
+            assert series["value"][1] == "3"
+            (rules,) = [group["rules"] for group in ask(url, "rules")["groups"]]
+            assert {rule["health"] for rule in rules} <= {"ok", "unknown"}
+            assert len(rules) == 10
+            (child,) = psutil.Process(process.pid).children(recursive=True)
+            assert (runs_dir / ".monitor" / "token").stat().st_mode & 0o777 == 0o600
+            os.killpg(process.pid, signal.SIGINT)
+            assert process.wait(30) == 130, out.read_text()
+            assert not child.is_running()
+        finally:
+            process.kill()
+
+
+def test_a_port_that_is_taken_is_the_users_to_change(tmp_path: Path):
+    with serving(dict, host="127.0.0.1", port=0) as address:
+        done = subprocess.run([sys.executable, "-m", "deploy.cli", "monitor", str(tmp_path), "--port",
+                               address.rpartition(":")[2]], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"error: port \d+ is taken; choose another --port, or 0 for a free one\n", done.stderr)

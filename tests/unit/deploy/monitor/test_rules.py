@@ -1,0 +1,57 @@
+"""Alerts, played through by promtool, and the page that says what to do about each."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deploy.monitor.servers import RULES, configuration
+from services.metric_names import CATALOGUE
+
+ROOT = Path(__file__).parents[4]
+PLAYED = Path(__file__).with_name("alerts.yml")
+ALERTS = [rule for group in yaml.safe_load((RULES / "rules.yml").read_text())["groups"] for rule in group["rules"]]
+needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian: prometheus) is missing")
+
+
+def promtool(*arguments: object) -> None:
+    done = subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_promtool
+def test_alerts_fire_when_they_should_and_not_before():
+    promtool("test", "rules", PLAYED)
+
+
+@needs_promtool
+def test_the_shipped_configuration_is_valid():
+    promtool("check", "config", RULES / "prometheus.yml")
+
+
+@needs_promtool
+def test_a_configuration_for_this_machine_is_valid(tmp_path: Path):
+    token = tmp_path / "token"
+    token.write_text("secret")
+    config = tmp_path / "prometheus.yml"
+    config.write_text(configuration(tmp_path, rules=RULES / "rules.yml", ray=tmp_path / "ray.json", token=token))
+    promtool("check", "config", config)
+    jobs = {job["job_name"]: job for job in yaml.safe_load(config.read_text())["scrape_configs"]}
+    assert jobs["gagpo"]["authorization"] == {"credentials_file": str(token)}
+    assert "authorization" not in jobs["ray"]
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
+def test_an_alert_is_played_through_knows_its_metrics_and_names_its_section(alert):
+    tests = [one for test in yaml.safe_load(PLAYED.read_text())["tests"] for one in test["alert_rule_test"]]
+    assert any(one["alertname"] == alert["alert"] and one["exp_alerts"] for one in tests), "never fires in the tests"
+    assert set(re.findall(r"\bgagpo_[a-z_]+\b", alert["expr"])) <= CATALOGUE.keys()
+    page, _, anchor = alert["annotations"]["runbook"].partition("#")
+    headings = re.findall(r"^#+ (.+)$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
+    assert anchor in [heading.lower() for heading in headings]
+    assert alert["labels"]["severity"] in ("critical", "warning")

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from learner.model import Policy
+from learner.packing import Rows, pack
+from learner.utilization import forward_flops, passes, peak, utilization
+
+
+def rows_of(prompt: list[int], response: list[int]) -> Rows:
+    count, tokens = len(prompt), sum(prompt) + sum(response)
+    return Rows(tokens=np.arange(2, 2 + tokens, dtype=np.int32) % 500, prompt_lengths=np.array(prompt),
+                response_lengths=np.array(response), sampler_logprobs=np.zeros(sum(response), np.float32),
+                advantages=np.ones(count), temperatures=np.ones(count), stale=np.zeros(count, np.bool_))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_multiplications_are_those_that_torch_counts(tiny_model, tied: bool):
+    """torch counts attention as a whole square, and a causal row has half of one."""
+    model, rows = tiny_model(tied=tied, seed=0), rows_of([30, 30], [10, 10])
+    model.set_attn_implementation("gagpo_packed")
+    policy = Policy(model)
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:  # the fused kernel is one that it does not know
+        policy(pack(rows, np.arange(2), torch.device("cpu")))
+    half_squares = 2 * 64 * 2 * (40**2 + 40**2)  # heads x width, layers, rows
+    assert forward_flops(policy, rows) == counter.get_total_flops() - half_squares
+
+
+def test_passes_of_a_step():
+    assert passes(reference=False, critic=False) == 4
+    assert passes(reference=True, critic=False) == 5
+    assert passes(reference=True, critic=True) == 9
+
+
+def test_the_peak_is_that_of_the_very_device():
+    assert peak("NVIDIA H100 80GB HBM3") == 989e12
+    assert peak("NVIDIA H100 PCIe") == 756e12
+    assert peak("NVIDIA L40S") == 362e12
+    assert peak("NVIDIA GeForce RTX 3060") is None
+
+
+def test_there_is_none_without_a_gpu():
+    assert utilization(1e15, 1.0, device=torch.device("cpu"), ranks=1, half=True) is None
+
+
+def test_half_of_two_devices(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA A100-SXM4-80GB")
+    device = torch.device("cuda", 0)
+    assert utilization(624e12, 2.0, device=device, ranks=2, half=True) == 0.5
+    assert utilization(624e12, 2.0, device=device, ranks=2, half=False) is None
