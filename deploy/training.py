@@ -20,7 +20,7 @@ from deploy.monitoring import monitoring
 from deploy.panels import Panels
 from deploy.progress import Progress
 from deploy.publishing import publish_folder
-from deploy.report import write_report
+from deploy.report.page import write_report
 from deploy.run_folder import RunFolder
 from deploy.topology import Topology, topology
 from learner.checkpoint import Checkpoints
@@ -208,16 +208,12 @@ class TrainingRun:
                    for key, value in line.items() if key.startswith("seconds/"))
 
     def report(self) -> list[str]:
-        """report.html, figures, and the final table."""
-        facts = {
-            "environment": self.panels.env_name, "engine": self.panels.engine,
-            "held-out games": f"{len(self.panels.heldout)} of {self.panels.heldout_split}, "
-                              f"digest {self.panels.heldout_digest[:16]}",
-            "learner steps": str(self.config.steps), "RL minutes": f"{self.rl_seconds() / 60:.1f}",
-            "cold-start minutes": f"{self.config.sft.minutes:g}" if self.config.sft.enabled else "none",
-        }
-        page = write_report(self.folder.path, env=self.panels.env_name, facts=facts)
+        """The final table, report.html and figures."""
         comparison = compare(read_evaluations(self.folder.evaluations))
         lines = as_lines(comparison, env=self.panels.env_name) if comparison else []
-        self.folder.summary.write_text(json.dumps({"format": 1, "table": lines}, indent=1) + "\n")
+        panel = {"split": self.panels.heldout_split, "games": len(self.panels.heldout),
+                 "digest": self.panels.heldout_digest}
+        summary = {"format": 1, "table": lines, "engine": self.panels.engine, "heldout": panel}
+        self.folder.summary.write_text(json.dumps(summary, indent=1) + "\n")
+        page, _ = write_report([self.folder.path], self.folder.path)
         return [*lines, f"report: {page.absolute()}"]

@@ -11,7 +11,6 @@ import argparse
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,7 +21,16 @@ from deploy.children import ChildFailed, failed
 from deploy.comparison import COLD
 from deploy.experiment import tables
 from deploy.experiment.common import COMMON, check_settings, prepare, require_official
-from deploy.experiment.design import CONFIRMING_SEEDS, Run, chosen, config_of, first_seeds, fresh_seeds, to_confirm
+from deploy.experiment.design import (
+    ARMS,
+    CONFIRMING_SEEDS,
+    Run,
+    chosen,
+    config_of,
+    first_seeds,
+    fresh_seeds,
+    to_confirm,
+)
 from deploy.experiment.progress import Progress
 from deploy.experiment.records import Record, read_records
 from deploy.experiment.runs import Runner, left, only_one
@@ -99,7 +107,7 @@ def _make(config: Config, wanted: Sequence[Run], args: argparse.Namespace) -> No
 
 def _report(out: Path, *, as_json: bool) -> int:
     """table.md, summary.json and figures/ from the records; prints the table. Raises UserError without any."""
-    from deploy.experiment.figures import write_figures
+    from deploy.report.figures import PAPER, write_figures
 
     records = read_records(out)
     if not records:
@@ -107,10 +115,11 @@ def _report(out: Path, *, as_json: bool) -> int:
     common = json.loads((out / COMMON).read_text()) if (out / COMMON).exists() else {}
     lines = tables.as_lines(records, _cold(common))
     (out / "table.md").write_text("\n".join(lines) + "\n")
-    summary = {"format": FORMAT, "parts": {title: _summary(part) for title, part in tables.parts(records).items()}}
+    parts = tables.parts(records)
+    summary = {"format": FORMAT, "parts": {title: tables.summary(part) for title, part in parts.items()}}
     (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
-    for title, part in tables.parts(records).items():
-        write_figures(out / "figures" / title.lower().replace(" ", "-"), part)
+    for title, part in parts.items():
+        write_figures(out / "figures" / title.lower().replace(" ", "-"), part, arms=ARMS, figures=PAPER)
     print(json.dumps(summary) if as_json else "\n".join(lines))
     return 0
 
@@ -118,15 +127,3 @@ def _report(out: Path, *, as_json: bool) -> int:
 def _cold(common: Mapping[str, Any]) -> dict[str, Any] | None:
     """The cold start's line on the held-out games."""
     return next((row for row in common.get("cold_evaluations", []) if row["label"] == COLD), None)
-
-
-def _summary(records: Sequence[Record]) -> dict[str, Any]:
-    """For machines; an interval that is infinite is null."""
-    arms = {arm: _cells(cells) for arm, cells in tables.means(records).items()}
-    pairs = [{"a": a, "b": b, **_cells(cells)} for (a, b), cells in tables.differences(records).items()]
-    return {"arms": arms, "differences": pairs}
-
-
-def _cells(cells: Mapping[str, tables.Cell]) -> dict[str, dict[str, float | None]]:
-    return {name: {key: value if value is not None and math.isfinite(value) else None
-                   for key, value in asdict(cell).items()} for name, cell in cells.items()}

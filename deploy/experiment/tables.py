@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
 from deploy.comparison import TRAINED
-from deploy.experiment.design import ARMS, COMPARISONS, CONFIRMING_SEEDS
+from deploy.experiment.design import ARMS, COMPARISONS, CONFIRMING_SEEDS, Arm
 from deploy.experiment.records import Record
 from services.statistics import detectable, seed_interval, spread
 
@@ -84,6 +84,16 @@ def measures(records: Sequence[Record]) -> list[Measure]:
     ]
 
 
+SIZES = (
+    Measure(name="singletons", title="alone", form=".1%", of=_curve("credit/singleton_share", mean_of)),
+    Measure(name="share_2_4", title="2 to 4", form=".1%", of=_curve("credit/share_2_4", mean_of)),
+    Measure(name="share_5_8", title="5 to 8", form=".1%", of=_curve("credit/share_5_8", mean_of)),
+    Measure(name="share_above_8", title="above 8", form=".1%", of=_curve("credit/share_above_8", mean_of)),
+    Measure(name="size", title="mean size", form=".1f", of=_curve("credit/group_size_mean", mean_of)),
+)
+"""Shares of steps by the size of their state group, as the paper's table 5, over all learner steps."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
     """A mean over `n` runs or pairs with its 95% interval; infinite where one value says nothing of the spread."""
@@ -102,26 +112,54 @@ def by_seed(records: Iterable[Record], arm: str, of: Callable[[Record], float | 
     return {seed: value for seed, value in found.items() if value is not None}
 
 
-def means(records: Sequence[Record]) -> dict[str, dict[str, Cell]]:
-    """Arm -> measure -> cell, arms in the registry's order."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Design:
+    """What is compared: arms in the order of the tables, pairs (a, b) for a - b, and the columns of both."""
+
+    arms: Mapping[str, Arm]
+    comparisons: Sequence[tuple[str, str]]
+    columns: Sequence[Measure]
+
+
+def planned(records: Sequence[Record]) -> Design:
+    """The credit experiment's own."""
+    return Design(arms=ARMS, comparisons=COMPARISONS, columns=measures(records))
+
+
+def means(records: Sequence[Record], design: Design | None = None) -> dict[str, dict[str, Cell]]:
+    """Arm -> measure -> cell, arms in the design's order."""
+    design = design or planned(records)
     out: dict[str, dict[str, Cell]] = {}
-    for arm in ARMS:
-        columns = {m.name: list(by_seed(records, arm, m.of).values()) for m in measures(records)}
+    for arm in design.arms:
+        columns = {m.name: list(by_seed(records, arm, m.of).values()) for m in design.columns}
         cells = {name: _cell(values) for name, values in columns.items() if values}
         out |= {arm: cells} if cells else {}
     return out
 
 
-def differences(records: Sequence[Record]) -> dict[tuple[str, str], dict[str, Cell]]:
-    """(a, b) of COMPARISONS -> measure -> a - b over their common seeds, of which there must be two."""
+def differences(records: Sequence[Record], design: Design | None = None) -> dict[tuple[str, str], dict[str, Cell]]:
+    """(a, b) of the design -> measure -> a - b over their common seeds, of which there must be two."""
+    design = design or planned(records)
     out: dict[tuple[str, str], dict[str, Cell]] = {}
-    for a, b in COMPARISONS:
-        for measure in measures(records):
+    for a, b in design.comparisons:
+        for measure in design.columns:
             mine, others = (by_seed(records, arm, measure.of) for arm in (a, b))
             pairs = [mine[seed] - others[seed] for seed in sorted(mine.keys() & others.keys())]
             if len(pairs) > 1:
                 out.setdefault((a, b), {})[measure.name] = _cell(pairs, paired=True)
     return out
+
+
+def summary(records: Sequence[Record], design: Design | None = None) -> dict[str, Any]:
+    """For machines; an interval that is infinite is null."""
+    arms = {arm: _finite(cells) for arm, cells in means(records, design).items()}
+    pairs = [{"a": a, "b": b, **_finite(cells)} for (a, b), cells in differences(records, design).items()]
+    return {"arms": arms, "differences": pairs}
+
+
+def _finite(cells: Mapping[str, Cell]) -> dict[str, dict[str, float | None]]:
+    return {name: {key: value if value is not None and math.isfinite(value) else None
+                   for key, value in asdict(cell).items()} for name, cell in cells.items()}
 
 
 def _cell(values: Sequence[float], *, paired: bool = False) -> Cell:
@@ -136,25 +174,43 @@ def parts(records: Sequence[Record]) -> dict[str, list[Record]]:
     return {title: chosen for title, chosen in (("First seeds", first), ("Fresh seeds", fresh)) if chosen}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """A table as text, for a page or a terminal."""
+
+    note: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def means_grid(records: Sequence[Record], design: Design) -> Grid:
+    """One line per arm."""
+    rows = [[design.arms[arm].title, str(max(cell.n for cell in cells.values())),
+             *(_mean(cells.get(m.name), m.form) for m in design.columns)]
+            for arm, cells in means(records, design).items()]
+    return Grid(note="Mean and 95% interval over seeds, half-width behind ±.",
+                head=["arm", "seeds", *(m.title for m in design.columns)], rows=rows)
+
+
+def differences_grid(records: Sequence[Record], design: Design) -> Grid:
+    """One line per pair of arms with two common seeds."""
+    shown = [m for m in design.columns if m.name not in ("minutes", "singletons")]
+    rows = [[f"{design.arms[a].title} - {design.arms[b].title}", str(max(cell.n for cell in cells.values())),
+             *(_difference(cells.get(m.name), m.form) for m in shown),
+             _detectable(cells.get(shown[0].name), shown[0].form)]
+            for (a, b), cells in differences(records, design).items()]
+    return Grid(note="Differences, paired by seed; * where the interval excludes zero. Detectable: the smallest true "
+                "difference on held-out games\nthat this many pairs find with 80% power.",
+                head=["difference", "pairs", *(m.title for m in shown), "detectable"], rows=rows)
+
+
 def as_lines(records: Sequence[Record], cold: Mapping[str, Any] | None = None) -> list[str]:
     """Markdown, aligned so that it reads as plain text too. `cold`: the cold start's line on the held-out games."""
     out: list[str] = []
     for title, chosen in parts(records).items():
-        columns = measures(chosen)
-        out += [f"## {title}", "", "Mean and 95% interval over seeds, half-width behind ±.", ""]
-        out += _grid(["arm", "seeds", *(m.title for m in columns)], [
-            [ARMS[arm].title, str(max(cell.n for cell in cells.values())),
-             *(_mean(cells.get(m.name), m.form) for m in columns)] for arm, cells in means(chosen).items()])
-        shown = [m for m in columns if m.name not in ("minutes", "singletons")]
-        rows = [[f"{ARMS[a].title} - {ARMS[b].title}", str(max(cell.n for cell in cells.values())),
-                 *(_difference(cells.get(m.name), m.form) for m in shown),
-                 _detectable(cells.get(shown[0].name), shown[0].form)]
-                for (a, b), cells in differences(chosen).items()]
-        if rows:
-            out += ["", "Differences, paired by seed; * where the interval excludes zero. Detectable: the smallest "
-                        "true difference on held-out games", "that this many pairs find with 80% power.", ""]
-            out += _grid(["difference", "pairs", *(m.title for m in shown), "detectable"], rows)
-        out.append("")
+        out += [f"## {title}", ""]
+        for grid in (means_grid(chosen, planned(chosen)), differences_grid(chosen, planned(chosen))):
+            out += [*grid.note.split("\n"), "", *_markdown(grid.head, grid.rows), ""] if grid.rows else []
     if cold is not None:
         out.append(f"The cold start wins {cold['success_rate']:.1%} of the {cold['tasks']} held-out games.")
     if len({record.code for record in records}) > 1:
@@ -180,7 +236,7 @@ def _detectable(cell: Cell | None, form: str) -> str:
     return "" if cell is None or cell.detectable is None else format(cell.detectable, form)
 
 
-def _grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """A Markdown table, columns padded."""
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deploy.report import CURVES, moving_average
+from deploy.report.figures import FIGURES, moving_average
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 420, 170, 44, 20, 8
 MOST_POINTS = 600
@@ -53,12 +53,12 @@ class Chart:
 def training_charts(names: Sequence[str], metrics: Sequence[Rows]) -> list[Chart]:
     """The curves of the report, over all runs that have them."""
     charts: list[Chart] = []
-    for name, title, keys in CURVES:
+    for name, panel in ((name, panel) for name, panels in FIGURES.items() for panel in panels):
         lines = [Line(run=i, key=j, name=_label(names, i, key), steps=[row["step"] for row in rows],
                       values=[row.get(key) for row in rows])
-                 for i, rows in enumerate(metrics) for j, key in enumerate(keys) if rows and key in rows[-1]]
+                 for i, rows in enumerate(metrics) for j, key in enumerate(panel.keys) if rows and key in rows[-1]]
         if lines:
-            charts.append(_chart(name, title, lines))
+            charts.append(_chart(name, panel.title, lines))
     return charts
 
 

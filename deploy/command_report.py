@@ -1,0 +1,39 @@
+"""`gagpo report`: the figures of the paper for one run, or for several with intervals over their seeds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from services.errors import UserError
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
+    """Registers the command."""
+    parser = subparsers.add_parser(
+        "report",
+        help="figures and tables of one run or of several",
+        description="Writes report.html, one file with everything in it, and figures/*.png: success, length, gradient\n"
+        "norm, entropy, advantages, steps by the size of their state group. Of several runs, those that differ in\n"
+        "nothing but seed, name and place are one arm: means with 95% intervals over seeds, and differences to the\n"
+        "first arm, paired by seed. A run that goes on is reported as far as it is.",
+        epilog="examples:\n  gagpo report runs/mine\n  gagpo report runs/mine-seed* runs/theirs-seed* --out compared",
+    )
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="runs' folders")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where to (default: the run's folder, or ./report)")
+    parser.add_argument("--json", action="store_true", help="print the numbers as one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Writes the page. Raises UserError for what holds no run, and for a run that is given twice."""
+    from deploy.report.page import write_report
+
+    places = [path.resolve() for path in args.runs]
+    if len(set(places)) < len(places):
+        raise UserError("a run is given twice", "name each run once")
+    out = args.out or (args.runs[0] if len(args.runs) == 1 else Path("report"))
+    page, numbers = write_report(args.runs, out)
+    print(json.dumps(numbers) if args.json else f"report: {page.absolute()}")
+    return 0

@@ -1,0 +1,1 @@
+"""Reports: one page with figures and tables, of a run or of several."""

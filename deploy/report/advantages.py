@@ -1,0 +1,100 @@
+"""Normalised advantages as the archive has them: their distribution early and late, as the paper's figure 5."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deploy.experiment.design import Arm
+from deploy.report.figures import pyplot, save
+from services.statistics import seed_interval
+
+if TYPE_CHECKING:
+    import numpy as np
+
+PARTS = ("first quarter", "last quarter")
+"""Of the learner steps."""
+WIDEST = 4.0
+"""The outermost bars hold what lies beyond, too."""
+BARS = 64
+TRAINED = re.compile(r"step-(\d+)\.parquet")
+
+Parts = dict[str, "np.ndarray"]
+
+
+def advantages(run: Path) -> Parts:
+    """Part -> advantages of all steps trained on in it, [N]; {} without an archive that has them."""
+    files = sorted(path for path in (run / "episodes").glob("step-*.parquet") if TRAINED.fullmatch(path.name))
+    if not files:
+        return {}
+    quarter = math.ceil(len(files) / 4)
+    found = {part: _read(some) for part, some in zip(PARTS, (files[:quarter], files[-quarter:]), strict=True)}
+    return {part: values for part, values in found.items() if len(values)}
+
+
+def _read(files: Sequence[Path]) -> np.ndarray:
+    import numpy as np
+    import pyarrow.parquet as pq
+
+    columns = [pq.read_table(path, columns=["advantage"]).column("advantage").drop_null() for path in files]
+    return np.concatenate([column.to_numpy() for column in columns])
+
+
+def spread_of(values: np.ndarray) -> tuple[float, float]:
+    """(interquartile range, share with |A| > 1) of advantages [N]."""
+    import numpy as np
+
+    low, high = np.percentile(values, [25, 75])
+    return float(high - low), float(np.mean(np.abs(values) > 1))
+
+
+def rows(found: Mapping[str, Sequence[Parts]]) -> list[list[str]]:
+    """Arm -> its runs' parts, as lines: the arm, then IQR and tail of each part, with intervals over seeds."""
+    return [[arm, *(cell for part in PARTS for cell in _cells([one[part] for one in runs if part in one]))]
+            for arm, runs in found.items() if any(runs)]
+
+
+def _cells(values: Sequence[np.ndarray]) -> list[str]:
+    if not values:
+        return ["", ""]
+    spreads = [spread_of(one) for one in values]
+    return [_interval([iqr for iqr, _ in spreads], ".2f"), _interval([tail for _, tail in spreads], ".1%")]
+
+
+def _interval(values: Sequence[float], form: str) -> str:
+    mean, _, high = seed_interval(values)
+    half = "" if math.isinf(high) else f" ±{format(high - mean, form).rstrip('%')}"
+    return f"{format(mean, form)}{half}"
+
+
+def draw(path: Path, found: Mapping[str, Sequence[Parts]], arms: Mapping[str, Arm]) -> Path | None:
+    """Histograms of both parts over all seeds; None where no archive has advantages."""
+    import numpy as np
+
+    if not any(part for runs in found.values() for part in runs):
+        return None
+    plt = pyplot()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure, axes = plt.subplots(1, len(PARTS), figsize=(6.2 * len(PARTS), 4), sharey=True)
+    for ax, part in zip(axes, PARTS, strict=True):
+        for name, runs in found.items():
+            values = [one[part] for one in runs if part in one]
+            if values:
+                _histogram(ax, np.concatenate(values), arms[name])
+        for edge in (-1, 1):
+            ax.axvline(edge, color="#888888", linewidth=0.8, linestyle=":")
+        ax.set(title=f"Advantages, {part} of the steps", xlabel="normalised advantage A", yscale="log")
+        ax.legend(fontsize=8, frameon=False)
+    axes[0].set_ylabel("density")
+    return save(plt, figure, path)
+
+
+def _histogram(ax: Any, values: np.ndarray, arm: Arm) -> None:
+    import numpy as np
+
+    counts, edges = np.histogram(np.clip(values, -WIDEST, WIDEST), bins=BARS, range=(-WIDEST, WIDEST), density=True)
+    iqr, tail = spread_of(values)
+    ax.stairs(counts, edges, color=arm.colour, linewidth=1.4, label=f"{arm.title}: IQR {iqr:.2f}, {tail:.1%} beyond 1")

@@ -1,0 +1,145 @@
+"""Figures of runs, after the paper's figures 2 to 5: PNGs, the same for one run as for many.
+
+A curve is the mean over the seeds of an arm with its 95% band; where an arm has one run, a thin line has its steps.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deploy.experiment.design import Arm
+from deploy.experiment.records import Record
+from deploy.experiment.tables import by_seed, measures
+from services.statistics import seed_interval
+
+AVERAGE_OVER = 5
+"""Learner steps in the trailing mean of each run's curve: a single step is a few tasks, and noisy."""
+DPI = 100
+COLOURS = 128
+STYLES = ("-", "--", ":")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One pair of axes: keys of metrics.jsonl over learner steps. The first is drawn solid, the others broken."""
+
+    title: str
+    keys: tuple[str, ...]
+    scale: str = "linear"
+
+
+PAPER: dict[str, tuple[Panel, ...]] = {
+    "success": (Panel(title="Success of training episodes", keys=("success_rate",)),),
+    "length": (Panel(title="Episode length, steps", keys=("episode_length",)),),
+    "gradient-entropy": (Panel(title="Gradient norm before clipping", keys=("grad_norm",), scale="log"),
+                         Panel(title="Entropy, nats per token", keys=("loss/entropy",))),
+    "advantages": (Panel(title="Interquartile range of advantages", keys=("credit/advantage_iqr",)),
+                   Panel(title="Share of steps with |A| > 1", keys=("credit/share_above_one",))),
+}
+"""File -> its panels: the figures of the paper."""
+FIGURES: dict[str, tuple[Panel, ...]] = {
+    **PAPER,
+    "actions": (Panel(title="Share of actions", keys=("invalid_share", "inadmissible_share")),),
+    "credit": (Panel(title="Credit: share of steps", keys=("credit/singleton_share", "credit/active_share")),),
+    "loss": (Panel(title="Policy loss", keys=("loss/policy",)),
+             Panel(title="Sampler against learner, |difference| of logprobs",
+                   keys=("logprob_difference_mean", "logprob_difference_max"))),
+}
+"""And those by which one sees how a run does."""
+
+
+def moving_average(values: Sequence[float], window: int = AVERAGE_OVER) -> list[float]:
+    """Trailing mean; the first points average what there is."""
+    return [sum(values[max(0, i - window + 1): i + 1]) / min(i + 1, window) for i in range(len(values))]
+
+
+def pyplot() -> Any:
+    """matplotlib without a display."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    return plt
+
+
+def write_figures(folder: Path, records: Sequence[Record], *, arms: Mapping[str, Arm],
+                  figures: Mapping[str, Sequence[Panel]]) -> list[Path]:
+    """`figures`, as far as the records have them; of several runs also the held-out games, one by one."""
+    plt = pyplot()
+    folder.mkdir(parents=True, exist_ok=True)
+    written: list[Path] = []
+    for name, panels in figures.items():
+        if not any(key in record.curves for record in records for panel in panels for key in panel.keys):
+            continue
+        figure, axes = plt.subplots(1, len(panels), figsize=(6.2 * len(panels), 4), squeeze=False)
+        for ax, panel in zip(axes[0], panels, strict=True):
+            _curves(ax, records, arms, panel)
+        if axes[0][0].get_legend_handles_labels()[0]:
+            axes[0][0].legend(fontsize=8, frameon=False)
+        written.append(save(plt, figure, folder / f"{name}.png"))
+    if len(records) > 1 and _heldout_values(records, arms):
+        figure, ax = plt.subplots(figsize=(6.2, 3.8))
+        _heldout(ax, _heldout_values(records, arms), arms)
+        written.append(save(plt, figure, folder / "heldout.png"))
+    return written
+
+
+def save(plt: Any, figure: Any, path: Path) -> Path:
+    """With a palette: a third of the bytes, for files that are committed and pages that are sent on."""
+    from PIL import Image
+
+    figure.tight_layout()
+    with io.BytesIO() as drawn:
+        figure.savefig(drawn, dpi=DPI, format="png")
+        Image.open(drawn).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+    plt.close(figure)
+    return path
+
+
+def _curves(ax: Any, records: Sequence[Record], arms: Mapping[str, Arm], panel: Panel) -> None:
+    several = len(panel.keys) > 1
+    for name, arm in arms.items():
+        for key, style in zip(panel.keys, STYLES, strict=False):
+            runs = [[float("nan") if value is None else value for value in record.curves[key]]
+                    for record in records if record.arm == name and key in record.curves]
+            if runs:
+                _curve(ax, runs, arm, style, f"{arm.title}: {key}" if several else arm.title)
+    ax.set(title=panel.title, xlabel=f"learner step (mean of {AVERAGE_OVER})", yscale=panel.scale)
+    if several:
+        ax.legend(fontsize=8, frameon=False)
+    ax.grid(alpha=0.3)
+
+
+def _curve(ax: Any, runs: Sequence[Sequence[float]], arm: Arm, style: str, label: str) -> None:
+    points = [seed_interval(values) for values in zip(*map(moving_average, runs), strict=False)]
+    steps = range(1, len(points) + 1)
+    ax.plot(steps, [mean for mean, _, _ in points], style, color=arm.colour, linewidth=1.6, label=label)
+    if len(runs) > 1:
+        ax.fill_between(steps, [low for _, low, _ in points], [high for _, _, high in points],
+                        color=arm.colour, alpha=0.1, linewidth=0)
+    else:
+        ax.plot(steps, runs[0], style, color=arm.colour, alpha=0.3, linewidth=0.8)
+
+
+def _heldout_values(records: Sequence[Record], arms: Mapping[str, Arm]) -> dict[str, list[float]]:
+    (measure,) = (m for m in measures(records) if m.name == "heldout")
+    found = {arm: list(by_seed(records, arm, measure.of).values()) for arm in arms}
+    return {arm: values for arm, values in found.items() if values}
+
+
+def _heldout(ax: Any, values_of: Mapping[str, Sequence[float]], arms: Mapping[str, Arm]) -> None:
+    for place, name in enumerate(reversed(list(values_of))):
+        values, colour = values_of[name], arms[name].colour
+        ax.scatter(values, [place] * len(values), color=colour, alpha=0.35, s=18)
+        mean, low, high = seed_interval(values)
+        if len(values) > 1:
+            ax.plot([low, high], [place - 0.22] * 2, color=colour, linewidth=2)
+        ax.plot([mean], [place - 0.22], "o", color=colour)
+    ax.set_yticks(range(len(values_of)), [arms[arm].title for arm in reversed(list(values_of))])
+    ax.set(title="Held-out success: runs, mean, 95% interval", ylim=(-0.7, len(values_of) - 0.4))
+    ax.grid(alpha=0.3, axis="x")

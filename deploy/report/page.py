@@ -1,0 +1,190 @@
+"""report.html and figures/*.png from what runs left in their folders. Reads files only; safe to call at any time."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from deploy.comparison import TITLES, Comparison, compare
+from deploy.experiment import tables
+from deploy.report import advantages
+from deploy.report.figures import FIGURES, PAPER, pyplot, save, write_figures
+from deploy.report.runs import Compared, Run, compare_runs, read_run
+from envservice.registry import stands_in_for
+from services.statistics import seed_interval
+
+FORMAT = 2
+STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:84rem;margin:2rem auto;padding:0 1rem;color:#222}"
+    "table{border-collapse:collapse;margin:1rem 0}td,th{border:1px solid #ccc;padding:.3rem .7rem;text-align:left}"
+    "div{overflow-x:auto}img{max-width:100%}figure{display:inline-block;margin:.5rem}td{overflow-wrap:break-word}"
+    "pre{background:#f5f5f5;padding:1rem;overflow:auto}.label{background:#fff3cd;padding:.5rem 1rem}")
+
+
+def write_report(paths: Sequence[Path], out: Path) -> tuple[Path, dict[str, Any]]:
+    """Writes figures/ and report.html into `out`, atomically; returns the page and its numbers for machines.
+
+    Raises UserError for what is no run's folder, and for two runs of one config and seed.
+    """
+    runs = [read_run(path) for path in paths]
+    out.mkdir(parents=True, exist_ok=True)
+    compared = compare_runs(runs)
+    design = _design(compared)
+    single = runs[0] if len(runs) == 1 else None
+    title = single.name if single else f"{len(runs)} runs"
+    sections = [_labels(runs), _facts(single) if single else _overview(compared)]
+    if single and (comparison := compare(single.evaluations)):
+        sections.append("<h2>Before and after</h2>" + _before_and_after(comparison))
+    sections += _numbers(compared, design)
+    sections += _pictures(compared, single, out / "figures")
+    if single:
+        sections.append(f"<h2>Config</h2><pre>{html.escape(single.folder.config_file.read_text())}</pre>")
+    page = (f"<!doctype html><meta charset=utf-8><meta name=format content={FORMAT}>"
+            "<meta name=viewport content='width=device-width'>"
+            f"<title>{html.escape(title)}</title><style>{STYLE}</style><h1>{html.escape(title)}</h1>"
+            + "".join(sections))
+    temporary, target = out / ".report.html.tmp", out / "report.html"
+    temporary.write_text(page)
+    temporary.replace(target)
+    return target, {"format": FORMAT, "runs": {arm: [str(path) for path in paths]
+                                               for arm, paths in compared.paths.items()},
+                    **tables.summary(compared.records, replace(design, columns=[*design.columns, *tables.SIZES[1:]]))}
+
+
+def _design(compared: Compared) -> tables.Design:
+    """All arms against the first."""
+    first, *others = compared.arms
+    return tables.Design(arms=compared.arms, comparisons=[(arm, first) for arm in others],
+                         columns=tables.measures(compared.records))
+
+
+def _labels(runs: Iterable[Run]) -> str:
+    """Results on generated games say so."""
+    stand_ins = {run.env: name for run in runs if (name := stands_in_for(run.env))}
+    return "".join(f"<p class=label>Played on {html.escape(env)}: these figures are not those of {name}.</p>"
+                   for env, name in stand_ins.items())
+
+
+def _facts(run: Run) -> str:
+    panel = run.summary.get("heldout")
+    facts = {
+        "environment": run.games or run.env, "engine": run.summary.get("engine", ""),
+        "credit": run.config.get("learner.credit.estimator", ""),
+        "seed": run.config.get("seed", ""),
+        "learner steps": f"{run.metrics[-1]['step'] if run.metrics else 0} of {run.config.get('steps', '?')}",
+        "RL minutes": f"{run.seconds / 60:.1f}",
+        "cold-start minutes": f"{run.config['sft.minutes']:g}" if run.config.get("sft.enabled") else "none",
+        "held-out games": f"{panel['games']} of {panel['split']}, digest {panel['digest'][:16]}" if panel else "",
+    }
+    return _grid([], [[key, str(value)] for key, value in facts.items() if value != ""])
+
+
+def _overview(compared: Compared) -> str:
+    """Which runs are an arm, and what sets the arms apart."""
+    seeds = {arm: ", ".join(str(record.seed) for record in compared.records if record.arm == arm)
+             for arm in compared.arms}
+    rows = [[arm, seeds[arm], ", ".join(map(str, paths))] for arm, paths in compared.paths.items()]
+    differing = [[key, *values] for key, values in compared.differing.items()]
+    return _grid(["arm", "seeds", "runs"], rows) + (
+        "<h2>What differs</h2>" + _grid(["key", *compared.arms], differing) if differing else "")
+
+
+def _before_and_after(comparison: Comparison) -> str:
+    rows = [[TITLES[r.label], f"{r.temperature:g}", f"{r.success:.1%}", f"{r.low:.1%} to {r.high:.1%}", str(r.games)]
+            for r in comparison.rows]
+    gains = [[f"RL minus {TITLES[g.over]}", f"{g.temperature:g}", f"{g.gain:+.1%}", f"{g.low:+.1%} to {g.high:+.1%}",
+              "yes" if g.beyond_noise else "no"] for g in comparison.gains]
+    return (_grid(["policy", "T", "success", "95% interval", "games"], rows)
+            + _grid(["paired by game", "T", "gain", "95% interval", "beyond the interval"], gains))
+
+
+def _numbers(compared: Compared, design: tables.Design) -> list[str]:
+    """Means, differences, and steps by the size of their state group."""
+    sizes = tables.means_grid(compared.records, replace(design, columns=tables.SIZES))
+    grids = {"Results": tables.means_grid(compared.records, design),
+             "Differences": tables.differences_grid(compared.records, design),
+             "Steps by the size of their state group": sizes if any(any(row[2:]) for row in sizes.rows) else None}
+    return [f"<h2>{title}</h2><p>{html.escape(grid.note)}</p>{_grid(grid.head, grid.rows)}"
+            for title, grid in grids.items() if grid and grid.rows]
+
+
+def _pictures(compared: Compared, single: Run | None, folder: Path) -> list[str]:
+    found = {arm: [advantages.advantages(path) for path in paths] for arm, paths in compared.paths.items()}
+    paper = write_figures(folder, compared.records, arms=compared.arms, figures=PAPER)
+    paper += filter(None, [advantages.draw(folder / "advantage-distribution.png", found, compared.arms)])
+    more = write_figures(folder, compared.records, arms=compared.arms,
+                         figures={name: panels for name, panels in FIGURES.items() if name not in PAPER})
+    more = [path for path in more if path not in paper]
+    if any(row["label"].startswith("step-") for record in compared.records for row in record.evaluations):
+        more.append(_evaluations(folder / "evaluation.png", compared))
+    if single and (comparison := compare(single.evaluations)):
+        more.append(_comparison(folder / "comparison.png", comparison))
+    parts = [f"{part}: {name}" for part in advantages.PARTS for name in ("IQR", "beyond 1")]
+    table = advantages.rows(found)
+    return [f"<h2>The paper's figures</h2>{_images(paper)}" if paper else "",
+            f"<h2>Normalised advantages</h2>{_grid(['arm', *parts], table)}" if table else "",
+            f"<h2>More figures</h2>{_images(more)}" if more else ""]
+
+
+def _evaluations(path: Path, compared: Compared) -> Path:
+    """Success along the run: intervals over games for one run, over seeds for several."""
+    plt = pyplot()
+    figure, axes = plt.subplots(figsize=(6.2, 4))
+    for name, arm in compared.arms.items():
+        at: dict[int, list[Mapping[str, Any]]] = {}
+        for row in (row for record in compared.records if record.arm == name for row in record.evaluations):
+            if row["label"].startswith("step-"):
+                at.setdefault(row["step"], []).append(row)
+        points = [(step, *_interval(rows)) for step, rows in sorted(at.items())]
+        if points:
+            steps, means, lows, highs = zip(*points, strict=True)
+            errors = [[m - low for m, low in zip(means, lows, strict=True)],
+                      [high - m for m, high in zip(means, highs, strict=True)]]
+            axes.errorbar(steps, means, yerr=errors, marker="o", capsize=3, color=arm.colour, label=arm.title)
+    axes.set(title="Success of evaluations, 95% interval", xlabel="learner step", ylim=(0, 1))
+    axes.legend(fontsize=8, frameon=False)
+    return save(plt, figure, path)
+
+
+def _interval(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float, float]:
+    if len(rows) == 1:
+        return rows[0]["success_rate"], rows[0]["success_low"], rows[0]["success_high"]
+    return seed_interval([row["success_rate"] for row in rows])
+
+
+def _comparison(path: Path, comparison: Comparison) -> Path:
+    plt = pyplot()
+    figure, axes = plt.subplots(figsize=(6.2, 4))
+    temperatures = sorted({row.temperature for row in comparison.rows}, reverse=True)
+    for offset, label in enumerate(dict.fromkeys(row.label for row in comparison.rows)):
+        chosen = {row.temperature: row for row in comparison.rows if row.label == label}
+        places = [i + 0.25 * offset for i, t in enumerate(temperatures) if t in chosen]
+        rows = [chosen[t] for t in temperatures if t in chosen]
+        errors = [[r.success - r.low for r in rows], [r.high - r.success for r in rows]]
+        axes.bar(places, [r.success for r in rows], width=0.22, yerr=errors, capsize=3, label=TITLES[label])
+    axes.set_xticks([i + 0.25 for i in range(len(temperatures))], [f"T = {t:g}" for t in temperatures])
+    axes.set(title="Success on held-out games, 95% interval", ylim=(0, 1))
+    axes.legend(fontsize=8)
+    return save(plt, figure, path)
+
+
+def _images(pngs: Iterable[Path]) -> str:
+    """Pictures travel inside the page, so that the one file can be sent on."""
+    return "".join(f'<figure><img src="data:image/png;base64,{base64.b64encode(png.read_bytes()).decode()}" '
+                   f'alt="{png.stem}"></figure>' for png in pngs)
+
+
+def _grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Without a head, the first cell of each row is one."""
+    top = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
+    body = "".join(f"<tr>{''.join(_cells(row, named=not head))}</tr>" for row in rows)
+    return f"<div><table>{f'<tr>{top}</tr>' if head else ''}{body}</table></div>"
+
+
+def _cells(row: Sequence[str], *, named: bool) -> list[str]:
+    tags = ["th" if named else "td", *["td"] * (len(row) - 1)]
+    return [f"<{tag}>{html.escape(cell)}</{tag}>" for tag, cell in zip(tags, row, strict=True)]

@@ -1,0 +1,135 @@
+"""Runs as records to compare: what differs in nothing but its seed, name and place is one arm."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle, takewhile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from deploy.experiment.design import ARMS, Arm
+from deploy.experiment.records import PLACES, Record
+from deploy.run_folder import RunFolder
+from services.errors import UserError
+from services.metrics import Row, read_evaluations, read_metrics
+
+COLOURS = [arm.colour for arm in ARMS.values()]
+MAY_DIFFER = {*PLACES} - {"model.path", "sft.enabled"}
+"""Another model to start from is another arm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What one run's folder holds."""
+
+    folder: RunFolder
+    config: dict[str, Any]
+    """Dotted key -> value, as its config.yaml has them: a run of an older version may have other keys."""
+    games: str
+    metrics: list[Row]
+    evaluations: list[Row]
+    summary: dict[str, Any]
+    """summary.json; {} before the run has finished."""
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return self.folder.path.resolve().name
+
+    @property
+    def env(self) -> str:
+        """The environment's own name, that of a variant included."""
+        named = (row["env"] for row in self.evaluations if "env" in row)
+        return next(named, self.games.partition(" of ")[2].partition(" ")[0] or str(self.config.get("env.name", "")))
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of all learner steps, waiting for episodes included."""
+        return sum(value for row in self.metrics for key, value in row.items() if key.startswith("seconds/"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """Runs as records, their arms, and the keys in which arms differ."""
+
+    arms: Mapping[str, Arm]
+    records: Sequence[Record]
+    paths: Mapping[str, Sequence[Path]]
+    """Arm -> its runs' folders."""
+    differing: Mapping[str, Sequence[str]]
+    """Key -> its value in each arm."""
+
+
+def read_run(path: Path) -> Run:
+    """Raises UserError for what is no run's folder."""
+    folder = RunFolder(path)
+    if not folder.config_file.exists():
+        raise UserError(f"{path} is no run's folder", "give runs/<name>")
+    config = yaml.safe_load(folder.config_file.read_text())
+    summary = json.loads(folder.summary.read_text()) if folder.summary.exists() else {}
+    return Run(folder=folder, summary=summary, config=_flat(config if isinstance(config, dict) else {}),
+               games=str(folder.identity().get("games", "")),
+               metrics=read_metrics(folder.metrics), evaluations=read_evaluations(folder.evaluations))
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in tree.items():
+        out |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return out
+
+
+def compare_runs(runs: Sequence[Run]) -> Compared:
+    """Arms in the order of their first runs. Raises UserError for two runs of one arm and seed."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(json.dumps([run.games, sorted(_settings(run).items())], default=str), []).append(run)
+    titles = _titles(list(groups.values()))
+    records: list[Record] = []
+    for title, members in zip(titles, groups.values(), strict=True):
+        seeds: dict[int, Run] = {}
+        for run in members:
+            record = _record(run, title)
+            if (other := seeds.setdefault(record.seed, run)) is not run:
+                raise UserError(f"{other.folder.path} and {run.folder.path} have one config and one seed",
+                                "give one of them: intervals are over seeds")
+            records.append(record)
+    firsts = [_settings(members[0]) | {"games": members[0].games} for members in groups.values()]
+    keys = sorted({key for settings in firsts for key in settings})
+    differing = {key: values for key in keys
+                 if len(set(values := [str(settings.get(key, "")) for settings in firsts])) > 1}
+    arms = {title: Arm(title=title, colour=colour, overrides={})
+            for title, colour in zip(titles, cycle(COLOURS), strict=False)}
+    paths = {title: [run.folder.path for run in members]
+             for title, members in zip(titles, groups.values(), strict=True)}
+    return Compared(arms=arms, records=records, paths=paths, differing=differing)
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    return {key: value for key, value in run.config.items() if key not in MAY_DIFFER}
+
+
+def _titles(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """What the names of an arm's runs have in common; their first name where that says too little."""
+    common = [_shared_start([run.name for run in members]) for members in groups]
+    short = [text if len(members) == 1 else text.removesuffix("seed").rstrip("-_0123456789")
+             for text, members in zip(common, groups, strict=True)]
+    return [text if text and short.count(text) == 1 else str(members[0].folder.path)
+            for text, members in zip(short, groups, strict=True)]
+
+
+def _shared_start(names: Sequence[str]) -> str:
+    columns = zip(*names, strict=False)
+    return "".join(letters[0] for letters in takewhile(lambda letters: len(set(letters)) == 1, columns))
+
+
+def _record(run: Run, arm: str) -> Record:
+    last = run.metrics[-1] if run.metrics else {}
+    curves = {key: [row.get(key) for row in run.metrics] for key, value in last.items()
+              if isinstance(value, int | float | None) and key not in ("format", "step", "time")}
+    return Record(arm=arm, seed=int(run.config.get("seed", 0)), settings={}, cold_start="", code="", packages={},
+                  machine="", minutes=run.seconds / 60, seconds={}, curves=curves, evaluations=run.evaluations)

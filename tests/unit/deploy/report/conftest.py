@@ -1,0 +1,42 @@
+"""Runs' folders as training leaves them, with small numbers."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from services.metrics import METRIC_KEYS, append_row
+
+
+def make(folder: Path, *, seed: int = 0, success: float = 0.1, steps: int = 3, panel: bool = True,
+         env: str = "alfworld", **learner: Any) -> Path:
+    """A run of `steps` steps, each with the given success, and all else 0.1; won games as its policy is trained."""
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(
+        {"name": folder.name, "seed": seed, "steps": steps, "learner": learner, "env": {"name": "alfworld"},
+         "sft": {"enabled": True, "minutes": 3.0}}))
+    (folder / "run.json").write_text(f'{{"format": 1, "games": "9 games of {env} (digest)"}}')
+    (folder / "summary.json").write_text(
+        '{"format": 1, "engine": "own", "heldout": {"split": "heldout", "games": 2, "digest": "0123456789abcdef012"}}')
+    (folder / "episodes").mkdir()
+    for step in range(1, steps + 1):
+        append_row(folder / "metrics.jsonl", {**dict.fromkeys(METRIC_KEYS, 0.1), "step": step, "version": f"1.{step}",
+                                              "success_rate": success})
+        pq.write_table(pa.table({"advantage": [-2.0 * step, -0.5, 0.5, 2.0, None]}),
+                       folder / "episodes" / f"step-{step:08d}.parquet")
+    for label in ["step-000000", "panel-cold", "panel-trained"] if panel else ["step-000000"]:
+        won = 1.0 if label == "panel-trained" else 0.0
+        append_row(folder / "evaluations.jsonl", {
+            "label": label, "step": 0, "temperature": 1.0, "split": "heldout", "tasks": 2, "success_rate": won,
+            "success_low": won, "success_high": won, "success_by_task": {"a": won, "b": won}})
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., Path]:
+    """`run("name", seed=..., success=...)`: a folder."""
+    return lambda name, **options: make(tmp_path / name, **options)

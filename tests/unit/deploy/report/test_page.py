@@ -1,0 +1,109 @@
+"""The page made from what runs left in their folders."""
+
+import json
+import re
+
+import pytest
+
+from deploy.cli import main
+from deploy.report.figures import FIGURES, moving_average
+from deploy.report.page import write_report
+from services.metrics import METRIC_KEYS, append_row
+
+PICTURES = {*FIGURES, "evaluation", "advantage-distribution"}
+
+
+def cells(text: str) -> list[str]:
+    return re.findall(r"<t[dh]>(.*?)</t[dh]>", text)
+
+
+def test_the_page_of_one_run_holds_tables_figures_facts_and_config(run):
+    folder = run("<tiny>", credit={"estimator": "gagpo"})
+    page, _ = write_report([folder], folder)
+    text = page.read_text()
+    assert page == folder / "report.html"
+    assert {path.stem for path in (folder / "figures").glob("*.png")} == PICTURES | {"comparison"}
+    assert text.count("data:image/png;base64,") == len(PICTURES) + 1
+    assert "after RL" in text
+    assert "<td>RL minus before (cold start)</td><td>1</td><td>+100.0%</td>" in text
+    assert "<th>learner steps</th><td>3 of 3</td>" in text
+    assert "<th>cold-start minutes</th><td>3</td>" in text
+    assert "<th>held-out games</th><td>2 of heldout, digest 0123456789abcdef</td>" in text
+    assert "name: &lt;tiny&gt;" in text
+    assert "<meta name=format content=2>" in text
+    assert not re.search(r"(src|href)=.?http", text)
+    assert not list(folder.glob(".report*"))
+
+
+def test_state_groups_and_advantages_are_tables(run):
+    """Step 1 has -2, -.5, .5, 2, step 3 -6, -.5, .5, 2: quartiles -.875 and .875, and -1.875 and .875."""
+    folder = run("one")
+    text = write_report([folder], folder)[0].read_text()
+    sizes = cells(text.partition("Steps by the size")[2])
+    assert sizes[:14] == ["arm", "seeds", "alone", "2 to 4", "5 to 8", "above 8", "mean size",
+                          "one", "1", "10.0%", "10.0%", "10.0%", "10.0%", "0.1"]
+    advantages = cells(text.partition("<h2>Normalised advantages")[2])
+    assert advantages[5:10] == ["one", "1.75", "50.0%", "2.75", "50.0%"]
+
+
+def test_generated_games_are_labelled_and_official_ones_not(run):
+    label = "these figures are not those of alfworld."
+    generated, official = run("generated", env="alfworld-gen"), run("official")
+    assert label in write_report([generated], generated)[0].read_text()
+    assert label not in write_report([official], official)[0].read_text()
+
+
+def test_a_folder_without_results_still_makes_a_page(run):
+    folder = run("young", steps=0, panel=False)
+    for name in ("evaluations.jsonl", "summary.json"):
+        (folder / name).unlink()
+    text = write_report([folder], folder)[0].read_text()
+    assert "Before and after" not in text
+    assert "<img" not in text
+
+
+def test_torn_lines_replayed_steps_and_null_spoil_nothing(run):
+    folder = run("torn", panel=False)
+    append_row(folder / "metrics.jsonl", {**dict.fromkeys(METRIC_KEYS, 0.1), "step": 3, "grad_norm": float("nan")})
+    for name in ("metrics.jsonl", "evaluations.jsonl"):
+        with (folder / name).open("a") as file:
+            file.write('{"format": 1, "st')
+    text = write_report([folder], folder)[0].read_text()
+    assert text.count("<img") == len(PICTURES)
+    assert "Before and after" not in text
+
+
+def test_several_runs_are_arms_with_intervals_over_seeds(run, tmp_path, capsys):
+    """Training areas .2, .4 and .3, .7: the arms' means, their pairs' difference, and what sets them apart."""
+    folders = [run(f"{name}-seed{seed}", seed=seed, success=success, credit={"estimator": name})
+               for name, seed, success in (("gagpo", 0, 0.3), ("gagpo", 1, 0.7), ("gigpo", 0, 0.2), ("gigpo", 1, 0.4))]
+    out = tmp_path / "compared"
+    assert main(["report", *map(str, folders), "--out", str(out), "--json"]) == 0
+    numbers = json.loads(capsys.readouterr().out)
+    assert numbers["runs"] == {"gagpo": [str(f) for f in folders[:2]], "gigpo": [str(f) for f in folders[2:]]}
+    assert numbers["arms"]["gagpo"]["area"]["mean"] == pytest.approx(0.5)
+    (difference,) = numbers["differences"]
+    assert (difference["a"], difference["b"]) == ("gigpo", "gagpo")
+    assert difference["area"]["mean"] == pytest.approx(-0.2)
+    assert difference["area"]["high"] == pytest.approx(-0.2 + 12.7062 * 0.1, abs=1e-4)
+    assert "share_2_4" in numbers["arms"]["gigpo"]
+    text = (out / "report.html").read_text()
+    assert cells(text.partition("What differs")[2])[3:6] == ["learner.credit.estimator", "gagpo", "gigpo"]
+    assert {path.stem for path in (out / "figures").glob("*.png")} == PICTURES | {"heldout"}
+
+
+def test_one_config_and_seed_twice_is_refused(run, capsys):
+    assert main(["report", str(run("a")), str(run("b"))]) == 2
+    assert "have one config and one seed" in capsys.readouterr().err
+    assert main(["report", str(run("c")), str(run("d").parent / "c")]) == 2
+    assert "given twice" in capsys.readouterr().err
+
+
+def test_what_is_no_run_is_refused(tmp_path, capsys):
+    assert main(["report", str(tmp_path)]) == 2
+    assert "is no run's folder" in capsys.readouterr().err
+
+
+def test_the_average_trails():
+    """Over two: 1, (1 + 3) / 2, (3 + 5) / 2."""
+    assert moving_average([1.0, 3.0, 5.0], window=2) == [1.0, 2.0, 4.0]
