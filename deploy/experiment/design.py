@@ -30,6 +30,8 @@ class Arm:
     colour: str
     """Of its curves, the same in every figure (Okabe and Ito's colour-blind safe set)."""
     overrides: Mapping[str, Any]
+    runnable: bool = True
+    """False: its estimator has changed since its runs. They are shown; none is made."""
 
 
 def _arm(title: str, colour: str, estimator: str, **more: object) -> Arm:
@@ -46,6 +48,7 @@ ARMS: dict[str, Arm] = {
     "rloo": _arm("RLOO", "#CC79A7", "rloo"),
     "ppo": _arm("PPO", "#000000", "ppo", credit__gamma=1.0, credit__lam=1.0, loss__ratio="token",
                 loss__aggregation="tokens"),
+    "gagpo_loo-first": Arm(title="GAGPO, leave-one-out, one λ", colour="#F0E442", overrides={}, runnable=False),
     "gagpo-observation": _arm("GAGPO, the paper's key", "#56B4E9", "gagpo", credit__state_key="observation"),
 }
 """Short name -> arm. The order is that of tables, legends and of the runs of one seed."""
@@ -55,7 +58,7 @@ MAIN = ("gagpo", "gagpo_loo", "gigpo")
 
 COMPARISONS = (
     ("gagpo_loo", "gagpo"), ("gagpo", "gigpo"), ("gagpo_loo", "gigpo"), ("gagpo", "grpo"), ("gagpo", "rloo"),
-    ("gagpo", "ppo"), ("gagpo", "gagpo-observation"),
+    ("gagpo", "ppo"), ("gagpo", "gagpo-observation"), ("gagpo_loo-first", "gagpo"), ("gagpo_loo-first", "gigpo"),
 )
 """(a, b): the table has a - b, paired by seed."""
 
@@ -75,10 +78,11 @@ class Run:
 
 def chosen(names: str | None) -> list[str]:
     """Arms from a list with commas, in the registry's order; None: all. Raises UserError for an unknown one."""
-    wanted = list(ARMS) if names is None else [name.strip() for name in names.split(",")]
-    if unknown := [name for name in wanted if name not in ARMS]:
-        raise UserError(f"there is no arm {unknown[0]!r}", f"choose among {', '.join(ARMS)}")
-    return [name for name in ARMS if name in wanted]
+    known = [name for name, arm in ARMS.items() if arm.runnable]
+    wanted = known if names is None else [name.strip() for name in names.split(",")]
+    if unknown := [name for name in wanted if name not in known]:
+        raise UserError(f"there is no arm {unknown[0]!r}", f"choose among {', '.join(known)}")
+    return [name for name in known if name in wanted]
 
 
 def runs(arms: Iterable[str], seeds: Iterable[int]) -> list[Run]:
