@@ -55,3 +55,14 @@ def test_an_alert_is_played_through_knows_its_metrics_and_names_its_section(aler
     headings = re.findall(r"^#+ (.+)$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
     assert anchor in [heading.lower() for heading in headings]
     assert alert["labels"]["severity"] in ("critical", "warning")
+
+
+def test_pods_get_the_labels_that_boards_and_alerts_go_by():
+    """As the file's discovery gives them: `run`, and the job whose endpoints must be up."""
+    monitor = yaml.safe_load((RULES / "podmonitor.yml").read_text())
+    for endpoint in monitor["spec"]["podMetricsEndpoints"]:
+        made = {one["targetLabel"]: one.get("replacement") for one in endpoint["relabelings"]}
+        assert made == {"run": None, "job": "gagpo"}
+    assert {job["job_name"] for job in yaml.safe_load((RULES / "prometheus.yml").read_text())["scrape_configs"]} == {
+        "gagpo", "ray"}
+    assert any('up{job="gagpo"}' in alert["expr"] for alert in ALERTS)
