@@ -15,15 +15,14 @@ from services.meters import Meters
 
 
 class ServerMetrics:
-    """Counts what one server does; the children of labels are looked up once, since a step takes but microseconds."""
+    """Counts what one server does. A step takes but microseconds, so the children of labels are looked up once, and
+    counters are moved when somebody asks."""
 
     def __init__(self, environment: str, store: SessionStore) -> None:
         """`environment`: its name."""
         self._meters = meters = Meters("environment")
         self._store = store
-        self._resets = meters("gagpo_env_resets_total")
-        self._steps = meters("gagpo_env_steps_total")
-        self._replays = meters("gagpo_env_replays_total")
+        self._resets = self._steps = self._replays = 0
         self._reset_seconds, self._step_seconds, self._replay_seconds = (
             meters(f"gagpo_env_{what}_seconds", environment=environment) for what in ("reset", "step", "replay"))
         for kind in STATUS:
@@ -32,15 +31,15 @@ class ServerMetrics:
 
     def reset(self, since: float) -> None:
         """An episode was started; `since`: time.perf_counter() before it."""
-        self._resets.inc()
+        self._resets += 1
         self._reset_seconds.observe(time.perf_counter() - since)
 
     def stepped(self, since: float, *, rebuilt: bool) -> None:
         """A step was answered, after its session had been rebuilt or without that."""
-        self._steps.inc()
+        self._steps += 1
         seconds = time.perf_counter() - since
         if rebuilt:
-            self._replays.inc()
+            self._replays += 1
             self._replay_seconds.observe(seconds)
         else:
             self._step_seconds.observe(seconds)
@@ -59,7 +58,9 @@ class ServerMetrics:
     def render(self) -> bytes:
         """Prometheus text."""
         self._meters("gagpo_env_sessions").set(len(self._store))
-        self._meters.follow("gagpo_env_sessions_expired_total", self._store.expired)
+        for what, total in (("resets", self._resets), ("steps", self._steps), ("replays", self._replays),
+                            ("sessions_expired", self._store.expired)):
+            self._meters.follow(f"gagpo_env_{what}_total", total)
         self._meters("gagpo_env_resident_memory_bytes").set(resident_bytes())
         return generate_latest(self._meters.registry)
 
