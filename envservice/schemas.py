@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from envservice.problems import ProblemType
 
-MAX_ACTIONS = 50
-"""Actions before this one: an episode has at most MAX_ACTIONS + 1 steps."""
+MAX_ACTIONS = 199
+"""Actions before this one: an episode has at most MAX_ACTIONS + 1 steps. Solutions of ScienceWorld take up to 192."""
 MAX_BATCH = 256
 """Elements of one request."""
 MAX_BODY = 4 * 1024 * 1024

@@ -8,16 +8,15 @@ from types import TracebackType
 
 from envservice.base import Outcome, Replay, Session
 from envservice.scienceworld import installation
-from envservice.scienceworld.grammar import TEMPLATES
 from envservice.scienceworld.pool import Lease, Pool
-from envservice.scienceworld.reproducible import NEEDS_FRESH
 from envservice.scienceworld.simulator import Simulator
-from envservice.scienceworld.tasks import LEVELS, PANELS, Place, panel, place_of
+from envservice.scienceworld.tasks import ELECTRICAL, LEVELS, PANELS, Place, panel, place_of
 from envservice.scienceworld.wire import JavaError
 from services.config_env import ScienceworldSection
 from services.errors import EnvFault, UserError
 
 WINNING_SCORE = 100
+_NO_WIRES = "noElectricalAction"
 
 
 class ScienceworldEnvironment:
@@ -32,11 +31,11 @@ class ScienceworldEnvironment:
 
     def __init__(self, settings: ScienceworldSection | None = None) -> None:
         self._settings = settings or ScienceworldSection()
-        java, classpath = installation.find_java(), installation.find_classpath()
-        with installation.find_jar().open("rb") as file:
+        program = installation.find_program()
+        with program.jar.open("rb") as file:
             self._content = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-        self._pool = Pool(partial(Simulator, java, classpath))
-        self.version = "+".join([installation.VERSION, *simplifications(self._settings),
+        self.pool = Pool(partial(Simulator, program))
+        self.version = "+".join([installation.VERSION, *sorted(self._settings.simplifications),
                                  *(["valid"] if self._settings.admissible == "valid" else [])])
 
     def __enter__(self) -> ScienceworldEnvironment:
@@ -45,7 +44,11 @@ class ScienceworldEnvironment:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pool.close()
+        self.pool.close()
+
+    def simplified(self, name: str) -> str:
+        """What is simplified in a type of task, as the simulator takes it."""
+        return simplified(self._settings, name)
 
     def splits(self) -> list[str]:
         return list(PANELS)
@@ -75,12 +78,12 @@ class ScienceworldEnvironment:
 
     def task_digest(self, task: str) -> str:
         place = place_of(task)
-        text = f"{self._content}/{place.id}/{','.join(simplifications(self._settings))}"
+        text = f"{self._content}/{place.id}/{self.simplified(place.name)}"
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def open(self, task: str) -> Session:
         """Starts nothing; a game's reset does."""
-        return ScienceworldSession(place_of(task), self._pool, self._settings)
+        return ScienceworldSession(place_of(task), self.pool, self._settings)
 
 
 class ScienceworldSession:
@@ -89,7 +92,8 @@ class ScienceworldSession:
     def __init__(self, place: Place, pool: Pool, settings: ScienceworldSection) -> None:
         self._place = place
         self._pool = pool
-        self._settings = settings
+        self._lists_valid = settings.admissible == "valid"
+        self._simpler = simplified(settings, place.name)
         self._lease: Lease | None = None
 
     def reset(self) -> Outcome:
@@ -97,10 +101,10 @@ class ScienceworldSession:
         self._steps, self._best = 0, 0
         try:
             if self._lease is None:
-                self._lease = self._pool.lease(fresh=self._place.name in NEEDS_FRESH)
+                self._lease = self._pool.lease()
             simulator = self._lease.simulator
-            simulator.load(self._place.name, self._place.variation, ",".join(simplifications(self._settings)))
-            self._task = simulator.task()
+            simulator.load(self._place.name, self._place.variation, self._simpler)
+            self._task, self._kinds = simulator.task(), simulator.templates()
             return self._outcome(simulator, f"{self._task}\n\n{simulator.step('look around')}")
         except JavaError as error:
             raise self._broken(error) from error
@@ -120,8 +124,8 @@ class ScienceworldSession:
         self._best = max(self._best, score)
         info = {"task": self._task, "score": score, "task_score": self._best / WINNING_SCORE, "steps": self._steps,
                 "moves": simulator.moves(), "objects": "; ".join(simulator.objects()),
-                "task_id": self._place.id, "simplifications": ",".join(simplifications(self._settings))}
-        actions = [] if done else simulator.valid_actions() if self._settings.admissible == "valid" else TEMPLATES
+                "task_id": self._place.id, "simplifications": self._simpler}
+        actions = [] if done else simulator.valid_actions() if self._lists_valid else self._kinds
         won = score >= WINNING_SCORE
         if done and self._lease is not None:
             self._lease.end()
@@ -136,6 +140,6 @@ class ScienceworldSession:
         return EnvFault(f"{self._place.id}: {error}")
 
 
-def simplifications(settings: ScienceworldSection) -> list[str]:
-    """As the simulator takes them."""
-    return sorted(settings.simplifications)
+def simplified(settings: ScienceworldSection, name: str) -> str:
+    """The simplifications of a type of task, as the simulator takes them."""
+    return ",".join(sorted(each for each in settings.simplifications if each != _NO_WIRES or name not in ELECTRICAL))

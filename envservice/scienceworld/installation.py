@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import files
 from importlib.util import find_spec
@@ -20,17 +21,29 @@ OLDEST_JAVA = 11
 _INSTALL_JAVA = "apt-get install openjdk-17-jre-headless, or point JAVA_HOME to a newer one"
 
 
-def find_classpath() -> str:
-    """What Java loads: py4j before the simulator's jar, which holds an older one that asks nobody for a token.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What runs a simulator."""
 
-    Raises UserError where one of them is missing.
-    """
-    simulator = find_jar()
-    gateway = next((file for file in files("py4j") or () if file.suffix == ".jar"), None) if installed("py4j") else None
-    if gateway is None:
-        raise UserError("py4j, which the ScienceWorld simulator is driven with, is not installed",
-                        f"pip install scienceworld=={VERSION}")
-    return os.pathsep.join([str(gateway.locate()), str(simulator)])
+    java: str
+    jar: Path
+    """The simulator's."""
+    gateway: Path
+    """py4j's jar, which goes before the simulator's: that one holds an older py4j, which asks nobody for a token."""
+
+    @property
+    def classpath(self) -> str:
+        return os.pathsep.join([str(self.gateway), str(self.jar)])
+
+    @property
+    def folder(self) -> Path:
+        """To run in: the simulator reads a table there, and would write one into any folder that has none."""
+        return self.jar.parent
+
+
+def find_program() -> Program:
+    """Raises UserError, one line, where the simulator, py4j or Java is missing."""
+    return Program(java=find_java(), jar=find_jar(), gateway=find_gateway())
 
 
 def find_jar() -> Path:
@@ -40,6 +53,15 @@ def find_jar() -> Path:
         what = "is not installed" if found is None else f"{found} is installed, not {VERSION}"
         raise UserError(f"the ScienceWorld simulator {what}", f"pip install scienceworld=={VERSION}")
     return Path(spec.origin).with_name("scienceworld.jar")
+
+
+def find_gateway() -> Path:
+    """py4j's Java half. Raises UserError where it is missing."""
+    shipped = files("py4j") or [] if installed("py4j") else []
+    for file in shipped:
+        if file.suffix == ".jar":
+            return Path(str(file.locate())).resolve()
+    raise UserError("py4j, which ScienceWorld is driven with, is not installed", f"pip install scienceworld=={VERSION}")
 
 
 @lru_cache(maxsize=1)

@@ -1,4 +1,4 @@
-"""Simulators on loan: one for each game that is being played, reused where that changes nothing."""
+"""Simulators on loan: one for each game that is being played. Which games one has played before changes nothing."""
 
 from __future__ import annotations
 
@@ -36,17 +36,18 @@ class Pool:
     def __init__(self, start: Callable[[], Simulator]) -> None:
         self._start = start
         self._idle: deque[Simulator] = deque()
+        self._started: weakref.WeakSet[Simulator] = weakref.WeakSet()
         self._closed = False
 
-    def lease(self, *, fresh: bool = False) -> Lease:
-        """`fresh`: one that has played nothing yet, in the place of an idle one. Raises JavaError."""
-        try:
+    def lease(self) -> Lease:
+        """An idle one, or else a new one. Raises JavaError."""
+        while self._idle:
             simulator = self._idle.pop()
-        except IndexError:
-            return Lease(self, self._start())
-        if fresh and simulator.games:
+            if simulator.runs():
+                return Lease(self, simulator)
             simulator.end()
-            simulator = self._start()
+        simulator = self._start()
+        self._started.add(simulator)
         return Lease(self, simulator)
 
     def take_back(self, simulator: Simulator) -> None:
@@ -55,6 +56,10 @@ class Pool:
             simulator.end()
         else:
             self._idle.append(simulator)
+
+    def pids(self) -> list[int]:
+        """Processes that run, those of games and idle ones."""
+        return sorted(simulator.pid for simulator in list(self._started) if simulator.runs())
 
     def close(self) -> None:
         """Ends those that are idle, and the others when their games end."""

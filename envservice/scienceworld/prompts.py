@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from envservice.answers import read_answer
 from envservice.base import Outcome, ParsedAction, Turn
-from envservice.scienceworld.grammar import MEANINGS, TEMPLATES
+from envservice.scienceworld.grammar import MEANINGS
 
 TASK = "Your task is to "
 UNKNOWN = "No known action matches that input."
@@ -57,10 +57,10 @@ class FullTemplate:
 
 
 def _offers(now: Outcome) -> list[str]:
-    if now.admissible_actions != TEMPLATES:
-        actions = "\n ".join(f"'{action}'" for action in now.admissible_actions)
-        return [f"Your admissible actions of the current situation are: [{actions}]."]
-    return [f"Here are the actions you may take: {_KINDS}", f"Objects that you can refer to: {now.info['objects']}"]
+    if any("<object>" in action for action in now.admissible_actions):
+        return [f"Here are the actions you may take: {_KINDS}", f"Objects that you can refer to: {now.info['objects']}"]
+    actions = "\n ".join(f"'{action}'" for action in now.admissible_actions)
+    return [f"Your admissible actions of the current situation are: [{actions}]."]
 
 
 _ROLE = (

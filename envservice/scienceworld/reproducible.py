@@ -1,6 +1,87 @@
-"""Task types that need a JVM which has played nothing, because a second game in one reads otherwise."""
+"""Whether a JVM that has played other games tells the same story as a new one: measured, for every task type.
+
+    python -m envservice.scienceworld.reproducible [--variations 3] [--steps 10]
+
+Random walks over valid actions, drawn from the task's id, are written down with all that an outcome shows and all
+actions that were valid: in two new JVMs, and twice in one that walks through all the others too, in either order. With
+the options of simulator.py every type reads the same in all of them, so that games share JVMs and lost sessions can be
+rebuilt in any.
+"""
 
 from __future__ import annotations
 
-NEEDS_FRESH: frozenset[str] = frozenset()
-"""Measured by `python -m envservice.scienceworld.measure`."""
+import argparse
+import hashlib
+import random
+from collections.abc import Iterable, Sequence
+
+from envservice.scienceworld.installation import Program, find_program
+from envservice.scienceworld.simulator import Simulator
+from envservice.scienceworld.tasks import COUNTS, Place, sample
+from services.seeds import seed_for
+
+_WAIT = "wait1"
+"""Every third action, as what grows and wanders does so in time."""
+
+
+def walk(simulator: Simulator, place: Place, steps: int) -> str:
+    """Digest of all that a random walk shows. Raises JavaError."""
+    rng, seen = random.Random(seed_for("scienceworld-walk", place.id)), hashlib.blake2b(digest_size=16)
+    simulator.load(place.name, place.variation, "easy")
+    shown = [simulator.task(), simulator.step("look around")]
+    for step in range(steps):
+        valid = simulator.valid_actions()
+        shown += [*simulator.objects(), *valid, str(simulator.score())]
+        if simulator.completed():
+            break
+        shown.append(simulator.step(_WAIT if step % 3 == 2 else rng.choice(valid)))
+    seen.update("\n".join(shown).encode())
+    return seen.hexdigest()
+
+
+def in_new(program: Program, places: Iterable[Place], steps: int) -> list[str]:
+    """Each in a JVM of its own."""
+    found: list[str] = []
+    for place in places:
+        simulator = Simulator(program)
+        try:
+            found.append(walk(simulator, place, steps))
+        finally:
+            simulator.end()
+    return found
+
+
+def in_used(program: Program, places: Sequence[Place], steps: int) -> list[tuple[str, str]]:
+    """All in one JVM, from the last to the first and back again."""
+    simulator = Simulator(program)
+    try:
+        back = [walk(simulator, place, steps) for place in reversed(places)]
+        forth = [walk(simulator, place, steps) for place in places]
+        return list(zip(reversed(back), forth, strict=True))
+    finally:
+        simulator.end()
+
+
+def main() -> None:
+    """Prints a line per type."""
+    parser = argparse.ArgumentParser(description="whether used JVMs tell the same story as new ones")
+    parser.add_argument("--variations", type=int, default=3, help="of each type")
+    parser.add_argument("--steps", type=int, default=10, help="actions of a walk")
+    args = parser.parse_args()
+    program = find_program()
+    places = [place for name in COUNTS for place in sample(name, "train", args.variations)]
+    used = dict(zip(places, in_used(program, places, args.steps), strict=True))
+    differing: list[str] = []
+    for name in COUNTS:
+        mine = [place for place in places if place.name == name]
+        first, second = in_new(program, mine, args.steps), in_new(program, mine, args.steps)
+        stable = sum(a == b for a, b in zip(first, second, strict=True))
+        same = sum(used[place] == (new, new) for place, new in zip(mine, first, strict=True))
+        differing += [name] if same < len(mine) else []
+        print(f"{name:50} new JVMs agree on {stable} of {len(mine)}, a used one with them on {same}", flush=True)
+    print(f"{len(places)} walks of {args.steps} actions; types that read otherwise in a used JVM: "
+          f"{', '.join(differing) or 'none'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -11,6 +11,7 @@ import select
 import subprocess
 import weakref
 
+from envservice.scienceworld.installation import Program
 from envservice.scienceworld.wire import JavaError, Ref, Value, Wire
 
 HEAP_MIB = 192
@@ -23,11 +24,12 @@ CALL_S = 60.0
 """Of one call. They take milliseconds; a machine may be busy."""
 SOLVE_S = 600.0
 """Of the call that finds a gold path, which takes seconds."""
-SEED = 0
-"""Of the draws that come before the simulator seeds itself; without it no two JVMs tell the same story."""
 _OPTIONS = (
     "-Xms16m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError",
     "-XX:-UsePerfData",  # which would leave files in /tmp
+    # Doors are listed in the order of their identity hashes, which are drawn one after the other from the JVM's start
+    # on: what a room looks like would depend on all that was played before. Equal hashes leave the order of entry.
+    "-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2",
 )
 _PYTHON_SIDE = "scienceworld.runtime.pythonapi.PythonInterface"
 
@@ -35,72 +37,86 @@ _PYTHON_SIDE = "scienceworld.runtime.pythonapi.PythonInterface"
 class Simulator:
     """Calls raise JavaError; after one, or after `end`, it is of no more use."""
 
-    def __init__(self, java: str, classpath: str, *, heap_mib: int = HEAP_MIB, call_s: float = CALL_S) -> None:
+    def __init__(self, program: Program, *, heap_mib: int = HEAP_MIB, call_s: float = CALL_S) -> None:
         gateway = ["py4j.GatewayServer", "--enable-auth", "--die-on-broken-pipe", "0"]
-        command = [java, f"-Xmx{heap_mib}m", *_OPTIONS, "-cp", classpath, *gateway]
+        command = [program.java, f"-Xmx{heap_mib}m", *_OPTIONS, "-cp", program.classpath, *gateway]
         try:
             process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+                command, cwd=program.folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         except OSError as error:
-            raise JavaError(f"{java} does not start: {error}") from error
+            raise JavaError(f"{program.java} does not start: {error}") from error
         self.end = weakref.finalize(self, _kill, process)
         """Ends the JVM, at once; also called when the object or this process ends."""
         self.pid = process.pid
+        self._process = process
         self.games = 0
         try:
-            self._wire = _connect(process, call_s)
-            self._interface = self._wire.new(_PYTHON_SIDE)
-            self._random = self._wire.static("scala.util.Random$", "MODULE$")
+            self.wire = _connect(process, call_s)
+            self._interface = self.wire.new(_PYTHON_SIDE)
         except JavaError:
             self.end()
             raise
 
+    def runs(self) -> bool:
+        """False once the JVM has ended, however that came."""
+        return self._process.poll() is None
+
     def load(self, task: str, variation: int, simplifications: str, *, gold: bool = False) -> None:
-        """A world as it is at the start, whatever was before. `gold`: also solves the task, which takes seconds."""
+        """A world as it is at the start, whatever was before. `gold`: also solves the task, which takes seconds.
+
+        The published wrapper makes it twice, by `reset`; that shows nothing else.
+        """
         self.games += 1
-        self._wire.call(self._random, "setSeed", SEED)
-        self._call("load", task, variation, simplifications, gold)
-        self._call("reset")
+        if problem := self.ask("load", task, variation, simplifications, gold):
+            raise JavaError(str(problem))
 
     def task(self) -> str:
         """What is asked for, as prose."""
-        return str(self._call("getTaskDescription"))
+        return str(self.ask("getTaskDescription"))
 
     def step(self, action: str) -> str:
         """Takes any string; what happened."""
-        return str(self._call("step", action)).strip()
+        return str(self.ask("step", action)).strip()
 
     def score(self) -> int:
         """0 to 100; negative after a mistake that cannot be mended."""
-        return round(100 * float(str(self._call("getScore"))))
+        return round(100 * float(str(self.ask("getScore"))))
 
     def completed(self) -> bool:
         """Won or failed."""
-        return self._call("getCompleted") is True
+        return self.ask("getCompleted") is True
 
     def moves(self) -> int:
         """The simulator's own clock: looking takes none of it, `wait` eleven."""
-        return int(str(self._call("getNumMoves")))
+        return int(str(self.ask("getNumMoves")))
 
     def objects(self) -> list[str]:
         """Names that actions may refer to here, sorted."""
-        return sorted(self._list("getPossibleObjects"))
+        return sorted(self.read_list("getPossibleObjects"))
+
+    def templates(self) -> list[str]:
+        """The kinds of action that this world takes; `<object>` stands for a name."""
+        return sorted(kind.replace("OBJ", "<object>") for kind in self.read_list("getPossibleActions"))
 
     def valid_actions(self) -> list[str]:
         """Every action that would do something, sorted: hundreds of them, and the slowest call of all."""
-        found = json.loads(str(self._call("getValidActionObjectCombinationsJSON")))
+        found = json.loads(str(self.ask("getValidActionObjectCombinationsJSON")))
         return sorted({each["action"] for each in found["validActions"]})
 
     def gold_path(self) -> list[str]:
         """The simulator's own solution of what was loaded with `gold`."""
-        return self._list("getGoldActionSequence")
+        return self.read_list("getGoldActionSequence")
 
-    def _call(self, method: str, *arguments: Value) -> Value | Ref:
-        return self._wire.call(self._interface, method, *arguments)
+    def ask(self, method: str, *arguments: Value) -> Value | Ref:
+        """Any method of the simulator's own interface."""
+        return self.wire.call(self._interface, method, *arguments)
 
-    def _list(self, method: str) -> list[str]:
-        found = self._call(method)
-        joined = str(self._wire.call("java.lang.String", "join", "\n", found))
+    def read_list(self, method: str) -> list[str]:
+        """What a method without arguments lists."""
+        found = self.ask(method)
+        joined = str(self.wire.call("java.lang.String", "join", "\n", found))
+        assert isinstance(found, Ref)
+        self.wire.release(found)
         return joined.split("\n") if joined else []
 
 

@@ -31,6 +31,9 @@ TRAIN_TYPES = frozenset(_NAMES[i] for i in (0, 22, 9, 20, 25, 26, 27, 5, 6, 7, 1
 HELD_OUT_TYPES = frozenset(_NAMES[i] for i in (1, 21, 28, 8, 11, 4, 18, 13, 16, 24))
 """The 10 that it reports on; use-thermometer is in no level."""
 
+ELECTRICAL = frozenset(name for name in _NAMES if name.startswith(("power-", "test-conductivity")))
+"""Types that cannot be solved without connecting things."""
+
 Level = Literal["all", "L0", "L1", "L2"]
 PANELS: dict[str, tuple[Part, frozenset[str]]] = {
     **{part: (part, frozenset(_NAMES)) for part in PARTS},
@@ -76,6 +79,12 @@ def panel(split: str, names: Collection[str]) -> Iterator[Place]:
     part, types = PANELS[split]
     return (Place(part, name, variation) for name in _NAMES if name in types and name in names
             for variation in variations(name, part))
+
+
+def sample(name: str, part: Part, count: int) -> list[Place]:
+    """Variations of a type, evenly over a part."""
+    places = list(panel(part, {name}))
+    return places[:: max(1, len(places) // count)][:count]
 
 
 def place_of(task: str) -> Place:

@@ -20,7 +20,7 @@ class JavaError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """An object that lives in the JVM until the JVM ends."""
+    """An object that lives in the JVM until it is released."""
 
     id: str
 
@@ -29,6 +29,7 @@ class Wire:
     """One connection to a Py4J gateway. Calls raise JavaError; after one the connection is of no more use."""
 
     def __init__(self, port: int, token: str, *, deadline_s: float) -> None:
+        self.port = port
         try:
             self._socket = socket.create_connection(("127.0.0.1", port), timeout=deadline_s)
         except OSError as error:
@@ -46,9 +47,9 @@ class Wire:
         """An object made by a constructor."""
         return self._ref(self._ask("i", java_class, *map(_written, arguments)))
 
-    def static(self, java_class: str, field: str) -> Ref:
-        """The object that a static field holds."""
-        return self._ref(self._ask("r", "m", java_class, field))
+    def release(self, ref: Ref) -> None:
+        """Lets the JVM forget an object, which it else keeps to its end."""
+        self._ask("m", "d", ref.id)
 
     def call(self, target: Ref | str, method: str, *arguments: Value | Ref) -> Value | Ref:
         """Calls a method of an object, or of a class given by its name."""

@@ -1,0 +1,80 @@
+from pathlib import Path
+
+import pytest
+
+from envservice.scienceworld import installation
+from envservice.scienceworld.family import findings
+from services.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def _forget():
+    installation.find_java.cache_clear()
+    yield
+    installation.find_java.cache_clear()
+
+
+def java(folder: Path, says: str) -> Path:
+    command = folder / "bin" / "java"
+    command.parent.mkdir(parents=True)
+    command.write_text(f"#!/bin/sh\necho '{says}' >&2\n")
+    command.chmod(0o755)
+    return command
+
+
+def test_without_java_there_is_one_line_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    complaint = "runs on Java, and there is none; apt-get install openjdk-17-jre-headless"
+    with pytest.raises(UserError, match=complaint) as found:
+        installation.find_java()
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(("says", "complaint"), [
+    ('openjdk version "1.8.0_402"', "needs Java 11 or newer, and .* is Java 8"), ("no JVM here", "is broken"),
+])
+def test_a_java_too_old_or_broken_is_refused(
+    says: str, complaint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    java(tmp_path, says)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(UserError, match=complaint):
+        installation.find_java()
+
+
+@pytest.mark.parametrize(("says", "version"), [
+    ('openjdk version "17.0.15" 2025-04-15', 17), ('java version "21" 2023-09-19 LTS', 21),
+    ('openjdk version "11.0.2"', 11),
+])
+def test_java_home_is_asked_first(says: str, version: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    command = java(tmp_path, says)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert installation.find_java() == str(command)
+    assert installation.java_version(str(command)) == version
+
+
+def test_java_home_that_points_nowhere_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
+    with pytest.raises(UserError, match=f"there is none at {tmp_path}/gone/bin/java"):
+        installation.find_java()
+
+
+def test_the_doctor_says_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
+    monkeypatch.setattr(installation, "find_jar", lambda: tmp_path / "scienceworld.jar")
+    (found,) = findings()
+    assert (found.check, found.status) == ("ScienceWorld", "warning")
+    assert "there is none" in found.detail
+    assert "openjdk-17-jre-headless" in found.mend
+
+
+def test_another_simulator_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(installation, "installed", lambda name: "1.1.0")
+    with pytest.raises(UserError, match=r"1\.1\.0 is installed, not 1\.2\.3; pip install scienceworld==1\.2\.3"):
+        installation.find_jar()
+    monkeypatch.setattr(installation, "installed", lambda name: None)
+    with pytest.raises(UserError, match="is not installed"):
+        installation.find_jar()
+    with pytest.raises(UserError, match="py4j"):
+        installation.find_gateway()
