@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy.bench.figures import Figure
+from deploy.lines import Lines
 
 BENCHES = {
     "alfworld": "deploy.bench.alfworld",
@@ -21,7 +22,7 @@ BENCHES = {
     "rollout": "deploy.bench.rollout",
     "webshop": "deploy.bench.webshop",
 }
-"""Name -> module with `run() -> list[Figure]`, imported when it is asked for: benches import heavy things."""
+"""Name -> module with `run(tell) -> list[Figure]`, imported when it is asked for: benches import heavy things."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
@@ -40,7 +41,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 
 def run(args: argparse.Namespace) -> int:
     """Runs the bench and prints its figures."""
-    figures = importlib.import_module(BENCHES[args.name]).run()
+    with Lines(Console(stderr=True)) as lines:
+        figures = importlib.import_module(BENCHES[args.name]).run(
+            lambda what, done, total: lines.at(f"bench {args.name}", done, total, "parts", doing=what))
     if args.json:
         print(json.dumps({"format": 1, "bench": args.name, "figures": [asdict(figure) for figure in figures]}))
     else:

@@ -59,6 +59,7 @@ def evaluate(config: Config, model: Path, *, split: str | None) -> dict[str, Any
     """Brings up a topology without a learner and runs one evaluation on it."""
     from rich.console import Console
 
+    from deploy.lines import Lines
     from deploy.panels import cut
     from deploy.publishing import publish_folder
     from deploy.topology import topology
@@ -71,23 +72,24 @@ def evaluate(config: Config, model: Path, *, split: str | None) -> dict[str, Any
     chosen = split or heldout
     everything = environment.tasks(chosen)
     tasks = cut(everything, config.eval.panel or len(everything), name=chosen)
-    console = Console(stderr=True)
     run = f"eval-{uuid.uuid4().hex[:8]}"
-    with tempfile.TemporaryDirectory(prefix="gagpo-eval-") as name:
+    with tempfile.TemporaryDirectory(prefix="gagpo-eval-") as name, Lines(Console(stderr=True)) as lines:
         folder = Path(name)
         dump_config(config, folder / "config.yaml")
         with topology(config, run=run, folder=folder, config_file=folder / "config.yaml",
-                      note=lambda text: console.print(text, markup=False)) as parts:
+                      note=lines.note) as parts:
             lease = parts.store.acquire("controller", run, ttl_s=30.0)
             controller = Controller(
                 config=config, store=parts.store, lease=lease, supervisor=parts.supervisor,
                 tickets=TrainTickets(config=config, tasks=TaskStream(environment.tasks(train), config.seed)),
                 request=lambda _: None,
-                hooks=Hooks(note=lambda text: console.print(text, markup=False), evaluated=lambda *_: None,
-                            task_type=environment.task_type, tick=lambda: None),
+                hooks=Hooks(note=lines.note, evaluated=lambda *_: None, task_type=environment.task_type,
+                            tick=lambda: None,
+                            playing=lambda label, done, total: lines.at(label, done, total, "games")),
             )
             version = publish_folder(parts, model, holder=run)
             for index in range(config.rollout.workers):
+                lines.passing(f"starting rollout worker {index} (vLLM)")
                 parts.supervisor.add(parts.rollout_worker(index, model))
             request = EvalRequest(label="eval", version=version, split=chosen, tasks=tasks,
                                   temperature=config.eval.temperature, seed=config.seed + 1,

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+
 from deploy.arguments import add_config_arguments, config_from
+from deploy.lines import Lines, Pace, span
 from services.config import Config
 from services.errors import UserError
 from services.seeds import seed_for
@@ -54,8 +57,9 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"{args.out} is not empty", "give a new folder with --out")
     if args.continue_from is not None and not (args.continue_from / "config.json").exists():
         raise UserError(f"{args.continue_from} holds no model", "give a Hugging Face folder")
-    report: Report = (lambda _: None) if args.json else (lambda line: print(line, flush=True))
-    out = cold_start(config, args.out, minutes=config.sft.minutes, continue_from=args.continue_from, report=report)
+    with Lines(Console(stderr=args.json)) as lines:
+        out = cold_start(config, args.out, minutes=config.sft.minutes, continue_from=args.continue_from,
+                         report=lines.note, passing=lines.passing)
     print((out / "sft.json").read_text().strip() if args.json else f"model: {out}")
     return 0
 
@@ -80,12 +84,14 @@ class Demonstrations:
 
 
 def cold_start(
-    config: Config, out: Path, *, minutes: float, continue_from: Path | None = None, report: Report = print
+    config: Config, out: Path, *, minutes: float, continue_from: Path | None = None, report: Report = print,
+    passing: Report | None = None,
 ) -> Path:
     """Trains for `minutes` on fresh demonstrations and writes `out`: model, tokenizer and, last, sft.json.
 
     The start is `continue_from` (then other demonstrations than the first time are played), else model.path, else
-    a tokenizer and a model made here. Training games only. Raises UserError for missing game data or a bad model path.
+    a tokenizer and a model made here. Training games only. `passing` is told how far it is, else `report` is.
+    Raises UserError for missing game data or a bad model path.
     """
     import torch
 
@@ -93,12 +99,15 @@ def cold_start(
     from learner.sft import Budget, train
     from learner.sft_data import encode
 
+    passing = passing or report
     path = continue_from or config.model.path
     if path is not None and not (path / "config.json").exists():
         raise UserError(f"{path} holds no model", "give model.path a Hugging Face folder")
     seed = seed_for(config.seed, "sft", "start" if continue_from is None else "more")
     family, template, teacher = find_family(config.env.name), make_template(config.env), find_teacher(config.env)
-    shown = demonstrations(config, family.open(config.env), teacher, template, seed=seed, report=report)
+    shown = demonstrations(config, family.open(config.env), teacher, template, seed=seed, report=passing)
+    report(f"demonstrations: {shown.episodes} episodes on {shown.games} training games, "
+           f"{shown.won / max(1, shown.episodes):.0%} won, {shown.seconds:.0f} s")
     model, tokenizer = _start(config, path, shown.examples, family, report)
     max_tokens = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
     rows = encode(tokenizer, shown.examples, chat=template.chat, max_tokens=max_tokens, stops=family.stops)
@@ -108,7 +117,7 @@ def cold_start(
     torch.set_num_threads(config.learner.threads)
     progress = train(
         model, rows, config.sft, budget=Budget(minutes=minutes), pad_id=_pad_id(tokenizer), seed=seed,
-        muon=config.model.path is None, report=lambda now: _tell(report, now, minutes))
+        muon=config.model.path is None, report=lambda now: _tell(passing, now, minutes))
     torch.set_num_threads(threads)
     _tell(report, progress, minutes)
     model.save_pretrained(out)
@@ -133,6 +142,7 @@ def demonstrations(
     from rollout.demonstrations import demonstrate
 
     start = reported = time.monotonic()
+    pace = Pace()
     split = environment.training_splits()[0]
     tasks = environment.tasks(split)
     examples: list[Example] = []
@@ -146,10 +156,8 @@ def demonstrations(
             examples.extend(Example(prompt=step.prompt_text, response=step.response_text) for step in steps)
             if time.monotonic() - reported > _REPORT_SECONDS:
                 reported = time.monotonic()
-                report(f"demonstrations: {episodes} of {config.sft.demos_per_game * len(tasks)} episodes")
+                report(pace.at("demonstrations:", episodes, config.sft.demos_per_game * len(tasks), "episodes"))
     seconds = time.monotonic() - start
-    report(f"demonstrations: {episodes} episodes on {len(tasks)} training games, {won / max(1, episodes):.0%} won, "
-           f"{seconds:.0f} s")
     return Demonstrations(examples=examples, split=split, digest=environment.digest(split), games=len(tasks),
                           episodes=episodes, won=won, seconds=seconds)
 
@@ -184,5 +192,6 @@ def _pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def _tell(report: Report, now: Progress, minutes: float) -> None:
+    left = f", about {span(60 * minutes - now.seconds)} left" if now.seconds < 60 * minutes else ""
     report(f"cold start {now.seconds / 60:4.1f} of {minutes:.1f} min: {now.updates} updates, {now.epochs:.1f} epochs, "
-           f"{now.rows / max(now.seconds, 1e-9):.0f} rows/s, loss {now.loss_response:.2f} per answer")
+           f"{now.rows / max(now.seconds, 1e-9):.0f} rows/s, loss {now.loss_response:.2f} per answer{left}")

@@ -12,6 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from deploy.lines import EVERY_S, Pace, span
+
 BARS = "▁▂▃▄▅▆▇█"
 KEEP_NOTES = 6
 
@@ -57,6 +59,10 @@ class Progress:
         self._success: list[float] = []
         self._evaluations: list[tuple[int, float, float, float]] = []
         self._notes: list[str] = []
+        self._step_seconds: list[float] = []
+        self._pace = Pace(clock)
+        self._passing = ""
+        self._said_at = -EVERY_S
         self._live: Live | None = None
 
     def __enter__(self) -> Progress:
@@ -71,7 +77,7 @@ class Progress:
 
     def stage(self, text: str) -> None:
         """A new phase of the run."""
-        self._stage, self._stage_at = text, self._clock()
+        self._stage, self._stage_at, self._passing = text, self._clock(), ""
         self._say(text)
 
     def note(self, text: str) -> None:
@@ -79,19 +85,42 @@ class Progress:
         self._notes = [*self._notes, text][-KEEP_NOTES:]
         self._say(text)
 
+    def passing(self, text: str) -> None:
+        """What goes on now, until something else does."""
+        self._passing = text
+        if self._live is None:
+            self._say(text)
+
+    def playing(self, label: str, done: int, total: int) -> None:
+        """An evaluation's games; without a terminal said every ten seconds, the last ones by their result."""
+        text, now = self._pace.at(f"evaluation {label}", done, total, "games"), self._clock()
+        if self._live is not None or (done < total and now - self._said_at >= EVERY_S):
+            self._said_at = now
+            self.passing(text)
+
     def step(self, metrics: dict[str, Any]) -> None:
         """One line of metrics.jsonl."""
         self._last = metrics
         self._success.append(float(metrics["success_rate"]))
+        self._passing = ""
         seconds = sum(v for k, v in metrics.items() if k.startswith("seconds/"))
+        self._step_seconds.append(seconds)
         self._say(
             f"step {metrics['step']:>4}/{self._steps}  success {metrics['success_rate']:6.1%}  "
             f"length {metrics['episode_length']:5.1f}  inadmissible {metrics['inadmissible_share']:5.1%}  "
             f"loss {shown(metrics['loss/policy'], '+.4f')}  grad {shown(metrics['grad_norm'], '.2f')}  {seconds:5.1f} s"
+            + self._left()
         )
+
+    def _left(self) -> str:
+        """Of the learner's steps, at the mean seconds of those seen; evaluations come on top."""
+        left = self._steps - int(self._last.get("step", 0))
+        mean = sum(self._step_seconds) / max(1, len(self._step_seconds))
+        return f"  about {span(left * mean)} left" if left > 0 and mean else ""
 
     def evaluation(self, summary: dict[str, Any]) -> None:
         """One line of evaluations.jsonl."""
+        self._passing = ""
         self._evaluations.append((summary["step"], summary["success_rate"],
                                   summary["success_low"], summary["success_high"]))
         self._say(
@@ -114,7 +143,11 @@ class Progress:
                              f"({self._clock() - self._stage_at:.0f} s)")
         table = Table.grid(padding=(0, 2))
         step = int(self._last.get("step", 0))
-        table.add_row("step", f"{step} / {self._steps}")
+        seconds = sum(self._step_seconds) / max(1, len(self._step_seconds))
+        rate = f"   {seconds:.3g} s each{self._left()}" if seconds else ""
+        table.add_row("step", f"{step} / {self._steps}{rate}")
+        if self._passing:
+            table.add_row("now", self._passing)
         if self._last:
             table.add_row("success", f"{self._last['success_rate']:.1%}   {sparkline(self._success)}")
             table.add_row("length", f"{self._last['episode_length']:.1f} steps")

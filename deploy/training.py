@@ -90,7 +90,8 @@ class TrainingRun:
 
         if not (out / "sft.json").exists():
             shutil.rmtree(out, ignore_errors=True)
-            cold_start(self.config, out, minutes=minutes, continue_from=continue_from, report=self.progress.note)
+            cold_start(self.config, out, minutes=minutes, continue_from=continue_from, report=self.progress.note,
+                       passing=self.progress.passing)
         return out
 
     def controller(self, parts: Topology) -> Controller:
@@ -116,7 +117,7 @@ class TrainingRun:
             tickets=TrainTickets(config=self.config, tasks=TaskStream(self.panels.train, self.config.seed)),
             request=self.evaluation_of,
             hooks=Hooks(note=self.progress.note, evaluated=evaluated, task_type=self.panels.task_type,
-                        tick=self._follow_metrics(), dropped=archive.write_dropped),
+                        tick=self._follow_metrics(), dropped=archive.write_dropped, playing=self.progress.playing),
         )
 
     def _checkpoints(self) -> Checkpoints:

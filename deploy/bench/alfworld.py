@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
-from deploy.bench.figures import Figure
+from deploy.bench.figures import Figure, Tell, silent
 from envservice.alfworld.engine import OwnSession
 from envservice.alfworld.environment import open_environment
 from envservice.alfworld.game import load_game
@@ -32,12 +32,14 @@ _HANDLING = ("take", "move", "open", "close", "clean", "heat", "cool", "use")
 Start = Callable[[bytes], tuple[Session, Outcome]]
 
 
-def run() -> list[Figure]:
+def run(tell: Tell = silent) -> list[Figure]:
     """Takes about a minute. Raises UserError where the shipped engine is not installed."""
     games = _games()
     _start_shipped(games[0])  # the first start also pays for its imports
     script = [_walk(game, number) for number, game in enumerate(games)]
+    tell("the shipped engine", 0, 2)
     shipped_starts, shipped_steps, shipped = _play(_start_shipped, games, script)
+    tell("ours", 1, 2)
     own_starts, own_steps, own = _play(_start_own, games * _REPEATS, script * _REPEATS)
     records = sum(map(len, shipped))
     pairs = (pair for game in zip(own[: len(games)], shipped, strict=True) for pair in zip(*game, strict=True))

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from deploy.bench.figures import Figure
+from deploy.bench.figures import Figure, Tell, silent
 from learner.batch import assign_credit, credit_steps
 from learner.credit.registry import ESTIMATORS
 from services.config import CreditSection
@@ -36,11 +36,13 @@ Rows = list[list[float]]
 T = TypeVar("T")
 
 
-def run() -> list[Figure]:
+def run(tell: Tell = silent) -> list[Figure]:
     """Takes a few seconds."""
     groups = [_group(number) for number in range(_GROUPS)]
     figures: list[Figure] = []
-    for name in [name for name, each in ESTIMATORS.items() if not each.needs_critic]:
+    names = [name for name, each in ESTIMATORS.items() if not each.needs_critic]
+    for number, name in enumerate(names):
+        tell(name, number, len(names))
         options = CreditSection(estimator=name)
         credits, ours = _timed(lambda options=options: assign_credit(groups, options), _REPEATS)
         if name not in _REFERENCES:

@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from deploy.bench.figures import Figure
+from deploy.bench.figures import Figure, Tell, silent
 from envservice.base import Outcome
 from envservice.client import EnvClient, Result
 from envservice.registry import open_holding
@@ -58,11 +58,11 @@ class Walk:
     """The observation after the last action: every way must arrive there."""
 
 
-def run() -> list[Figure]:
+def run(tell: Tell = silent) -> list[Figure]:
     """Steps per second of both ways over HTTP, beside the actors'."""
     walks = make_walks()
     with _server() as url, _actors() as actors:
-        rounds = asyncio.run(_take_turns(walks, url, actors))
+        rounds = asyncio.run(_take_turns(walks, url, actors, tell))
     reference = statistics.median(rounds["actors"])
     return [
         Figure(name=name, value=(value := statistics.median(rounds[name])), unit="steps/s", reference=reference,
@@ -87,7 +87,7 @@ def make_walks() -> list[Walk]:
     raise AssertionError("too few generated games")
 
 
-async def _take_turns(walks: list[Walk], url: str, actors: list[Any]) -> dict[str, list[float]]:
+async def _take_turns(walks: list[Walk], url: str, actors: list[Any], tell: Tell) -> dict[str, list[float]]:
     ways = {
         "actors": lambda _: _by_actors(walks, actors),
         "one step a request": lambda number: _one_by_one(walks, url, f"one/{number}"),
@@ -95,7 +95,8 @@ async def _take_turns(walks: list[Walk], url: str, actors: list[Any]) -> dict[st
     }
     rates: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(ROUNDS):
-        for name, way in ways.items():
+        for place, (name, way) in enumerate(ways.items()):
+            tell(name, number * len(ways) + place, ROUNDS * len(ways))
             async with asyncio.timeout(DEADLINE_S):
                 rates[name].append(len(walks) * STEPS / await way(number))
     return rates

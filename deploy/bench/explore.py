@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from deploy.bench.figures import Figure
+from deploy.bench.figures import Figure, Tell, silent
 from services.config import Config
 from services.config_file import dump_config
 from services.records import Episode, Step, Ticket, Version, VersionSpan
@@ -24,10 +24,13 @@ FILES, GROUPS, SIZE, TURNS, STATES = 200, 16, 8, 40, 300
 PROMPT, RESPONSE = 120, 10
 
 
-def run() -> list[Figure]:
+def run(tell: Tell = silent) -> list[Figure]:
     """Seconds of the first index, of a start with indexes at hand, and of each kind of page."""
     with tempfile.TemporaryDirectory() as folder:
-        return _measure(_archive(Path(folder) / "million"))
+        tell("an archive of a million steps", 0, 2)
+        archive = _archive(Path(folder) / "million")
+        tell("indexes and pages", 1, 2)
+        return _measure(archive)
 
 
 def _measure(run_folder: Path) -> list[Figure]:

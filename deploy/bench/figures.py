@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+Tell = Callable[[str, int, int], object]
+"""Told what is measured now, how many parts are done, and of how many."""
+
+
+def silent(_what: str, _done: int, _total: int) -> None:
+    """Tells nobody."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from deploy.bench.figures import Figure
+from deploy.bench.figures import Figure, Tell, silent
 from deploy.members import EnvServer, free_port
 from envservice.base import PromptTemplate, Turn
 from envservice.registry import make_template, open_environment
@@ -43,20 +43,23 @@ _WARM_GROUPS = 8
 _DEADLINE_S = 600.0
 
 
-def run() -> list[Figure]:
+def run(tell: Tell = silent) -> list[Figure]:
     """Takes about two minutes, most of it the start of two engines."""
     with tempfile.TemporaryDirectory(prefix="gagpo-bench-") as folder:
         path = Path(folder)
+        tell("a model", 0, 3)
         tasks = _make_model(path / "model")
         dump_config(CONFIG, path / "config.yaml")
         server = EnvServer(0, free_port(), path / "config.yaml", path / "env.log")
         with private_redis(path / "redis") as redis_url:
             server.start()
+            tell("episodes by a rollout worker", 1, 3)
             try:
                 episodes, seconds = asyncio.run(_play(path / "model", redis_url, server.url, tasks))
             finally:
                 server.stop()
         rows = [step for episode in episodes for step in episode.steps]
+        tell("the same rows by the bare engine", 2, 3)
         bare = _generate(path / "model", rows)
     tokens = sum(len(row.response_ids) for row in rows)
     return [

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from deploy.bench.figures import Figure
+from deploy.bench.figures import Figure, Tell, silent
 from envservice.bm25.build import build
 from envservice.bm25.index import Index, open_index
 from envservice.webshop.catalogue import make_stock
@@ -38,9 +38,12 @@ _CHUNK = 20_000
 _MIB, _KIB = 2**20, 2**10
 
 
-def run() -> list[Figure]:
+def run(tell: Tell = silent) -> list[Figure]:
     """Takes some minutes, most of them for building the large index, and 3 GB of disk for as long."""
-    return [*_pages(), *_ranking()]
+    tell("pages", 0, 2)
+    pages = _pages()
+    tell("ranking over a million products", 1, 2)
+    return [*pages, *_ranking()]
 
 
 def _pages() -> list[Figure]:

@@ -10,6 +10,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from deploy.lines import span
+
 KEEP_LINES = 12
 
 
@@ -21,12 +23,6 @@ class Shown(Protocol):
     def tail(self, lines: int) -> list[str]:
         """The last lines that it printed."""
         ...
-
-
-def span(seconds: float) -> str:
-    """`2 h 05 min`, or minutes alone."""
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
 
 
 class Progress:

@@ -49,6 +49,8 @@ class Hooks:
     """Called once a tick: progress views read the run's folder here."""
     dropped: Callable[[Drop, list[Episode]], object] = lambda *_: None
     """A group that is about to be dropped, and the episodes it had finished: the store forgets them."""
+    playing: Callable[[str, int, int], object] = lambda *_: None
+    """An evaluation's label, its groups that are in, and all of them; whenever that moves."""
 
 
 @dataclass(kw_only=True)
@@ -179,6 +181,8 @@ class Controller:
             self.telemetry.state("training", "waits for the learner to take groups")
         else:
             left, label = self._evaluation.remaining, self._evaluation.request.label
+            total = len(self._evaluation.request.tasks)
+            self.hooks.playing(label, total - left, total)
             self.telemetry.state("evaluating", f"evaluates {label}: waits for {left} groups")
 
     def evaluate_now(self, requests: list[EvalRequest]) -> list[dict[str, Any]]:

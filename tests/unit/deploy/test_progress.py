@@ -39,7 +39,8 @@ def test_without_a_terminal_every_event_is_one_plain_line():
     assert out.file.getvalue().splitlines() == [
         "[00:00] reinforcement learning",
         "[01:15] rollout worker 0 died [exit 9]; starting it again",
-        "[01:15] step    2/4  success  25.0%  length  12.5  inadmissible 10.0%  loss -0.0123  grad 0.50    4.5 s",
+        "[01:15] step    2/4  success  25.0%  length  12.5  inadmissible 10.0%  loss -0.0123  grad 0.50    4.5 s"
+        "  about 9 s left",
         "[01:15] evaluation step-000002  T=0.4   50.0% [40.0%, 60.0%] on 8 games of valid",
     ]
 
@@ -64,9 +65,27 @@ def test_in_a_terminal_one_view_shows_where_the_run_is():
     out, clock = console(terminal=True), Clock()
     everything(Progress("tiny", 4, console=out, clock=clock), clock)
     shown = out.file.getvalue()
-    for text in ("tiny", "1:15", "reinforcement learning (75 s)", "2 / 4", "25.0%", "evaluation @2", "died [exit 9]"):
+    for text in ("tiny", "1:15", "reinforcement learning (75 s)", "2 / 4   4.5 s each  about 9 s left", "25.0%",
+                 "evaluation @2", "died [exit 9]"):
         assert text in shown, text
     assert "[01:15]" not in shown
+
+
+def test_an_evaluation_tells_its_rate_and_the_time_left():
+    """Ten games in five seconds: ten more take another five. Plain lines ten seconds apart, the last is its result."""
+    for terminal in (True, False):
+        out, clock = console(terminal=terminal), Clock()
+        progress = Progress("run", 4, console=out, clock=clock)
+        with progress:
+            for clock.now, done in ((1.0, 0), (6.0, 10), (12.0, 15), (13.0, 20)):
+                progress.playing("step-000002", done, 20)
+        if terminal:
+            out.print(progress.render())
+            assert "step-000002 20/20 games  1.67 games/s  12 s" in out.file.getvalue()
+        else:
+            assert out.file.getvalue().splitlines() == [
+                "[00:01] evaluation step-000002 0/20 games",
+                "[00:12] evaluation step-000002 15/20 games  1.36 games/s  about 4 s left"]
 
 
 def test_the_view_can_be_drawn_before_anything_happened():

@@ -8,7 +8,7 @@ from rich.console import Console
 from deploy.children import Child, ChildFailed
 from deploy.experiment import records
 from deploy.experiment.design import Run, config_of, runs
-from deploy.experiment.progress import Progress, span
+from deploy.experiment.progress import Progress
 from deploy.experiment.records import Record, settings_of
 from deploy.experiment.runs import Runner, left, only_one, path_of
 from services.config import Config
@@ -111,8 +111,3 @@ def test_the_live_view_shows_the_last_line_of_each_run(tmp_path: Path):
     console.print(progress.render())
     assert "1 of 4 runs; about 3 min left" in "".join(said)
     assert "gagpo-seed0  step 2" in "".join(said)
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(20, "0 min"), (150, "2 min"), (3900, "1 h 05 min")])
-def test_spans_are_for_people(seconds: float, text: str):
-    assert span(seconds) == text

@@ -1,0 +1,58 @@
+"""Rates, time left, and lines that pass."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from deploy.lines import Lines, Pace, span
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def console(*, terminal: bool) -> Console:
+    return Console(file=io.StringIO(), force_terminal=terminal, width=100, color_system=None)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(20, "20 s"), (150, "2 min"), (3900, "1 h 05 min")])
+def test_spans_are_for_people(seconds: float, text: str):
+    assert span(seconds) == text
+
+
+def test_a_rate_counts_from_the_first_call_about_the_same_work():
+    """20 games at hand when it is first told of; 10 more in 5 s, so 70 take 35 s."""
+    clock = Clock()
+    pace = Pace(clock)
+    assert pace.at("heldout", 20, 100, "games") == "heldout 20/100 games"
+    clock.now = 5.0
+    assert pace.at("heldout", 30, 100, "games") == "heldout 30/100 games  2 games/s  about 35 s left"
+    assert pace.at("seen", 0, 4, "games") == "seen 0/4 games"
+    clock.now = 25.0
+    assert pace.at("seen", 2, 4, "games") == "seen 2/4 games  10 s each  about 20 s left"
+    assert pace.at("seen", 4, 4, "games") == "seen 4/4 games  5 s each  20 s"
+
+
+def test_without_a_terminal_lines_are_plain_and_seldom():
+    out, clock = console(terminal=False), Clock()
+    with Lines(out, clock=clock) as lines:
+        lines.note("[kept] as it is")
+        for clock.now in (1.0, 5.0, 12.0):
+            lines.at("heldout", clock.now, 20, "games")
+    assert out.file.getvalue().splitlines() == [
+        "[kept] as it is", "heldout 1/20 games", "heldout 12/20 games  1 games/s  about 8 s left"]
+
+
+def test_in_a_terminal_what_passes_leaves_nothing_behind():
+    out = console(terminal=True)
+    with Lines(out) as lines:
+        lines.at("heldout", 1, 20, "games", doing="[this]")
+        lines.note("stays")
+    shown = out.file.getvalue()
+    assert "\nheldout" not in shown
+    assert "stays" in shown
+    assert shown.rindex("\x1b[2K") > shown.rindex("stays")
