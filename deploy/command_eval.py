@@ -6,12 +6,17 @@ import argparse
 import json
 import tempfile
 import uuid
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deploy.policies import resolve
 from services.config import Config
 from services.config_file import dump_config
+
+if TYPE_CHECKING:
+    from deploy.lines import Lines
+    from services.controller.controller import Hooks
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
@@ -64,7 +69,7 @@ def evaluate(config: Config, model: Path, *, split: str | None) -> dict[str, Any
     from deploy.publishing import publish_folder
     from deploy.topology import topology
     from envservice.registry import open_environment
-    from services.controller.controller import Controller, Hooks
+    from services.controller.controller import Controller
     from services.controller.tickets import EvalRequest, TaskStream, TrainTickets
 
     environment = open_environment(config.env)
@@ -83,9 +88,7 @@ def evaluate(config: Config, model: Path, *, split: str | None) -> dict[str, Any
                 config=config, store=parts.store, lease=lease, supervisor=parts.supervisor,
                 tickets=TrainTickets(config=config, tasks=TaskStream(environment.tasks(train), config.seed)),
                 request=lambda _: None,
-                hooks=Hooks(note=lines.note, evaluated=lambda *_: None, task_type=environment.task_type,
-                            tick=lambda: None,
-                            playing=lambda label, done, total: lines.at(label, done, total, "games")),
+                hooks=_hooks(lines, environment.task_type),
             )
             version = publish_folder(parts, model, holder=run)
             for index in range(config.rollout.workers):
@@ -97,3 +100,10 @@ def evaluate(config: Config, model: Path, *, split: str | None) -> dict[str, Any
             (summary,) = controller.evaluate_now([request])
             parts.store.erase()
     return {**summary, "env": environment.name}
+
+
+def _hooks(lines: Lines, task_type: Callable[[str], str]) -> Hooks:
+    from services.controller.controller import Hooks
+
+    return Hooks(note=lines.note, evaluated=lambda *_: None, task_type=task_type, tick=lambda: None,
+                 playing=lambda label, done, total: lines.at(label, done, total, "games"))
