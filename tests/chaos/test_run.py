@@ -1,17 +1,23 @@
 """One tiny run, interrupted, resumed, and bereft of its servers: it ends with the weights of an undisturbed one.
 
-The tests follow one run through its life and stand in its order.
+The tests follow one run through its life and stand in its order. A Prometheus watches all of it, so that at the end
+every board can be asked what it shows.
 """
 
 import json
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pyarrow.parquet as pq
 import pytest
+from prometheus_api import ask, shows
 
+from deploy.monitor.boards import BOARDS
+from deploy.monitor.servers import prometheus
 from services.metrics import read_rows
 
 pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(280)]
@@ -28,6 +34,16 @@ TINY = (
 @pytest.fixture(scope="module")
 def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def watched(runs_dir: Path) -> Iterator[str | None]:
+    """The address of the Prometheus; None where it is not installed."""
+    if shutil.which("prometheus") is None:
+        yield None
+    else:
+        with prometheus(runs_dir, port=0) as url:
+            yield url
 
 
 @pytest.fixture(scope="module")
@@ -114,3 +130,23 @@ def test_undisturbed_it_ends_with_the_same_bits(train, runs_dir: Path):
                 if row["label"].startswith("step-")} for name in ("hunted", "calm")]
     assert digests[0] == digests[1]
     assert len(set(digests[0].values())) == 3
+
+
+def test_every_panel_of_every_board_shows_something_of_these_runs(watched: str | None):
+    if watched is None:
+        pytest.skip("prometheus is not installed")
+    without_value = {
+        "FLOP utilisation": "only on GPUs",
+        "Replays": "whether a session was lost depends on the moment in which the server died",
+    }
+    dark = {f"{board.title}, {panel.title}: {query.expr}" for board in BOARDS for row in board.rows
+            for panel in row.panels for query in panel.queries
+            if panel.title not in without_value and not shows(watched, query.expr)}
+    assert dark == set()
+
+
+def test_every_alert_could_be_evaluated(watched: str | None):
+    if watched is None:
+        pytest.skip("prometheus is not installed")
+    (group,) = ask(watched, "rules")["groups"]
+    assert {rule["name"]: rule.get("lastError", "") for rule in group["rules"] if rule["health"] != "ok"} == {}
