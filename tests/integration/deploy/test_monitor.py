@@ -18,12 +18,15 @@ import httpx
 import psutil
 import pytest
 
+from deploy.monitor.grafana import DASHBOARDS
+from deploy.monitor.servers import grafana, prometheus
 from deploy.monitoring import target_groups
 from deploy.run_folder import targets_folder
+from services.errors import UserError
 from services.exposition import serving
 from services.heartbeat import Pulse, decode
 
-pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
+needs_prometheus = pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
 START_S = 60.0
 
 
@@ -46,6 +49,7 @@ def start(runs_dir: Path, out: Path) -> subprocess.Popen[bytes]:
                                 env={**os.environ, "GAGPO_ENV_TOKEN": "secret"})
 
 
+@needs_prometheus
 def test_a_run_is_found_and_scraped_until_ctrl_c(tmp_path: Path):
     pulse, runs_dir, out = Pulse("controller", "controller"), tmp_path / "runs", tmp_path / "out"
     pulse.meters("gagpo_controller_capacity_groups").set(3)
@@ -70,9 +74,59 @@ def test_a_run_is_found_and_scraped_until_ctrl_c(tmp_path: Path):
             process.kill()
 
 
+@needs_prometheus
 def test_a_port_that_is_taken_is_the_users_to_change(tmp_path: Path):
     with serving(dict, host="127.0.0.1", port=0) as address:
         done = subprocess.run([sys.executable, "-m", "deploy.cli", "monitor", str(tmp_path), "--port",
                                address.rpartition(":")[2]], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(r"error: port \d+ is taken; choose another --port, or 0 for a free one\n", done.stderr)
+
+
+GRAFANA = """#!{python}
+import json, os, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Health(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/api/health" else 404)
+        self.end_headers()
+        self.wfile.write(json.dumps([sys.argv[1:], dict(os.environ)]).encode())
+
+HTTPServer((os.environ["GF_SERVER_HTTP_ADDR"], int(os.environ["GF_SERVER_HTTP_PORT"])), Health).serve_forever()
+"""
+"""Stands in for the program, of which no package is at hand: it starts, answers that it is well, tells what it was
+given, and is ended."""
+
+
+def test_grafana_is_given_prometheus_and_the_boards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    program = tmp_path / "release" / "bin" / "grafana-server"
+    program.parent.mkdir(parents=True)
+    program.write_text(GRAFANA.format(python=sys.executable))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent))
+    (tmp_path / ".monitor").mkdir()
+    with grafana(tmp_path, "http://127.0.0.1:9090", port=0) as url:
+        arguments, given = httpx.get(f"{url}/api/health", timeout=10).json()
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/api/health", timeout=10)
+    assert arguments[0] == "--homepath"
+    places = {}
+    for kind in ("datasources", "dashboards"):
+        text = (Path(given["GF_PATHS_PROVISIONING"]) / kind / "gagpo.yml").read_text()
+        places |= {name: given[name] for name in re.findall(r"\$(\w+)", text)}
+    assert places == {"GAGPO_PROMETHEUS": "http://127.0.0.1:9090", "GAGPO_DASHBOARDS": str(DASHBOARDS)}
+    assert Path(given["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]).is_file()
+
+
+def test_where_grafana_is_not_installed_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with grafana(tmp_path, "http://127.0.0.1:9090", port=0) as url:
+        assert url is None
+
+
+def test_without_prometheus_it_is_the_users_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="apt-get install prometheus"), prometheus(tmp_path / "runs", port=0):
+        pass
+    assert not (tmp_path / "runs").exists()
