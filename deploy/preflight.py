@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploy import machine
+from deploy import machine, sinks
 from deploy.panels import Panels, open_panels
 from deploy.plan import Plan, make_plan
 from envservice.capacity import session_limit
@@ -35,6 +35,7 @@ def check_parts(config: Config) -> None:
     _model(config)
     _credit(config)
     _batch(config)
+    sinks.check(config)
     plan = make_plan(config)
     if plan.private_ray:
         _machine(config, plan)

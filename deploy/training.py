@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from deploy.progress import Progress
 from deploy.publishing import publish_folder
 from deploy.report.page import write_report
 from deploy.run_folder import RunFolder
+from deploy.sinks import Sinks, sinks
 from deploy.topology import Topology, topology
 from learner.checkpoint import Checkpoints
 from services.config import Config
@@ -67,9 +69,11 @@ class TrainingRun:
         return self.report()
 
     def _run(self, cold: Path) -> None:
-        with topology(self.config, run=self.run, folder=self.folder.path, config_file=self.folder.config_file,
-                      note=self.progress.note) as parts:
-            controller = self.controller(parts)
+        with ExitStack() as stack, topology(
+                self.config, run=self.run, folder=self.folder.path, config_file=self.folder.config_file,
+                note=self.progress.note) as parts:
+            tell = stack.enter_context(sinks(self.config, self.folder.path, self.run))
+            controller = self.controller(parts, tell)
             with monitoring(parts, controller.telemetry, self.folder, note=self.progress.note):
                 for index in range(self.config.rollout.workers):
                     self.progress.stage(f"starting rollout worker {index} (vLLM)")
@@ -94,7 +98,7 @@ class TrainingRun:
                        passing=self.progress.passing)
         return out
 
-    def controller(self, parts: Topology) -> Controller:
+    def controller(self, parts: Topology, tell: Sinks) -> Controller:
         """Wired to this run's folder and panels."""
         lease = parts.store.acquire("controller", self.run, ttl_s=CONTROLLER_LEASE_S)
         parts.store.reissue(lease)
@@ -111,13 +115,14 @@ class TrainingRun:
             if summary["label"].startswith("step-") and summary["step"]:  # step 0 is the cold start, no checkpoint
                 checkpoints.record_score(summary["step"], summary["success_rate"])
             self.progress.evaluation(summary)
+            tell.evaluation(summary)
 
         return Controller(
             config=self.config, store=parts.store, lease=lease, supervisor=parts.supervisor,
             tickets=TrainTickets(config=self.config, tasks=TaskStream(self.panels.train, self.config.seed)),
             request=self.evaluation_of,
             hooks=Hooks(note=self.progress.note, evaluated=evaluated, task_type=self.panels.task_type,
-                        tick=self._follow_metrics(), dropped=archive.write_dropped, playing=self.progress.playing),
+                        tick=self._follow_metrics(tell), dropped=archive.write_dropped, playing=self.progress.playing),
         )
 
     def _checkpoints(self) -> Checkpoints:
@@ -127,7 +132,7 @@ class TrainingRun:
         newest = self._checkpoints().latest()
         return 0 if newest is None else newest.step
 
-    def _follow_metrics(self) -> Callable[[], None]:
+    def _follow_metrics(self, tell: Sinks) -> Callable[[], None]:
         """Shows each line that the learner adds to metrics.jsonl."""
         shown = len(read_rows(self.folder.metrics))
 
@@ -136,6 +141,7 @@ class TrainingRun:
             lines = read_rows(self.folder.metrics)
             for line in lines[min(shown, len(lines)):]:  # fewer where a restarted learner takes steps again
                 self.progress.step(line)
+                tell.step(line)
             shown = len(lines)
 
         return tick

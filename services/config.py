@@ -186,11 +186,13 @@ class RaySection(Section):
 
 
 class MetricsSection(Section):
-    """Where the driver serves the run's metrics."""
+    """Where the run's figures go."""
 
     host: str = "127.0.0.1"
     port: int = Field(default=0, ge=0, le=65535)
     """0: a free one, which the run's file for Prometheus names."""
+    sinks: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    """Where the rows of metrics.jsonl and evaluations.jsonl go besides; each needs its package."""
 
 
 class Config(Section):
