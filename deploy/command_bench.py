@@ -13,16 +13,19 @@ from rich.table import Table
 
 from deploy.bench.figures import Figure
 from deploy.lines import Lines
+from services.errors import UserError
 
 BENCHES = {
     "alfworld": "deploy.bench.alfworld",
     "credit": "deploy.bench.credit",
     "env-service": "deploy.bench.env_service",
     "explore": "deploy.bench.explore",
+    "overhead": "deploy.bench.overhead",
     "rollout": "deploy.bench.rollout",
+    "soak": "deploy.bench.soak",
     "webshop": "deploy.bench.webshop",
 }
-"""Name -> module with `run(tell) -> list[Figure]`, imported when it is asked for: benches import heavy things."""
+"""Name -> module with `run(tell) -> list[Figure]`, the soak's with two more parameters, imported when it is asked for: benches import heavy things."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
@@ -32,18 +35,23 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
         help="measure a part against its reference",
         description="Measures a part against its reference in one run. Model, sizes and concurrency are fixed,\n"
         "so that figures compare from commit to commit.",
-        epilog="example:\n  gagpo bench alfworld --json",
+        epilog="examples:\n  gagpo bench alfworld --json\n  gagpo bench soak --minutes 5 --sessions alfworld=50,webshop=10",
     )
     parser.add_argument("name", choices=sorted(BENCHES))
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--minutes", type=float, help="of the soak (default: 30)")
+    parser.add_argument("--sessions", metavar="NAME=NUMBER,...", help="of the soak: how many of each environment")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the bench and prints its figures."""
+    options = {key: value for key in ("minutes", "sessions") if (value := getattr(args, key)) is not None}
+    if options and args.name != "soak":
+        raise UserError(f"the bench {args.name} has no --{next(iter(options))}", "leave it out; it is the soak's")
     with Lines(Console(stderr=True)) as lines:
         figures = importlib.import_module(BENCHES[args.name]).run(
-            lambda what, done, total: lines.at(f"bench {args.name}", done, total, "parts", doing=what))
+            lambda what, done, total: lines.at(f"bench {args.name}", done, total, "parts", doing=what), **options)
     if args.json:
         print(json.dumps({"format": 1, "bench": args.name, "figures": [asdict(figure) for figure in figures]}))
     else:

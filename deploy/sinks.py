@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from services.config import Config
 from services.config_file import flatten
+from services.cost import counted
 from services.errors import UserError
 
 PROJECT = "gagpo"
@@ -110,6 +111,7 @@ class Sinks:
         self._write({f"evaluation/{kind}-T{row['temperature']:g}/{name}": value for name, value in named.items()
                      if name != "temperature"}, int(row["step"]))
 
+    @counted("metrics")
     def _write(self, figures: Mapping[str, float], step: int) -> None:
         for sink in self._sinks:
             sink.write(figures, step)

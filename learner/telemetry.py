@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Any
 
 from learner.credit.types import Credit
+from services.cost import counted
 from services.heartbeat import Pulse
 
 GAUGES = {
@@ -27,6 +28,7 @@ GAUGES = {
 """Key of metrics.jsonl -> the gauge that shows its last value, and its labels."""
 
 
+@counted("metrics")
 def step_taken(pulse: Pulse, row: Mapping[str, Any], credits: Sequence[Credit], utilization: float | None) -> None:
     """One learner step. `row`: all METRIC_KEYS; `utilization`: of the GPUs' FLOPs."""
     meters = pulse.meters

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from rollout.engine import Engine
+from services.cost import counted
 from services.heartbeat import Pulse
 from services.records import Episode, Version
 from services.store.store import Claim
@@ -21,6 +22,7 @@ class Meter:
         self._meters("gagpo_rollout_slots").set(slots)
         engine.listener = self.sampled
 
+    @counted("metrics")
     def sampled(self, prompt: int, response: int, seconds: float) -> None:
         """One answer of the engine: its tokens, and how long it took."""
         self._meters("gagpo_rollout_tokens_total", kind="prompt").inc(prompt)
@@ -36,6 +38,7 @@ class Meter:
         issued = int(claim.entry.partition("-")[0]) / 1000
         self._meters("gagpo_rollout_queue_seconds").observe(max(0.0, time.time() - issued))
 
+    @counted("metrics")
     def finished(self, episode: Episode, *, accepted: bool) -> None:
         """One episode and what became of it."""
         meters = self._meters
@@ -60,6 +63,7 @@ class Meter:
         """The worker is about to fetch and load `version`."""
         self._pulse.doing(f"fetching weights {version.short}")
 
+    @counted("metrics")
     def beat(self, *, playing: int, held: int, pointer: Version | None) -> dict[str, Any]:
         """For Store.beat. `pointer`: the current version."""
         own, meters = self._engine.version, self._meters

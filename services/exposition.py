@@ -17,6 +17,7 @@ import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, generate_latest
 from prometheus_client.registry import Collector
 
+from services.cost import counted
 from services.errors import StoreFault, UserError
 from services.heartbeat import Beat
 from services.logs import get_logger
@@ -49,6 +50,7 @@ def families(beats: Beats) -> Iterator[Metric]:
             yield family
 
 
+@counted("metrics")
 def render(beats: Beats) -> bytes:
     """Prometheus text."""
     registry = CollectorRegistry(auto_describe=False)

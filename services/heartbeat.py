@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from services.cost import counted, spent
 from services.logs import get_logger
 from services.meters import Meters, Snapshot
 from services.metric_names import Role
@@ -33,6 +34,8 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     progress: float
     """Unix time of the last progress; 0 before the first."""
     metrics: Snapshot
+    cost: dict[str, float] = {}
+    """services/cost.py: CPU seconds of the process, and of being watched."""
 
 
 def decode(beats: Mapping[str, Mapping[str, Any]]) -> dict[str, Beat]:
@@ -63,11 +66,12 @@ class Pulse:
         """The weights that are held now."""
         self._version = version
 
+    @counted("metrics")
     def beat(self) -> dict[str, Any]:
         """For Store.beat."""
         return msgspec.to_builtins(Beat(
             role=self._role, version=self._version, doing=self._doing, since=self._since, progress=self._progress,
-            metrics=self.meters.snapshot()))
+            metrics=self.meters.snapshot(), cost=spent()))
 
 
 class Beating:
@@ -93,9 +97,13 @@ class Beating:
     def _run(self) -> None:
         while True:
             try:
-                self._fill()
-                self._send(self._pulse.name, self._pulse.beat())
+                self._tell()
             except Exception as error:
                 log.warning("no heartbeat", worker=self._pulse.name, reason=str(error))
             if self._done.wait(BEAT_S):
                 return
+
+    @counted("metrics")
+    def _tell(self) -> None:
+        self._fill()
+        self._send(self._pulse.name, self._pulse.beat())

@@ -17,6 +17,8 @@ from typing import Any, NoReturn
 
 import structlog
 
+from services.cost import counted
+
 FORMAT = 1
 Event = MutableMapping[str, Any]
 ShowLine = Callable[[str], None]
@@ -93,6 +95,7 @@ class _Sink:
     def __init__(self, path: Path | None, process: str, show: ShowLine | None) -> None:
         self.path, self.process, self.show = path, process, show
 
+    @counted("logs")
     def __call__(self, _logger: object, _method: str, event: Event) -> NoReturn:
         event = {"format": FORMAT, "process": self.process, **event}
         if self.path is not None:

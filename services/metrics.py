@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from services.cost import counted
 from services.metric_names import PHASES
 
 FORMAT = 1
@@ -33,6 +34,7 @@ def check_metrics(row: Mapping[str, Any]) -> None:
         raise ValueError(f"metrics row: missing {sorted(missing)}, unknown {sorted(extra)}")
 
 
+@counted("metrics")
 def append_row(path: Path, row: Mapping[str, Any]) -> None:
     """Appends one object with its `format`, on disk when this returns.
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from services.cost import counted
 from services.errors import DeadlineExceeded, StoreFault
 from services.records import Drop, Episode, Step
 
@@ -187,6 +188,7 @@ def _schema() -> Any:
     return pa.schema([(name, arrow(kind)) for name, kind in _COLUMNS.items()], metadata={"format": str(FORMAT)})
 
 
+@counted("archive")
 def _write(path: Path, rows: Sequence[Row]) -> None:
     """Durable before it is visible: temporary file, fsync, rename, fsync of the folder."""
     import pyarrow as pa
