@@ -29,7 +29,7 @@ from services.config import Config
 from services.controller.telemetry import reason_class
 from services.errors import DeadlineExceeded
 from services.heartbeat import Pulse
-from services.logs import get_logger
+from services.logs import bind, get_logger
 from services.metrics import append_row, check_metrics, drop_rows
 from services.records import Drop, Episode, Manifest, Version
 from services.store.archive import EpisodeArchive, Row
@@ -198,7 +198,8 @@ class TrainingLoop:
         self.version = Version(incarnation=self.incarnation, step=self.learner.step, digest=packed.digest)
         self.publish(self.version, packed)
         self._point()
-        log.info("published", version=self.version.short)
+        bind(version=self.version.short)
+        log.info("published")
 
     def _point(self) -> None:
         """The current version, with the newest export for a sampler that cannot fetch it."""

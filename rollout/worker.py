@@ -17,13 +17,15 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+from structlog.contextvars import bind_contextvars
+
 from rollout.engine import Engine
 from rollout.episode import Player
 from rollout.meter import Meter
 from rollout.steering import Missing, may_start, next_version, wanted_elsewhere
 from services.errors import EnvFault, Fault, StoreFault
 from services.heartbeat import BEAT_S
-from services.logs import get_logger
+from services.logs import bind, get_logger
 from services.records import Version
 from services.store.store import Claim, Store
 from services.weights.pack import Packed
@@ -120,7 +122,8 @@ class RolloutWorker:
             started = time.monotonic()
             await self._engine.update(due, packed.manifest, packed.buffer)
             seconds = time.monotonic() - started
-            log.info("weights updated", version=due.short, seconds=seconds)
+            bind(version=due.short)
+            log.info("weights updated", seconds=seconds)
             self._meter.updated(seconds)
         elif due == pointer:
             log.warning("nobody has the current weights", version=due.short)
@@ -141,6 +144,7 @@ class RolloutWorker:
                     reason=reason, then=then)
 
     async def _play(self, claim: Claim) -> None:
+        bind_contextvars(ticket=claim.ticket.id)  # ends with the episode's task
         try:
             episode = await self._player.play(claim.ticket, claim.attempt)
             verdict = await self._ask(self._store.commit_episode, claim, episode)

@@ -1,4 +1,7 @@
-"""One log per run: JSON lines in log.jsonl for machines, short lines on the terminal for people.
+"""One log per run: JSON lines in log.jsonl; on stderr short lines where that is a terminal, else JSON too.
+
+Each line names the run, the process with its role and rank, the version of the weights that the process holds (`bind`)
+and, within an episode, its ticket (structlog's contextvars, which travel with the task).
 
 Several processes may append to one file: a line is one write, so lines of different processes never mix.
 """
@@ -21,12 +24,13 @@ from services.cost import counted
 
 FORMAT = 1
 Event = MutableMapping[str, Any]
-ShowLine = Callable[[str], None]
+Show = Callable[[Event], None]
 
-_HIDDEN = ("event", "level", "time", "process", "name", "format", "exception")
+_HIDDEN = ("event", "level", "time", "run", "process", "role", "rank", "name", "format", "exception")
 """Keys that the terminal's line does not repeat as key=value."""
 
 _path: Path | None = None
+_bound: dict[str, Any] = {}
 
 
 def log_path() -> Path | None:
@@ -34,20 +38,25 @@ def log_path() -> Path | None:
     return _path
 
 
-def print_line(text: str) -> None:
-    """The terminal: stderr, so that results on stdout stay clean."""
-    print(text, file=sys.stderr, flush=True)
+def print_event(event: Event) -> None:
+    """On stderr, so that results on stdout stay clean: for people on a terminal, for machines elsewhere."""
+    print(short_line(event) if sys.stderr.isatty() else as_json(event), file=sys.stderr, flush=True)
+
+
+def bind(**facts: Any) -> None:
+    """Every later line of this process says so, of all its threads and tasks."""
+    _bound.update(facts)
 
 
 def configure_logs(
-    folder: Path | None, *, process: str = "controller", show: ShowLine | None = print_line, level: str = "info",
+    folder: Path | None, *, process: str = "controller", show: Show | None = print_event, level: str = "info",
 ) -> None:
-    """Sends this process's log to `folder`/log.jsonl (None: nowhere) and to `show` (None: the terminal stays silent).
+    """Sends this process's log to `folder`/log.jsonl (None: nowhere) and to `show` (None: stderr stays silent).
 
-    `process` names the writer in each line, for example `rollout-1`.
-    A live progress view passes its own `show`, so that lines are printed above it.
+    `process` names the writer in each line, for example `rollout-1`: its role and, where it has one, its rank.
     """
     global _path  # noqa: PLW0603 - a process has one log
+    _bound.clear()
     _path = None if folder is None else folder / "log.jsonl"
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -57,7 +66,7 @@ def configure_logs(
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
             structlog.processors.format_exc_info,
-            _Sink(_path, process, show),
+            _Sink(_path, _identity(folder, process), show),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
         cache_logger_on_first_use=False,
@@ -92,17 +101,29 @@ def life_of(process: str, folder: Path) -> Iterator[Any]:
 class _Sink:
     """The last processor: writes the event to both places."""
 
-    def __init__(self, path: Path | None, process: str, show: ShowLine | None) -> None:
-        self.path, self.process, self.show = path, process, show
+    def __init__(self, path: Path | None, identity: Event, show: Show | None) -> None:
+        self.path, self.identity, self.show = path, identity, show
 
     @counted("logs")
     def __call__(self, _logger: object, _method: str, event: Event) -> NoReturn:
-        event = {"format": FORMAT, "process": self.process, **event}
+        event = {**self.identity, **_bound, **event}
         if self.path is not None:
-            _append(self.path, json.dumps(event, default=str, ensure_ascii=False))
+            _append(self.path, as_json(event))
         if self.show is not None:
-            self.show(short_line(event))
+            self.show(event)
         raise structlog.DropEvent
+
+
+def _identity(folder: Path | None, process: str) -> Event:
+    role, _, rank = process.rpartition("-")
+    numbered = bool(role) and rank.isdecimal()
+    return {"format": FORMAT, **({} if folder is None else {"run": folder.name}), "process": process,
+            "role": role if numbered else process, **({"rank": int(rank)} if numbered else {})}
+
+
+def as_json(event: Event) -> str:
+    """One line."""
+    return json.dumps(event, default=str, ensure_ascii=False)
 
 
 def short_line(event: Event) -> str:

@@ -1,7 +1,9 @@
 """The run's log."""
 
+import asyncio
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,24 +23,59 @@ def restore() -> Iterator[None]:
 
 
 def test_an_event_is_one_json_line_and_one_short_line(tmp_path: Path):
-    shown: list[str] = []
+    shown: list[logs.Event] = []
     logs.configure_logs(tmp_path / "run", process="learner-0", show=shown.append)
     logs.get_logger("train").info("step done", step=3, seconds=1.23456)
     event = json.loads(logs.log_path().read_text())
     assert (event["format"], event["process"], event["name"], event["event"]) == (1, "learner-0", "train", "step done")
     assert (event["level"], event["step"], event["seconds"]) == ("info", 3, 1.23456)
-    assert shown == [f"{event['time'][11:19]} step done  step=3 seconds=1.235"]
+    assert (event["run"], event["role"], event["rank"]) == ("run", "learner", 0)
+    assert [logs.short_line(one) for one in shown] == [f"{event['time'][11:19]} step done  step=3 seconds=1.235"]
 
 
 def test_a_traceback_goes_to_the_file_and_not_to_the_terminal(tmp_path: Path):
-    shown: list[str] = []
+    shown: list[logs.Event] = []
     logs.configure_logs(tmp_path, process="cli", show=shown.append)
     try:
         raise ValueError("no such group")
     except ValueError as error:
         logs.get_logger("cli").error("failed", exc_info=error)
     assert "ValueError: no such group" in json.loads((tmp_path / "log.jsonl").read_text())["exception"]
-    assert shown[0].endswith("error: failed")
+    assert logs.short_line(shown[0]).endswith("error: failed")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_stderr_gets_short_lines_on_a_terminal_and_json_elsewhere(
+    terminal: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+):
+    logs.configure_logs(tmp_path, process="controller")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    logs.get_logger("x").warning("here", step=3)
+    line = capsys.readouterr().err.strip()
+    if terminal:
+        assert line.endswith("warning: here  step=3")
+    else:
+        event = json.loads(line)
+        assert (event["role"], event["step"]) == ("controller", 3)
+        assert "rank" not in event
+
+
+async def test_the_version_is_the_process_s_and_the_ticket_its_task_s(tmp_path: Path):
+    logs.configure_logs(tmp_path, process="rollout-1", show=None)
+    log = logs.get_logger("x")
+
+    async def play(ticket: str) -> None:
+        structlog.contextvars.bind_contextvars(ticket=ticket)
+        await asyncio.sleep(0)
+        await asyncio.to_thread(log.info, "played")
+
+    await asyncio.gather(play("a"), play("b"))
+    logs.bind(version="1.2")
+    log.info("idle")
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert sorted(line["ticket"] for line in lines[:2]) == ["a", "b"]
+    assert "ticket" not in lines[2]
+    assert [line.get("version") for line in lines] == [None, None, "1.2"]
 
 
 def test_several_processes_share_one_file(tmp_path: Path):
