@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -150,7 +151,9 @@ def _processes(config: Config) -> tuple[Process, ...]:
     if uses_private_ray(config):
         local.append(Process(name="Ray head", memory_gib=1.4, address="127.0.0.1, free ports"))
     if not config.env.urls:
-        local.append(Process(name="environment server", count=config.env.servers, memory_gib=0.3,
+        games = math.ceil(rollout.workers * rollout.slots / config.env.servers)
+        local.append(Process(name="environment server", count=config.env.servers,
+                             memory_gib=0.3 + games * find_family(config.env.name).session_bytes / GIB,
                              address="127.0.0.1, a free port each"))
     return (
         *local,

@@ -62,7 +62,8 @@ class Pool:
         return sorted(simulator.pid for simulator in list(self._started) if simulator.runs())
 
     def close(self) -> None:
-        """Ends those that are idle, and the others when their games end."""
+        """Ends them all; a game that goes on fails at its next step."""
         self._closed = True
-        while self._idle:
-            self._idle.pop().end()
+        self._idle.clear()
+        for simulator in list(self._started):
+            simulator.end()

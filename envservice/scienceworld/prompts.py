@@ -109,5 +109,5 @@ def _one_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     joined = lines[0] if lines else ""
     for before, line in pairwise(lines):
-        joined += (" " if before.endswith(":") or line.endswith(":") else "; ") + line
+        joined += (" " if before.endswith(":") else "; ") + line
     return joined

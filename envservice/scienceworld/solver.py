@@ -40,6 +40,10 @@ class Solver:
             self._timer.start()
             return path
 
+    def runs(self) -> bool:
+        """Whether there is a JVM now."""
+        return self._simulator is not None
+
     def end(self) -> None:
         """Ends the JVM; the next task starts another."""
         with self._lock:

@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-SCRIPTS = ("scripts/setup", "scripts/check", "scripts/test", ".ci/run")
+SCRIPTS = ("scripts/setup", "scripts/check", "scripts/test", "scripts/containers", ".ci/run")
 
 
 def pins(lines: list[str]) -> dict[str, str]:
@@ -24,9 +24,10 @@ def test_the_torch_that_setup_looks_for_is_the_pinned_one():
     assert pins(PROJECT["dependencies"])["torch"] == f"=={version[1]}"
 
 
-def test_the_lean_reference_engine_is_the_extra():
+@pytest.mark.parametrize("name", ["alfworld", "scienceworld"])
+def test_the_lean_reference_engines_are_the_extras(name: str):
     lean = pins((ROOT / "scripts/reference-engine.txt").read_text().splitlines())
-    extra = pins(PROJECT["optional-dependencies"]["alfworld"])
+    extra = pins(PROJECT["optional-dependencies"][name])
     assert extra.items() <= lean.items()
 
 

@@ -50,6 +50,16 @@ def test_parameters_of_a_model_from_scratch_are_those_of_the_real_one():
         assert plan.parameters(section) == sum(weight.numel() for weight in real.parameters())
 
 
+def test_sessions_that_are_processes_take_their_memory():
+    """Eight slots share two servers: four JVMs of 320 MiB each."""
+    chosen = ("env.servers=2", "rollout.slots=8", "rollout.workers=1")
+    server, light = (
+        next(one for one in plan.make_plan(config(*chosen, name)).processes if one.name == "environment server")
+        for name in ("env.name=scienceworld", "env.name=search"))
+    assert server.count == 2
+    assert server.memory_gib == pytest.approx(light.memory_gib + 4 * 320 / 1024)
+
+
 def test_what_runs_already_is_not_started():
     names = {process.name for process in plan.make_plan(config(
         "redis.url=redis://store:6379/0", "ray.address=head:6379", "env.urls=[http://env:8000]")).processes}
