@@ -25,7 +25,8 @@ BENCHES = {
     "soak": "deploy.bench.soak",
     "webshop": "deploy.bench.webshop",
 }
-"""Name -> module with `run(tell) -> list[Figure]`, the soak's with two more parameters, imported when it is asked for: benches import heavy things."""
+"""Name -> module with `run(tell) -> list[Figure]`, imported when it is asked for: benches import heavy things.
+The soak's takes two parameters more."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
@@ -35,7 +36,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
         help="measure a part against its reference",
         description="Measures a part against its reference in one run. Model, sizes and concurrency are fixed,\n"
         "so that figures compare from commit to commit.",
-        epilog="examples:\n  gagpo bench alfworld --json\n  gagpo bench soak --minutes 5 --sessions alfworld=50,webshop=10",
+        epilog="examples:\n  gagpo bench alfworld --json\n"
+        "  gagpo bench soak --minutes 5 --sessions alfworld=50,webshop=10",
     )
     parser.add_argument("name", choices=sorted(BENCHES))
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from deploy.arguments import add_config_arguments, config_from
+from deploy.arguments import add_env_arguments, env_from
 from services.config import ENV_TOKEN_VARIABLE
 
 
@@ -14,11 +14,11 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     parser = subparsers.add_parser(
         "serve-env",
         help="serve the environment over HTTP",
-        description="Serves the environment of a config over HTTP until it is told to stop, and prints its URL when\n"
+        description="Serves an environment over HTTP until it is told to stop, and prints its URL when\n"
         f"ready. Other machines may reach it only with a bearer token, taken from ${ENV_TOKEN_VARIABLE}.",
         epilog="example:\n  gagpo serve-env --config alfworld-tiny --port 8100 env.max_sessions=4096",
     )
-    add_config_arguments(parser)
+    add_env_arguments(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
     parser.add_argument("--port", type=int, default=8100, help="0: a free one, printed (default: 8100)")
     parser.add_argument("--exit-with-parent", action="store_true", help="stop when the process that started it ends")
@@ -27,7 +27,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 
 def run(args: argparse.Namespace) -> None:
     """Serves until SIGTERM or Ctrl-C."""
-    env = config_from(args).env
+    env = env_from(args)
 
     from envservice.app import Settings
     from envservice.capacity import GIB, session_limit

@@ -6,6 +6,7 @@ it cannot know of, of sessions and their histories, are listed by hand.
 
 import asyncio
 import importlib.util
+import itertools
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 import schemathesis
+from container import HEADERS, missing, running
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import (
     content_type_conformance,
@@ -28,9 +30,7 @@ from envservice.openapi import FROZEN
 from envservice.problems import STATUS
 from envservice.schemas import MAX_ACTION, MAX_ACTIONS
 
-JAVA = shutil.which("java") and importlib.util.find_spec("scienceworld")
-FAMILIES = ("alfworld", "webshop", "search", pytest.param(
-    "scienceworld", marks=pytest.mark.skipif(not JAVA, reason="Java or the simulator is not installed")))
+FAMILIES = ("alfworld", "webshop", "search", "scienceworld")
 EXAMPLES = settings(
     max_examples=20, derandomize=True, deadline=None, database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.function_scoped_fixture])
@@ -52,16 +52,32 @@ def served(name: str) -> Iterator[str]:
         server.wait(timeout=30)
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with served("alfworld") as address:
+@pytest.fixture(scope="module", params=["process", "container"])
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Of an ALFWorld server."""
+    with placed("alfworld", request.param) as address:
+        yield address
+
+
+@contextmanager
+def placed(name: str, place: str) -> Iterator[str]:
+    """A family's server as a process or in its container; skips where there can be none."""
+    if place == "container":
+        if reason := missing(name):
+            pytest.skip(reason)
+        with running(name, "--memory", "2g") as container:
+            yield container.url
+        return
+    if name == "scienceworld" and not (shutil.which("java") and importlib.util.find_spec("scienceworld")):
+        pytest.skip("Java or the simulator is not installed")
+    with served(name) as address:
         yield address
 
 
 @published.parametrize()
 @EXAMPLES
 def test_nothing_that_the_document_can_think_of_breaks_the_server(case: schemathesis.Case, url: str):
-    reply = case.call(base_url=url, timeout=30)
+    reply = case.call(base_url=url, timeout=30, headers=HEADERS)
     case.validate_response(reply, checks=CHECKS)
     answer = reply.json() if reply.headers["content-type"] == ["application/json"] else None
     if reply.status_code == 200 and isinstance(answer, list):
@@ -95,15 +111,16 @@ class Game:
         self.seen.append(result)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=itertools.product(FAMILIES, ("process", "container")), ids="-".join)
 def family(request: pytest.FixtureRequest) -> Iterator[str]:
-    with served(request.param) as address:
+    """The URL of each family's server, in each place."""
+    with placed(*request.param) as address:
         yield address
 
 
 @pytest.fixture
 async def http(family: str) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=family, timeout=60, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=family, timeout=60, trust_env=False, headers=HEADERS) as client:
         yield client
 
 
@@ -149,7 +166,7 @@ async def test_a_step_that_is_none_is_malformed_and_says_where(game: Game):
 ])
 def test_a_body_of_nonsense_is_refused(body: bytes, status: int, url: str):
     for verb in ("reset", "step", "close"):
-        reply = httpx.post(f"{url}/v1/episodes:{verb}", content=body, timeout=30, trust_env=False)
+        reply = httpx.post(f"{url}/v1/episodes:{verb}", content=body, timeout=30, trust_env=False, headers=HEADERS)
         assert reply.status_code == status, reply.text[:200]
         for one in reply.json() if status == 200 else [reply.json()]:
             assert one["type"] == ("too_large" if status == 413 else "malformed")

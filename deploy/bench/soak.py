@@ -1,0 +1,258 @@
+"""Real servers under steady play: does memory grow, does anything leak, is any game not what it was?
+
+    players ──HTTP──▶ `gagpo serve-env`, one process per environment ◀──/proc── a look at it every PERIOD_S
+
+Each session plays one game after the other, at random, with the run's own client. One step in fifty finds its session
+gone, because the player closed it before: the server has to rebuild it and prove it by its digest. The slope of memory
+is a regression over means of blocks, after a warm-up in which caches fill; blocks, since neighbouring samples are not
+independent. Descriptors and JVMs are counted before the first game and after the last, with all connections closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import random
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import psutil
+
+from deploy.bench.figures import Figure, Tell, silent
+from envservice.base import Outcome
+from envservice.client import EnvClient, EpisodeHandle
+from services.errors import EnvFault, ReplayDiverged, UserError
+from services.statistics import student_t
+
+MINUTES = 30.0
+SESSIONS = "alfworld=150,webshop=40,scienceworld=10"
+WARM_UP = 0.25
+"""Share of the time whose memory does not count."""
+BLOCKS = 12
+"""Of the rest."""
+PERIOD_S = 2.0
+STEPS = 30
+"""Of a game that does not end by itself."""
+LOST = 0.02
+"""Share of steps whose session has been closed before."""
+CALL_S = 180.0
+"""Of one call: a session that waits for a JVM waits behind others."""
+SETTLE_S = 3.0
+"""For connections and processes that end, before the last count."""
+_BLANK = re.compile(r"<[^>]*>|\b(?:OBJ|LOC)\b")
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A server at one moment."""
+
+    at_s: float
+    own_mib: float
+    """Resident memory of the server process alone."""
+    all_mib: float
+    """With its JVMs."""
+    descriptors: int
+    engines: int
+    """Child processes, zombies among them."""
+
+
+@dataclass(slots=True)
+class Played:
+    """What came of the games on one server."""
+
+    episodes: int = 0
+    steps: int = 0
+    replays: int = 0
+    diverged: int = 0
+    errors: Counter[str] = field(default_factory=Counter[str])
+    looks: list[Look] = field(default_factory=list[Look])
+
+
+def run(tell: Tell = silent, *, minutes: float = MINUTES, sessions: str = SESSIONS) -> list[Figure]:
+    """Starts a server for each environment of `sessions`, `name=number` with commas, and plays for so long.
+
+    Raises UserError for sessions that cannot be read, or that one server cannot hold.
+    """
+    wanted = read_sessions(sessions)
+    return [figure for name, played in asyncio.run(_soak(wanted, 60 * minutes, tell)).items()
+            for figure in _figures(name, played)]
+
+
+def read_sessions(text: str) -> dict[str, int]:
+    """Environment to number of sessions. Raises UserError."""
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, number = part.partition("=")
+        if not (name and number.isdecimal() and int(number)):
+            raise UserError(f"--sessions has {part!r}", f"write it as {SESSIONS}")
+        found[name] = int(number)
+    return found
+
+
+def slope(points: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
+    """(slope, low, high) of a straight line through (x, y), with Student's 95% interval; needs three points."""
+    n = len(points)
+    mean_x, mean_y = (math.fsum(values) / n for values in zip(*points, strict=True))
+    square = math.fsum((x - mean_x) ** 2 for x, _ in points)
+    estimate = math.fsum((x - mean_x) * (y - mean_y) for x, y in points) / square
+    rest = math.fsum((y - mean_y - estimate * (x - mean_x)) ** 2 for x, y in points)
+    half = student_t(0.95, n - 2) * math.sqrt(rest / (n - 2) / square)
+    return estimate, estimate - half, estimate + half
+
+
+def hourly(looks: Sequence[Look], *, engines: bool) -> tuple[float, float, float]:
+    """MiB per hour with its interval, over means of blocks after the warm-up; `engines`: child processes included."""
+    first, last = looks[0].at_s, looks[-1].at_s
+    start = first + WARM_UP * (last - first)
+    blocks: dict[int, list[Look]] = {}
+    for look in looks:
+        if look.at_s >= start:
+            blocks.setdefault(min(BLOCKS - 1, int(BLOCKS * (look.at_s - start) / (last - start))), []).append(look)
+    return slope([(statistics.fmean(look.at_s for look in block) / 3600,
+                   statistics.fmean(look.all_mib if engines else look.own_mib for look in block))
+                  for block in blocks.values()])
+
+
+async def _soak(wanted: dict[str, int], seconds: float, tell: Tell) -> dict[str, Played]:
+    played = {name: Played() for name in wanted}
+    with contextlib.ExitStack() as stack:
+        servers = {name: stack.enter_context(_server(name, number)) for name, number in wanted.items()}
+        tell("lists of games", 0, 1)
+        tasks = {name: await _tasks(url) for name, (_, url) in servers.items()}
+        until = time.monotonic() + seconds
+        watches = [asyncio.create_task(_watch(process, played[name])) for name, (process, _) in servers.items()]
+        watches.append(asyncio.create_task(_report(played, seconds, tell)))
+        async with asyncio.TaskGroup() as group:
+            for name, (_, url) in servers.items():
+                players = [random.Random(number) for number in range(wanted[name])]
+                group.create_task(_play_all(url, tasks[name], players, played[name], until))
+        for watch in watches:
+            if watch.done():
+                watch.result()  # nobody looked any more: say why
+            watch.cancel()
+        await asyncio.sleep(SETTLE_S)
+        for name, (process, _) in servers.items():
+            played[name].looks.append(_look(process))
+    return played
+
+
+async def _report(played: dict[str, Played], seconds: float, tell: Tell) -> None:
+    since = time.monotonic()
+    while True:
+        steps = ", ".join(f"{name} {one.steps} steps" for name, one in played.items())
+        tell(steps, int(min(seconds, time.monotonic() - since) / 60), math.ceil(seconds / 60))
+        await asyncio.sleep(PERIOD_S)
+
+
+@contextlib.contextmanager
+def _server(name: str, sessions: int) -> Iterator[tuple[psutil.Process, str]]:
+    """One environment server, and its URL. Raises UserError where it holds fewer sessions."""
+    command = [sys.executable, "-m", "deploy.cli", "serve-env", "--env", name, "--port", "0", "--exit-with-parent",
+               f"env.max_sessions={sessions}"]
+    environ = {key: value for key, value in os.environ.items() if key != "GAGPO_ENV_TOKEN"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as process:
+        try:
+            assert process.stdout is not None
+            ready = process.stdout.readline()
+            held = re.search(r"at most (\d+) sessions, on (\S+)", ready)
+            if held is None:
+                raise UserError(f"the server of {name} ended at its start", "see its message above")
+            if int(held[1]) < sessions:
+                raise UserError(f"{sessions} sessions of {name} are asked for, and {held[1]} fit into this machine's "
+                                "memory", "ask for fewer")
+            yield psutil.Process(process.pid), held[2]
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+async def _watch(process: psutil.Process, played: Played) -> None:
+    while True:
+        played.looks.append(_look(process))
+        await asyncio.sleep(PERIOD_S)
+
+
+def _look(process: psutil.Process) -> Look:
+    own = process.memory_info().rss
+    engines = process.children(recursive=True)
+    total = own
+    for engine in engines:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended between the list and the look
+            total += engine.memory_info().rss
+    return Look(time.monotonic(), own / _MIB, total / _MIB, process.num_fds(), len(engines))
+
+
+async def _tasks(url: str) -> list[str]:
+    """Those of the first split. The server digests all games for the answer, which may take a while."""
+    async with EnvClient([url], timeout_s=CALL_S) as client:
+        return (await client.tasks(next(iter((await client.info()).splits)))).tasks
+
+
+async def _play_all(url: str, tasks: list[str], players: list[random.Random], played: Played, until: float) -> None:
+    async with EnvClient([url], timeout_s=CALL_S) as client, asyncio.TaskGroup() as group:
+        for rng in players:
+            group.create_task(_player(client, tasks, rng, played, until))
+
+
+async def _player(client: EnvClient, tasks: list[str], rng: random.Random, played: Played, until: float) -> None:
+    while time.monotonic() < until:
+        episode = client.episode(f"soak/{rng.getrandbits(128):x}", rng.choice(tasks))
+        try:
+            await _play(episode, rng, played, until)
+        except ReplayDiverged:
+            played.diverged += 1
+        except EnvFault as error:
+            played.errors[str(error).partition(":")[0]] += 1
+        played.replays += episode.replays
+        played.episodes += 1
+        await episode.close()
+
+
+async def _play(episode: EpisodeHandle, rng: random.Random, played: Played, until: float) -> None:
+    now = await episode.reset()
+    for _ in range(STEPS):
+        if now.done or time.monotonic() > until:
+            return
+        if rng.random() < LOST:
+            await episode.close()
+        now = await episode.step(_any_action(now, rng))
+        played.steps += 1
+
+
+def _any_action(now: Outcome, rng: random.Random) -> str:
+    """One of those listed, its blanks filled with what there is to name."""
+    names = str(now.info["objects"]).split("; ") if "objects" in now.info else now.observation.split()
+    listed = rng.choice(now.admissible_actions or ["look"])
+    return _BLANK.sub(lambda _: rng.choice(names or ["it"]), listed)
+
+
+def _figures(name: str, played: Played) -> Iterator[Figure]:
+    first, last = played.looks[0], played.looks[-1]
+    for what, engines in (("server", False), ("server and its engines", True)):
+        if engines and not any(look.engines for look in played.looks):
+            continue
+        for part, value in zip(("", ", low", ", high"), hourly(played.looks[:-1], engines=engines), strict=True):
+            yield Figure(name=f"{name}: memory slope of the {what}{part}", value=value, unit="MiB/h")
+    yield Figure(name=f"{name}: memory of the server at the end, and at the start", value=last.own_mib, unit="MiB",
+                 reference=first.own_mib)
+    yield Figure(name=f"{name}: descriptors at the end, and at the start", value=last.descriptors, unit="",
+                 reference=first.descriptors)
+    yield Figure(name=f"{name}: engines at the end, and most of them", value=last.engines, unit="",
+                 reference=max(look.engines for look in played.looks))
+    for what, value in (("episodes", played.episodes), ("steps", played.steps), ("rebuilt sessions", played.replays),
+                        ("episodes that diverged", played.diverged), ("errors", played.errors.total())):
+        yield Figure(name=f"{name}: {what}", value=value, unit="")
+    for what, number in played.errors.most_common(5):
+        yield Figure(name=f"{name}: error: {what[:60]}", value=number, unit="")
