@@ -1,0 +1,136 @@
+"""ScienceWorld over real HTTP: gold paths of all task types, sessions that outlive their server, JVMs that do not."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envservice.client import EnvClient
+from envservice.scienceworld.installation import find_program
+from envservice.scienceworld.tasks import COUNTS, place_of
+from services.errors import UserError
+
+GAGPO = Path(sys.executable).with_name("gagpo")
+GOLD: dict[str, list[str]] = json.loads(Path(__file__).with_name("scienceworld_gold.json").read_text())
+"""Written by `python -m envservice.scienceworld.gold --split train --out FILE`; docs/reproduction.md has a sweep."""
+AT_ONCE = 3
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _installed() -> None:
+    try:
+        find_program()
+    except UserError as error:
+        pytest.skip(str(error))
+
+
+class Server:
+    """`gagpo serve-env` for ScienceWorld, in a process of its own."""
+
+    def __init__(self, port: int) -> None:
+        command = [str(GAGPO), "serve-env", "--config", "scienceworld-tiny", "--port", str(port), "--exit-with-parent"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        ready = self.process.stdout.readline()
+        assert " on http://" in ready, "the server ended before it was ready"
+        self.url = ready.rpartition(" on ")[2].strip()
+        self.port = int(self.url.rsplit(":", 1)[1])
+
+    def jvms(self) -> list[int]:
+        listed = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").parents[1].glob("*/children")
+        children = {int(pid) for thread in listed for pid in thread.read_text().split()}
+        return sorted(pid for pid in children if "GatewayServer" in Path(f"/proc/{pid}/cmdline").read_text())
+
+
+@contextmanager
+def served(port: int = 0, end: signal.Signals = signal.SIGKILL) -> Iterator[Server]:
+    """Leaves by a signal, and holds that no JVM stays behind."""
+    server = Server(port)
+    try:
+        yield server
+        left = server.jvms()
+    finally:
+        server.process.send_signal(end)
+        server.process.wait(timeout=60)
+    assert left
+    until = time.monotonic() + 60
+    while any(map(runs, left)) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not any(map(runs, left))
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def shortest(names: tuple[str, ...]) -> list[str]:
+    return [task for task in GOLD if place_of(task).name in names]
+
+
+async def play(episode: Any, actions: list[str]) -> Any:
+    """The outcome after the last of them, or at the episode's end."""
+    now = None
+    for action in actions:
+        now = await episode.step(action.lower())
+        if now.done:
+            break
+    return now
+
+
+@pytest.mark.timeout(900)  # 1200 steps of 20 ms, on a machine that may be busy
+async def test_the_simulators_solutions_of_all_task_types_reach_100():
+    assert {place_of(task).name for task in GOLD} == set(COUNTS)
+    with served() as server:
+        client, turn = EnvClient([server.url], timeout_s=300), asyncio.Semaphore(AT_ONCE)
+
+        async def solve(task: str) -> tuple[str, int, float, bool]:
+            async with turn:
+                episode = client.episode(task, task)
+                await episode.reset()
+                end = await play(episode, GOLD[task])
+                await episode.close()
+                return task, int(end.info["score"]), end.reward, end.won
+
+        found = await asyncio.gather(*map(solve, GOLD))
+        await client.close()
+        assert [one for one in found if one[1:] != (100, 1.0, True)] == []
+        assert len(server.jvms()) == AT_ONCE
+
+
+async def test_games_go_on_where_they_were_after_the_death_of_their_server():
+    tasks = shortest(("find-non-living-thing", "lifespan-shortest-lived", "power-component"))
+    with served() as first:
+        client = EnvClient([first.url], timeout_s=300)
+        episodes = [client.episode(task, task) for task in tasks]
+        for episode, task in zip(episodes, tasks, strict=True):
+            await episode.reset()
+            await play(episode, ["look around", *GOLD[task][:2]])
+    with served(first.port, signal.SIGTERM):
+        for episode, task in zip(episodes, tasks, strict=True):
+            end = await play(episode, GOLD[task][2:])
+            assert (end.info["score"], end.won) == (100, True)
+            assert end.info["steps"] > 3
+            assert episode.replays == 1
+        await client.close()
+
+
+def test_without_java_a_run_is_refused_in_one_line(tmp_path: Path):
+    done = subprocess.run(
+        [GAGPO, "train", "--config", "scienceworld-tiny", "--dry-run"], env={**os.environ, "JAVA_HOME": str(tmp_path)},
+        capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"error: ScienceWorld runs on Java, and there is none at {tmp_path}/bin/java; apt-get install "
+        "openjdk-17-jre-headless, or point JAVA_HOME to a newer one\n")
