@@ -7,7 +7,7 @@ import pytest
 
 from deploy import cli
 from deploy.experiment import records
-from deploy.experiment.design import ARMS
+from deploy.experiment.design import chosen
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_a_dry_run_lists_the_runs_in_their_order(tmp_path: Path, capsys, monkeyp
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
     assert cli.main(["experiment", "credit", "--out", str(tmp_path / "out"), "--dry-run"]) == 0
     listed = capsys.readouterr().out.split()
-    assert listed[: len(ARMS)] == [f"{arm}-seed0" for arm in ARMS]
+    assert listed[: len(chosen(None))] == [f"{arm}-seed0" for arm in chosen(None)]
     assert listed[-1] == "gigpo-seed9"
     assert not (tmp_path / "out").exists()
 
