@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from services.errors import GagpoError
-from services.processes import end_with_parent
+from services.processes import end_with_parent, wait_or_kill
 
 POLL_S = 0.5
 STOP_GRACE_S = 60.0
@@ -91,11 +91,7 @@ class Child:
         self.tell_to_stop()
         if self._process is None:
             return
-        try:
-            self._process.wait(STOP_GRACE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(STOP_GRACE_S)
+        wait_or_kill(self._process, STOP_GRACE_S)
 
     def tail(self, lines: int) -> list[str]:
         """The last lines that it printed to its log."""

@@ -13,6 +13,7 @@ import httpx
 
 from services.config import ENV_TOKEN_VARIABLE
 from services.errors import DeadlineExceeded, EnvFault, Fault, UserError
+from services.processes import wait_or_kill
 
 ENV_READY_S = 120.0
 STOP_GRACE_S = 10.0
@@ -56,11 +57,7 @@ class EnvServer:
         if process is None or process.poll() is not None:
             return
         process.terminate()
-        try:
-            process.wait(STOP_GRACE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(STOP_GRACE_S)
+        wait_or_kill(process, STOP_GRACE_S)
 
 
 def _last_line(path: Path) -> str:

@@ -106,6 +106,11 @@ class Turn:
     admissible: bool
 
 
+def recent(turns: Sequence[Turn], history: int) -> Sequence[Turn]:
+    """The last `history` of them: what a prompt tells."""
+    return turns[max(0, len(turns) - history) :]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedAction:
     """A response as the environment will receive it."""

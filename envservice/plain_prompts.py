@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from envservice.answers import read_answer
-from envservice.base import Outcome, ParsedAction, PromptTemplate, Turn
+from envservice.base import Outcome, ParsedAction, PromptTemplate, Turn, recent
 
 _INSTRUCTION = (
     "\nReason first, within <think> </think> tags. Then give one action, within <action> </action> tags.")
@@ -22,7 +22,7 @@ class PlainTemplate:
     def render(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> str:
         lines = [first.observation]
         if turns:
-            shown = turns[max(0, len(turns) - self.history) :]
+            shown = recent(turns, self.history)
             led_to = [*(turn.observation for turn in turns[1:]), now.observation][len(turns) - len(shown) :]
             lines.append(f"Steps so far: {len(turns)}")
             lines += [f"> {turn.action}\n{text}" for turn, text in zip(shown, led_to, strict=True)]

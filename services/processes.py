@@ -1,10 +1,11 @@
-"""Child processes that end with their parent, even where it is killed. Light."""
+"""Child processes: that they end with their parent, even where it is killed, and that they end when told. Light."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 
@@ -25,3 +26,12 @@ def end_with_parent() -> Callable[[], None]:
             os._exit(1)
 
     return ask
+
+
+def wait_or_kill(process: subprocess.Popen[bytes] | subprocess.Popen[str], grace_s: float) -> None:
+    """For one that has been told to end: SIGKILL once the grace is over. It is gone afterwards, and no zombie."""
+    try:
+        process.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(grace_s)

@@ -30,6 +30,7 @@ from deploy.bench.figures import Figure, Tell, silent
 from envservice.base import Outcome
 from envservice.client import EnvClient, EpisodeHandle
 from services.errors import EnvFault, ReplayDiverged, UserError
+from services.processes import wait_or_kill
 from services.statistics import student_t
 
 MINUTES = 30.0
@@ -172,10 +173,7 @@ def _server(name: str, sessions: int) -> Iterator[tuple[psutil.Process, str]]:
             yield psutil.Process(process.pid), held[2]
         finally:
             process.terminate()
-            try:
-                process.wait(timeout=30)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            wait_or_kill(process, 30)
 
 
 async def _watch(process: psutil.Process, played: Played) -> None:

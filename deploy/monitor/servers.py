@@ -23,7 +23,7 @@ from deploy.monitor.grafana import DASHBOARDS, FOLDER
 from deploy.run_folder import targets_folder
 from services.config import ENV_TOKEN_VARIABLE
 from services.errors import DeadlineExceeded, Fault, UserError
-from services.processes import end_with_parent
+from services.processes import end_with_parent, wait_or_kill
 
 HOST = "127.0.0.1"
 RULES = Path(__file__).parents[1] / "prometheus"
@@ -134,11 +134,7 @@ def _child(name: str, command: Sequence[str], log: Path, *, ready: str,
         yield
     finally:
         process.terminate()
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(STOP_S)
+        wait_or_kill(process, STOP_S)
 
 
 def _answers(url: str) -> bool:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from envservice.answers import read_answer
-from envservice.base import Outcome, ParsedAction, Turn
+from envservice.base import Outcome, ParsedAction, Turn, recent
 
 TASK = "Your task is to: "
 """What precedes the task sentence in the first observation."""
@@ -25,10 +25,6 @@ def task_of(first: Outcome) -> str:
 def choices(now: Outcome) -> list[str]:
     """The admissible actions that prompts show: all but `help`."""
     return [action for action in now.admissible_actions if action != "help"]
-
-
-def _recent(turns: Sequence[Turn], history: int) -> Sequence[Turn]:
-    return turns[max(0, len(turns) - history) :]
 
 
 class FullTemplate:
@@ -50,7 +46,7 @@ class FullTemplate:
         return f"{opening}Your admissible actions of the current situation are: [{actions}].\n\n{_INSTRUCTION}"
 
     def _with_history(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> str:
-        shown = _recent(turns, self.history)
+        shown = recent(turns, self.history)
         start = len(turns) - len(shown) + 1
         past = "\n".join(
             f"[Observation {step}: '{turn.observation}', Action {step}: '{turn.action}']"
@@ -91,7 +87,7 @@ class CompactTemplate:
         self.history = history
 
     def render(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> str:
-        done = "; ".join(turn.action + ("" if turn.admissible else " failed") for turn in _recent(turns, self.history))
+        done = "; ".join(turn.action + ("" if turn.admissible else " failed") for turn in recent(turns, self.history))
         been = {turn.action for turn in turns if turn.admissible}
         going = [action for action in choices(now) if action.startswith(_GO)]
         return (

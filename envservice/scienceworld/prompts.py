@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from envservice.answers import read_answer
-from envservice.base import Outcome, ParsedAction, Turn
+from envservice.base import Outcome, ParsedAction, Turn, recent
 from envservice.scienceworld.grammar import MEANINGS
 
 TASK = "Your task is to "
@@ -40,7 +40,7 @@ class FullTemplate:
     def render(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> str:
         """The first step, and every step where history is 0, has no past."""
         lines = [_ROLE, f"Your task is to: {task_of(first)}"]
-        shown = turns[max(0, len(turns) - self.history) :] if self.history else ()
+        shown = recent(turns, self.history)
         if shown:
             past = "\n".join(
                 f"[Observation {step}: '{look_of(turn.observation, first)}', Action {step}: '{turn.action}']"
@@ -95,9 +95,9 @@ class CompactTemplate:
         led_to = [*(turn.observation for turn in turns[1:]), now.observation] if turns else []
         done = [turn.action + (" failed" if after == UNKNOWN else "")
                 for turn, after in zip(turns, led_to, strict=True)]
-        recent = done[max(0, len(done) - self.history) :]
+        shown = done[max(0, len(done) - self.history) :]
         return (
-            f"Task: {task_of(first)}\nDone: {'; '.join(recent) or '-'}\n"
+            f"Task: {task_of(first)}\nDone: {'; '.join(shown) or '-'}\n"
             f"Now: {_one_line(look_of(now.observation, first))}\nHere: {now.info['objects']}\n")
 
     def parse(self, text: str) -> ParsedAction:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 
 from envservice.answers import read_answer
-from envservice.base import Outcome, ParsedAction, Turn
+from envservice.base import Outcome, ParsedAction, Turn, recent
 from envservice.webshop import pages
 from envservice.webshop.reader import Page, instruction_of, name_of, parse_request, pieces, read, sub_lines
 
@@ -45,7 +45,7 @@ class FullTemplate:
     def render(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> str:
         """The first step, every step where history is 0, and one that would be too long are without history."""
         task = instruction_of(first)
-        shown = turns[max(0, len(turns) - self.history) :] if self.history else ()
+        shown = recent(turns, self.history)
         if shown:
             text = self._message(task, now, self._past(task, shown, len(turns)))
             if len(text) <= LONGEST:
@@ -104,8 +104,8 @@ class CompactTemplate:
         self.history = history
 
     def render(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> str:
-        recent = turns[max(0, len(turns) - self.history) :] if self.history else ()
-        done = "; ".join(turn.action if _worked(turn) else f"{turn.action} failed" for turn in recent)
+        shown = recent(turns, self.history)
+        done = "; ".join(turn.action if _worked(turn) else f"{turn.action} failed" for turn in shown)
         memory = Memory(turns, now)
         lines = [
             f"Task: {_task(instruction_of(first))}", f"Done: {done or '-'}",

@@ -23,7 +23,7 @@ from pathlib import Path
 import redis
 
 from services.errors import StoreFault, UserError
-from services.processes import end_with_parent
+from services.processes import end_with_parent, wait_or_kill
 from services.store.connection import OLDEST
 
 _START_S = 60.0
@@ -131,11 +131,7 @@ class RedisServer:
         if self._process is None:
             return
         self._process.send_signal(how)
-        try:
-            self._process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(_STOP_S)
+        wait_or_kill(self._process, _STOP_S)
         self._process = None
 
 
