@@ -54,6 +54,7 @@ class Lines:
         self._clock = clock
         self._pace = Pace(clock)
         self._said_at = -EVERY_S
+        self._said = (0.0, 0.0)
         self._status: Status | None = None
 
     def __enter__(self) -> Lines:
@@ -79,9 +80,13 @@ class Lines:
             self._status.update(escape(text))
 
     def at(self, what: str, done: float, total: float, unit: str, *, doing: str = "") -> None:
-        """How far something of a known size is, and what it does; without a terminal a line every ten seconds."""
+        """How far something of a known size is, and what it does.
+
+        Without a terminal a line every ten seconds; work that says what it does, in large parts, has one of each too.
+        """
         text, now = self._pace.at(what, done, total, unit), self._clock()
-        if self._status is None and not doing and now - self._said_at < EVERY_S:
+        news = doing and (done, total) != self._said
+        if self._status is None and not news and now - self._said_at < EVERY_S:
             return
-        self._said_at = now
+        self._said_at, self._said = now, (done, total)
         self.passing(f"{text}  {doing}" if doing else text)

@@ -47,6 +47,16 @@ def test_without_a_terminal_lines_are_plain_and_seldom():
         "[kept] as it is", "heldout 1/20 games", "heldout 12/20 games  1 games/s  about 8 s left"]
 
 
+def test_each_part_has_its_line_and_a_long_one_has_more():
+    out, clock = console(terminal=False), Clock()
+    with Lines(out, clock=clock) as lines:
+        for clock.now, part in ((0.0, 0), (2.0, 1), (4.0, 1), (12.0, 1)):
+            lines.at("bench", part, 4, "parts", doing=f"at {clock.now:.0f}")
+    assert out.file.getvalue().splitlines() == [
+        "bench 0/4 parts  at 0", "bench 1/4 parts  2 s each  about 6 s left  at 2",
+        "bench 1/4 parts  12 s each  about 36 s left  at 12"]
+
+
 def test_in_a_terminal_what_passes_leaves_nothing_behind():
     out = console(terminal=True)
     with Lines(out) as lines:
