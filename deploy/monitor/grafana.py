@@ -16,6 +16,23 @@ SOURCE = {"type": "prometheus", "uid": "${source}"}
 SCHEMA = 39
 """Of Grafana 11's dashboards; later ones bring it up to theirs as they load it."""
 
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "heatmap": {
+        "calculate": False, "showValue": "never", "legend": {"show": True},
+        "exemplars": {"color": "rgba(255,0,255,0.7)"},
+        "color": {"mode": "scheme", "scheme": "Oranges", "steps": 64, "exponent": 0.5, "fill": "dark-orange",
+                  "reverse": False},
+        "tooltip": {"mode": "single", "yHistogram": False}},
+    "stat": {
+        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False}, "textMode": "value",
+        "graphMode": "area", "colorMode": "value", "justifyMode": "auto", "orientation": "auto", "wideLayout": True,
+        "percentChangeColorMode": "standard", "showPercentChange": False},
+    "timeseries": {
+        "legend": {"showLegend": True, "displayMode": "list", "placement": "bottom", "calcs": []},
+        "tooltip": {"mode": "multi", "sort": "desc"}},
+}
+"""By kind of panel, all that the published schema (npm: @grafana/schema, 11 and 13) requires, defaults written out."""
+
 
 def dashboard(board: Board) -> dict[str, Any]:
     """A whole board."""
@@ -23,7 +40,8 @@ def dashboard(board: Board) -> dict[str, Any]:
         "uid": f"gagpo-{board.name}", "title": board.title, "tags": ["gagpo"], "schemaVersion": SCHEMA, "version": 1,
         "editable": True, "refresh": "10s", "time": {"from": "now-1h", "to": "now"}, "timezone": "browser",
         "links": [{"type": "dashboards", "tags": ["gagpo"], "title": "gagpo", "asDropdown": False,
-                   "includeVars": True, "keepTime": True}],
+                   "includeVars": True, "keepTime": True, "targetBlank": False, "icon": "dashboard", "tooltip": "",
+                   "url": ""}],
         "templating": {"list": [
             {"name": "source", "label": "Prometheus", "type": "datasource", "query": "prometheus"},
             {"name": "run", "label": "Run", "type": "query", "datasource": SOURCE, "refresh": 2, "sort": 1,
@@ -71,11 +89,7 @@ def _custom(panel: Panel) -> dict[str, Any]:
 
 
 def _options(panel: Panel) -> dict[str, Any]:
-    if panel.kind == "heatmap":
-        return {"calculate": False, "yAxis": {"unit": panel.unit}}
-    if panel.kind == "stat":
-        return {"reduceOptions": {"calcs": ["lastNotNull"]}, "textMode": "value", "graphMode": "area"}
-    return {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi", "sort": "desc"}}
+    return _OPTIONS[panel.kind] | ({"yAxis": {"unit": panel.unit}} if panel.kind == "heatmap" else {})
 
 
 def text(board: Board) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["timeseries", "stat", "heatmap", "bargauge"]
+Kind = Literal["timeseries", "stat", "heatmap"]
 Unit = Literal["short", "s", "bytes", "percentunit", "ops", "dateTimeFromNow", "none"]
 RUNS = '{run=~"$run"}'
 RATE = "[$__rate_interval]"
