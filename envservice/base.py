@@ -83,7 +83,8 @@ class Environment(Protocol):
         ...
 
     def digest(self, split: str) -> str:
-        """blake2b over the contents of the split's tasks, sorted by id: the same on every machine."""
+        """blake2b over the contents of the split's tasks, sorted by id, or over what decides them: the same on every
+        machine, another where any task is another. In seconds, since servers tell it of all splits when asked."""
         ...
 
     def task_digest(self, task: str) -> str:

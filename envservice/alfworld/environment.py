@@ -43,7 +43,7 @@ class AlfworldEnvironment:
         self._games = games
         self._types = frozenset(task_types)
         self._lists: dict[str, list[str]] = {}
-        self._digests: dict[str, str] = {}
+        self._origins: dict[str, bytes] = {}  # splits overlap, and reading thousands of files takes seconds
         self._digesting = threading.Lock()
         self._parsed = lru_cache(maxsize=_PARSED_GAMES)(self._parse)
 
@@ -67,13 +67,14 @@ class AlfworldEnvironment:
         return list(self._lists[split])
 
     def digest(self, split: str) -> str:
+        """Over ids and contents; of generated games over ids and what makes them, since to make them all takes long."""
+        total = hashlib.blake2b(digest_size=16)
         with self._digesting:
-            if split not in self._digests:
-                total = hashlib.blake2b(digest_size=16)
-                for task in self.tasks(split):
-                    total.update(task.encode() + b"\0" + hashlib.blake2b(self._games.content(task)).digest())
-                self._digests[split] = total.hexdigest()
-            return self._digests[split]
+            for task in self.tasks(split):
+                if task not in self._origins:
+                    self._origins[task] = self._games.origin(task)
+                total.update(task.encode() + b"\0" + self._origins[task])
+        return total.hexdigest()
 
     def task_digest(self, task: str) -> str:
         return hashlib.blake2b(self._games.content(task), digest_size=16).hexdigest()

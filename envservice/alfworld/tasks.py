@@ -57,6 +57,10 @@ class Games(Protocol):
         """The game file. Raises KeyError for an unknown task, EnvFault where it cannot be read."""
         ...
 
+    def origin(self, task: str) -> bytes:
+        """A digest that with the task's id decides its content. Raises as `content` does."""
+        ...
+
 
 def task_type(task: str) -> TaskType:
     """The type that a task id names, of official and generated games alike. Raises KeyError."""
@@ -136,6 +140,9 @@ class OfficialGames:
         except OSError as error:
             raise EnvFault(f"cannot read {path}: {error.strerror}") from error
 
+    def origin(self, task: str) -> bytes:
+        return hashlib.blake2b(self.content(task)).digest()
+
 
 class GeneratedGames:
     """Games made from seeds. What is measured on them is not an ALFWorld result, hence a name of their own."""
@@ -157,6 +164,10 @@ class GeneratedGames:
     def content(self, task: str) -> bytes:
         split, index = generator.parse_task_id(task)
         return json.dumps(generator.generate(split, index)).encode()
+
+    def origin(self, task: str) -> bytes:
+        generator.parse_task_id(task)
+        return generator.made_by()
 
 
 def _scan(folder: Path) -> Iterator[tuple[str, str]]:

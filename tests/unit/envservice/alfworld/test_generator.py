@@ -10,6 +10,7 @@ from statistics import mean
 
 import pytest
 
+from envservice.alfworld import generator
 from envservice.alfworld.engine import OwnSession
 from envservice.alfworld.game import parse_game
 from envservice.alfworld.generator import GENERATED_SPLITS, TYPES, generate, parse_task_id, task_id, task_type
@@ -47,6 +48,40 @@ def test_the_games_are_frozen(games):
     """A change here changes every generated task: panels, digests and recorded results with it."""
     together = "".join(digest(games[key]) for key in [*SAMPLE[:12], *SAMPLE[300:312]])
     assert hashlib.blake2b(together.encode(), digest_size=8).hexdigest() == "c39365cbfc81bdbf"
+
+
+READS = """
+import sys
+from pathlib import Path
+opened = set()
+sys.addaudithook(lambda event, args: opened.add(str(args[0])) if event == "open" else None)
+from envservice.alfworld import generator
+for index in range(12):
+    generator.generate("heldout", index)
+root = Path(generator.__file__).parents[2]
+modules = {Path(m.__file__) for m in sys.modules.values() if getattr(m, "__file__", None)}
+data = {Path(name) for name in opened if not name.endswith((".py", ".pyc"))}
+own = {file for file in modules | data if file.is_relative_to(root) and not file.is_relative_to(sys.prefix)}
+print(sorted(str(file) for file in own - set(generator._MADE_BY) if file.name != "__init__.py"))
+"""
+
+
+def test_the_digest_is_over_every_file_that_making_games_reads():
+    """Else two servers with other games could give the same one."""
+    result = subprocess.run([sys.executable, "-c", READS], capture_output=True, text=True, check=True, timeout=60)
+    assert result.stdout.strip() == "[]"
+
+
+def test_each_of_the_files_is_in_the_digest(tmp_path, monkeypatch):
+    before = generator.made_by.__wrapped__()
+    for place, file in enumerate(generator._MADE_BY):
+        other = tmp_path / file.name
+        other.write_bytes(file.read_bytes() + b" ")
+        files = (*generator._MADE_BY[:place], other, *generator._MADE_BY[place + 1:])
+        with monkeypatch.context() as patch:
+            patch.setattr(generator, "_MADE_BY", files)
+            assert generator.made_by.__wrapped__() != before, file.name
+    assert generator.made_by() == before
 
 
 def test_ids_carry_the_type_and_round_trip():

@@ -73,6 +73,18 @@ def test_a_digest_follows_contents_and_not_the_place(root, tmp_path_factory):
     assert AlfworldEnvironment(OfficialGames(moved)).digest("valid_seen") != before
 
 
+def test_digesting_generated_games_makes_none_of_them(monkeypatch):
+    """There are thousands, and a server is asked for all its digests at once."""
+    digests = [AlfworldEnvironment(GeneratedGames()).digest(split) for split in GeneratedGames().splits()]
+    assert len(set(digests)) == 3
+    monkeypatch.setattr("envservice.alfworld.generator.generate", None)
+    again = AlfworldEnvironment(GeneratedGames())
+    assert [again.digest(split) for split in again.splits()] == digests
+    assert AlfworldEnvironment(GeneratedGames(), task_types=("look",)).digest("valid") not in digests
+    monkeypatch.setattr("envservice.alfworld.generator.made_by", lambda: b"another generator")
+    assert not set(digests) & {AlfworldEnvironment(GeneratedGames()).digest(split) for split in again.splits()}
+
+
 @pytest.mark.parametrize(
     "task",
     ["", "x", "alfworld", "alfworld/train", "alfworld/train/../../../secret", "alfworld/nowhere/a/b", "webshop/train/1",
