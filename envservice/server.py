@@ -176,7 +176,7 @@ def _check_room(settings: Settings) -> None:
     taken = own_memory_bytes()
     if settings.recycle_bytes is not None and taken >= settings.recycle_bytes:
         raise UserError(f"the server takes {taken / GIB:.2f} GiB before its first session, and env.recycle_gb is "
-                        f"{settings.recycle_bytes / GIB:.2f}", "raise it")
+                        f"{settings.recycle_bytes / GIB:.2f}", f"set it to {2 * taken / GIB:.2f} or more")
 
 
 async def _outlive_no(parent: int, server: uvicorn.Server) -> None:

@@ -99,12 +99,13 @@ class EnvSection(Section):
     """Servers that run already."""
     max_sessions: int = Field(default=1024, ge=1)
     """Live sessions per server; fewer where they do not fit into its share of memory_gb."""
-    memory_gb: float | None = Field(default=None, gt=0)
+    memory_gb: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """For the sessions of all servers on one machine, where a session is a process of its own (ScienceWorld); None:
     half of what the machine or the container has."""
-    recycle_hours: float | None = Field(default=None, gt=0)
-    """A server that is older starts itself again, and its clients' sessions are rebuilt; None: never."""
-    recycle_gb: float | None = Field(default=None, gt=0)
+    recycle_hours: float | None = Field(default=None, ge=0.01, allow_inf_nan=False)
+    """A server that is older starts itself again, and its clients' sessions are rebuilt; None: never. At least 36 s:
+    one that has hardly started when its time is up plays nothing."""
+    recycle_gb: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """The same for a server whose own process has grown to this; None: never."""
     alfworld: AlfworldSection = AlfworldSection()
     webshop: WebshopSection = WebshopSection()

@@ -162,6 +162,15 @@ async def test_a_step_that_is_none_is_malformed_and_says_where(game: Game):
     await game.go("look")
 
 
+@pytest.mark.parametrize("steps", [0, -1, 12, 10**9, 10**400, 1e308, "many", True, None, [], {}], ids=str)
+async def test_no_client_sets_how_long_an_episode_may_be(steps: Any, game: Game):
+    elements = {"reset": game.me, "step": game.step(), "close": {"episode_id": "victim"}}
+    for verb, element in elements.items():
+        (answer,) = (await game.http.post(f"/v1/episodes:{verb}", json=[{**element, "max_steps": steps}])).json()
+        assert (answer["type"], answer["status"], answer["field"]) == ("malformed", 422, "max_steps")
+    await game.go("look")
+
+
 @pytest.mark.parametrize(("body", "status"), [
     (b"", 422), (b"{}", 422), (b"[" * 300_000, 422), (b'[{"a":' * 100_000, 422), (b"[1" + b"0" * 10**6 + b"]", 200),
     (b'["\\ud800"]', 422), (b"[NaN]", 422), (b"\xff\xfe", 422), (b" " * 2**23, 413), (b'[{"episode_id":"\x00"}]', 422),

@@ -81,8 +81,8 @@ def test_memory_and_processes_are_limited_and_the_server_survives():
 
 @pytest.mark.usefixtures("alfworld")
 def test_a_server_that_starts_again_is_the_same_container():
-    with running("alfworld", arguments=("env.recycle_hours=0.001",)) as one:
-        replays = asyncio.run(play(one.url, TASK, 12, pause_s=1.0))
+    with running("alfworld", arguments=("env.recycle_hours=0.01",)) as one:
+        replays = asyncio.run(play(one.url, TASK, 12, pause_s=4.0))
         assert "starting again" in one.logs()
         assert replays > 0
         assert one.inspect("{{.State.Running}} {{.RestartCount}} {{.State.Pid}}").startswith("true 0 ")

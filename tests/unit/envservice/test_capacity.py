@@ -9,6 +9,7 @@ import pytest
 
 from envservice.capacity import GIB, memory_bytes, own_memory_bytes, session_limit
 from services.config import EnvSection
+from services.config_file import default_config
 from services.errors import UserError
 
 MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -30,6 +31,19 @@ def test_sessions_are_bounded_by_number_and_by_their_share_of_memory(settings, s
 def test_no_room_for_one_session_is_one_line():
     with pytest.raises(UserError, match=r"alfworld takes 1.00 GiB, and each server has 0.50; raise env.memory_gb"):
         session_limit(EnvSection(servers=2), GIB, memory=2 * GIB)
+
+
+@pytest.mark.parametrize(("setting", "what"), [
+    ("env.recycle_hours=0.001", "env.recycle_hours cannot be 0.001; it should be greater than or equal to 0.01"),
+    ("env.recycle_hours=-1", "env.recycle_hours cannot be -1; it should be greater than or equal to 0.01"),
+    ("env.recycle_hours=.inf", "env.recycle_hours cannot be inf; it should be a finite number"),
+    ("env.recycle_gb=.inf", "env.recycle_gb cannot be inf; it should be a finite number"),
+    ("env.memory_gb=.inf", "env.memory_gb cannot be inf; it should be a finite number"),
+])
+def test_bounds_that_no_server_could_keep_are_refused_with_those_that_one_could(setting: str, what: str):
+    with pytest.raises(UserError) as error:
+        default_config([setting])
+    assert str(error.value) == what
 
 
 @pytest.mark.parametrize(("limits", "own", "expected"), [

@@ -8,6 +8,7 @@ from toy_environment import FAMILY, ToyEnvironment
 from envservice import registry
 from envservice.family import LONGEST, Family
 from services.config import EnvSection
+from services.config_file import default_config
 from services.errors import UserError
 
 TOY = EnvSection(name="toy_environment:FAMILY", prompt="compact", max_steps=10)
@@ -60,6 +61,13 @@ def test_settings_that_an_environment_does_not_have_are_refused(changed: dict[st
     with pytest.raises(UserError) as error:
         registry.check_settings(TOY.model_copy(update=changed))
     assert what in str(error.value)
+
+
+@pytest.mark.parametrize("steps", ["0", "-1", "1000000000", "many", "1.5", ".inf", "[]", "null"])
+@pytest.mark.parametrize("name", registry.BUILT_IN)
+def test_an_absurd_number_of_steps_is_refused_for_every_environment(name: str, steps: str):
+    with pytest.raises(UserError, match=r"^env\.max_steps"):
+        registry.check_settings(default_config([f"env.name={name}", f"env.max_steps={steps}"]).env)
 
 
 def test_a_task_names_its_environment_where_that_comes_with_the_package():
