@@ -14,7 +14,7 @@ from fastapi.staticfiles import StaticFiles
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from deploy.explorer import filters, pages
 from deploy.explorer.access import Guard
@@ -85,17 +85,18 @@ def create_app(runs: Sequence[Run], token: str | None) -> FastAPI:
     app.mount("/static", StaticFiles(directory=HERE / "static"))
     _overview(app, shown)
     _lists(app, shown)
+    _lost(app, shown)
     _details(app, shown)
 
-    def lost(_: Request, error: Exception) -> Response:
+    def missing(_: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 422
         said = error.detail if isinstance(error, HTTPException) and error.detail != "Not Found" else (
             "There is no such page." if isinstance(error, HTTPException) else "The address asks for something "
             "that is no number, or for an order that there is not.")
         return shown.show("error.html", {"said": said, "status_code": status}, status=status)
 
-    app.add_exception_handler(HTTPException, lost)
-    app.add_exception_handler(RequestValidationError, lost)
+    app.add_exception_handler(HTTPException, missing)
+    app.add_exception_handler(RequestValidationError, missing)
     app.add_middleware(Guard, token=token)
     return app
 
@@ -129,6 +130,23 @@ def _lists(app: FastAPI, shown: Pages) -> None:
         run = shown.run(name)
         found = pages.evaluations(run, split=split, kind=kind, sort=sort, descending=desc)
         return shown.show("evaluations.html", found, run=run)
+
+
+def _lost(app: FastAPI, shown: Pages) -> None:
+    """Short ways to an episode that was lost."""
+    @app.get("/{name}/lost")
+    def any_lost(name: str) -> Response:
+        if (entry := pages.instructive(shown.run(name).groups())) is None:
+            raise HTTPException(404, f"No episode of {name} was lost so far.")
+        return lost(name, entry.file, entry.group)
+
+    @app.get("/{name}/lost/{file}/{group:path}")
+    def lost(name: str, file: str, group: str) -> Response:
+        _, found = shown.group(name, file, group)
+        if (member := found.lost) is None:
+            raise HTTPException(404, f"All episodes of group {group} were won.")
+        return RedirectResponse(f"/{filters.segment(name)}/episode/{filters.segment(file)}/{member.k}/"
+                                f"{filters.segment(group)}", 303)
 
 
 def _details(app: FastAPI, shown: Pages) -> None:

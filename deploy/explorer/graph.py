@@ -14,6 +14,8 @@ from math import sqrt
 from deploy.explorer.groups import Group
 
 LAYER, GAP, MARGIN = 34, 70, 46
+END_GAP = 90
+"""Between the centres of ends, which are boxes with text."""
 SHADES = 8
 _ENDS = {"won": "won", "lost": "lost", "turns": "out of turns", "context": "out of context"}
 
@@ -103,15 +105,16 @@ def _places(layers: dict[str, int], moves: Counter[tuple[str, str, str]]) -> dic
     for (a, b, _), count in moves.items():
         neighbours[a].append((b, count))
         neighbours[b].append((a, count))
-    widest = max(map(len, rows.values()))
+    gaps = dict.fromkeys(rows, GAP) | {max(rows): END_GAP}
+    breadth = max(gaps[layer] * (len(row) - 1) for layer, row in rows.items())
     x: dict[str, float] = {}
 
-    def spread(row: list[str]) -> None:
-        for i, key in enumerate(row):
-            x[key] = MARGIN + GAP * ((widest - len(row)) / 2 + i)
+    def spread(layer: int) -> None:
+        left = MARGIN + (breadth - gaps[layer] * (len(rows[layer]) - 1)) / 2
+        x.update((key, left + gaps[layer] * i) for i, key in enumerate(rows[layer]))
 
-    for row in rows.values():
-        spread(row)
+    for layer in rows:
+        spread(layer)
     for downwards in (True, False, True):
         for layer in sorted(rows, reverse=not downwards):
             def centre(key: str, layer: int = layer, sign: int = 1 if downwards else -1) -> float:
@@ -120,7 +123,7 @@ def _places(layers: dict[str, int], moves: Counter[tuple[str, str, str]]) -> dic
                 return sum(place * count for place, count in near) / total if total else x[key]
 
             rows[layer].sort(key=centre)
-            spread(rows[layer])
+            spread(layer)
     return {key: (x[key], MARGIN / 2 + LAYER * layers[key]) for key in layers}
 
 

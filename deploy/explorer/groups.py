@@ -51,6 +51,11 @@ class StepView:
     """A, which the loss saw."""
     state: str | None
 
+    @property
+    def cost(self) -> float:
+        """What steps are compared by: δ, without it A, without credit 0."""
+        return self.advantage or 0.0 if self.delta is None else self.delta
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
@@ -73,9 +78,17 @@ class Episode:
     def costliest(self) -> StepView | None:
         """The step with the lowest δ below 0, or without δ the lowest advantage: where most of what the state was
         worth was lost. None: no step lost anything."""
-        scored = [(step.advantage if step.delta is None else step.delta, step) for step in self.steps]
-        known = [(score, step) for score, step in scored if score is not None and score < -1e-9]
-        return min(known, key=lambda pair: pair[0])[1] if known else None
+        return _costliest(self.steps)
+
+    @property
+    def costliest_choice(self) -> StepView | None:
+        """The same without the last step of an episode that its budget cut off: there δ is less V̄ whatever was done."""
+        return _costliest(self.steps[:-1] if self.end in ("turns", "context") else self.steps)
+
+
+def _costliest(steps: Sequence[StepView]) -> StepView | None:
+    cost, step = min(((step.cost, step) for step in steps), key=lambda pair: pair[0], default=(0.0, None))
+    return step if cost < -1e-9 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +121,14 @@ class Group:
     def episode(self, k: int) -> Episode | None:
         """None where there is no such member."""
         return next((episode for episode in self.episodes if episode.k == k), None)
+
+    @property
+    def lost(self) -> Episode | None:
+        """Of the episodes that were not won the one whose costliest choice cost the most; None: all were won."""
+        def cost(episode: Episode) -> float:
+            return 0.0 if (step := episode.costliest_choice) is None else step.cost
+
+        return min((episode for episode in self.episodes if not episode.won), key=cost, default=None)
 
     @property
     def has_credit(self) -> bool:

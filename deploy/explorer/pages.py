@@ -11,9 +11,10 @@ from typing import Any
 from deploy.explorer.curves import evaluation_chart, training_charts
 from deploy.explorer.graph import draw
 from deploy.explorer.groups import Episode, Group, StepView, Visit, credit_options, read_group
-from deploy.explorer.index import kind_of
+from deploy.explorer.index import GroupEntry, kind_of
 from deploy.explorer.lists import Choice, choose, matrix
 from deploy.explorer.runs import Piece, Run
+from deploy.explorer.sums import sums
 
 SHOWN = 8
 """Actions listed at a state; their number is given where there are more."""
@@ -46,6 +47,8 @@ class Row:
     visits: int
     episodes: int
     """That were in this state."""
+    sums: list[str]
+    """How its numbers come about, a line each."""
 
     @property
     def shown(self) -> list[Alternative]:
@@ -65,6 +68,7 @@ def home(runs: Sequence[Run]) -> dict[str, Any]:
             "run": run, "groups": len(entries), "env_steps": sum(entry.steps for entry in entries),
             "files": len({entry.file for entry in entries}), "last": run.metrics[-1] if run.metrics else None,
             "evaluation": run.evaluations[-1] if run.evaluations else None,
+            "lost": any(entry.won < entry.episodes for entry in entries),
             "planned": run.config.get("steps"), "estimator": run.credit.estimator})
     return {"charts": charts, "cards": cards}
 
@@ -72,6 +76,13 @@ def home(runs: Sequence[Run]) -> dict[str, Any]:
 def groups(run: Run, choice: Choice) -> dict[str, Any]:
     """One page of the groups."""
     return {"choice": choice, "listed": choose(run.groups(), choice)}
+
+
+def instructive(entries: Sequence[GroupEntry]) -> GroupEntry | None:
+    """The group whose lost episodes say most: trained on, of the widest spread of returns, and of those the one with
+    the shortest episodes. None: nothing was lost."""
+    lost = [entry for entry in entries if entry.won < entry.episodes]
+    return max(lost, key=lambda entry: (entry.outcome == "trained", entry.spread, -entry.length), default=None)
 
 
 def evaluations(run: Run, *, split: str, kind: str, sort: str, descending: bool) -> dict[str, Any]:
@@ -93,23 +104,27 @@ def episode(run: Run, found: Group, member: Episode) -> dict[str, Any]:
     """One row per step, and which of them lost it."""
     order = [other.k for other in found.episodes]
     at = order.index(member.k)
-    rows = [_row(run, found, step) for step in member.steps]
+    rows = [_row(run, found, step, lines)
+            for step, lines in zip(member.steps, sums(found, member, run.credit), strict=True)]
     worst = member.costliest
+    choice = member.costliest_choice
     better = None
     if worst is not None and worst.state is not None:
         others = [a for a in alternatives(found.visits[worst.state], worst) if not a.own]
         better = max(others, key=lambda a: a.mean_return, default=None)
         if better is not None and better.mean_return <= (worst.ret or 0.0):
             better = None
-    values = [step.value for step in member.steps if step.value is not None]
     return {
         "group": found, "entry": found.entry, "episode": member, "rows": rows, "worst": worst, "better": better,
+        "choice": None if choice is worst else choice,
+        "lowest": min((step for step in member.steps if step.advantage is not None),
+                      key=lambda step: step.advantage or 0.0, default=None),
+        "then": None if worst is None else next((step for step in member.steps if step.t == worst.t + 1), None),
         "before": order[at - 1] if at else None, "after": order[at + 1] if at + 1 < len(order) else None,
-        "largest": found.largest, "highest": max([1e-9, *values]), "command": command(run, found),
-        "credit": run.credit}
+        "largest": found.largest, "command": command(run, found)}
 
 
-def _row(run: Run, found: Group, step: StepView) -> Row:
+def _row(run: Run, found: Group, step: StepView, lines: list[str]) -> Row:
     visits = found.visits.get(step.state, []) if step.state is not None else []
     learner = step.learner_logprobs
     pieces = [Piece(run.piece(token), logprob, None if learner is None else _ratio(learner[i], logprob))
@@ -117,7 +132,8 @@ def _row(run: Run, found: Group, step: StepView) -> Row:
     return Row(
         step=step, pieces=pieces, response=run.text(step.tokens) or "".join(piece.text for piece in pieces),
         prompt=None if step.prompt_ids is None else run.text(step.prompt_ids),
-        alternatives=alternatives(visits, step), visits=len(visits), episodes=len({visit.k for visit in visits}))
+        alternatives=alternatives(visits, step), visits=len(visits), episodes=len({visit.k for visit in visits}),
+        sums=lines)
 
 
 def _ratio(learner: float, sampler: float) -> float | None:

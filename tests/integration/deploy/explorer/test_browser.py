@@ -107,7 +107,7 @@ def test_from_the_curves_to_the_step_that_lost_an_episode(browser, address):
     spreads = [float(row.find_elements(By.TAG_NAME, "td")[5].text)
                for row in browser.find_elements(By.CSS_SELECTOR, "tr[data-row]")]
     assert spreads == sorted(spreads, reverse=True)
-    browser.find_element(By.CSS_SELECTOR, "tr[data-row] a").click()
+    browser.find_element(By.CSS_SELECTOR, "tr[data-row] .task a").click()
     lost = next(row for row in browser.find_elements(By.CSS_SELECTOR, ".episodes tr[data-row]")
                 if "out of turns" in row.text)
     lost.find_element(By.CSS_SELECTOR, "td a").click()
@@ -117,6 +117,38 @@ def test_from_the_curves_to_the_step_that_lost_an_episode(browser, address):
     assert worst.get_attribute("id") == f"step-{step}"
     deltas = [float(cell.text.replace("−", "-")) for cell in browser.find_elements(By.CSS_SELECTOR, "[data-name=δ]")]
     assert float(worst.find_element(By.CSS_SELECTOR, "[data-name=δ]").text.replace("−", "-")) == min(deltas)
+
+
+def test_one_click_explains_a_failed_episode_by_the_numbers_of_the_step_that_lost_it(browser, address):
+    browser.get(address)
+    browser.find_element(By.LINK_TEXT, "a failed episode, explained").click()
+    until(lambda: "/toy/episode/" in browser.current_url)
+    assert "out of turns" in browser.find_element(By.TAG_NAME, "h1").text
+    assert "δ = −" in browser.find_element(By.CSS_SELECTOR, ".verdict").text
+    worst = browser.find_element(By.CSS_SELECTOR, ".step.worst")
+    said = {line.text.split(" ")[0]: line.text for line in worst.find_elements(By.CSS_SELECTOR, ".sums[open] code")}
+    assert {name: line.split(" = ")[-1] for name, line in said.items()} == {
+        name: worst.find_element(By.CSS_SELECTOR, f"[data-name={name}]").text for name in ("V̄", "δ", "Â", "A")}
+    key = browser.find_element(By.CSS_SELECTOR, "details.key")
+    key.find_element(By.TAG_NAME, "summary").click()
+    assert {"R̂", "V̄", "δ", "Â", "A"} <= {term.text for term in key.find_elements(By.TAG_NAME, "dt")}
+
+
+def test_a_group_leads_to_the_episode_of_it_that_failed(browser, address):
+    browser.get(f"{address}/toy/groups?outcome=trained&mixed=1")
+    row = browser.find_element(By.CSS_SELECTOR, "tr[data-row]")
+    group = row.find_element(By.CSS_SELECTOR, ".task a").text
+    row.find_element(By.CSS_SELECTOR, "a.lost").click()
+    until(lambda: "/toy/episode/" in browser.current_url)
+    assert browser.current_url.endswith(group)
+    assert browser.find_element(By.CSS_SELECTOR, "h1 .end").get_attribute("class") == "end lost"
+
+
+def test_the_ends_of_a_state_graph_lie_beside_each_other(browser, address):
+    browser.get(f"{address}/toy/group/step-00000001/train/00000100")
+    left, right = sorted((box.rect for box in browser.find_elements(By.CSS_SELECTOR, ".endnode rect")),
+                         key=lambda box: box["x"])
+    assert left["x"] + left["width"] <= right["x"]
 
 
 def test_filters_narrow_the_list_and_the_address_holds_them(browser, address):

@@ -4,6 +4,7 @@ import re
 from html import unescape
 
 import pytest
+from explorer_run import make_run
 from fastapi.testclient import TestClient
 
 from deploy.explorer.app import create_app
@@ -34,12 +35,26 @@ def test_a_page_answers(client, path):
 @pytest.mark.parametrize(("path", "said"), [
     ("/nope/groups", "shows no run nope"), ("/toy/group/step-00000001/train/9", "holds no group train/9"),
     ("/toy/group/../../etc/passwd/x", "no such page"), ("/toy/episode/step-00000001/9/train/00000100", "no episode 9"),
-    ("/task?id=none", "played none"), ("/nowhere", "no such page")])
+    ("/task?id=none", "played none"), ("/toy/lost/step-00000001/train/9", "holds no group train/9"),
+    ("/nowhere", "no such page")])
 def test_what_is_not_there_is_a_page_that_helps(client, path, said):
     reply = client.get(path)
     assert reply.status_code == 404
     assert said in unescape(reply.text)
     assert "/toy/groups" in reply.text
+
+
+def test_before_its_first_step_every_page_says_what_will_be_there(tmp_path):
+    """No step is trained and nothing is evaluated."""
+    folder = make_run(tmp_path / "young", steps=1)
+    for path in [*folder.glob("*.jsonl"), *(folder / "episodes").iterdir()]:
+        path.unlink()
+    client = TestClient(create_app(open_runs([folder]), None), base_url="http://localhost:8400")
+    assert "curves appear after the first" in client.get("/").text
+    assert "/lost" not in client.get("/").text
+    assert "the first file appears after" in client.get("/young/groups").text
+    assert "evaluation comes before the first learner step" in client.get("/young/evaluations").text
+    assert "No episode of young was lost" in client.get("/young/lost").text
 
 
 @pytest.mark.parametrize("path", ["/toy/groups?sort=nonsense", "/toy/groups?page=x", "/task"])

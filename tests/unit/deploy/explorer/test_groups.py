@@ -86,3 +86,18 @@ def test_an_archive_of_the_first_format_is_read_and_says_what_it_lacks(run_folde
     row = pages.episode(run, group, group.episodes[0])["rows"][0]
     assert (row.step.raw, row.prompt, row.pieces[0].ratio) == (None, None, None)
     assert row.step.advantage is not None
+
+
+def test_the_failed_episode_shown_first_is_the_one_whose_choice_cost_most_and_a_cut_is_no_choice(run_folder):
+    run, = open_runs([run_folder])
+    entry = pages.instructive(run.groups())
+    assert entry.spread == max(other.spread for other in run.groups() if other.outcome == "trained")
+    group = run.group(entry.file, entry.group)
+    lost = [episode for episode in group.episodes if not episode.won]
+    costs = [min(0.0, *(step.delta for step in episode.steps[:-1])) for episode in lost]
+    assert group.lost is lost[costs.index(min(costs))]
+    assert all(episode.end == "turns" for episode in lost)
+    assert all(episode.costliest_choice is not episode.steps[-1] for episode in lost)
+    won = [other for other in run.groups() if other.won == other.episodes]
+    assert pages.instructive(won) is None
+    assert all(run.group(other.file, other.group).lost is None for other in won)
