@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 
 from deploy.arguments import add_env_arguments, env_from
 from services.config import ENV_TOKEN_VARIABLE
+from services.logs import adopt_libraries, configure_logs
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
@@ -14,20 +16,29 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     parser = subparsers.add_parser(
         "serve-env",
         help="serve the environment over HTTP",
-        description="Serves an environment over HTTP until it is told to stop, and prints its URL when\n"
-        f"ready. Other machines may reach it only with a bearer token, taken from ${ENV_TOKEN_VARIABLE}.",
+        description="Serves an environment over HTTP until it is told to stop, and says its URL when ready. Its\n"
+        "log is on stderr: short lines on a terminal, JSON elsewhere; stdout that is no terminal gets one\n"
+        f"line with the URL. Other machines may reach it only with a bearer token, taken from ${ENV_TOKEN_VARIABLE}.",
         epilog="example:\n  gagpo serve-env --config alfworld-tiny --port 8100 env.max_sessions=4096",
     )
     add_env_arguments(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
     parser.add_argument("--port", type=int, default=8100, help="0: a free one, printed (default: 8100)")
     parser.add_argument("--exit-with-parent", action="store_true", help="stop when the process that started it ends")
+    parser.add_argument("--run-folder", type=Path, metavar="FOLDER",
+                        help="log to log.jsonl in this folder instead, as the environment server --rank of a run")
+    parser.add_argument("--rank", type=int, default=0, metavar="N", help="which of the run's servers (default: 0)")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
     """Serves until SIGTERM or Ctrl-C."""
     env = env_from(args)
+    if args.run_folder is None:
+        configure_logs(None, process="environment")
+    else:
+        configure_logs(args.run_folder, process=f"environment-{args.rank}", show=None)
+    adopt_libraries()
 
     from envservice.app import Settings
     from envservice.capacity import GIB, session_limit

@@ -5,52 +5,62 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 
 from services.config import ENV_TOKEN_VARIABLE
 from services.errors import DeadlineExceeded, EnvFault, Fault, UserError
+from services.logs import get_logger
 from services.processes import wait_or_kill
 
+log = get_logger("members")
 ENV_READY_S = 120.0
 STOP_GRACE_S = 10.0
 ACTOR_READY_S = 600.0
+LAST_WORDS_S = 2.0
 
 
 class EnvServer:
-    """One `gagpo serve-env` on this machine. It keeps its port over restarts, so clients need not be told."""
+    """One `gagpo serve-env` on this machine. It keeps its port over restarts, so clients need not be told.
 
-    def __init__(self, index: int, port: int, config_file: Path, log: Path) -> None:
+    It logs to log.jsonl in `folder`; what it says on stderr besides goes there too.
+    """
+
+    def __init__(self, index: int, port: int, config_file: Path, folder: Path) -> None:
         self.name = f"environment server {index}"
         self.url = f"http://127.0.0.1:{port}"
         self._command = [
             sys.executable, "-m", "deploy.cli", "serve-env", "--config", str(config_file),
             "--host", "127.0.0.1", "--port", str(port), "--exit-with-parent",
+            "--run-folder", str(folder), "--rank", str(index),
         ]
-        self._log = log
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[str] | None = None
+        self._stderr: _Stderr | None = None
 
     def start(self) -> None:
-        """Returns once /healthz answers. Raises EnvFault with the log's last line when the server ends instead."""
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        """Returns once /healthz answers. Raises EnvFault with the server's last words when it ends instead."""
+        self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                         stderr=subprocess.PIPE, text=True, errors="replace")
+        assert self._process.stderr is not None
+        self._stderr = _Stderr(self._process.stderr, self.name)
         deadline = time.monotonic() + ENV_READY_S
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
-                raise EnvFault(f"{self.name} ended at start: {_last_line(self._log)}")
+                raise EnvFault(f"{self.name} ended at start: {self._stderr.last_words()}")
             try:
                 if httpx.get(f"{self.url}/healthz", timeout=2.0).status_code == httpx.codes.OK:
                     return
             except httpx.HTTPError:
                 time.sleep(0.1)
-        raise DeadlineExceeded(f"{self.name} did not answer within {ENV_READY_S:.0f} s; see {self._log}")
+        raise DeadlineExceeded(f"{self.name} did not answer within {ENV_READY_S:.0f} s; its log says what it does")
 
     def poll(self) -> str | None:
         code = self._process.poll() if self._process else 0
-        return None if code is None else f"exit code {code}; {_last_line(self._log)}"
+        return None if code is None else f"exit code {code}; {self._stderr.last_words() if self._stderr else ''}"
 
     def stop(self) -> None:
         process = self._process
@@ -60,9 +70,26 @@ class EnvServer:
         wait_or_kill(process, STOP_GRACE_S)
 
 
-def _last_line(path: Path) -> str:
-    lines = path.read_text(errors="replace").strip().splitlines() if path.exists() else []
-    return lines[-1] if lines else f"no output; see {path}"
+class _Stderr(threading.Thread):
+    """Reads what a child says outside its own log, such as an interpreter or a JVM that breaks, into this process's."""
+
+    def __init__(self, stream: IO[str], name: str) -> None:
+        super().__init__(name=f"stderr of {name}", daemon=True)
+        self._stream = stream
+        self._child = name
+        self._last = "it said nothing"
+        self.start()
+
+    def run(self) -> None:
+        with self._stream:
+            for line in filter(None, map(str.rstrip, self._stream)):
+                self._last = line
+                log.warning("on stderr", child=self._child, line=line)
+
+    def last_words(self) -> str:
+        """Of a child that has ended; not waited for where a process of its own holds the stream."""
+        self.join(LAST_WORDS_S)
+        return self._last
 
 
 class Actor:

@@ -90,7 +90,7 @@ def topology(config: Config, *, run: str, folder: Path, config_file: Path, note:
 
 def _start_servers(config: Config, folder: Path, config_file: Path, supervisor: Supervisor) -> Iterator[str]:
     for index in range(config.env.servers):
-        server = EnvServer(index, free_port(), config_file, folder / f"env-server-{index}.log")
+        server = EnvServer(index, free_port(), config_file, folder)
         supervisor.add(server)
         yield server.url
 

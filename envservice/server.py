@@ -7,6 +7,8 @@ Either way sessions are dropped, which costs their clients one replay each and l
 end by themselves would take as long as the slowest of them, and a server that leaks may not have that long. To start
 again is to execute the same command in the place of this process: its id stays, so neither a supervisor nor a
 container sees an end, and connections wait in the socket's queue meanwhile instead of being refused.
+
+What it does and what goes wrong is in its log (services/logs.py); a program that waits for it reads one line on stdout.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NoReturn
 
 import uvicorn
@@ -29,7 +32,9 @@ from envservice.base import Environment
 from envservice.batches import Batches
 from envservice.capacity import GIB, own_memory_bytes
 from services.errors import UserError
+from services.logs import get_logger
 
+log = get_logger("server")
 DRAIN_S = 8
 """Longest wait for requests in flight; whoever stops a server waits 10 s before it kills. After half of it their
 elements that have not begun are refused: a batch of slow ones could take minutes."""
@@ -70,13 +75,14 @@ def serve(
 ) -> None:
     """Serves until SIGTERM or SIGINT, which it passes on to the caller's handlers once drained.
 
-    Prints one line with the URL when ready. A function in place of the environment is called after the port is bound;
-    an environment that is a context manager is left at the end.
+    Says its URL when ready: in the log, and on stdout unless that is a terminal. A function in place of the environment
+    is called after the port is bound; an environment that is a context manager is left at the end.
     Raises UserError for a port in use, for a host that others can reach when the settings have no token, and for
     an environment that alone is larger than the settings let the process grow.
     """
     check_exposure(host, settings.token)
     parent = os.getppid() if exit_with_parent else None
+    log.info("started", host=socket.gethostname(), pid=os.getpid())
     with contextlib.closing(_inherited() or bind(host, port)) as listener:
         made = environment() if callable(environment) else environment
         _check_room(settings)
@@ -93,11 +99,9 @@ async def _serve(
     app = create_app(environment, settings)
     batches: Batches = app.state.batches
     server = _Server(
-        uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=DRAIN_S,
-                       timeout_keep_alive=75),
-        ready=f"serving {environment.name} ({environment.engine} {environment.version}), "
-              f"at most {settings.max_sessions} sessions, on {_url(listener)}",
-        drain=batches.refuse_more)
+        uvicorn.Config(app, log_config=None, log_level="warning", access_log=False, lifespan="off",
+                       timeout_graceful_shutdown=DRAIN_S, timeout_keep_alive=75),
+        ready=partial(_say_ready, environment, settings, _url(listener)), drain=batches.refuse_more)
     watches = [asyncio.create_task(_tend(server, listener, batches, settings))]
     if parent is not None:
         watches.append(asyncio.create_task(_outlive_no(parent, server)))
@@ -118,19 +122,30 @@ class _Server(uvicorn.Server):
 
     heir: socket.socket | None = None
 
-    def __init__(self, config: uvicorn.Config, *, ready: str, drain: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, *, ready: Callable[[], None], drain: Callable[[], None]) -> None:
         super().__init__(config)
         self._ready = ready
         self._drain = drain
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        print(self._ready, flush=True)
+        self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        log.info("draining", requests=len(self.server_state.tasks))
+        since = time.monotonic()
         refuse = asyncio.get_running_loop().call_later(DRAIN_S / 2, self._drain)
         await super().shutdown(sockets)
         refuse.cancel()
+        log.info("drained", seconds=time.monotonic() - since)
+
+
+def _say_ready(environment: Environment, settings: Settings, url: str) -> None:
+    log.info("serving", environment=environment.name, engine=environment.engine, version=environment.version,
+             sessions=settings.max_sessions, url=url)
+    if not sys.stdout.isatty():  # for the program that waits; a person has just read it
+        print(f"serving {environment.name} ({environment.engine} {environment.version}), "
+              f"at most {settings.max_sessions} sessions, on {url}", flush=True)
 
 
 async def _tend(server: _Server, listener: socket.socket, batches: Batches, settings: Settings) -> None:
@@ -148,7 +163,7 @@ async def _tend(server: _Server, listener: socket.socket, batches: Batches, sett
                 reason = f"it has grown to {own_memory_bytes() / GIB:.2f} GiB"
             else:
                 continue
-            print(f"starting again: {reason}", flush=True)
+            log.info("starting again", reason=reason)
             server.heir = listener.dup()
             return
     finally:
@@ -182,6 +197,7 @@ def _check_room(settings: Settings) -> None:
 async def _outlive_no(parent: int, server: uvicorn.Server) -> None:
     while os.getppid() == parent:  # noqa: ASYNC110 - the death of a parent raises no event
         await asyncio.sleep(PARENT_POLL_S)
+    log.info("the process that started this one has ended")
     server.should_exit = True
 
 

@@ -18,7 +18,6 @@ mistakes, not lies: whoever may step an episode may also make one up.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -30,8 +29,9 @@ from envservice.base import Environment, Outcome, RecordedSession, Session
 from envservice.digest import engine_tag, first_digest, next_digest, tag_of
 from envservice.problems import Problem
 from envservice.schemas import StepRequest, StepResult
+from services.logs import get_logger
 
-log = logging.getLogger(__name__)
+log = get_logger("sessions")
 RETRY_AFTER_S = 5.0
 """Longest wait that a full store asks for: sessions also end by being closed, not only by their lease."""
 
@@ -211,5 +211,5 @@ def _encode(outcome: Outcome, digest: str) -> Answer:
 
 
 def _fault(task: str, error: Exception) -> Problem:
-    log.exception("the engine failed on %s", task)
+    log.exception("the engine failed", task=task)
     return Problem("env_fault", f"{type(error).__name__}: {error}")

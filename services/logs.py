@@ -39,8 +39,14 @@ def log_path() -> Path | None:
 
 
 def print_event(event: Event) -> None:
-    """On stderr, so that results on stdout stay clean: for people on a terminal, for machines elsewhere."""
-    print(short_line(event) if sys.stderr.isatty() else as_json(event), file=sys.stderr, flush=True)
+    """On stderr, so that results on stdout stay clean: for people on a terminal, for machines elsewhere.
+
+    A traceback is spared people where a file has it.
+    """
+    line = short_line(event) if sys.stderr.isatty() else as_json(event)
+    if _path is None and sys.stderr.isatty() and "exception" in event:
+        line += f"\n{event['exception']}"
+    print(line, file=sys.stderr, flush=True)
 
 
 def bind(**facts: Any) -> None:
@@ -78,6 +84,16 @@ def get_logger(name: str) -> Any:
     if not structlog.is_configured():
         configure_logs(None, show=None)
     return structlog.get_logger(name=name)
+
+
+def adopt_libraries() -> None:
+    """What libraries warn of and fail with, by the standard library's logging, becomes lines of this log too."""
+    logging.getLogger().addHandler(_Adopted(logging.WARNING))
+
+
+class _Adopted(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        get_logger(record.name).log(record.levelno, record.getMessage(), exc_info=record.exc_info)
 
 
 @contextmanager

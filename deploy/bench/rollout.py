@@ -50,7 +50,7 @@ def run(tell: Tell = silent) -> list[Figure]:
         tell("a model", 0, 3)
         tasks = _make_model(path / "model")
         dump_config(CONFIG, path / "config.yaml")
-        server = EnvServer(0, free_port(), path / "config.yaml", path / "env.log")
+        server = EnvServer(0, free_port(), path / "config.yaml", path)
         with private_redis(path / "redis") as redis_url:
             server.start()
             tell("episodes by a rollout worker", 1, 3)

@@ -121,6 +121,7 @@ def solution(task: str) -> list[str]:
 def main() -> None:
     from envservice.app import Settings
     from envservice.server import serve
+    from services.logs import adopt_libraries, configure_logs
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=0)
@@ -131,6 +132,8 @@ def main() -> None:
     parser.add_argument("--recycle-s", type=float)
     parser.add_argument("--recycle-bytes", type=int)
     args = parser.parse_args()
+    configure_logs(None, process="environment")
+    adopt_libraries()
     settings = Settings(
         lease_s=args.lease_s, threaded=args.threaded, recycle_s=args.recycle_s, recycle_bytes=args.recycle_bytes)
     environment = ToyEnvironment(drift=args.drift, leak=args.leak)

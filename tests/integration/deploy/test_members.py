@@ -1,12 +1,15 @@
 """The environment server as a member of a run: a real `gagpo serve-env`."""
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -16,6 +19,7 @@ from deploy.members import EnvServer, free_port
 from services.config_file import dump_config, load_config
 from services.controller.supervise import Supervisor
 from services.errors import EnvFault
+from services.logs import configure_logs
 
 
 @pytest.fixture
@@ -27,9 +31,17 @@ def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def server(config_file: Path, tmp_path: Path):
-    member = EnvServer(0, free_port(), config_file, tmp_path / "server.log")
+    member = EnvServer(0, free_port(), config_file, tmp_path)
     yield member
     member.stop()
+
+
+@pytest.fixture
+def events(tmp_path: Path) -> Iterator[Callable[[], list[dict[str, Any]]]]:
+    """What log.jsonl has by now. The log of this process goes there too, as the driver's does."""
+    configure_logs(tmp_path, show=None)
+    yield lambda: [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    configure_logs(None, show=None)
 
 
 def pid_of(member: EnvServer) -> int:
@@ -50,6 +62,39 @@ def test_a_server_answers_once_started_and_is_gone_once_stopped(server: EnvServe
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{server.url}/healthz", timeout=5)
     server.stop()
+
+
+def test_servers_tell_the_run_s_log_what_they_do(config_file: Path, tmp_path: Path, events):
+    servers = [EnvServer(rank, free_port(), config_file, tmp_path) for rank in range(2)]
+    try:
+        for server in servers:
+            server.start()
+    finally:
+        for server in servers:
+            server.stop()
+    for rank, server in enumerate(servers):
+        log = [event for event in events() if event["process"] == f"environment-{rank}"]
+        assert [event["event"] for event in log] == ["started", "serving", "draining", "drained"]
+        assert {(event["run"], event["role"], event["rank"]) for event in log} == {(tmp_path.name, "environment", rank)}
+        assert log[1]["url"] == server.url
+    assert len(events()) == 8, "nothing was said on stderr"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "log.jsonl"]
+
+
+def test_what_ends_a_server_is_in_the_run_s_log_with_its_traceback(tmp_path: Path, events, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    (tmp_path / "broken_environment.py").write_text(
+        "import sys\nfrom envservice.family import Family\n\n"
+        "def explode(env):\n    print('the last straw', file=sys.stderr)\n    raise RuntimeError('no such dragon')\n\n"
+        "FAMILY = Family(open=explode, prompts={}, describe=str)\n")
+    dump_config(load_config("alfworld-tiny", ["env.name=broken_environment:FAMILY"]), tmp_path / "config.yaml")
+    with pytest.raises(EnvFault, match="server 0 ended at start: error: unexpected RuntimeError: no such dragon"):
+        EnvServer(0, free_port(), tmp_path / "config.yaml", tmp_path).start()
+    (failure,) = [event for event in events() if event["process"] == "environment-0" and event["level"] == "error"]
+    assert failure["exception"].endswith("RuntimeError: no such dragon")
+    heard = [(event["process"], event["child"], event["line"]) for event in events() if event["event"] == "on stderr"]
+    assert heard[0] == ("controller", "environment server 0", "the last straw")
 
 
 def test_a_killed_server_is_started_again_at_its_address(server: EnvServer):
@@ -75,7 +120,7 @@ def test_a_server_that_cannot_start_says_why(config_file: Path, tmp_path: Path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        member = EnvServer(1, taken.getsockname()[1], config_file, tmp_path / "server.log")
+        member = EnvServer(1, taken.getsockname()[1], config_file, tmp_path)
         with pytest.raises(EnvFault, match=r"environment server 1 ended at start: .*in use"):
             member.start()
 
@@ -88,7 +133,7 @@ def test_a_server_ends_with_the_process_that_started_it(config_file: Path, tmp_p
         "EnvServer(0, int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])).start()\n"
         "print('up', flush=True)\ntime.sleep(60)\n")
     parent = subprocess.Popen(
-        [sys.executable, "-c", code, str(port), str(config_file), str(tmp_path / "log")],
+        [sys.executable, "-c", code, str(port), str(config_file), str(tmp_path)],
         stdout=subprocess.PIPE, text=True)
     try:
         assert parent.stdout.readline() == "up\n"

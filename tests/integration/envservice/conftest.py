@@ -1,7 +1,10 @@
+import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,12 +17,18 @@ class ServerProcess:
 
     def __init__(self, *options: str, port: int = 0) -> None:
         command = [sys.executable, str(TOYS / "toy_environment.py"), "--port", str(port), *options]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self._log = tempfile.TemporaryFile("a+")  # noqa: SIM115 - ends with the server
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, text=True)
         assert self.process.stdout is not None
         ready = self.process.stdout.readline()
         assert " on http://" in ready, "the server ended before it was ready"
         self.url = ready.split(" on ")[1].strip()
         self.port = int(self.url.rsplit(":", 1)[1])
+
+    def log(self) -> list[dict[str, Any]]:
+        """What it has said on stderr, which is all of it lines of JSON."""
+        self._log.seek(0)
+        return [json.loads(line) for line in self._log]
 
     def kill(self) -> None:
         """SIGKILL: nothing is drained."""

@@ -63,14 +63,18 @@ async def test_a_server_that_starts_again_by_age_loses_no_episode_and_keeps_its_
     lives = [server.process.stdout.readline]
 
     def starts_seen() -> list[str]:
-        return [lives[0]() for _ in range(4)]  # "starting again", "serving", twice
+        return [lives[0](), lives[0]()]
 
     watching = loop.run_in_executor(None, starts_seen)
     async with EnvClient([server.url], timeout_s=60) as client:
         replays = await play_on(client, watching.done)
     seen = await watching
-    assert [line.split(":")[0].split(" (")[0] for line in seen] == ["starting again", "serving toy"] * 2
-    assert seen[1].split(" on ")[1].strip() == server.url
+    assert {line.split(" on ")[1].strip() for line in seen} == {server.url}
+    life = ["started", "serving", "starting again", "draining", "drained"]
+    log = server.log()
+    assert [line["event"] for line in log[:12]] == [*life, *life, "started", "serving"]
+    assert {line["pid"] for line in log if line["event"] == "started"} == {server.process.pid}
+    assert log[2]["reason"].startswith("it is 0.00 hours old")
     assert replays > 0
     assert server.process.poll() is None
 
@@ -86,18 +90,19 @@ async def test_a_server_that_leaks_starts_again_and_gives_the_memory_back(start:
         return lives.done()
 
     lives = asyncio.get_running_loop().run_in_executor(
-        None, lambda: [server.process.stdout.readline() for _ in range(4)])
+        None, lambda: [server.process.stdout.readline() for _ in range(2)])
     async with EnvClient([server.url], timeout_s=60) as client:
         replays = await play_on(client, leaked_enough)
-    assert "starting again: it has grown to 0." in (await lives)[0]
+    await lives
+    reasons = [line["reason"] for line in server.log() if line["event"] == "starting again"]
+    assert all(reason.startswith("it has grown to 0.") for reason in reasons)
     assert replays > 0
     assert peak < 600 * MIB
 
 
 async def test_nobody_is_refused_while_a_server_starts_again(start: Start):
     server = start("--recycle-s", "1")
-    again = asyncio.get_running_loop().run_in_executor(
-        None, lambda: [server.process.stdout.readline() for _ in range(2)])
+    again = asyncio.get_running_loop().run_in_executor(None, server.process.stdout.readline)
     answered = 0
     while not again.done():
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)

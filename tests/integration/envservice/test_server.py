@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
@@ -64,7 +66,7 @@ def test_a_server_does_not_outlive_the_process_that_started_it():
     assert parent.stdout is not None
     assert parent.stderr is not None
     child = int(parent.stdout.readline())
-    assert "serving toy" in parent.stderr.readline()
+    assert any("serving toy" in line for line in parent.stderr), "the server ended before it was ready"
     parent.kill()
     parent.wait(timeout=10)
     until = time.monotonic() + 10
@@ -83,3 +85,46 @@ def test_a_reply_does_not_wait_for_a_delayed_ack(start: Start):
             http.post("/v1/episodes:reset", json=[{"episode_id": "e", "task": "toy/train/00"}])
             seconds.append(time.monotonic() - since)
     assert min(seconds) < 0.03
+
+
+def test_a_terminal_gets_short_lines_and_each_thing_once():
+    """A person reads stderr and stdout in one place, where programs read the URL on stdout."""
+    master, slave = pty.openpty()
+    process = subprocess.Popen([sys.executable, str(TOY)], stdout=slave, stderr=slave)
+    os.close(slave)
+    seen = b""
+    try:
+        until = time.monotonic() + 30
+        while b"http://" not in seen:
+            assert time.monotonic() < until, seen
+            if select.select([master], [], [], 1)[0]:
+                seen += os.read(master, 4096)
+        process.terminate()
+        process.wait(20)
+        seen += os.read(master, 4096)
+    finally:
+        process.kill()
+        os.close(master)
+    lines = seen.decode().splitlines()
+    assert [line.split("  ")[0][9:] for line in lines] == ["started", "serving", "draining", "drained"]
+    assert "environment=toy" in lines[1]
+
+
+def test_what_breaks_is_one_line_with_its_traceback(start: Start):
+    server = start()
+    body = [{"episode_id": "e", "task": "toy/train/broken"}]
+    (answer,) = httpx.post(f"{server.url}/v1/episodes:reset", json=body, trust_env=False, timeout=20).json()
+    assert answer["type"] == "env_fault"
+    (line,) = [line for line in server.log() if line["level"] == "error"]
+    assert (line["event"], line["task"], line["role"]) == ("the engine failed", "toy/train/broken", "environment")
+    assert line["exception"].splitlines()[-1] == "services.errors.EnvFault: the game file is broken"
+
+
+async def test_sigterm_is_told_from_the_first_line_to_the_last(start: Start):
+    server = start()
+    server.process.send_signal(signal.SIGTERM)
+    assert await asyncio.to_thread(server.process.wait, 20) == -signal.SIGTERM
+    log = server.log()
+    assert [line["event"] for line in log] == ["started", "serving", "draining", "drained"]
+    assert (log[1]["environment"], log[1]["url"], log[1]["sessions"]) == ("toy", server.url, 1024)
+    assert server.process.stdout.read() == "", "the URL was all"

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -42,6 +43,34 @@ def test_a_traceback_goes_to_the_file_and_not_to_the_terminal(tmp_path: Path):
         logs.get_logger("cli").error("failed", exc_info=error)
     assert "ValueError: no such group" in json.loads((tmp_path / "log.jsonl").read_text())["exception"]
     assert logs.short_line(shown[0]).endswith("error: failed")
+
+
+def test_a_person_sees_the_traceback_where_no_file_has_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    for folder, shown in ((None, True), (tmp_path, False)):
+        logs.configure_logs(folder, process="environment")
+        logs.get_logger("x").error("failed", exc_info=ValueError("no such group"))
+        assert ("ValueError: no such group" in capsys.readouterr().err) is shown
+
+
+def test_libraries_warn_in_the_same_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    logs.configure_logs(tmp_path, process="environment-1", show=None)
+    logs.adopt_libraries()
+    library = logging.getLogger("uvicorn.error")
+    library.info("not of interest")
+    library.warning("Cancel %s running task(s)", 3)
+    try:
+        raise ValueError("no such group")
+    except ValueError:
+        library.exception("Exception in ASGI application")
+    warned, failed = (json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines())
+    assert (warned["name"], warned["level"]) == ("uvicorn.error", "warning")
+    assert warned["event"] == "Cancel 3 running task(s)"
+    assert (failed["level"], failed["rank"]) == ("error", 1)
+    assert failed["exception"].endswith("ValueError: no such group")
 
 
 @pytest.mark.parametrize("terminal", [True, False])
