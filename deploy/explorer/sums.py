@@ -32,9 +32,7 @@ def sums(group: Group, episode: Episode, options: CreditSection) -> list[list[st
     from learner.credit.parts import center
 
     raw = [step.raw for step in chain.from_iterable(other.steps for other in group.episodes) if step.raw is not None]
-    if not raw:
-        return [[] for _ in episode.steps]
-    mean, spread = center(raw, options.ddof) if options.normalize == "group" else (0.0, 1.0)
+    mean, spread = center(raw, options.ddof) if raw and options.normalize == "group" else (0.0, 1.0)
     norm = _Norm(mean=mean, spread=spread, steps=len(raw))
     return [_lines(group, step, after, options, norm)
             for step, after in zip(episode.steps, [*episode.steps[1:], None], strict=True)]
@@ -43,8 +41,9 @@ def sums(group: Group, episode: Episode, options: CreditSection) -> list[list[st
 def _lines(group: Group, step: StepView, after: StepView | None, options: CreditSection, norm: _Norm) -> list[str]:
     if step.delta is None:
         return []
-    found = ((step.value, _value(group, step)), (step.delta, _delta(step, after, options)),
-             (step.raw, _raw(group, step, after, options)), (step.advantage, _advantage(step, options, norm)))
+    found = [(step.value, _value(group, step)), (step.delta, _delta(step, after, options))]
+    if step.raw is not None:
+        found += [(step.raw, _raw(group, step, after, options)), (step.advantage, _advantage(step, options, norm))]
     return [f"{formula} = {number(archived) if formula[0] == 'V' else signed(archived)}"
             for archived, (formula, result) in found if archived is not None and abs(result - archived) < TOLERANCE]
 
