@@ -193,7 +193,7 @@ def _look(process: psutil.Process) -> Look:
 
 
 async def _tasks(url: str) -> list[str]:
-    """Those of the first split. The server digests all games for the answer, which may take a while."""
+    """Those of the first split. The server digests its games for the answer, official ones file by file."""
     async with EnvClient([url], timeout_s=CALL_S) as client:
         return (await client.tasks(next(iter((await client.info()).splits)))).tasks
 
