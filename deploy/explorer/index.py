@@ -131,14 +131,13 @@ def index_file(path: Path) -> list[GroupEntry]:
 
     with pq.ParquetFile(path) as file:
         names = [name for name in _COLUMNS if name in file.schema_arrow.names]
-        tables = [file.read_row_group(i, columns=names) for i in range(file.num_row_groups)]
+        sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+        # So few columns are read sooner than threads for them are started.
+        table = file.read_row_groups(range(len(sizes)), columns=names, use_threads=False)
     match = FILE.fullmatch(path.name)
     assert match is not None
-    rows: dict[str, list[Any]] = {name: [] for name in names}
-    for table in tables:
-        for name in names:
-            rows[name] += table.column(name).to_pylist()
-    at = np.repeat(np.arange(len(tables)), [table.num_rows for table in tables])
+    rows: dict[str, list[Any]] = {name: table.column(name).to_pylist() for name in names}
+    at = np.repeat(np.arange(len(sizes)), sizes)
     order: dict[str, list[int]] = {}
     for i, group in enumerate(rows["group"]):
         order.setdefault(group, []).append(i)
