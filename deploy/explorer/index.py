@@ -1,6 +1,6 @@
 """What is in a run's archive, group by group: one small index per parquet file, so that no page reads whole files.
 
-An index is made once per file, from nine narrow columns, and kept as JSON under `<run>/.explorer/`. A replaced file has
+An index is made once per file, from ten narrow columns, and kept as JSON under `<run>/.explorer/`. A replaced file has
 another size or time, and its index is made anew; a new file is found at the next refresh, so the explorer follows a run
 that trains. Where the folder cannot be written the indexes are kept in memory alone.
 """
@@ -11,6 +11,7 @@ import json
 import os
 import re
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -23,7 +24,8 @@ import numpy.typing as npt
 FORMAT = 1
 """Of the cached indexes: others are made anew."""
 FILE = re.compile(r"step-(\d{8,})(?:-(.+))?\.parquet")
-_COLUMNS = ("group", "k", "task", "outcome", "reason", "temperature", "won", "valid", "reward", "state_key")
+_OF_GROUPS = ("group", "task", "outcome", "reason", "temperature")
+_OF_STEPS = ("k", "won", "valid", "reward", "state_key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,38 +132,35 @@ def index_file(path: Path) -> list[GroupEntry]:
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(path) as file:
-        names = [name for name in _COLUMNS if name in file.schema_arrow.names]
         sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
         # So few columns are read sooner than threads for them are started.
-        table = file.read_row_groups(range(len(sizes)), columns=names, use_threads=False)
+        table = file.read_row_groups(range(len(sizes)), columns=[*_OF_GROUPS, *_OF_STEPS], use_threads=False)
     match = FILE.fullmatch(path.name)
     assert match is not None
-    rows: dict[str, list[Any]] = {name: table.column(name).to_pylist() for name in names}
+    steps = {name: table.column(name).to_pylist() for name in _OF_STEPS}
     at = np.repeat(np.arange(len(sizes)), sizes)
     order: dict[str, list[int]] = {}
-    for i, group in enumerate(rows["group"]):
+    for i, group in enumerate(table.column("group").to_pylist()):
         order.setdefault(group, []).append(i)
-    return [_entry(path.stem, int(match[1]), {name: [rows[name][i] for i in where] for name in names},
-                   at[where]) for where in order.values()]
+    return [_entry(path.stem, int(match[1]), {name: table.column(name)[where[0]].as_py() for name in _OF_GROUPS},
+                   {name: [values[i] for i in where] for name, values in steps.items()}, at[where])
+            for where in order.values()]
 
 
-def _entry(file: str, step: int, rows: dict[str, list[Any]], at: npt.NDArray[np.intp]) -> GroupEntry:
-    """`rows`: the columns of one group; `at`: the row group of each."""
+def _entry(file: str, step: int, group: dict[str, Any], rows: dict[str, list[Any]],
+           at: npt.NDArray[np.intp]) -> GroupEntry:
+    """`group`: what its rows have in common; `rows`: the columns that they differ in; `at`: the row group of each."""
     returns: dict[int, float] = {}
     for k, reward in zip(rows["k"], rows["reward"], strict=True):
         returns[k] = returns.get(k, 0.0) + reward
     keys, steps = rows["state_key"], len(at)
-    counts: dict[str, int] = {}
-    for key in keys:
-        counts[key] = counts.get(key, 0) + 1
     return GroupEntry(
-        file=file, step=step, group=rows["group"][0], task=rows["task"][0], outcome=rows["outcome"][0],
-        reason=rows["reason"][0], temperature=rows["temperature"][0], episodes=len(returns),
+        **group, file=file, step=step, episodes=len(returns),
         won=len({k for k, won in zip(rows["k"], rows["won"], strict=True) if won}), steps=steps,
         length=steps / len(returns), mean_return=float(np.mean(list(returns.values()))),
         spread=float(np.std(list(returns.values()))), invalid=rows["valid"].count(False) / steps,
-        singletons=None if keys[0] is None else list(counts.values()).count(1) / steps,
-        row_groups=tuple(sorted({int(i) for i in at})))
+        singletons=None if keys[0] is None else list(Counter(keys).values()).count(1) / steps,
+        row_groups=tuple(np.unique(at).tolist()))
 
 
 def _known(names: list[str], row: list[Any]) -> GroupEntry:
