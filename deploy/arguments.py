@@ -29,5 +29,10 @@ def add_env_arguments(parser: argparse.ArgumentParser) -> None:
 
 def env_from(args: argparse.Namespace) -> EnvSection:
     """The settings of the environment that the command line names. Raises UserError."""
-    config = load_config(args.config, args.overrides) if args.config else default_config(args.overrides)
-    return config.env if args.env is None else config.env.model_copy(update={"name": args.env})
+    env = optional_config_from(args).env
+    return env if args.env is None else env.model_copy(update={"name": args.env})
+
+
+def optional_config_from(args: argparse.Namespace) -> Config:
+    """The config that the command line names, else the defaults, under its overrides. Raises UserError."""
+    return load_config(args.config, args.overrides) if args.config else default_config(args.overrides)

@@ -6,9 +6,10 @@ import argparse
 import os
 from pathlib import Path
 
-from deploy.arguments import add_env_arguments, env_from
+from deploy.arguments import add_env_arguments, env_from, optional_config_from
 from services.config import ENV_TOKEN_VARIABLE
 from services.logs import adopt_libraries, configure_logs
+from services.tracing import tracing
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
@@ -34,10 +35,11 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 def run(args: argparse.Namespace) -> None:
     """Serves until SIGTERM or Ctrl-C."""
     env = env_from(args)
+    process = "environment" if args.run_folder is None else f"environment-{args.rank}"
     if args.run_folder is None:
-        configure_logs(None, process="environment")
+        configure_logs(None, process=process)
     else:
-        configure_logs(args.run_folder, process=f"environment-{args.rank}", show=None)
+        configure_logs(args.run_folder, process=process, show=None)
     adopt_libraries()
 
     from envservice.app import Settings
@@ -50,6 +52,7 @@ def run(args: argparse.Namespace) -> None:
         max_sessions=session_limit(env, family.session_bytes), token=os.environ.get(ENV_TOKEN_VARIABLE) or None,
         threaded=family.threaded(env), recycle_s=None if env.recycle_hours is None else 3600 * env.recycle_hours,
         recycle_bytes=None if env.recycle_gb is None else int(GIB * env.recycle_gb))
-    serve(
-        lambda: family.open(env), host=args.host, port=args.port, settings=settings,
-        exit_with_parent=args.exit_with_parent)
+    with tracing(optional_config_from(args).metrics.traces, process=process):
+        serve(
+            lambda: family.open(env), host=args.host, port=args.port, settings=settings,
+            exit_with_parent=args.exit_with_parent)

@@ -15,6 +15,7 @@ from deploy.panels import Panels, open_panels
 from deploy.plan import Plan, make_plan
 from envservice.capacity import session_limit
 from envservice.registry import check_settings, find_family, find_teacher, open_environment
+from services import tracing
 from services.config import Config
 from services.errors import EnvFault, UserError
 
@@ -36,6 +37,7 @@ def check_parts(config: Config) -> None:
     _credit(config)
     _batch(config)
     sinks.check(config)
+    tracing.check(config.metrics.traces)
     plan = make_plan(config)
     if plan.private_ray:
         _machine(config, plan)

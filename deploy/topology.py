@@ -21,6 +21,7 @@ from services.controller.supervise import Supervisor
 from services.errors import UserError
 from services.store.redis_server import private_redis
 from services.store.store import Store
+from services.tracing import tracing
 
 RAY_QUIET = {"RAY_DEDUP_LOGS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DISABLE_IMPORT_WARNING": "1"}
 
@@ -73,6 +74,7 @@ def topology(config: Config, *, run: str, folder: Path, config_file: Path, note:
     # Actors have working folders of their own, above all in a submitted job.
     config = config.model_copy(update={"runs_dir": config.runs_dir.absolute()})
     with ExitStack() as stack:
+        stack.enter_context(tracing(config.metrics.traces, process="controller", run=run))
         note("starting Redis" if config.redis.url is None else "connecting to Redis")
         url = config.redis.url or stack.enter_context(private_redis(folder / "redis"))
         store = Store(url, run)

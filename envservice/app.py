@@ -25,6 +25,7 @@ from envservice.problems import Problem
 from envservice.schemas import (
     MAX_BATCH,
     MAX_BODY,
+    TRACES_HEADER,
     CloseRequest,
     CloseResult,
     Info,
@@ -100,7 +101,8 @@ def _episodes(batches: Batches, metrics: ServerMetrics) -> APIRouter:
 
     async def answer(request: Request, verb: Verb[Element]) -> Response:
         with metrics.request(request.scope["path"]):
-            reply = await batches.answer(verb, await _read(request))
+            parents = request.headers.get(TRACES_HEADER)
+            reply = await batches.answer(verb, await _read(request), parents.split(",") if parents else ())
         headers = {REPLAYS_HEADER: ",".join(map(str, reply.rebuilt))} if reply.rebuilt else None
         return Response(reply.body, media_type="application/json", headers=headers)
 

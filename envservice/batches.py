@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +22,7 @@ from envservice.metrics import ServerMetrics
 from envservice.problems import Problem
 from envservice.schemas import MAX_BATCH, CloseRequest, ResetRequest, StepRequest
 from envservice.sessions import SessionStore
+from services.tracing import span
 
 BOUNDS = (Field(max_length=MAX_BATCH), FailFast())
 """Of a request's list: it is given up at the first thing wrong, so that what is sent in bad faith costs little."""
@@ -46,8 +47,10 @@ class Verb(Generic[Element]):
     """One kind of request: its element's model, and the call that turns an element into (JSON, was it rebuilt)."""
 
     def __init__(
-        self, one: type[Element], many: TypeAdapter[list[Element]], call: Callable[[Element], tuple[bytes, bool]],
+        self, name: str, one: type[Element], many: TypeAdapter[list[Element]],
+        call: Callable[[Element], tuple[bytes, bool]],
     ) -> None:
+        self.name = name
         self._one = TypeAdapter(one)
         self._many = many
         self.call = call
@@ -76,19 +79,23 @@ class Batches:
         self._metrics = metrics
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine") if threaded else None
         self._stopping = False
-        self.reset = Verb(ResetRequest, TypeAdapter(Annotated[list[ResetRequest], *BOUNDS]), self._reset)
-        self.step = Verb(StepRequest, TypeAdapter(Annotated[list[StepRequest], *BOUNDS]), self._step)
-        self.close = Verb(CloseRequest, TypeAdapter(Annotated[list[CloseRequest], *BOUNDS]), self._close)
+        self.reset = Verb("reset", ResetRequest, TypeAdapter(Annotated[list[ResetRequest], *BOUNDS]), self._reset)
+        self.step = Verb("step", StepRequest, TypeAdapter(Annotated[list[StepRequest], *BOUNDS]), self._step)
+        self.close = Verb("close", CloseRequest, TypeAdapter(Annotated[list[CloseRequest], *BOUNDS]), self._close)
 
-    async def answer(self, verb: Verb[Element], body: bytes) -> Reply:
-        """One result per element, in order. Raises Problem where the whole is refused: no list, too long, all full."""
+    async def answer(self, verb: Verb[Element], body: bytes, parents: Sequence[str] = ()) -> Reply:
+        """One result per element, in order. Raises Problem where the whole is refused: no list, too long, all full.
+
+        `parents`: the traceparent of each element, where the client traces.
+        """
         parts: list[bytes] = []
         rebuilt: list[int] = []
         problems: list[Problem] = []
         since = time.perf_counter()
         for place, element in enumerate(verb.decode(body)):
             try:
-                part, replayed = await self._call(verb, element)
+                parent = parents[place] if place < len(parents) else ""
+                part, replayed = await (self._traced(verb, element, parent) if parent else self._call(verb, element))
             except Problem as problem:
                 self._metrics.refused(problem.kind)
                 problems.append(problem)
@@ -121,6 +128,13 @@ class Batches:
         if self._stopping and not isinstance(element, CloseRequest):
             raise Problem("full", "this server is about to stop", retry_after=STOPPING_S)
         return await self._enter(partial(verb.call, element))
+
+    async def _traced(self, verb: Verb[Element], element: Element | Problem, parent: str) -> tuple[bytes, bool]:
+        with span(f"serve {verb.name}", parent=parent) as told:
+            part, replayed = await self._call(verb, element)
+            if told and replayed:
+                told.rename("serve rebuild")
+            return part, replayed
 
     async def _enter(self, call: Callable[[], T]) -> T:
         if self._thread is None:

@@ -28,6 +28,7 @@ from envservice.base import Outcome
 from envservice.lanes import Full, Replica, Reply, Unreachable, refusal
 from envservice.schemas import Info, TaskList
 from services.errors import EnvFault, ReplayDiverged
+from services.tracing import span, traceparent
 
 CONNECT_S = 5.0
 FULL_S = 1.0
@@ -166,14 +167,19 @@ class EpisodeHandle:
         body = msgspec.json.encode(element)
 
         async def ask(replica: Replica) -> Reply:
-            reply = await replica.ask(verb, body)
+            parent = traceparent()
+            reply = await replica.ask(verb, body, parent)
             if reply.element.get("type") == "transcript_missing":
-                reply = await replica.ask(verb, msgspec.json.encode({**element, "transcript": self._results}))
+                whole = msgspec.json.encode({**element, "transcript": self._results})
+                reply = await replica.ask(verb, whole, parent)
             if reply.element.get("type") == "full":
                 raise Full(FULL_S)
             return reply
 
-        reply, replica = await self._client.call(self._ranking, ask)
+        with span(f"environment {verb}") as told:
+            reply, replica = await self._client.call(self._ranking, ask)
+            if told:
+                told.set(server=replica.url, rebuilt=reply.rebuilt)
         if replica is not self._ranking[0]:  # stay where the session is
             self._ranking = [replica, *(other for other in self._ranking if other is not replica)]
         self.replays += reply.rebuilt

@@ -11,11 +11,12 @@ import random
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import msgspec
 
+from envservice.schemas import TRACES_HEADER
 from services.errors import EnvFault
 
 IN_FLIGHT = 2
@@ -49,6 +50,14 @@ class Reply:
     """Its session had to be rebuilt."""
 
 
+class _Asked(NamedTuple):
+    """One element that waits, and who waits for its reply."""
+
+    element: bytes
+    parent: str
+    future: asyncio.Future[Reply]
+
+
 class Replica:
     """One server: its lanes, and when it may be asked again after it failed."""
 
@@ -59,9 +68,12 @@ class Replica:
         self._failures = 0
         self._lanes = {verb: Lane(self, http, f"{url}/v1/episodes:{verb}") for verb in ("reset", "step", "close")}
 
-    async def ask(self, verb: str, element: bytes) -> Reply:
-        """One element, sent along with others. Raises Unreachable, Full, or EnvFault where asking again is no use."""
-        return await self._lanes[verb].ask(element)
+    async def ask(self, verb: str, element: bytes, parent: str = "") -> Reply:
+        """One element, sent along with others. Raises Unreachable, Full, or EnvFault where asking again is no use.
+
+        `parent`: the traceparent of what it belongs to.
+        """
+        return await self._lanes[verb].ask(element, parent)
 
     def failed(self) -> None:
         """Leaves it alone for a while: longer each time, and not in step with other clients."""
@@ -82,14 +94,14 @@ class Lane:
         self._replica = replica
         self._http = http
         self._url = url
-        self._queue: deque[tuple[bytes, asyncio.Future[Reply]]] = deque()
+        self._queue: deque[_Asked] = deque()
         self._sending = 0
         self._senders: set[asyncio.Task[None]] = set()  # the loop itself keeps only weak references
 
-    async def ask(self, element: bytes) -> Reply:
+    async def ask(self, element: bytes, parent: str = "") -> Reply:
         """See Replica.ask."""
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._queue.append((element, future))
+        self._queue.append(_Asked(element, parent, future))
         if self._sending < IN_FLIGHT:
             self._sending += 1
             sender = asyncio.create_task(self._send_all())
@@ -107,20 +119,20 @@ class Lane:
             # In the same breath as the look at the queue: whoever queues from here on starts another sender.
             self._sending -= 1
 
-    def _take(self) -> list[tuple[bytes, asyncio.Future[Reply]]]:
-        batch: list[tuple[bytes, asyncio.Future[Reply]]] = []
+    def _take(self) -> list[_Asked]:
+        batch: list[_Asked] = []
         size = 0
-        while self._queue and len(batch) < BATCH and (not batch or size + len(self._queue[0][0]) <= BATCH_BYTES):
-            element, future = self._queue.popleft()
-            if not future.done():  # whoever asked may have been cancelled
-                batch.append((element, future))
-                size += len(element)
+        while self._queue and len(batch) < BATCH and (not batch or size + len(self._queue[0].element) <= BATCH_BYTES):
+            asked = self._queue.popleft()
+            if not asked.future.done():  # whoever asked may have been cancelled
+                batch.append(asked)
+                size += len(asked.element)
         return batch
 
-    async def _send(self, batch: list[tuple[bytes, asyncio.Future[Reply]]]) -> None:
+    async def _send(self, batch: list[_Asked]) -> None:
         replies: list[Reply | Exception]
         try:
-            replies = list(await self._post([element for element, _ in batch]))
+            replies = list(await self._post(batch))
             self._replica.answered()
         except Unreachable as error:
             self._replica.failed()
@@ -128,20 +140,23 @@ class Lane:
         except Exception as error:
             replies = [error] * len(batch)
         except BaseException:
-            for _, future in batch:
-                future.cancel()
+            for asked in batch:
+                asked.future.cancel()
             raise
-        for (_, future), reply in zip(batch, replies, strict=True):
-            if future.done():
+        for asked, reply in zip(batch, replies, strict=True):
+            if asked.future.done():
                 continue
             if isinstance(reply, Exception):
-                future.set_exception(reply)
+                asked.future.set_exception(reply)
             else:
-                future.set_result(reply)
+                asked.future.set_result(reply)
 
-    async def _post(self, elements: list[bytes]) -> list[Reply]:
+    async def _post(self, batch: list[_Asked]) -> list[Reply]:
+        content = b"[" + b",".join(asked.element for asked in batch) + b"]"
+        traced = any(asked.parent for asked in batch)
+        headers = {TRACES_HEADER: ",".join(asked.parent for asked in batch)} if traced else None
         try:
-            response = await self._http.post(self._url, content=b"[" + b",".join(elements) + b"]")
+            response = await self._http.post(self._url, content=content, headers=headers)
         except httpx.HTTPError as error:
             raise Unreachable(f"{self._url}: {type(error).__name__} {error}") from error
         if response.status_code != 200:
@@ -150,8 +165,8 @@ class Lane:
             answers = msgspec.json.decode(response.content, type=list[dict[str, Any]])
         except msgspec.DecodeError as error:
             raise Unreachable(f"{self._url} answered what is no list of results: {error}") from error
-        if len(answers) != len(elements):
-            raise Unreachable(f"{self._url} answered {len(answers)} elements to {len(elements)}")
+        if len(answers) != len(batch):
+            raise Unreachable(f"{self._url} answered {len(answers)} elements to {len(batch)}")
         rebuilt = {int(place) for place in response.headers.get(REPLAYS_HEADER, "").split(",") if place}
         return [Reply(answer, place in rebuilt) for place, answer in enumerate(answers)]
 

@@ -17,6 +17,9 @@ MAX_BATCH = 256
 """Elements of one request."""
 MAX_BODY = 4 * 1024 * 1024
 """Bytes of one request's body."""
+TRACES_HEADER = "gagpo-traceparents"
+"""The span that each element belongs to, in W3C's form and in the order of the elements, "" for none; sent where the
+client traces. Not `traceparent`, which is one for a whole request, and elements of many episodes share one."""
 MAX_ACTION = 8192
 """Characters of one action: a policy may ramble up to its response limit."""
 

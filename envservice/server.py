@@ -31,6 +31,7 @@ from envservice.app import Settings, create_app
 from envservice.base import Environment
 from envservice.batches import Batches
 from envservice.capacity import GIB, own_memory_bytes
+from services import tracing
 from services.errors import UserError
 from services.logs import get_logger
 
@@ -172,6 +173,7 @@ async def _tend(server: _Server, listener: socket.socket, batches: Batches, sett
 
 def _start_again(listener: socket.socket) -> NoReturn:
     """The same command in this process: what leaked is gone, the id and the socket stay."""
+    tracing.stop()  # spans that wait would go with what leaked
     listener.set_inheritable(True)
     os.environ[INHERITED] = str(listener.fileno())
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - our own command line, no shell

@@ -22,6 +22,7 @@ from services.shared_storage import check_seen
 from services.store.lease import Lease
 from services.store.store import Store
 from services.threads import wait_politely
+from services.tracing import tracing
 
 LEASE_S = 15.0
 EVALUATION_S = 3600.0
@@ -74,6 +75,7 @@ class LearnerRank:
         from services.store.archive import EpisodeArchive
 
         config = self._config
+        stack.enter_context(tracing(config.metrics.traces, process="learner-0", run=self._run))
         store = Store(self._store_url, self._run)
         lease = store.acquire("learner", f"{self._run}-learner", ttl_s=LEASE_S)
         keeper = stack.enter_context(LeaseKeeper(Store(self._store_url, self._run), lease))

@@ -23,10 +23,10 @@ from learner.checkpoint import EXPORT, Checkpoints, Position
 from learner.credit.types import Credit
 from learner.figures import figures
 from learner.step import Timer
-from learner.telemetry import step_taken
+from learner.telemetry import step_taken, trace_step
 from learner.trainer import Learner, StepReport
 from services.config import Config
-from services.controller.telemetry import reason_class
+from services.controller.telemetry import reason_class, trace_drop
 from services.errors import DeadlineExceeded
 from services.heartbeat import Pulse
 from services.logs import bind, get_logger
@@ -81,7 +81,9 @@ class TrainingLoop:
                 manifest = manifests.get(self.learner.step + 1) or self.commit()
                 groups = [self.store.episodes(group) for group in manifest.groups]
             self.pulse.doing(f"trains step {manifest.step}")
+            since = time.time_ns()
             report = self.learner.train(groups)
+            trace_step(Version(incarnation=self.incarnation, step=manifest.step), groups, report.credits, since=since)
             self.position = self._after(manifest)
             log.info("step trained", step=manifest.step, groups=len(groups), replayed=manifest.step in manifests)
             self.pulse.doing("publishes, after the evaluation of the version before")
@@ -186,6 +188,7 @@ class TrainingLoop:
         task, episodes = self.store.task_of(group), self.store.episodes(group)
         drop = Drop(group=group, task=task, reason=reason, steps=sum(len(episode.steps) for episode in episodes))
         self.pulse.meters("gagpo_groups_dropped_total", reason=reason_class(reason)).inc()
+        trace_drop(group, self.config.learner.group_size, reason)
         tell("group dropped", group=group, task=task, reason=reason)
         self.archive.write_dropped(drop, episodes)
         self.store.drop(self.lease, drop)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
+from statistics import fmean
 from typing import Any
 
 from learner.credit.types import Credit
 from services.cost import counted
 from services.heartbeat import Pulse
+from services.records import Episode, Version
+from services.tracing import record
 
 GAUGES = {
     "grad_norm": ("gagpo_learner_gradient_norm", {}), "clip_fraction": ("gagpo_learner_clipped_ratio", {}),
@@ -49,3 +52,12 @@ def step_taken(pulse: Pulse, row: Mapping[str, Any], credits: Sequence[Credit], 
                 sizes.observe(size)
     pulse.progressed()
     pulse.holds(str(row["version"]))
+
+
+def trace_step(made: Version, groups: Sequence[Sequence[Episode]], credits: Sequence[Credit], *, since: int) -> None:
+    """The step that made a version, as each ticket's trace shows it. `since`: time.time_ns() as it began."""
+    for group, credit in zip(groups, credits, strict=True):
+        for episode, advantages in zip(group, credit.advantages, strict=True):
+            record("train", episode.ticket.id, since=since, step=made.step, version=made.short,
+                   staleness=made.step - 1 - episode.oldest_step, attempt=episode.attempt,
+                   advantage=fmean(advantages))

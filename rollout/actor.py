@@ -17,6 +17,7 @@ from services.logs import life_of
 from services.packages import check_one_installation
 from services.records import Version
 from services.shared_storage import check_seen
+from services.tracing import tracing
 from services.weights.folder import pack_folder
 from services.weights.pack import Packed
 
@@ -67,6 +68,8 @@ class RolloutHost:
             started = time.monotonic()
             await engine.start()
             log.info("engine ready", seconds=time.monotonic() - started)
+            # After the engine, whose process shall inherit none of it.
+            stack.enter_context(tracing(self._config.metrics.traces, process=self._worker, run=self._run))
             text = await asyncio.to_thread(load_text, str(self._model), env)
             client = await stack.enter_async_context(
                 EnvClient(self._env_urls, os.environ.get(ENV_TOKEN_VARIABLE), timeout_s=ENV_SECONDS))

@@ -21,6 +21,7 @@ from rollout.text import Text
 from services.errors import EnvFault
 from services.records import Episode, EpisodeEnd, Step, Ticket
 from services.seeds import seed_for
+from services.tracing import span
 
 if TYPE_CHECKING:
     from rollout.engine import Engine, Sample
@@ -75,10 +76,16 @@ class Player:
         )  # fmt: skip
 
     async def _sample(self, prompt: list[int], ticket: Ticket, *, turn: int) -> Sample:
-        return await self.engine.sample(
-            prompt, temperature=ticket.temperature, seed=seed_for(ticket.seed, turn),
-            max_tokens=self.limits.response_tokens, stop_token_ids=self.text.stop_ids, request_id=f"{ticket.id}/{turn}",
-        )  # fmt: skip
+        with span("turn", turn=turn, prompt_tokens=len(prompt)) as told:
+            sample = await self.engine.sample(
+                prompt, temperature=ticket.temperature, seed=seed_for(ticket.seed, turn),
+                max_tokens=self.limits.response_tokens, stop_token_ids=self.text.stop_ids,
+                request_id=f"{ticket.id}/{turn}",
+            )  # fmt: skip
+            if told:
+                told.set(response_tokens=len(sample.ids), finished=sample.finished,
+                         versions=[part.version.short for part in sample.spans])
+        return sample
 
     def _row(self, prompt: list[int], sample: Sample, answer: ParsedAction, now: Result, after: Result) -> Step:
         return Step(

@@ -12,6 +12,11 @@ from services.records import Episode, Version
 from services.store.store import Claim
 
 
+def queued(claim: Claim) -> float:
+    """Seconds since its ticket was issued: the entry in the stream tells, by the clock of Redis."""
+    return max(0.0, time.time() - int(claim.entry.partition("-")[0]) / 1000)
+
+
 class Meter:
     """Counts what the worker does; it becomes the engine's listener."""
 
@@ -34,9 +39,8 @@ class Meter:
         self._meters("gagpo_rollout_redeliveries_total").inc(sum(claim.attempt > 1 for claim in claims))
 
     def started(self, claim: Claim) -> None:
-        """An episode begins; its ticket's entry in the stream tells when it was issued, by the clock of Redis."""
-        issued = int(claim.entry.partition("-")[0]) / 1000
-        self._meters("gagpo_rollout_queue_seconds").observe(max(0.0, time.time() - issued))
+        """An episode begins."""
+        self._meters("gagpo_rollout_queue_seconds").observe(queued(claim))
 
     @counted("metrics")
     def finished(self, episode: Episode, *, accepted: bool) -> None:

@@ -21,13 +21,14 @@ from structlog.contextvars import bind_contextvars
 
 from rollout.engine import Engine
 from rollout.episode import Player
-from rollout.meter import Meter
+from rollout.meter import Meter, queued
 from rollout.steering import Missing, may_start, next_version, wanted_elsewhere
 from services.errors import EnvFault, Fault, StoreFault
 from services.heartbeat import BEAT_S
 from services.logs import bind, get_logger
 from services.records import Version
 from services.store.store import Claim, Store
+from services.tracing import span
 from services.weights.pack import Packed
 
 POLL_S = 0.25
@@ -146,8 +147,12 @@ class RolloutWorker:
     async def _play(self, claim: Claim) -> None:
         bind_contextvars(ticket=claim.ticket.id)  # ends with the episode's task
         try:
-            episode = await self._player.play(claim.ticket, claim.attempt)
-            verdict = await self._ask(self._store.commit_episode, claim, episode)
+            with span("episode", ticket=claim.ticket.id, worker=self._name, attempt=claim.attempt,
+                      queue_seconds=queued(claim), version=self._engine.version.short) as told:
+                episode = await self._player.play(claim.ticket, claim.attempt)
+                verdict = await self._ask(self._store.commit_episode, claim, episode)
+                if told:
+                    told.set(verdict=verdict, end=episode.end, steps=len(episode.steps), reward=episode.total_reward)
             self._meter.finished(episode, accepted=verdict == "accepted")
         except EnvFault as fault:
             await self._fail(claim, f"{fault.boundary}: {fault}")

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from services.config_env import EnvSection, Section
 
@@ -193,6 +194,15 @@ class MetricsSection(Section):
     """0: a free one, which the run's file for Prometheus names."""
     sinks: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Where the rows of metrics.jsonl and evaluations.jsonl go besides; each needs its package."""
+    traces: str | None = None
+    """OTLP/HTTP receiver of a trace of each ticket, `http://127.0.0.1:4318`; None: nothing is traced."""
+
+    @field_validator("traces")
+    @classmethod
+    def _receiver(cls, url: str | None) -> str | None:
+        if url is not None and not (urlsplit(url).scheme in ("http", "https") and urlsplit(url).hostname):
+            raise ValueError(f"{url!r} is no address of an OTLP/HTTP receiver, such as http://127.0.0.1:4318")
+        return url
 
 
 class Config(Section):

@@ -35,7 +35,7 @@ PLACES = ("name", "runs_dir", "seed", "model.path", "sft.enabled", "env.data", "
           "env.max_sessions", "env.memory_gb", "env.recycle_hours", "env.recycle_gb", "rollout.workers",
           "rollout.slots", "rollout.cpus", "rollout.gpus", "rollout.kv_cache_gb", "rollout.threads", "learner.ranks",
           "learner.cpus", "learner.gpus", "learner.threads", "redis.url", "ray.address", "metrics.host",
-          "metrics.port", "metrics.sinks")
+          "metrics.port", "metrics.sinks", "metrics.traces")
 """Keys that say where a run goes on, or that the experiment sets itself."""
 PACKAGES = ("gagpo", "torch", "transformers", "ray", "numpy")
 

@@ -21,7 +21,7 @@ from typing import Any
 from services.config import Config
 from services.controller.evaluation import Evaluation, summarise
 from services.controller.supervise import Member, Supervisor
-from services.controller.telemetry import Telemetry, capacity
+from services.controller.telemetry import Telemetry, capacity, trace_drop, trace_issue
 from services.controller.tickets import EvalRequest, TrainTickets
 from services.errors import Fault
 from services.records import Drop, Episode, Version
@@ -100,6 +100,7 @@ class Controller:
             group = self.tickets.group(index, dropped=dropped, avoid=avoid)
             if not self.store.issue(self.lease, group, capacity=limit):
                 return
+            trace_issue(group)
             index += 1
 
     def drop_failed(self) -> None:
@@ -111,8 +112,10 @@ class Controller:
             self.hooks.note(f"dropped {failed.group} ({failed.task}): {failed.reason}")
             if failed.group.startswith("eval/"):
                 if self._evaluation is not None:
+                    trace_drop(failed.group, self._evaluation.request.samples, failed.reason)
                     self._evaluation.group_dropped(failed.group)
                 continue
+            trace_drop(failed.group, self.config.learner.group_size, failed.reason)
             self._task_failures[failed.task] += 1
             self._refuse_too_many_failures(failed)
 

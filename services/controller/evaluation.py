@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+from services.controller.telemetry import trace_issue
 from services.controller.tickets import EvalRequest
 from services.records import Drop, Episode
 from services.statistics import mean_interval
@@ -31,6 +32,7 @@ class Evaluation:
         """Puts all tickets into the stream; evaluation is outside the training capacity."""
         for tickets in self.request.tickets():
             self._store.issue(self._lease, tickets, capacity=0)
+            trace_issue(tickets)
 
     def group_dropped(self, group: str) -> None:
         """Where `group` was of this evaluation, its task is missing from the result, and counted."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from services.config import Config
 from services.controller.supervise import Supervisor
 from services.heartbeat import Pulse
 from services.metric_names import CATALOGUE
+from services.records import Ticket
 from services.store.store import Counts, Store
+from services.tracing import record, root
 
 CLASSES = (
     ("env: ", "env"), ("engine: ", "engine"), ("nobody has the weights", "weights_gone"), ("over-age", "over_age"),
@@ -20,6 +22,18 @@ CLASSES = (
 def reason_class(reason: str) -> str:
     """One of services.metric_names.DROP_REASONS."""
     return next((name for start, name in CLASSES if reason.startswith(start)), "other")
+
+
+def trace_issue(tickets: Sequence[Ticket]) -> None:
+    """The roots of the traces of a group that is issued now."""
+    for ticket in tickets:
+        root(ticket.id, group=ticket.group, task=ticket.task, kind=ticket.kind)
+
+
+def trace_drop(group: str, size: int, reason: str) -> None:
+    """A group of so many tickets is dropped now."""
+    for k in range(size):
+        record("drop", f"{group}#{k}", reason=reason)
 
 
 def capacity(config: Config, trained: int) -> int:
