@@ -75,15 +75,24 @@ class Episode:
         return sum(step.reward for step in self.steps)
 
     @property
-    def costliest(self) -> StepView | None:
-        """The step with the lowest δ below 0, or without δ the lowest advantage: where most of what the state was
-        worth was lost. None: no step lost anything."""
-        return _costliest(self.steps)
+    def cut_off(self) -> bool:
+        """A budget ended it, and δ of its last step is r - V̄ whatever was done there: no value followed, as with
+        `bootstrap` one may."""
+        last = self.steps[-1]
+        return (self.end in ("turns", "context") and last.delta is not None
+                and abs(last.delta - last.reward + (last.value or 0.0)) < 1e-6)
 
     @property
     def costliest_choice(self) -> StepView | None:
-        """The same without the last step of an episode that its budget cut off: there δ is less V̄ whatever was done."""
-        return _costliest(self.steps[:-1] if self.end in ("turns", "context") else self.steps)
+        """The step with the lowest δ below 0, or without δ the lowest advantage: where most of what the state was
+        worth was lost by an action, which the last step of an episode cut off is no case of. None: no step lost
+        anything."""
+        return _costliest(self.steps[:-1] if self.cut_off else self.steps)
+
+    @property
+    def costliest(self) -> StepView | None:
+        """The same; where no action lost anything, the last step, if the cut there did."""
+        return self.costliest_choice or _costliest(self.steps)
 
 
 def _costliest(steps: Sequence[StepView]) -> StepView | None:

@@ -107,7 +107,7 @@ def episode(run: Run, found: Group, member: Episode) -> dict[str, Any]:
     rows = [_row(run, found, step, lines)
             for step, lines in zip(member.steps, sums(found, member, run.credit), strict=True)]
     worst = member.costliest
-    choice = member.costliest_choice
+    last = member.steps[-1]
     better = None
     if worst is not None and worst.state is not None:
         others = [a for a in alternatives(found.visits[worst.state], worst) if not a.own]
@@ -116,7 +116,7 @@ def episode(run: Run, found: Group, member: Episode) -> dict[str, Any]:
             better = None
     return {
         "group": found, "entry": found.entry, "episode": member, "rows": rows, "worst": worst, "better": better,
-        "choice": None if choice is worst else choice,
+        "cut": last if worst is not None and member.cut_off and last.cost < worst.cost else None,
         "lowest": min((step for step in member.steps if step.advantage is not None),
                       key=lambda step: step.advantage or 0.0, default=None),
         "then": None if worst is None else next((step for step in member.steps if step.t == worst.t + 1), None),

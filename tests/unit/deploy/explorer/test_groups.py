@@ -1,5 +1,6 @@
 """What the pages show of a group is what `gagpo credit` says of it; archives of the first format stay readable."""
 
+import dataclasses
 import json
 import shlex
 import shutil
@@ -48,7 +49,7 @@ def test_the_numbers_of_the_episode_page_are_those_of_gagpo_credit(name, tmp_pat
                 assert counts[-1] <= max(count for _, count in said["values"].values())
 
 
-def test_the_costliest_step_is_the_lowest_delta_and_the_better_action_is_from_the_same_state(run_folder):
+def test_the_costliest_step_is_the_lowest_delta_before_a_cut_and_the_better_action_is_from_the_same_state(run_folder):
     run, = open_runs([run_folder])
     for entry in run.groups():
         group = run.group(entry.file, entry.group)
@@ -58,7 +59,9 @@ def test_the_costliest_step_is_the_lowest_delta_and_the_better_action_is_from_th
             if deltas[0] is None or min(deltas) >= 0:
                 assert page["worst"] is None
                 continue
-            assert page["worst"].delta == min(deltas)
+            chosen = deltas if episode.won else deltas[:-1]
+            assert page["worst"].delta == min(chosen if min(chosen) < 0 else deltas)
+            assert (page["cut"] is not None) == (min(deltas) < page["worst"].delta)
             if page["better"] is not None:
                 assert {visit.step.state for visit in page["better"].visits} == {page["worst"].state}
                 assert page["better"].mean_return > page["worst"].ret
@@ -99,6 +102,8 @@ def test_the_failed_episode_shown_first_is_the_one_whose_choice_cost_most_and_a_
     assert group.lost is lost[costs.index(min(costs))]
     assert all(episode.end == "turns" for episode in lost)
     assert all(episode.costliest_choice is not episode.steps[-1] for episode in lost)
+    last = dataclasses.replace(lost[0].steps[-1], delta=-9.0)
+    assert dataclasses.replace(lost[0], steps=[*lost[0].steps[:-1], last]).costliest_choice is last, "with bootstrap"
     won = [other for other in run.groups() if other.won == other.episodes]
     assert pages.instructive(won) is None
     assert all(run.group(other.file, other.group).lost is None for other in won)
