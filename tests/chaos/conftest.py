@@ -14,7 +14,7 @@ import pytest
 
 from services.metrics import read_rows
 
-sys.path.insert(0, str(Path(__file__).parent))  # for prometheus_api
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "toys")]
 POLL_S = 0.1
 START_S = 150.0
 """Cold start, Ray and vLLM on two busy cores."""

@@ -1,7 +1,7 @@
 """One tiny run, interrupted, resumed, and bereft of its servers: it ends with the weights of an undisturbed one.
 
 The tests follow one run through its life and stand in its order. A Prometheus watches all of it, so that at the end
-every board can be asked what it shows.
+every board can be asked what it shows. The undisturbed run it is held against is traced: being watched changes no bit.
 """
 
 import json
@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pyarrow.parquet as pq
 import pytest
+from collector import Collector
 from prometheus_api import ask, shows
 
 from deploy.monitor.boards import BOARDS
@@ -30,6 +31,11 @@ TINY = (
     "eval.compare_cold_start=false", "checkpoint.every=1",
 )
 
+NAMES = {"ticket": "controller", "episode": "rollout-0", "turn": "rollout-0", "environment reset": "rollout-0",
+         "environment step": "rollout-0", "serve reset": "environment-0", "serve step": "environment-0",
+         "train": "learner-0"}
+"""Spans of a ticket that nothing befell, and who tells them."""
+
 
 @pytest.fixture(scope="module")
 def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -44,6 +50,13 @@ def watched(runs_dir: Path) -> Iterator[str | None]:
     else:
         with prometheus(runs_dir, port=0) as url:
             yield url
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    made = Collector()
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="module")
@@ -120,16 +133,36 @@ def test_a_finished_run_is_resumed_by_printing_its_table(train, runs_dir: Path, 
     assert {name: (folder / name).read_bytes() for name in before} == before
 
 
-def test_undisturbed_it_ends_with_the_same_bits(train, runs_dir: Path):
+def test_undisturbed_it_ends_with_the_same_bits(train, runs_dir: Path, collector: Collector):
     """rollout.exact: the same cold start and seed give the same weights, whatever happened on the way."""
     run = train(
         runs_dir / "calm", *TINY, f"runs_dir={runs_dir}", "name=calm", "eval.panel=0", "sft.enabled=false",
-        f"model.path={runs_dir / 'hunted' / 'model-cold-start'}")
+        f"model.path={runs_dir / 'hunted' / 'model-cold-start'}", f"metrics.traces={collector.url}")
     assert run.end() == 0, run.tail()
     digests = [{row["step"]: row["digest"] for row in read_rows(runs_dir / name / "evaluations.jsonl")
                 if row["label"].startswith("step-")} for name in ("hunted", "calm")]
     assert digests[0] == digests[1]
     assert len(set(digests[0].values())) == 3
+
+
+def test_each_ticket_has_one_trace_through_all_processes(runs_dir: Path, collector: Collector):
+    """Of the last step's, what the worker told in its last second may be missing: it is killed."""
+    run = json.loads((runs_dir / "calm" / "run.json").read_text())["run"]
+    roots = {told.facts["ticket"]: told for told in collector.named("ticket")}
+    assert len(roots) == len(collector.named("ticket")) == 4 * STEPS + 3 * 4
+    for group, k in ((group, k) for group in range(2 * (STEPS - 1)) for k in range(2)):
+        root = roots[f"train/{group:08d}#{k}"]
+        told = {span.id: span for span in collector.spans if span.trace == root.trace}
+        names = {name: [span for span in told.values() if span.name == name] for name in NAMES}
+        assert all(span.parent in told for span in told.values() if span is not root)
+        assert {(span.process, span.name) for span in told.values()} == {
+            (process, name) for name, process in NAMES.items()}
+        (episode,), (trained,) = names["episode"], names["train"]
+        assert {episode.parent, trained.parent} == {root.id}
+        assert (episode.run, trained.run, root.run) == (run, run, run)
+        assert trained.facts["step"] == group // 2 + 1
+        assert [len(names[name]) for name in ("turn", "environment step", "serve step")] == 3 * [episode.facts["steps"]]
+        assert {span.parent for span in names["serve step"]} == {span.id for span in names["environment step"]}
 
 
 def test_every_panel_of_every_board_shows_something_of_these_runs(watched: str | None):
