@@ -28,8 +28,11 @@ class Outcome:
     info: dict[str, str | int | float | bool] = field(default_factory=dict[str, str | int | float | bool])
 
     def admits(self, action: str) -> bool:
-        """Whether the action is listed; `<words>` in a listed one, as in `search[<your query>]`, stand for any text."""
-        return action in self.admissible_actions or any(
+        """Whether the action is listed; `<words>` in a listed one, as in `search[<your query>]`, stand for any text.
+
+        Where nothing is listed, as in question answering, nothing is inadmissible.
+        """
+        return not self.admissible_actions or action in self.admissible_actions or any(
             len(action) > len(start) + len(end) and action.startswith(start) and action.endswith(end)
             for start, end in map(_around_placeholder, self.admissible_actions) if start or end)
 

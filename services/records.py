@@ -85,7 +85,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     valid: bool
     """Well-formed output (method section 2); invalid steps are penalised."""
     admissible: bool
-    """The action was in the admissible list."""
+    """The action was in the admissible list, or there was none."""
     reward: float
     """Environment reward times env.reward_scale."""
 

@@ -14,5 +14,5 @@ def test_listed_actions_are_admitted_and_a_placeholder_stands_for_any_text(actio
     assert Outcome(observation="", admissible_actions=LISTED).admits(action) is admitted
 
 
-def test_without_a_list_nothing_is_admitted():
-    assert not Outcome(observation="", admissible_actions=[]).admits("look")
+def test_without_a_list_nothing_is_inadmissible():
+    assert Outcome(observation="", admissible_actions=[]).admits("look")
