@@ -13,6 +13,9 @@ from envservice.problems import STATUS
 from envservice.sessions import SessionStore
 from services.meters import Meters
 
+VERBS = ("reset", "step", "close")
+"""Their routes are there from the start, at 0: a rate needs two scrapes, and a short run may leave time for one."""
+
 
 class ServerMetrics:
     """Counts what one server does. A step takes but microseconds, so the children of labels are looked up once, and
@@ -27,6 +30,8 @@ class ServerMetrics:
             meters(f"gagpo_env_{what}_seconds", environment=environment) for what in ("reset", "step", "replay"))
         for kind in STATUS:
             meters("gagpo_env_errors_total", type=kind)
+        for verb in VERBS:
+            meters("gagpo_env_request_seconds", route=f"/v1/episodes:{verb}")
         meters("gagpo_env_sessions_limit").set(store.limit)
 
     def reset(self, since: float) -> None:

@@ -137,6 +137,7 @@ async def test_metrics_count_what_happened(http: httpx.AsyncClient):
         "gagpo_env_resets_total 1.0", "gagpo_env_steps_total 1.0", "gagpo_env_replays_total 1.0",
         'gagpo_env_errors_total{type="malformed"} 1.0', "gagpo_env_sessions 2.0",
         'gagpo_env_errors_total{type="full"} 0.0', 'gagpo_env_request_seconds_count{route="/v1/episodes:step"} 1.0',
+        'gagpo_env_request_seconds_count{route="/v1/episodes:close"} 0.0',
         'gagpo_env_reset_seconds_count{environment="toy"} 1.0', "gagpo_env_sessions_limit 1024.0",
         'gagpo_env_step_seconds_count{environment="toy"} 0.0', 'gagpo_env_replay_seconds_count{environment="toy"} 1.0'}
     (resident,) = [float(line.split()[1]) for line in lines if line.startswith("gagpo_env_resident_memory_bytes ")]
