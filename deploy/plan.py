@@ -189,7 +189,7 @@ def describe(config: Config) -> str:
     ]
     lines += [f"  redis at {config.redis.url.rpartition('@')[2]}"] if config.redis.url else []
     lines += [f"  environment server at {url}" for url in config.env.urls]
-    lines += [f"  traces to {config.metrics.traces}"] if config.metrics.traces else []
+    lines += [f"  traces to {config.metrics.traces.rpartition('@')[2]}"] if config.metrics.traces else []
     lines += [] if plan.private_ray else [f"  Ray at {config.ray.address or os.environ.get('RAY_ADDRESS')}"]
     lines.append(f"  together {plan.cpus:g} CPUs, {plan.gpus:g} GPUs, about {plan.memory_gib:.1f} GiB of memory")
     lines.append("nothing was started")

@@ -77,7 +77,7 @@ class Tracer:
 
     def __init__(self, endpoint: str, *, process: str, run: str) -> None:
         complaints = logging.getLogger("opentelemetry")
-        complaints.handlers, complaints.propagate = [_Once(endpoint)], False
+        complaints.handlers, complaints.propagate = [_Once(endpoint.rpartition("@")[2])], False
         resource = {"service.name": SERVICE, "service.instance.id": process, **({"gagpo.run": run} if run else {})}
         self._run = run
         # Not the process's global provider, which is vLLM's to set.

@@ -17,8 +17,10 @@ from collector import Collector
 
 from services import spans
 from services.config_file import default_config
+from services.controller.telemetry import trace_drop, trace_issue
 from services.errors import EnvFault, UserError
 from services.logs import configure_logs
+from services.records import Ticket
 from services.tracing import check, record, root, span, traceparent, tracing
 
 TICKET = "train/00000001#2"
@@ -104,6 +106,19 @@ def test_processes_that_share_nothing_but_a_ticket_tell_one_trace(collector: Col
     (trained,) = collector.named("train")
     assert (trained.parent, trained.facts["step"]) == (above.id, 4)
     assert trained.seconds > 1e6  # since 1970
+
+
+def test_a_dropped_group_ends_the_traces_of_all_its_tickets(collector: Collector):
+    tickets = [Ticket(group="train/00000007", k=k, size=3, task="toy/train/01", seed=k, kind="train", temperature=1.0,
+                      max_steps=4) for k in range(3)]
+    with tracing(collector.url, process="controller", run="r"):
+        trace_issue(tickets)
+        trace_drop("train/00000007", 3, "over-age: sampled before step 4")
+    roots, drops = collector.named("ticket"), collector.named("drop")
+    assert [told.facts["ticket"] for told in roots] == [ticket.id for ticket in tickets]
+    assert roots[0].facts["task"] == "toy/train/01"
+    assert [(told.trace, told.parent) for told in drops] == [(told.trace, told.id) for told in roots]
+    assert {told.facts["reason"] for told in drops} == {"over-age: sampled before step 4"}
 
 
 def test_what_escapes_a_span_is_its_error_and_goes_on(collector: Collector):
