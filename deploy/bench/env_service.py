@@ -19,8 +19,6 @@ import logging
 import os
 import random
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -30,6 +28,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from deploy.bench.figures import Figure, Tell, silent
+from deploy.bench.served import served
 from envservice.base import Outcome
 from envservice.client import EnvClient, Result
 from envservice.registry import open_holding
@@ -61,8 +60,8 @@ class Walk:
 def run(tell: Tell = silent) -> list[Figure]:
     """Steps per second of both ways over HTTP, beside the actors'."""
     walks = make_walks()
-    with _server() as url, _actors() as actors:
-        rounds = asyncio.run(_take_turns(walks, url, actors, tell))
+    with served(["--config", "alfworld-tiny"], without=["ALFWORLD_DATA"]) as server, _actors() as actors:
+        rounds = asyncio.run(_take_turns(walks, server.url, actors, tell))
     reference = statistics.median(rounds["actors"])
     return [
         Figure(name=name, value=(value := statistics.median(rounds[name])), unit="steps/s", reference=reference,
@@ -172,20 +171,6 @@ class _Player:
         answer = (await self._reader.readuntil(b"\r\n\r\n")).lower()
         assert answer.startswith(b"http/1.1 200"), answer
         return await self._reader.readexactly(int(answer.partition(b"content-length:")[2].partition(b"\r\n")[0]))
-
-
-@contextlib.contextmanager
-def _server() -> Iterator[str]:
-    """The URL of a server process of its own, over the generated games."""
-    command = [sys.executable, "-m", "deploy.cli", "serve-env", "--config", "alfworld-tiny", "--port", "0"]
-    environ = {name: value for name, value in os.environ.items() if name not in ("ALFWORLD_DATA", "GAGPO_ENV_TOKEN")}
-    with subprocess.Popen([*command, "--exit-with-parent"], stdout=subprocess.PIPE, text=True, env=environ) as process:
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().rpartition(" on ")[2].strip()
-        finally:
-            process.terminate()
-            process.wait(timeout=30)
 
 
 @contextlib.contextmanager

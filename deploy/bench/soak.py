@@ -13,12 +13,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import os
 import random
 import re
 import statistics
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -27,10 +24,10 @@ from dataclasses import dataclass, field
 import psutil
 
 from deploy.bench.figures import Figure, Tell, silent
+from deploy.bench.served import served
 from envservice.base import Outcome
 from envservice.client import EnvClient, EpisodeHandle
 from services.errors import EnvFault, ReplayDiverged, UserError
-from services.processes import wait_or_kill
 from services.statistics import student_t
 
 MINUTES = 30.0
@@ -157,23 +154,11 @@ async def _report(played: dict[str, Played], seconds: float, tell: Tell) -> None
 @contextlib.contextmanager
 def _server(name: str, sessions: int) -> Iterator[tuple[psutil.Process, str]]:
     """One environment server, and its URL. Raises UserError where it holds fewer sessions."""
-    command = [sys.executable, "-m", "deploy.cli", "serve-env", "--env", name, "--port", "0", "--exit-with-parent",
-               f"env.max_sessions={sessions}"]
-    environ = {key: value for key, value in os.environ.items() if key != "GAGPO_ENV_TOKEN"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as process:
-        try:
-            assert process.stdout is not None
-            ready = process.stdout.readline()
-            held = re.search(r"at most (\d+) sessions, on (\S+)", ready)
-            if held is None:
-                raise UserError(f"the server of {name} ended at its start", "see its message above")
-            if int(held[1]) < sessions:
-                raise UserError(f"{sessions} sessions of {name} are asked for, and {held[1]} fit into this machine's "
-                                "memory", "ask for fewer")
-            yield psutil.Process(process.pid), held[2]
-        finally:
-            process.terminate()
-            wait_or_kill(process, 30)
+    with served(["--env", name, f"env.max_sessions={sessions}"]) as server:
+        if server.sessions < sessions:
+            raise UserError(f"{sessions} sessions of {name} are asked for, and {server.sessions} fit into this "
+                            "machine's memory", "ask for fewer")
+        yield psutil.Process(server.pid), server.url
 
 
 async def _watch(process: psutil.Process, played: Played) -> None:

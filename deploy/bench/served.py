@@ -1,0 +1,51 @@
+"""Environment servers of a benchmark's own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from services.config import ENV_TOKEN_VARIABLE
+from services.errors import UserError
+from services.processes import wait_or_kill
+
+STOP_S = 30.0
+_READY = re.compile(r"at most (\d+) sessions, on (\S+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A server that is ready."""
+
+    pid: int
+    url: str
+    sessions: int
+    """It holds so many."""
+
+
+@contextlib.contextmanager
+def served(arguments: Sequence[str], *, without: Sequence[str] = ()) -> Iterator[Served]:
+    """`gagpo serve-env` with these arguments on a free port, and without these variables of the environment.
+
+    Its log is kept from the bench's lines. Raises UserError where it ends before it is ready: it has said why.
+    """
+    environ = {name: value for name, value in os.environ.items() if name not in (*without, ENV_TOKEN_VARIABLE)}
+    with tempfile.TemporaryDirectory(prefix="gagpo-bench-") as folder:
+        command = [sys.executable, "-m", "deploy.cli", "serve-env", "--port", "0", "--exit-with-parent",
+                   "--run-folder", folder, *arguments]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as process:
+            try:
+                assert process.stdout is not None
+                ready = _READY.search(process.stdout.readline())
+                if ready is None:
+                    raise UserError("an environment server ended at its start", "see its message above")
+                yield Served(pid=process.pid, url=ready[2], sessions=int(ready[1]))
+            finally:
+                process.terminate()
+                wait_or_kill(process, STOP_S)
