@@ -53,8 +53,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"format": 1, **summary}))
         return 0
     print(f"{summary['success_rate']:.1%} [{summary['success_low']:.1%}, {summary['success_high']:.1%}] on "
-          f"{summary['tasks']} games of {summary['split']} ({summary['env']}), T={summary['temperature']:g}, "
-          f"mean length {summary['episode_length']:.1f}{as_score(summary)}")
+          f"{summary['tasks']} games of {summary['split']} ({summary['env']}, {summary['engine']}), "
+          f"T={summary['temperature']:g}, mean length {summary['episode_length']:.1f}{as_score(summary)}")
     for name, rate in summary["success_by_type"].items():
         print(f"  {name:<6} {rate:.1%}")
     return 0
@@ -65,7 +65,7 @@ def evaluate(config: Config, model: Path, *, split: str | None) -> dict[str, Any
     from rich.console import Console
 
     from deploy.lines import Lines
-    from deploy.panels import cut
+    from deploy.panels import cut, engine_name
     from deploy.publishing import publish_folder
     from deploy.topology import topology
     from envservice.registry import open_environment
@@ -99,7 +99,7 @@ def evaluate(config: Config, model: Path, *, split: str | None) -> dict[str, Any
                                   max_steps=config.env.max_steps)
             (summary,) = controller.evaluate_now([request])
             parts.store.erase()
-    return {**summary, "env": environment.name}
+    return {**summary, "env": environment.name, "engine": engine_name(environment)}
 
 
 def _hooks(lines: Lines, task_type: Callable[[str], str]) -> Hooks:

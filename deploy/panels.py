@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from envservice.base import Environment
 from envservice.registry import open_environment
 from services.config import Config
 from services.errors import UserError
@@ -19,6 +20,7 @@ class Panels:
 
     env_name: str
     engine: str
+    """Such as `own 1+catalogue+endings-1`: engine and version, which name what a score depends on beside the task."""
     train: tuple[str, ...]
     validation: tuple[str, ...]
     validation_split: str
@@ -26,8 +28,13 @@ class Panels:
     heldout_split: str
     heldout_digest: str
     games: str
-    """What is played, for people, with a digest over the ids of the training games."""
+    """What is played, for people, with a digest over the ids of the training games and what plays them."""
     task_type: Callable[[str], str] = field(compare=False)
+
+
+def engine_name(environment: Environment) -> str:
+    """As results name it, and as episodes do."""
+    return f"{environment.engine} {environment.version}"
 
 
 def cut(tasks: list[str], count: int, *, name: str) -> tuple[str, ...]:
@@ -47,11 +54,12 @@ def open_panels(config: Config) -> Panels:
     environment = open_environment(config.env)
     train, validation, heldout = environment.training_splits()
     training = environment.tasks(train)
+    engine = engine_name(environment)
     ids = hashlib.blake2b("\n".join(training).encode(), digest_size=4).hexdigest()
     return Panels(
         env_name=environment.name,
-        engine=environment.engine,
-        games=f"{len(training)} games of {environment.name} ({ids})",
+        engine=engine,
+        games=f"{len(training)} games of {environment.name} ({ids}), {engine}",
         train=tuple(training),
         validation=cut(environment.tasks(validation), config.eval.episodes, name="validation"),
         validation_split=validation,

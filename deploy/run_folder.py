@@ -89,8 +89,9 @@ def learning_digest(config: Config) -> str:
 def open_run(config: Config, *, games: str, resume: bool) -> tuple[RunFolder, str]:
     """The run's folder, made if need be, and its id (its name with a nonce, the prefix of its keys in Redis).
 
-    `games` names what is played, with a digest: results on other games never mix in one folder. Raises UserError when
-    the folder belongs to another config or to other games, or holds a run and `resume` is not given.
+    `games` names what is played and what plays it: results on other games, or of another version of their rules, never
+    mix in one folder. Raises UserError when the folder belongs to another config or to other games, or holds a run and
+    `resume` is not given.
     """
     folder = RunFolder(config.run_dir)
     check_run(config, resume=resume)
@@ -98,7 +99,7 @@ def open_run(config: Config, *, games: str, resume: bool) -> tuple[RunFolder, st
     folder.path.mkdir(parents=True, exist_ok=True)
     if known and known["games"] != games:
         raise UserError(f"{config.run_dir} was played on {known['games']}, and now there is {games}",
-                        "give this run another name (name=...), or point to the data that it had")
+                        "give this run another name (name=...), or the data and settings that it had")
     if not known:
         known = {"format": FORMAT, "run": f"{config.name}-{uuid.uuid4().hex[:8]}",
                  "learning": learning_digest(config), "games": games}

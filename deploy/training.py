@@ -104,17 +104,9 @@ class TrainingRun:
         parts.store.reissue(lease)
         clear(parts.store, lease)
         archive = EpisodeArchive(self.folder.path / "episodes")
-        checkpoints = self._checkpoints()
 
         def evaluated(summary: dict[str, Any], episodes: list[Episode]) -> None:
-            summary["env"] = self.panels.env_name
-            append_row(self.folder.evaluations, summary)
-            part = f"{summary['label']}-T{summary['temperature']:g}"
-            archive.write(summary["step"], [Row(episode=e, outcome="evaluated") for e in episodes], part=part)
-            archive.flush()
-            if summary["label"].startswith("step-") and summary["step"]:  # step 0 is the cold start, no checkpoint
-                checkpoints.record_score(summary["step"], summary["success_rate"])
-            self.progress.evaluation(summary)
+            self.keep_evaluation(summary, episodes, archive)
             tell.evaluation(summary)
 
         return Controller(
@@ -124,6 +116,17 @@ class TrainingRun:
             hooks=Hooks(note=self.progress.note, evaluated=evaluated, task_type=self.panels.task_type,
                         tick=self._follow_metrics(tell), dropped=archive.write_dropped, playing=self.progress.playing),
         )
+
+    def keep_evaluation(self, summary: dict[str, Any], episodes: list[Episode], archive: EpisodeArchive) -> None:
+        """Into evaluations.jsonl, with what played it; its episodes into the archive, its score to the checkpoint."""
+        summary |= {"env": self.panels.env_name, "engine": self.panels.engine}
+        append_row(self.folder.evaluations, summary)
+        part = f"{summary['label']}-T{summary['temperature']:g}"
+        archive.write(summary["step"], [Row(episode=e, outcome="evaluated") for e in episodes], part=part)
+        archive.flush()
+        if summary["label"].startswith("step-") and summary["step"]:  # step 0 is the cold start, no checkpoint
+            self._checkpoints().record_score(summary["step"], summary["success_rate"])
+        self.progress.evaluation(summary)
 
     def _checkpoints(self) -> Checkpoints:
         return Checkpoints(self.folder.path / "checkpoints", self.config.checkpoint.keep)

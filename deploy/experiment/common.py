@@ -52,7 +52,7 @@ def prepare(config: Config, panels: Panels, out: Path, progress: Progress) -> di
         same_settings(common["settings"], config, where=str(file))
         if common["games"] != panels.games:
             raise UserError(f"{file} is about {common['games']}, and now there is {panels.games}",
-                            "set ALFWORLD_DATA as it was, or give another --out")
+                            "set ALFWORLD_DATA and env.alfworld as they were, or give another --out")
         if folder_digest(model) != common["cold_start"]:
             raise UserError(f"{model} is not the cold start that the results in {out} began with",
                             "restore it, or give another --out")

@@ -42,3 +42,16 @@ def test_a_runs_panels_are_disjoint_and_do_not_depend_on_its_seed(monkeypatch: p
     assert not train & set(panels.heldout)
     assert not set(panels.validation) & set(panels.heldout)
     assert open_panels(load_config("alfworld-tiny", ["seed=7", "eval.episodes=8", "eval.panel=16"])) == panels
+
+
+def test_panels_say_what_plays_them_and_so_does_the_name_that_a_folder_is_held_to():
+    """verl_compat changes prices and splits: its results are others, and a run never goes on from one to the other."""
+    small = ["eval.episodes=8", "eval.panel=8"]
+    fixed = open_panels(load_config("webshop-tiny", small))
+    compat = open_panels(load_config("webshop-tiny", [*small, "env.webshop.verl_compat=true"]))
+    assert fixed.engine.startswith("own 1+catalogue+")
+    assert "verl-compat" not in fixed.engine
+    assert compat.engine.startswith("own 1+catalogue+")
+    assert compat.engine.endswith("+verl-compat")
+    assert compat.games.endswith(f"), {compat.engine}")
+    assert fixed.games.endswith(f"), {fixed.engine}")

@@ -10,7 +10,7 @@ from services.config import Config
 from services.config_file import load_config
 from services.errors import UserError
 
-GAMES = "3 games of alfworld-gen (ab)"
+GAMES = "3 games of alfworld-gen (ab), own 1"
 
 
 def config(folder: Path, **changes: object) -> Config:
@@ -79,3 +79,12 @@ def test_a_folder_of_other_games_is_refused(tmp_path: Path):
     open_run(config(tmp_path), games=GAMES, resume=False)
     with pytest.raises(UserError, match="was played on 3 games of alfworld-gen"):
         open_run(config(tmp_path), games="5 games of alfworld (cd)", resume=True)
+
+
+def test_a_folder_of_another_version_of_the_environment_is_refused_in_one_line(tmp_path: Path):
+    open_run(config(tmp_path), games=GAMES, resume=False)
+    with pytest.raises(UserError) as error:
+        open_run(config(tmp_path), games=f"{GAMES}+verl-compat", resume=True)
+    assert str(error.value) == (
+        f"{tmp_path / 'r'} was played on {GAMES}, and now there is {GAMES}+verl-compat; "
+        "give this run another name (name=...), or the data and settings that it had")
