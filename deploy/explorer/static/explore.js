@@ -33,8 +33,11 @@ function linked(rel) {
 const keys = {
   j: () => select(at + 1, true),
   k: () => select(at < 0 ? 0 : at - 1, true),
-  Enter: () => { const link = at >= 0 && rows[at].querySelector("td a"); if (link) link.click(); },
-  o: () => { const fold = at >= 0 && rows[at].querySelector("details.prompt, details"); if (fold) fold.open = !fold.open; },
+  Enter: () => { const link = at >= 0 && rows[at].matches("tr") && rows[at].querySelector("td a"); if (link) link.click(); },
+  o: () => {
+    const fold = at >= 0 && (rows[at].querySelector("details.prompt") ?? rows[at].querySelector("details"));
+    if (fold) fold.open = !fold.open;
+  },
   n: () => follow(linked("next")),
   p: () => follow(linked("prev")),
   u: () => follow(linked("up")),

@@ -1,4 +1,8 @@
-"""The explorer in a real browser: Debian's chromium without a window, driven through chromedriver."""
+"""The explorer in a real browser: Debian's chromium without a window, driven through chromedriver.
+
+Over two made runs, for what they hold that a calm one does not, and over walk/: a cold start, an evaluation and a step
+of a run that `gagpo train --config walk/config.yaml` recorded, with its tokenizer.
+"""
 
 import importlib.util
 import re
@@ -6,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -26,6 +31,7 @@ for (const folded of document.querySelectorAll("details")) folded.open = true;
 return [getComputedStyle(document.querySelector("main")).letterSpacing, document.documentElement.scrollWidth]"""
 """Every font is another one elsewhere: all text half as wide again, and everything folded out."""
 EPISODE = "/toy/episode/step-00000001/0/train/00000100"
+WALKED = "/walk/episode/step-00000001/0/train/00000004"
 
 
 def make_run(folder, **options):
@@ -35,19 +41,32 @@ def make_run(folder, **options):
     return module.make_run(folder, **options)
 
 
-@pytest.fixture(scope="module")
-def address(tmp_path_factory):
-    """The command itself, over two runs."""
-    folder = tmp_path_factory.mktemp("explored")
-    runs = [str(make_run(folder / "toy")), str(make_run(folder / "other", steps=2, estimator="gagpo_loo"))]
-    process = subprocess.Popen([sys.executable, "-m", "deploy.cli", "explore", *runs, "--port", "0"], text=True,
-                               stdout=subprocess.PIPE)
+@contextmanager
+def explored(*runs):
+    """Where the command itself shows them."""
+    process = subprocess.Popen([sys.executable, "-m", "deploy.cli", "explore", *map(str, runs), "--port", "0"],
+                               text=True, stdout=subprocess.PIPE)
     try:
-        lines = [process.stdout.readline() for _ in range(3)]
-        yield re.search(r"(http://\S+?)/?$", lines[-1].strip())[1]
+        said = iter(process.stdout.readline, "")
+        yield next(found[1] for line in said if (found := re.search(r"(http://\S+?)/?$", line.strip())))
     finally:
         process.terminate()
         process.wait(20)
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("explored")
+    with explored(make_run(folder / "toy"), make_run(folder / "other", steps=2, estimator="gagpo_loo")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A copy, as the explorer keeps its indexes in the run's folder."""
+    folder = shutil.copytree(Path(__file__).parent / "walk", tmp_path_factory.mktemp("recorded") / "walk")
+    with explored(folder) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +194,41 @@ def test_the_keys_move_through_steps_and_pages(browser, address):
     until(lambda: browser.current_url.endswith("/toy/groups"))
     press(browser, "j" + Keys.ENTER)
     until(lambda: "/toy/group/" in browser.current_url)
+
+
+def test_the_list_of_keys_names_every_key_and_no_other(browser, address):
+    browser.get(address + EPISODE)
+    press(browser, "?")
+    said = until(lambda: [term.text for term in browser.find_elements(By.CSS_SELECTOR, "#keys dt") if term.text])
+    assert said == ["j k", "Enter", "o", "n p", "u", "w", "g e h", "?"]
+    assert "prompt" in browser.find_element(By.XPATH, "//dt[.='o']/following-sibling::dd").text
+    assert "page" in browser.find_element(By.XPATH, "//dt[.='Enter']/following-sibling::dd").text
+
+
+@pytest.mark.parametrize(("start", "key", "end"), [
+    (WALKED.replace("/0/", "/1/"), "p", WALKED), (WALKED, "n", WALKED.replace("/0/", "/1/")),
+    (WALKED, "u", "/walk/group/step-00000001/train/00000004?k=0"), (WALKED, "g", "/walk/groups"),
+    (WALKED, "e", "/walk/evaluations"), (WALKED, "h", "/")])
+def test_a_key_leads_to_its_page(browser, recorded, start, key, end):
+    browser.get(recorded + start)
+    press(browser, key)
+    until(lambda: browser.current_url == recorded + end)
+
+
+def test_w_selects_the_step_that_lost_the_most(browser, recorded):
+    browser.get(f"{recorded}/walk/lost/step-00000001/train/00000004")
+    worst = browser.find_element(By.CSS_SELECTOR, ".step.worst")
+    press(browser, "w")
+    until(lambda: browser.current_url.endswith("#" + worst.get_attribute("id")))
+    until(lambda: "at" in worst.get_attribute("class").split())
+
+
+def test_enter_stays_on_an_episode_as_its_rows_stand_for_no_page(browser, recorded):
+    browser.get(recorded + WALKED)
+    assert browser.find_elements(By.CSS_SELECTOR, "#step-0 td a"), "links to other episodes that were in this state"
+    press(browser, "j" + Keys.ENTER + "o")
+    until(lambda: browser.find_element(By.CSS_SELECTOR, "#step-0 details.prompt").get_attribute("open"))
+    assert browser.current_url == f"{recorded}{WALKED}#step-0"
 
 
 def test_a_deep_link_opens_at_its_step_and_a_prompt_folds_out(browser, address):
