@@ -85,7 +85,7 @@ def create_app(environment: Environment, settings: Settings) -> FastAPI:
     app.add_exception_handler(Problem, refuse)
     app.add_exception_handler(HTTPException, lambda request, error: refuse(request, _from_http(error)))
     if settings.token is not None:
-        app.add_middleware(_BearerToken, token=settings.token)
+        app.add_middleware(_BearerToken, token=settings.token, refuse=refuse)
     return app
 
 
@@ -209,15 +209,16 @@ def _problem_response(problem: Problem) -> Response:
 class _BearerToken:
     """Refuses requests without the token, in constant time, before anything of them is read."""
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
+    def __init__(self, app: ASGIApp, token: str, refuse: Callable[[Request, Exception], Response]) -> None:
         self._app = app
         self._expected = f"Bearer {token}".encode()
+        self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             given = Headers(scope=scope).get("authorization", "").encode("latin-1")
             if not hmac.compare_digest(given, self._expected):
                 problem = Problem("unauthorized", "this server asks for its bearer token", field="authorization")
-                await _problem_response(problem)(scope, receive, send)
+                await self._refuse(Request(scope), problem)(scope, receive, send)
                 return
         await self._app(scope, receive, send)

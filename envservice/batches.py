@@ -97,7 +97,6 @@ class Batches:
                 parent = parents[place] if place < len(parents) else ""
                 part, replayed = await (self._traced(verb, element, parent) if parent else self._call(verb, element))
             except Problem as problem:
-                self._metrics.refused(problem.kind)
                 problems.append(problem)
                 part, replayed = msgspec.json.encode(problem.body()), False
             parts.append(part)
@@ -107,7 +106,9 @@ class Batches:
                 await asyncio.sleep(0)
                 since = time.perf_counter()
         if parts and len(problems) == len(parts) and all(problem.kind == "full" for problem in problems):
-            raise problems[0]
+            raise problems[0]  # one refusal, which whoever answers the request counts
+        for problem in problems:
+            self._metrics.refused(problem.kind)
         return Reply(b"[" + b",".join(parts) + b"]", rebuilt)
 
     def refuse_more(self) -> None:

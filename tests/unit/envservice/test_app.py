@@ -144,6 +144,24 @@ async def test_metrics_count_what_happened(http: httpx.AsyncClient):
     assert 1e7 < resident < 1e11
 
 
+async def test_what_a_server_refuses_is_counted_once():
+    """A request without the token; an element among others; a request that is refused as a whole, elements and all."""
+    async with client_of(token="secret", max_sessions=1) as http:
+        allowed = {"authorization": "Bearer secret"}
+
+        async def refused() -> set[str]:
+            lines = (await http.get("/metrics", headers=allowed)).text.splitlines()
+            return {line for line in lines if line.startswith("gagpo_env_errors_total") and not line.endswith(" 0.0")}
+
+        assert await refused() == set()
+        await http.get("/v1/info")
+        assert await refused() == {'gagpo_env_errors_total{type="unauthorized"} 1.0'}
+        for episodes, full in (("ab", 1), ("cd", 2)):
+            await http.post("/v1/episodes:reset", json=[reset(episode) for episode in episodes], headers=allowed)
+            assert await refused() == {'gagpo_env_errors_total{type="unauthorized"} 1.0',
+                                       f'gagpo_env_errors_total{{type="full"}} {full}.0'}
+
+
 async def test_sessions_whose_lease_ends_are_counted():
     async with client_of(lease_s=0.0) as http:
         for episode in "ab":
