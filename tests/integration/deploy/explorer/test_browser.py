@@ -5,15 +5,20 @@ of a run that `gagpo train --config walk/config.yaml` recorded, with its tokeniz
 """
 
 import importlib.util
+import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import time
+import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from deploy.cli import main
 
 pytest.importorskip("selenium", reason="selenium is not installed")
 from selenium import webdriver
@@ -231,9 +236,58 @@ def test_enter_stays_on_an_episode_as_its_rows_stand_for_no_page(browser, record
     assert browser.current_url == f"{recorded}{WALKED}#step-0"
 
 
-def test_a_deep_link_opens_at_its_step_and_a_prompt_folds_out(browser, address):
+def test_a_deep_link_opens_at_its_step(browser, address):
     browser.get(f"{address}{EPISODE}#step-1")
     assert "at" in browser.find_element(By.ID, "step-1").get_attribute("class").split()
+
+
+def test_a_prompt_is_folded_until_a_click_or_a_key_and_is_the_text_that_the_policy_read(browser, recorded):
+    browser.get(f"{recorded}{WALKED}#step-1")
+    fold = browser.find_element(By.CSS_SELECTOR, "#step-1 details.prompt")
+    text = fold.find_element(By.TAG_NAME, "pre")
+    assert not text.is_displayed()
+    fold.find_element(By.TAG_NAME, "summary").click()
+    until(text.is_displayed)
+    assert text.text.splitlines()[:3] == [
+        "Task: examine the alarmclock with the desklamp", "Done: go to sidetable 1",
+        "Now: You arrive at sidetable 1. On the sidetable 1, you see a cd 1."]
+    for shown in (False, True):
+        press(browser, "o")
+        until(lambda shown=shown: text.is_displayed() == shown)
+
+
+def test_the_tokens_of_an_answer_are_text_each_with_its_logprob_and_ratio(browser, recorded):
+    browser.get(recorded + WALKED)
+    tokens = browser.find_elements(By.CSS_SELECTOR, "#step-0 .answer span")
+    assert [token.get_attribute("textContent") for token in tokens] == [
+        "<think>find", " alarmclock", "</think><action>go to", " sidetable", " 1", "</action>"]
+    for token in tokens:
+        logprob, ratio = re.fullmatch(r"logprob −?(\d\.\d{4}), learner/sampler (\d\.\d{4})",
+                                      token.get_attribute("title")).groups()
+        assert float(logprob) >= 0
+        assert float(ratio) == pytest.approx(1, abs=0.05)
+
+
+def test_the_numbers_of_a_recorded_episode_are_those_of_gagpo_credit(browser, recorded, tmp_path, capsys, monkeypatch):
+    """By the command and the file that its page gives, over every step of one won and one lost episode."""
+    for k in (0, 2):
+        browser.get(recorded + WALKED.replace("/0/", f"/{k}/"))
+        if not k:
+            note = browser.find_element(By.PARTIAL_LINK_TEXT, "the group as JSON")
+            words = shlex.split(note.find_element(By.XPATH, "following-sibling::code").text)
+            with urllib.request.urlopen(note.get_attribute("href"), timeout=20) as reply:
+                group = json.load(reply)
+            (tmp_path / words[2]).write_text(json.dumps(group))
+            monkeypatch.chdir(tmp_path)
+            assert main([*words[1:-1], "--json"]) == 0
+            said = json.loads(capsys.readouterr().out)
+        rows = browser.execute_script("""return [...document.querySelectorAll("[data-row]")].map((row) =>
+            [...row.querySelectorAll("[data-name]")].map((cell) => cell.textContent))""")
+        shown = [[float(cell.replace("−", "-")) for cell in row] for row in rows]
+        expected = [[said["values"][step["state"]][0], *numbers] for step, *numbers in zip(
+            group["episodes"][k]["steps"], said["deltas"][k], said["raw_advantages"][k], said["advantages"][k],
+            strict=True)]
+        assert shown == [pytest.approx(row, abs=5.1e-4) for row in expected]
 
 
 def test_the_pointer_reads_values_off_a_curve(browser, address):

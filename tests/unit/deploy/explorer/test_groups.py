@@ -13,6 +13,7 @@ from deploy.cli import main
 from deploy.explorer import pages
 from deploy.explorer.groups import NEWER, credit_input
 from deploy.explorer.runs import open_runs
+from learner.state_keys import fold
 
 CREDITS = {
     "gagpo": {}, "cut": {"bootstrap": True, "lam": 0.5, "gamma": 0.9}, "batch": {"normalize": "batch"},
@@ -30,7 +31,8 @@ def test_the_numbers_of_the_episode_page_are_those_of_gagpo_credit(name, tmp_pat
             continue
         group = run.group(entry.file, entry.group)
         monkeypatch.chdir(tmp_path)
-        (tmp_path / pages.credit_file(group)).write_text(json.dumps(credit_input(group, run.credit)))
+        given = credit_input(group, run.credit)
+        (tmp_path / pages.credit_file(group)).write_text(json.dumps(given))
         words = shlex.split(pages.command(run, group))
         assert words[-1] == "--table"
         assert main([*words[1:-1], "--json"]) == 0
@@ -44,9 +46,18 @@ def test_the_numbers_of_the_episode_page_are_those_of_gagpo_credit(name, tmp_pat
                 assert [step.delta for step in shown] == said["deltas"][i]
             if run.credit.normalize != "batch":
                 assert [step.advantage for step in shown] == said["advantages"][i]
-            if said["values"] is not None and all(step.value is not None for step in shown):
-                counts = sorted(row.visits for row in page["rows"])
-                assert counts[-1] <= max(count for _, count in said["values"].values())
+            if said["values"] is not None:
+                for step in shown:
+                    assert (step.value, len(group.visits[step.state])) == value_of(said, given, group, step)
+
+
+def value_of(said, given, group, step):
+    """V̄ and the size of the step's state as the command says them, by the text that stands for it: one of its own, or
+    folded."""
+    own = {given["episodes"][visit.k]["steps"][visit.step.t]["state"] for visit in group.visits[step.state]}
+    texts = own | {fold(text) for text in own}
+    (value, count), = [said["values"][text] for text in texts & set(said["values"])]
+    return value, count
 
 
 def test_the_costliest_step_is_the_lowest_delta_before_a_cut_and_the_better_action_is_from_the_same_state(run_folder):
