@@ -10,8 +10,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-import httpx
-
+from deploy.probe import POLL_S, answers
 from services.config import ENV_TOKEN_VARIABLE
 from services.errors import DeadlineExceeded, EnvFault, Fault, UserError
 from services.logs import get_logger
@@ -51,11 +50,9 @@ class EnvServer:
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
                 raise EnvFault(f"{self.name} ended at start: {self._stderr.last_words()}")
-            try:
-                if httpx.get(f"{self.url}/healthz", timeout=2.0).status_code == httpx.codes.OK:
-                    return
-            except httpx.HTTPError:
-                time.sleep(0.1)
+            if answers(f"{self.url}/healthz", 2.0):
+                return
+            time.sleep(POLL_S)
         raise DeadlineExceeded(f"{self.name} did not answer within {ENV_READY_S:.0f} s; its log says what it does")
 
     def poll(self) -> str | None:

@@ -165,7 +165,7 @@ def _servers(urls: Sequence[str]) -> None:
 
     for url in urls:
         try:
-            httpx.get(f"{url}/healthz", timeout=PROBE_S).raise_for_status()
+            httpx.get(f"{url}/healthz", timeout=PROBE_S, trust_env=False).raise_for_status()
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise UserError(f"no environment server answers at {url} ({type(error).__name__})",
                             "start one with `gagpo serve-env`, or leave env.urls out") from None

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import yaml
 
 from deploy.machine import port_is_free
 from deploy.members import free_port
 from deploy.monitor.grafana import DASHBOARDS, FOLDER
+from deploy.probe import POLL_S, answers
 from deploy.run_folder import targets_folder
 from services.config import ENV_TOKEN_VARIABLE
 from services.errors import DeadlineExceeded, Fault, UserError
@@ -27,7 +27,7 @@ from services.processes import end_with_parent, wait_or_kill
 
 HOST = "127.0.0.1"
 RULES = Path(__file__).parents[1] / "prometheus"
-READY_S, STOP_S, POLL_S = 60.0, 20.0, 0.1
+READY_S, STOP_S = 60.0, 20.0
 
 
 def configuration(runs_dir: Path, *, rules: Path, ray: Path | None, token: Path | None) -> str:
@@ -124,7 +124,7 @@ def _child(name: str, command: Sequence[str], log: Path, *, ready: str,
             preexec_fn=end_with_parent())  # noqa: PLW1509 - two system calls
     try:
         deadline = time.monotonic() + READY_S
-        while not _answers(ready):
+        while not answers(ready):
             if process.poll() is not None:
                 lines = log.read_text(errors="replace").strip().splitlines()
                 raise Fault(f"{name} ended with status {process.returncode}: {' '.join(lines[-2:])}")
@@ -135,10 +135,3 @@ def _child(name: str, command: Sequence[str], log: Path, *, ready: str,
     finally:
         process.terminate()
         wait_or_kill(process, STOP_S)
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=5.0).status_code == httpx.codes.OK
-    except httpx.HTTPError:
-        return False

@@ -64,6 +64,15 @@ def test_a_server_answers_once_started_and_is_gone_once_stopped(server: EnvServe
     server.stop()
 
 
+def test_a_server_is_found_past_the_proxies_of_the_environment(server: EnvServer, monkeypatch: pytest.MonkeyPatch):
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    server.start()
+    assert server.poll() is None
+
+
 def test_servers_tell_the_run_s_log_what_they_do(config_file: Path, tmp_path: Path, events):
     servers = [EnvServer(rank, free_port(), config_file, tmp_path) for rank in range(2)]
     try:
