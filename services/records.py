@@ -52,6 +52,8 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     """Evaluation: the one version that may play this ticket."""
     temperature: float
     max_steps: int
+    task_type: str = ""
+    """As the environment names it, for who reads the archive; empty where whoever made the ticket knew none."""
 
     @property
     def id(self) -> str:

@@ -1,6 +1,6 @@
 """What is in a run's archive, group by group: one small index per parquet file, so that no page reads whole files.
 
-An index is made once per file, from ten narrow columns, and kept as JSON under `<run>/.explorer/`. A replaced file has
+An index is made once per file, from its narrow columns, and kept as JSON under `<run>/.explorer/`. A replaced file has
 another size or time, and its index is made anew; a new file is found at the next refresh, so the explorer follows a run
 that trains. Where the folder cannot be written the indexes are kept in memory alone.
 """
@@ -21,10 +21,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-FORMAT = 1
+FORMAT = 2
 """Of the cached indexes: others are made anew."""
 FILE = re.compile(r"step-(\d{8,})(?:-(.+))?\.parquet")
 _OF_GROUPS = ("group", "task", "outcome", "reason", "temperature")
+_TYPE = "task_type"
+"""Archives of formats 1 and 2 lack it."""
 _OF_STEPS = ("k", "won", "valid", "reward", "state_key")
 
 
@@ -38,6 +40,8 @@ class GroupEntry:
     """Learner step that trained on it; of an evaluation, the step of its version."""
     group: str
     task: str
+    kind: str
+    """The task's type as its environment names it; in archives that do not say, as its id does: see kind_of."""
     outcome: str
     """trained, evaluated or dropped."""
     reason: str
@@ -61,11 +65,6 @@ class GroupEntry:
     def success(self) -> float:
         """Share of episodes won."""
         return self.won / self.episodes
-
-    @property
-    def kind(self) -> str:
-        """The task's type."""
-        return kind_of(self.task)
 
 
 class Index:
@@ -118,7 +117,7 @@ class Index:
 
 
 def kind_of(task: str) -> str:
-    """A task's type by its id: the last but decisive part, up to its first `-`; empty where that is only a number.
+    """A task's type, guessed: the last but decisive part of its id up to the first `-`; empty for a mere number.
 
     `alfworld/train/pick_heat_then_place_in_recep-Mug-None/trial_T2019` is of type pick_heat_then_place_in_recep.
     """
@@ -132,9 +131,10 @@ def index_file(path: Path) -> list[GroupEntry]:
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(path) as file:
+        of_groups = [name for name in (*_OF_GROUPS, _TYPE) if name in file.schema_arrow.names]
         sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
         # So few columns are read sooner than threads for them are started.
-        table = file.read_row_groups(range(len(sizes)), columns=[*_OF_GROUPS, *_OF_STEPS], use_threads=False)
+        table = file.read_row_groups(range(len(sizes)), columns=[*of_groups, *_OF_STEPS], use_threads=False)
     match = FILE.fullmatch(path.name)
     assert match is not None
     steps = {name: table.column(name).to_pylist() for name in _OF_STEPS}
@@ -142,7 +142,7 @@ def index_file(path: Path) -> list[GroupEntry]:
     order: dict[str, list[int]] = {}
     for i, group in enumerate(table.column("group").to_pylist()):
         order.setdefault(group, []).append(i)
-    return [_entry(path.stem, int(match[1]), {name: table.column(name)[where[0]].as_py() for name in _OF_GROUPS},
+    return [_entry(path.stem, int(match[1]), {name: table.column(name)[where[0]].as_py() for name in of_groups},
                    {name: [values[i] for i in where] for name, values in steps.items()}, at[where])
             for where in order.values()]
 
@@ -155,7 +155,8 @@ def _entry(file: str, step: int, group: dict[str, Any], rows: dict[str, list[Any
         returns[k] = returns.get(k, 0.0) + reward
     keys, steps = rows["state_key"], len(at)
     return GroupEntry(
-        **group, file=file, step=step, episodes=len(returns),
+        **{name: group[name] for name in _OF_GROUPS}, kind=group.get(_TYPE) or kind_of(group["task"]), file=file,
+        step=step, episodes=len(returns),
         won=len({k for k, won in zip(rows["k"], rows["won"], strict=True) if won}), steps=steps,
         length=steps / len(returns), mean_return=float(np.mean(list(returns.values()))),
         spread=float(np.std(list(returns.values()))), invalid=rows["valid"].count(False) / steps,

@@ -137,8 +137,10 @@ def matrix(evaluations: Sequence[dict[str, Any]], entries: Iterable[GroupEntry],
                       success=row["success_rate"], low=row["success_low"], high=row["success_high"],
                       by_task=row["success_by_task"]) for row in evaluations if row["split"] == split]
     tasks = sorted({task for column in columns for task in column.by_task})
-    lines = [Line(task=task, kind=kind_of(task), cells=[column.by_task.get(task) for column in columns])
-             for task in tasks]
+    entries = list(entries)
+    known = {entry.task: entry.kind for entry in entries}
+    lines = [Line(task=task, kind=known.get(task) or kind_of(task),
+                  cells=[column.by_task.get(task) for column in columns]) for task in tasks]
     kinds = sorted({line.kind for line in lines} - {""})
     lines = [line for line in lines if kind in ("", line.kind)]
     if sort.isdigit() and int(sort) < len(columns):

@@ -11,7 +11,7 @@ from typing import Any
 from deploy.explorer.curves import evaluation_chart, training_charts
 from deploy.explorer.graph import draw
 from deploy.explorer.groups import Episode, Group, StepView, Visit, credit_options, read_group
-from deploy.explorer.index import GroupEntry, kind_of
+from deploy.explorer.index import GroupEntry
 from deploy.explorer.lists import Choice, choose, matrix
 from deploy.explorer.runs import Piece, Run
 from deploy.explorer.sums import sums
@@ -160,7 +160,7 @@ def task(runs: Sequence[Run], name: str, last: int) -> dict[str, Any]:
         entries.sort(key=lambda entry: (entry.step, entry.file))
         read = [read_group(run.path / "episodes", entry) for entry in reversed(entries[-last:])]
         columns.append({"run": run, "total": len(entries), "groups": [found for found in read if found is not None]})
-    return {"task": name, "kind": kind_of(name), "last": last,
+    return {"task": name, "last": last,
             "columns": columns if any(column["total"] for column in columns) else []}
 
 

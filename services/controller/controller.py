@@ -22,7 +22,7 @@ from services.config import Config
 from services.controller.evaluation import Evaluation, summarise
 from services.controller.supervise import Member, Supervisor
 from services.controller.telemetry import Telemetry, capacity, trace_drop, trace_issue
-from services.controller.tickets import EvalRequest, TrainTickets
+from services.controller.tickets import EvalRequest, TrainTickets, typed
 from services.errors import Fault
 from services.records import Drop, Episode, Version
 from services.store.lease import Lease
@@ -97,7 +97,7 @@ class Controller:
         avoid = frozenset(t for t, n in self._task_failures.items() if n >= QUARANTINE_AFTER)
         index, dropped = counts.next_group, counts.dropped
         while index - dropped < limit:
-            group = self.tickets.group(index, dropped=dropped, avoid=avoid)
+            group = typed(self.tickets.group(index, dropped=dropped, avoid=avoid), self.hooks.task_type)
             if not self.store.issue(self.lease, group, capacity=limit):
                 return
             trace_issue(group)
@@ -139,7 +139,7 @@ class Controller:
             request = self._evaluate_due()
             if request is None:
                 return
-            self._evaluation = Evaluation(self.store, self.lease, request)
+            self._evaluation = Evaluation(self.store, self.lease, request, self.hooks.task_type)
             self._evaluation.issue()
         episodes = self._evaluation.collect()
         if episodes is None:
@@ -193,7 +193,7 @@ class Controller:
         summaries: list[dict[str, Any]] = []
         self._moved_at = self.clock()
         for request in requests:
-            self._evaluation = Evaluation(self.store, self.lease, request)
+            self._evaluation = Evaluation(self.store, self.lease, request, self.hooks.task_type)
             self._evaluation.issue()
             while (episodes := self._evaluation.collect()) is None:
                 self.store.renew(self.lease)

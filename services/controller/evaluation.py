@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from services.controller.telemetry import trace_issue
-from services.controller.tickets import EvalRequest
+from services.controller.tickets import EvalRequest, typed
 from services.records import Drop, Episode
 from services.statistics import mean_interval
 from services.store.lease import Lease
@@ -20,8 +20,9 @@ class Evaluation:
     Issue is idempotent and group ids are fixed by the request, so a lost reply issues nothing twice.
     """
 
-    def __init__(self, store: Store, lease: Lease, request: EvalRequest) -> None:
+    def __init__(self, store: Store, lease: Lease, request: EvalRequest, task_type: Callable[[str], str]) -> None:
         self.request = request
+        self._task_type = task_type
         self._store = store
         self._lease = lease
         self._pending = {request.group(i) for i in range(len(request.tasks))}
@@ -30,7 +31,8 @@ class Evaluation:
 
     def issue(self) -> None:
         """Puts all tickets into the stream; evaluation is outside the training capacity."""
-        for tickets in self.request.tickets():
+        for group in self.request.tickets():
+            tickets = typed(group, self._task_type)
             self._store.issue(self._lease, tickets, capacity=0)
             trace_issue(tickets)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from services.config import Config
 from services.records import Ticket, Version
@@ -14,6 +16,12 @@ from services.seeds import seed_for
 def train_group(index: int) -> str:
     """Group ids sort in order of issue."""
     return f"train/{index:08d}"
+
+
+def typed(tickets: Sequence[Ticket], task_type: Callable[[str], str]) -> list[Ticket]:
+    """The same group's, with its task's type."""
+    found = task_type(tickets[0].task)
+    return [msgspec.structs.replace(ticket, task_type=found) for ticket in tickets]
 
 
 class TaskStream:

@@ -18,9 +18,10 @@ from services.cost import counted
 from services.errors import DeadlineExceeded, StoreFault
 from services.records import Drop, Episode, Step
 
-FORMAT = 2
+FORMAT = 3
 """In the metadata of each file under `format`; grows when columns come or change their meaning. Files of format 1 lack
-prompt_ids, raw_advantage, baseline, learner_logprobs and final_observation; readers take absent columns as unknown."""
+prompt_ids, raw_advantage, baseline, learner_logprobs and final_observation, those of formats 1 and 2 task_type; readers
+take absent columns as unknown."""
 Outcome = Literal["trained", "dropped", "evaluated"]
 CREDIT = ("advantage", "value", "return", "delta", "raw_advantage", "baseline")
 """Numbers that the learner hands over, named in learner/credit/types.py; null for episodes that were not trained on,
@@ -137,7 +138,8 @@ def _line(row: Row, t: int, step: Step) -> dict[str, Any]:
     episode, ticket = row.episode, row.episode.ticket
     extra = {name: row.columns[name][t] if name in row.columns else None for name in LEARNER}
     return {
-        "group": ticket.group, "k": ticket.k, "task": ticket.task, "kind": ticket.kind,
+        "group": ticket.group, "k": ticket.k, "task": ticket.task,
+        "task_type": ticket.task_type or None, "kind": ticket.kind,
         "temperature": ticket.temperature, "outcome": row.outcome, "reason": row.reason,
         "won": episode.won, "end": episode.end, "worker": episode.worker, "attempt": episode.attempt, "step": t,
         "observation": step.observation, "action": step.action, "valid": step.valid, "admissible": step.admissible,
@@ -150,8 +152,9 @@ def _line(row: Row, t: int, step: Step) -> dict[str, Any]:
 
 
 _COLUMNS = {
-    "group": "string", "k": "int32", "task": "string", "kind": "string", "temperature": "double",
-    "outcome": "string", "reason": "string", "won": "bool", "end": "string", "worker": "string", "attempt": "int32",
+    "group": "string", "k": "int32", "task": "string", "task_type": "string", "kind": "string",
+    "temperature": "double", "outcome": "string",
+    "reason": "string", "won": "bool", "end": "string", "worker": "string", "attempt": "int32",
     "step": "int32", "observation": "string", "action": "string", "valid": "bool", "admissible": "bool",
     "reward": "double", "prompt_tokens": "int32", "tokens": "int32[]", "logprobs": "float[]", "version": "string",
     **dict.fromkeys(CREDIT, "double"), "state_key": "string",

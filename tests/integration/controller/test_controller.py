@@ -59,6 +59,17 @@ def test_tickets_come_in_order_and_name_the_step_that_they_need(world):
     assert [t.task for t in run.played[::2]] == [stream[n] for n in range(6)]
 
 
+def test_every_ticket_names_the_type_of_its_task(world):
+    run = world()
+    controller = run.controller()
+    controller.tick()
+    run.publish(0)
+    controller.tick()
+    issued = run.play()
+    assert {ticket.kind for ticket in issued} == {"train", "eval"}
+    assert all(ticket.task_type == ticket.task[-1] for ticket in issued)
+
+
 def test_an_evaluation_is_played_at_its_version_and_then_marked(world):
     """Training goes on beside it; the step is marked after its result is handed over, and not before."""
     run = world()

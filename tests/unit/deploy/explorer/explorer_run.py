@@ -40,7 +40,7 @@ def make_group(seed: int, *, kind: str = "train", size: int = 4, group: str = ""
         steps = [make_step(rng, 0)] + [make_step(rng, int(rng.integers(len(ROOMS)))) for _ in range(rng.integers(1, 6))]
         steps[-1] = msgspec.structs.replace(steps[-1], reward=10.0 * won)
         ticket = Ticket(group=group or f"train/{seed:08d}", k=k, size=size, task=f"toy/train/{'ab'[seed % 2]}-{seed}",
-                        seed=k, kind=kind, temperature=1.0, max_steps=6)
+                        seed=k, kind=kind, temperature=1.0, max_steps=6, task_type=f"type {'ab'[seed % 2]}")
         episodes.append(Episode(ticket=ticket, steps=steps, won=won, end="won" if won else "turns", worker="w",
                                 attempt=1, seconds=0.1, engine="e", final_observation="It is over."))
     return episodes

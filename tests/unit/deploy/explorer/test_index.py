@@ -4,6 +4,7 @@ import shutil
 from collections import Counter
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from explorer_run import make_run
@@ -22,7 +23,7 @@ def test_an_entry_says_what_its_rows_say(run_folder):
             if row["group"] == "train/00000201"]
     returns = [sum(row["reward"] for row in rows if row["k"] == k) for k in range(4)]
     counts = Counter(row["state_key"] for row in rows)
-    assert (entry.step, entry.episodes, entry.steps, entry.kind) == (2, 4, len(rows), "b")
+    assert (entry.step, entry.episodes, entry.steps, entry.kind) == (2, 4, len(rows), "type b")
     assert entry.won == returns.count(10.0)
     assert (entry.mean_return, entry.spread) == (np.mean(returns), np.std(returns))
     assert entry.singletons == list(counts.values()).count(1) / len(rows)
@@ -72,8 +73,8 @@ def test_lists_are_sorted_filtered_and_paged(run_folder):
     entries = run.groups()
     spread = [entry.spread for entry in choose(entries, Choice(sort="spread", descending=True)).entries]
     assert spread == sorted(spread, reverse=True)
-    found = choose(entries, Choice(outcome="trained", kind="a", first=2, last=3, page=7))
-    assert {(entry.step, entry.kind) for entry in found.entries} == {(2, "a"), (3, "a")}
+    found = choose(entries, Choice(outcome="trained", kind="type a", first=2, last=3, page=7))
+    assert {(entry.step, entry.kind) for entry in found.entries} == {(2, "type a"), (3, "type a")}
     assert (found.page, found.pages) == (1, 1)
     assert [entry.task for entry in choose(entries, Choice(task="A-30")).entries] == ["toy/train/a-300"]
 
@@ -82,15 +83,29 @@ def test_the_matrix_has_a_cell_for_each_task_and_evaluation_with_its_episodes(ru
     run, = open_runs([run_folder])
     found = matrix(run.evaluations, run.groups())
     assert [column.title for column in found.columns] == ["step 0 T=1", "step 3 T=1"]
-    assert [(line.task, line.kind) for line in found.lines] == [("toy/train/a-900", "a"), ("toy/train/b-901", "b")]
+    assert [(line.task, line.kind) for line in found.lines] == [
+        ("toy/train/a-900", "type a"), ("toy/train/b-901", "type b")]
     assert all((column.file, line.task) in found.groups for column in found.columns for line in found.lines)
 
 
 @pytest.mark.parametrize(("task", "kind"), [
     ("alfworld/train/pick_heat_then_place_in_recep-Mug-None-11/trial_T2019", "pick_heat_then_place_in_recep"),
     ("alfworld-gen/heldout/pick-0000", "pick"), ("webshop/test/1234", ""), ("hotpot", "hotpot")])
-def test_a_tasks_type_is_in_its_name(task, kind):
+def test_a_tasks_type_is_guessed_from_its_name(task, kind):
     assert kind_of(task) == kind
+
+
+def test_types_are_guessed_only_where_an_archive_does_not_hold_them(run_folder, tmp_path):
+    """Files of format 2, and those whose tickets came without a type."""
+    old = shutil.copytree(run_folder, tmp_path / "old", ignore=shutil.ignore_patterns(".explorer"))
+    for i, path in enumerate(sorted((old / "episodes").iterdir())):
+        table = pq.read_table(path)
+        place, nothing = table.column_names.index("task_type"), pa.nulls(len(table), pa.string())
+        pq.write_table(table.remove_column(place) if i % 2 else table.set_column(place, "task_type", nothing), path)
+    for folder, types in (run_folder, ["type a", "type b"]), (old, ["a", "b"]):
+        run, = open_runs([folder])
+        assert choose(run.groups(), Choice()).kinds == types
+        assert matrix(run.evaluations, run.groups()).kinds == types
 
 
 def test_what_is_no_run_is_said_in_one_line(tmp_path):

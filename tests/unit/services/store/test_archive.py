@@ -19,7 +19,7 @@ def played(k=0, group="train/00000003"):
 
     ticket = Ticket(
         group=group, k=k, size=2, task="alfworld/train/x", seed=1, kind="train", temperature=1.0,
-        max_steps=5)
+        max_steps=5, task_type="look" if k else "")
     return Episode(
         ticket=ticket, steps=[step("look", 4, 4), step("go to desk 1", 4, 5)], won=True, end="won", worker="w",
         attempt=1, seconds=1.0, engine="own", final_observation="You won.")
@@ -39,6 +39,7 @@ def test_one_row_per_step_with_the_learners_columns(tmp_path):
     assert [(r["k"], r["step"], r["outcome"], r["action"]) for r in rows] == [
         (0, 0, "trained", "look"), (0, 1, "trained", "go to desk 1"),
         (1, 0, "dropped", "look"), (1, 1, "dropped", "go to desk 1")]
+    assert [r["task_type"] for r in rows] == [None, None, "look", "look"]
     assert [r["advantage"] for r in rows] == [0.5, -0.5, None, None]
     assert [r["state_key"] for r in rows] == ["a", "b", None, None]
     assert rows[1]["version"] == "1.4,1.5"
