@@ -82,9 +82,10 @@ class SessionStore:
         return len(self._live)
 
     def reset(self, episode_id: str, task: str) -> Answer:
-        """Starts the episode from its first observation, whatever it was before."""
-        self._live.pop(episode_id, None)
-        live = self._open(task)
+        """Starts the episode from its first observation, whatever it was before; a task that is not here ends none."""
+        content = self._content(task)
+        self._live.pop(episode_id, None)  # before the new one is opened: a session may be a process
+        live = self._open(task, content)
         self._keep(episode_id, live)
         return live.answers[0]
 
@@ -97,10 +98,10 @@ class SessionStore:
         live = self._live.pop(request.episode_id, None)
         rebuilt = live is None or len(live.actions) < len(request.actions)
         try:
-            live = self._open(request.task) if live is None else live
+            live = self._open(request.task, self._content(request.task)) if live is None else live
             answer = self._advance(live, request)
         except Problem as problem:
-            sound = problem.kind in ("conflict", "transcript_missing") or (
+            sound = problem.kind in ("conflict", "transcript_missing", "malformed") or (
                 problem.kind == "replay_diverged" and not rebuilt)  # somebody's mistake, or somebody's lie
             if live is not None and sound:
                 self._keep(request.episode_id, live)
@@ -161,20 +162,23 @@ class SessionStore:
                 raise Problem("replay_diverged", "the rebuilt episode ended before its last action", field="actions")
             self._apply(live, action, None if past is None else Outcome(**past.model_dump(exclude={"digest"})))
 
-    def _open(self, task: str) -> _Live:
+    def _content(self, task: str) -> str:
+        """Digest of the task's content."""
+        try:
+            return self._contents.get(task) or self._environment.task_digest(task)
+        except KeyError:
+            raise Problem("unknown_task", f"no task {task!r} here", field="task") from None
+        except Exception as error:
+            raise _fault(task, error) from error
+
+    def _open(self, task: str, content: str) -> _Live:
         self.expire()
         if len(self._live) >= self.limit:
             lease_ends = next(iter(self._live.values())).expires - self._clock()
             wait = min(max(lease_ends, 1.0), RETRY_AFTER_S)
             raise Problem("full", f"all {self.limit} sessions are taken", retry_after=wait)
         try:
-            content = self._contents.get(task) or self._environment.task_digest(task)
             session = self._environment.open(task)
-        except KeyError:
-            raise Problem("unknown_task", f"no task {task!r} here", field="task") from None
-        except Exception as error:
-            raise _fault(task, error) from error
-        try:
             outcome = session.reset()
         except Exception as error:
             raise _fault(task, error) from error

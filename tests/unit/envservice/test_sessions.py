@@ -250,6 +250,22 @@ def test_a_transcript_must_be_the_one_that_was_given():
     assert (short.kind, short.field) == ("malformed", "transcript")
 
 
+def test_somebody_else_s_mistake_ends_no_session():
+    """A reset to a task that is not here, and a transcript of another length to catch up by."""
+    environment = Weather("Rain.")
+    store = SessionStore(environment)
+    actions = ["go on", "go on"]
+    answers = play(SessionStore(Weather("Rain.")), actions)
+    store.reset("e", TASK)
+    with pytest.raises(Problem, match="no task 'toy/train/99' here"):
+        store.reset("e", "toy/train/99")
+    assert len(store) == 1
+    wanted = request(actions, "go back", answers[2].digest)
+    assert refused(store, with_transcript(wanted, past(answers)[:1])).kind == "malformed"
+    assert len(store) == 1
+    assert not store.step(request([], "go on", answers[0].digest)).rebuilt
+
+
 WORDS = ("go on", "go back", "take key", "open door", "nonsense")
 
 
