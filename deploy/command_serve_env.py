@@ -43,13 +43,14 @@ def run(args: argparse.Namespace) -> None:
     adopt_libraries()
 
     from envservice.app import Settings
-    from envservice.capacity import GIB, session_limit
+    from envservice.capacity import GIB, session_limit, sessions_bytes
     from envservice.registry import find_family
     from envservice.server import serve
 
     family = find_family(env.name)
     settings = Settings(
-        max_sessions=session_limit(env, family.session_bytes), token=os.environ.get(ENV_TOKEN_VARIABLE) or None,
+        max_sessions=session_limit(env, family.session_bytes), record_bytes=sessions_bytes(env),
+        token=os.environ.get(ENV_TOKEN_VARIABLE) or None,
         threaded=family.threaded(env), recycle_s=None if env.recycle_hours is None else 3600 * env.recycle_hours,
         recycle_bytes=None if env.recycle_gb is None else int(GIB * env.recycle_gb))
     with tracing(optional_config_from(args).metrics.traces, process=process):

@@ -50,6 +50,8 @@ class Settings:
     """How an environment is served."""
 
     max_sessions: int = 1024
+    record_bytes: int | None = None
+    """What all sessions together may record; see sessions.py for what is dropped. None: no bound."""
     lease_s: float = 300.0
     """A session idle for so long is dropped; its next step rebuilds it."""
     token: str | None = None
@@ -67,7 +69,8 @@ def create_app(environment: Environment, settings: Settings) -> FastAPI:
 
     `state.batches` are its Batches, which whoever serves it tends.
     """
-    store = SessionStore(environment, limit=settings.max_sessions, lease_s=settings.lease_s)
+    store = SessionStore(environment, limit=settings.max_sessions, lease_s=settings.lease_s,
+                         record_bytes=settings.record_bytes)
     metrics = ServerMetrics(environment.name, store)
 
     def refuse(_request: Request, problem: Exception) -> Response:

@@ -11,7 +11,7 @@ from services.errors import UserError
 
 GIB = 1024**3
 SHARE = 0.5
-"""Of the memory, for sessions that are processes of their own; the rest is for the server and for all else."""
+"""Of the memory, for sessions; the rest is for the server and for all else."""
 CGROUPS = Path("/sys/fs/cgroup")
 _CONTROLLERS = {"": ("", "memory.max"), "memory": ("memory", "memory.limit_in_bytes")}
 """A line of /proc/self/cgroup to the folder and the file that hold the limit: version 2, version 1."""
@@ -24,15 +24,20 @@ def session_limit(env: EnvSection, session_bytes: int, *, memory: int | None = N
     """
     if not session_bytes:
         return env.max_sessions
-    wanted = None if env.memory_gb is None else env.memory_gb * GIB
-    if wanted is None:
-        wanted = SHARE * (memory_bytes() if memory is None else memory)
-    fitting = int(wanted / env.servers / session_bytes)
+    share = sessions_bytes(env, memory=memory)
+    fitting = share // session_bytes
     if fitting < 1:
         raise UserError(
             f"a session of {env.name} takes {session_bytes / GIB:.2f} GiB, and each server has "
-            f"{wanted / env.servers / GIB:.2f}", "raise env.memory_gb or the container's limit, or lower env.servers")
+            f"{share / GIB:.2f}", "raise env.memory_gb or the container's limit, or lower env.servers")
     return min(env.max_sessions, fitting)
+
+
+def sessions_bytes(env: EnvSection, *, memory: int | None = None) -> int:
+    """One server's share of `env.memory_gb`: for its sessions' processes where they have any, and for what all of its
+    sessions record. The two are not added up: what a session records is less than a hundredth of its process."""
+    whole = env.memory_gb and env.memory_gb * GIB
+    return int((whole or SHARE * (memory_bytes() if memory is None else memory)) / env.servers)
 
 
 def memory_bytes(cgroups: Path = CGROUPS, own: str | None = None) -> int:

@@ -18,6 +18,7 @@ mistakes, not lies: whoever may step an episode may also make one up.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,9 @@ from services.logs import get_logger
 log = get_logger("sessions")
 RETRY_AFTER_S = 5.0
 """Longest wait that a full store asks for: sessions also end by being closed, not only by their lease."""
+
+_OBJECTS = 400
+"""Bytes of what a step records beside action and answer: objects, digest, places in lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +60,28 @@ class _Live:
     """The reset's, then one per action."""
     actions: list[str] = field(default_factory=list)
     expires: float = 0.0
+    recorded: int = 0
+    """Bytes of actions and answers."""
 
 
 class SessionStore:
     """At most `limit` sessions of one environment; one that is idle for `lease_s` seconds is dropped.
 
-    Methods raise Problem.
+    So are those used least recently where all together have recorded more than `record_bytes`, but never the one in
+    use; None: no bound. Methods raise Problem.
     """
 
     def __init__(
         self, environment: Environment, *, limit: int = 1024, lease_s: float = 300.0,
-        clock: Callable[[], float] = time.monotonic,
+        record_bytes: int | None = None, clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._environment = environment
         self.limit = limit
         self.expired = 0
-        """Sessions whose lease has ended."""
+        """Sessions whose lease has ended, or whose memory others needed."""
         self._lease_s = lease_s
+        self._record_bytes = record_bytes
+        self._held = 0
         self._clock = clock
         self._tag = engine_tag(environment)
         self._contents: dict[str, str] = {}  # task -> digest of its content
@@ -84,7 +93,7 @@ class SessionStore:
     def reset(self, episode_id: str, task: str) -> Answer:
         """Starts the episode from its first observation, whatever it was before; a task that is not here ends none."""
         content = self._content(task)
-        self._live.pop(episode_id, None)  # before the new one is opened: a session may be a process
+        self._take(episode_id)  # before the new one is opened: a session may be a process
         live = self._open(task, content)
         self._keep(episode_id, live)
         return live.answers[0]
@@ -95,7 +104,7 @@ class SessionStore:
         if asked not in ("", self._tag):
             raise Problem("engine_mismatch", f"this server plays {self._tag}, not {asked}", field="digest")
         self.expire()
-        live = self._live.pop(request.episode_id, None)
+        live = self._take(request.episode_id)
         rebuilt = live is None or len(live.actions) < len(request.actions)
         try:
             live = self._open(request.task, self._content(request.task)) if live is None else live
@@ -111,7 +120,7 @@ class SessionStore:
 
     def close(self, episode_id: str) -> bool:
         """Drops the session; False where this store does not hold it."""
-        return self._live.pop(episode_id, None) is not None
+        return self._take(episode_id) is not None
 
     def expire(self) -> None:
         """Drops the sessions whose lease has ended."""
@@ -120,12 +129,13 @@ class SessionStore:
             oldest = next(iter(self._live))
             if self._live[oldest].expires > now:
                 return
-            del self._live[oldest]
+            self._take(oldest)
             self.expired += 1
 
     def clear(self) -> None:
         """Drops all sessions."""
         self._live.clear()
+        self._held = 0
 
     def _advance(self, live: _Live, request: StepRequest) -> Answer:
         index = len(request.actions)
@@ -184,7 +194,7 @@ class SessionStore:
             raise _fault(task, error) from error
         self._contents[task] = content
         answer = _encode(outcome, first_digest(self._tag, content, task, outcome))
-        return _Live(task=task, session=session, answers=[answer])
+        return _Live(task=task, session=session, answers=[answer], recorded=_size(answer))
 
     def _apply(self, live: _Live, action: str, past: Outcome | None = None) -> Answer:
         try:
@@ -198,11 +208,25 @@ class SessionStore:
         answer = _encode(outcome, next_digest(live.answers[-1].digest, action, outcome))
         live.actions.append(action)
         live.answers.append(answer)
+        live.recorded += sys.getsizeof(action) + _size(answer)
         return answer
+
+    def _take(self, episode_id: str) -> _Live | None:
+        live = self._live.pop(episode_id, None)
+        self._held -= 0 if live is None else live.recorded
+        return live
 
     def _keep(self, episode_id: str, live: _Live) -> None:
         live.expires = self._clock() + self._lease_s
         self._live[episode_id] = live
+        self._held += live.recorded
+        while self._record_bytes is not None and self._held > self._record_bytes and len(self._live) > 1:
+            self._take(next(iter(self._live)))
+            self.expired += 1
+
+
+def _size(answer: Answer) -> int:
+    return sys.getsizeof(answer.body) + _OBJECTS
 
 
 def _encode(outcome: Outcome, digest: str) -> Answer:

@@ -100,8 +100,9 @@ class EnvSection(Section):
     max_sessions: int = Field(default=1024, ge=1)
     """Live sessions per server; fewer where they do not fit into its share of memory_gb."""
     memory_gb: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """For the sessions of all servers on one machine, where a session is a process of its own (ScienceWorld); None:
-    half of what the machine or the container has."""
+    """For the sessions of all servers on one machine: as many as fit where each is a process of its own (ScienceWorld);
+    elsewhere what they record, beyond which the idlest is dropped, to be rebuilt by its next step. None: half of what
+    the machine or the container has."""
     recycle_hours: float | None = Field(default=None, ge=0.01, allow_inf_nan=False)
     """A server that is older starts itself again, and its clients' sessions are rebuilt; None: never. At least 36 s:
     one that has hardly started when its time is up plays nothing."""

@@ -55,7 +55,7 @@ ENVIRONMENT = (
     _declare("environment", "counter", "env_errors_total", "Refused requests and elements.", type=32),
     _declare("environment", "gauge", "env_sessions", "Live sessions."),
     _declare("environment", "gauge", "env_sessions_limit", "Sessions that may live at once."),
-    _declare("environment", "counter", "env_sessions_expired_total", "Sessions dropped for being idle."),
+    _declare("environment", "counter", "env_sessions_expired_total", "Sessions dropped: idle, or the idlest for memory."),
     _declare("environment", "gauge", "env_resident_memory_bytes", "Of the server and of its engines' processes."),
     _histogram("environment", "env_reset_seconds", ENGINE_BUCKETS, "Starting an episode.", environment=4),
     _histogram("environment", "env_step_seconds", ENGINE_BUCKETS, "One step of a live session.", environment=4),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from envservice.capacity import GIB, memory_bytes, own_memory_bytes, session_limit
+from envservice.capacity import GIB, memory_bytes, own_memory_bytes, session_limit, sessions_bytes
 from services.config import EnvSection
 from services.config_file import default_config
 from services.errors import UserError
@@ -26,6 +26,13 @@ MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 ])
 def test_sessions_are_bounded_by_number_and_by_their_share_of_memory(settings, session, memory, expected):
     assert session_limit(EnvSection(**settings), session, memory=memory) == expected
+
+
+@pytest.mark.parametrize(("settings", "expected"), [
+    ({}, 4 * GIB), ({"servers": 4}, GIB), ({"memory_gb": 3, "servers": 2}, 3 * GIB // 2),
+])
+def test_what_sessions_record_is_bounded_by_the_same_share(settings, expected):
+    assert sessions_bytes(EnvSection(**settings), memory=8 * GIB) == expected
 
 
 def test_no_room_for_one_session_is_one_line():

@@ -9,7 +9,7 @@ from toy_environment import ToyEnvironment, solution
 
 from envservice.base import Outcome
 from envservice.problems import Problem
-from envservice.schemas import StepRequest, StepResult
+from envservice.schemas import MAX_ACTION, StepRequest, StepResult
 from envservice.sessions import Answer, SessionStore
 
 TASK = "toy/train/00"
@@ -146,6 +146,48 @@ def test_a_full_store_refuses_new_sessions_only_and_says_when_to_ask_again():
     store.reset("a", TASK)
     store.close("a")
     store.reset("b", TASK)
+
+
+def test_beyond_its_memory_a_store_drops_what_was_used_least_recently_and_nothing_is_lost():
+    """Six sessions with actions as long as the API takes, in a store that holds but three of them at a time."""
+    rambling = "x" * MAX_ACTION
+    free, tight = SessionStore(ToyEnvironment()), SessionStore(ToyEnvironment(), record_bytes=4 * 6 * MAX_ACTION)
+    episodes = "abcdef"
+    answers = {episode: [free.reset(episode, TASK)] for episode in episodes}
+    for episode in episodes:
+        assert tight.reset(episode, TASK) == answers[episode][0]
+    for index in range(6):
+        for episode in episodes:
+            wanted = request([rambling] * index, rambling, answers[episode][-1].digest, episode=episode)
+            answers[episode].append(free.step(wanted))
+            assert tight.step(wanted).body == answers[episode][-1].body
+    assert len(free) == 6
+    assert 3 <= len(tight) <= 4
+    assert tight.expired >= 2
+    last = request([rambling] * 5, rambling, answers["f"][-2].digest, episode="f")
+    assert not tight.step(last).rebuilt
+    assert tight.step(last.model_copy(update={"episode_id": "a", "digest": answers["a"][-2].digest})).rebuilt
+    for episode in episodes:
+        tight.close(episode)
+    assert len(tight) == 0
+
+
+def test_the_session_in_use_stays_however_much_it_records():
+    store = SessionStore(ToyEnvironment(), record_bytes=1)
+    answers = play(store, solution(TASK))
+    assert not any(answer.rebuilt for answer in answers)
+    store.reset("other", TASK)
+    assert len(store) == 1
+
+
+def test_what_a_closed_session_recorded_is_free_again():
+    store = SessionStore(ToyEnvironment(), record_bytes=20_000)
+    for _ in range(50):
+        play(store, ["go on"])
+        store.close("e")
+    store.reset("a", TASK)
+    store.reset("b", TASK)
+    assert len(store) == 2
 
 
 def test_unknown_and_broken_tasks_have_their_own_errors():
