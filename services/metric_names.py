@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-Role = Literal["environment", "rollout", "learner", "controller"]
+Role = Literal["environment", "rollout", "learner", "controller", "weights"]
 Bound = tuple[str, ...] | int
 
 TURN_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -55,7 +55,7 @@ ENVIRONMENT = (
     _declare("environment", "counter", "env_errors_total", "Refused requests and elements.", type=32),
     _declare("environment", "gauge", "env_sessions", "Live sessions."),
     _declare("environment", "gauge", "env_sessions_limit", "Sessions that may live at once."),
-    _declare("environment", "counter", "env_sessions_expired_total", "Sessions dropped: idle, or the idlest for memory."),
+    _declare("environment", "counter", "env_sessions_expired_total", "Sessions dropped as idle, or for memory."),
     _declare("environment", "gauge", "env_resident_memory_bytes", "Of the server and of its engines' processes."),
     _histogram("environment", "env_reset_seconds", ENGINE_BUCKETS, "Starting an episode.", environment=4),
     _histogram("environment", "env_step_seconds", ENGINE_BUCKETS, "One step of a live session.", environment=4),
