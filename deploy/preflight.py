@@ -43,6 +43,8 @@ def check_parts(config: Config) -> None:
         _machine(config, plan)
     _redis(config)
     _servers(config.env.urls)
+    if not config.env.urls:  # else it is theirs to reach
+        find_family(config.env.name).reachable(config.env)
 
 
 def _environment(config: Config) -> None:

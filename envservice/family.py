@@ -55,6 +55,10 @@ def opens(environment: Environment, task: str) -> None:
     environment.open(task)
 
 
+def nothing_elsewhere(env: EnvSection) -> None:
+    """Of environments that need nothing beside their server."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """An environment as runs choose it: by `env.name`. Raises ValueError for a length that the API cannot carry."""
@@ -72,6 +76,9 @@ class Family:
     and KeyError for an id of none."""
     check: Callable[[Environment, str], None] = opens
     """The cheap check of one task, before anything starts. Raises EnvFault for a broken one."""
+    reachable: Callable[[EnvSection], None] = nothing_elsewhere
+    """One question to whatever a server asks elsewhere, before anything starts. Raises UserError where no right answer
+    comes in time."""
     threaded: Callable[[EnvSection], bool] = field(default=lambda _: False)
     """Whether a step takes so long, or waits so long, that the server should take it in a thread of its own."""
     session_bytes: int = 0

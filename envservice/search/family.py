@@ -12,13 +12,15 @@ from envservice.family import Family
 from envservice.search.prompts import CompactTemplate, FullTemplate
 from envservice.search.teacher import TEACHER
 from services.config import EnvSection
-from services.errors import UserError
+from services.errors import EnvFault, UserError
 
 if TYPE_CHECKING:
     from envservice.search.retrieval import Retriever
 
 _IN_MEMORY = 20_000
 """Documents whose index takes seconds to build; of more, it is kept in the user's cache and shared."""
+
+PROBE_S = 5.0
 
 
 def open_environment(env: EnvSection) -> Environment:
@@ -64,8 +66,25 @@ def describe(env: EnvSection) -> str:
     return f"{asked}, {evidence}, {env.search.turns} turns"
 
 
+def reachable(env: EnvSection) -> None:
+    """A search by each retriever of env.search.url: a wrong one would take every episode that searches.
+
+    Raises UserError within PROBE_S each.
+    """
+    import httpx
+
+    from envservice.search.retrieval import HttpRetriever
+
+    for url in env.search.url:
+        try:
+            HttpRetriever([url], deadline_s=PROBE_S).search("Who wrote this?", env.search.topk)
+        except (EnvFault, httpx.InvalidURL) as error:
+            mend = "give env.search.url in full, such as [http://HOST:8000/retrieve], or leave it out"
+            raise UserError(f"no retriever answers at {url} ({' '.join(str(error).split())})", mend) from None
+
+
 FAMILY = Family(
-    open=open_environment, describe=describe, teacher=TEACHER,
+    open=open_environment, describe=describe, reachable=reachable, teacher=TEACHER,
     prompts={"full": FullTemplate, "compact": CompactTemplate},
     threaded=lambda env: bool(env.search.url), stops=("</search>", "</answer>"),
 )

@@ -3,7 +3,9 @@
 import json
 import socket
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -99,6 +101,38 @@ def test_a_server_that_does_not_answer_is_refused():
     assert refusal(f"env.urls=[{url}]") == (
         f"no environment server answers at {url} (ConnectError); "
         "start one with `gagpo serve-env`, or leave env.urls out")
+
+
+class Retriever(BaseHTTPRequestHandler):
+    """Knows one form of a request, that of the path: `/query` or `/queries`; elsewhere it answers two lines of 404."""
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        known = self.path[1:] in ("query", "queries") and self.path[1:] in body
+        reply = json.dumps({"result": [[{"document": {"contents": "a fact"}, "score": 1.0}]]}) if known else "no\nsuch"
+        self.send_response(200 if known else 404)
+        self.send_header("content-length", str(len(reply)))
+        self.end_headers()
+        self.wfile.write(reply.encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+def test_a_retriever_is_asked_once_in_both_forms_and_a_wrong_url_is_refused():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Retriever) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        url, played = f"http://127.0.0.1:{server.server_port}", ("env.name=search", "env.max_steps=4")
+        try:
+            preflight.check_parts(config(*played, f"env.search.url=[{url}/query,{url}/queries]"))
+            said = refusal(*played, f"env.search.url=[{url}/query,{url}]")
+        finally:
+            server.shutdown()
+            thread.join(timeout=10)
+    mend = "give env.search.url in full, such as [http://HOST:8000/retrieve], or leave it out"
+    assert said == f"no retriever answers at {url} ({url} answered 404: no such); {mend}"
+    assert refusal(*played, "env.search.url=['http://[']").endswith(mend)
 
 
 def test_on_a_ray_that_runs_already_the_machine_is_its_own_business():
