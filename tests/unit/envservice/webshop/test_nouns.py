@@ -1,8 +1,15 @@
 """Our tagger: worked titles, and pairs of titles whose band of the title score is known from spaCy's models."""
 
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
 import pytest
 
+from envservice.webshop.environment import open_webshop
 from envservice.webshop.nouns import fallback, find_tagger
+from services.config_env import WebshopSection
 
 CORD = "BRST AC Power Cord Outlet Socket Cable Plug Lead for Panasonic SC-HT830V DVD/VCR Combo Home Theater System"
 BAR = "Saireed UL Listed 2 Prong Power Cord for JBL Bar 3.1 Bar 2.1 Channel 4K Ultra HD Soundbar"
@@ -34,3 +41,55 @@ def test_the_tagger_in_use_has_a_name_and_finds_nouns():
     name, nouns = find_tagger()
     assert name == "endings-1" or name.startswith("spacy-en_core_web_sm-")
     assert "lamp" in nouns("Oak Table Lamp")
+
+
+@dataclass
+class Token:
+    text: str
+    pos_: str
+
+
+class Pipeline:
+    """What spaCy's model gives back, as far as it is asked; it knows that no lamp is an adjective."""
+
+    meta = {"version": "3.8.0"}  # noqa: RUF012 - as the real one's
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def __call__(self, title: str) -> list[Token]:
+        self.asked.append(title)
+        kinds = {"Oak": "PROPN", "Table": "NOUN", "Lamp": "NOUN", "Washable": "ADJ", "glows": "VERB"}
+        return [Token(word, kinds.get(word, "X")) for word in title.split()]
+
+
+@pytest.fixture
+def spacy(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A package `spacy` whose `load` is to be set."""
+    module: Any = ModuleType("spacy")
+    monkeypatch.setitem(sys.modules, "spacy", module)
+    return module
+
+
+def test_spacy_s_nouns_and_names_count_where_its_model_is_installed(spacy):
+    pipeline, loaded = Pipeline(), []
+    spacy.load = lambda name: loaded.append(name) or pipeline
+    name, nouns = find_tagger()
+    assert (name, loaded) == ("spacy-en_core_web_sm-3.8.0", ["en_core_web_sm"])
+    for _ in range(2):
+        assert nouns("Washable Oak Table Lamp glows Lamp") == ("oak", "table", "lamp", "lamp")
+    assert pipeline.asked == ["Washable Oak Table Lamp glows Lamp"]
+
+
+def test_spacy_without_its_model_is_as_good_as_none(spacy):
+    def load(name: str) -> Pipeline:
+        raise OSError(f"[E050] Can't find model '{name}'.")
+
+    spacy.load = load
+    name, nouns = find_tagger()
+    assert (name, nouns("Washable Oak Table Lamp")) == ("endings-1", ("oak", "table", "lamp"))
+
+
+def test_a_shop_with_spacy_says_so_in_its_version(spacy):
+    spacy.load = lambda _: Pipeline()
+    assert open_webshop(None, WebshopSection()).version == "1+catalogue+spacy-en_core_web_sm-3.8.0"
