@@ -12,14 +12,16 @@ from typing import Any
 
 import msgspec
 
+from deploy.processes import Seen, look, value
 from deploy.run_folder import RunFolder
 from services.config_file import load_config
 from services.errors import UserError
-from services.heartbeat import Beat
+from services.heartbeat import BEAT_S, Beat
 from services.metrics import read_evaluations, read_metrics
 
 WATCH_S = 2.0
-ANSWER_S = 10.0
+APART_S = BEAT_S + 0.5
+"""Between the first two looks: every process has had another heartbeat."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
@@ -27,8 +29,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     parser = subparsers.add_parser(
         "status",
         help="show how a run stands",
-        description="Shows the last learner step and evaluation of a run, and while it goes on each of its processes:\n"
-        "weights held, speed, last progress, and what it waits for.",
+        description="Shows the last learner step and evaluation of a run, and while it goes on each of its processes,\n"
+        "environment servers among them: weights held, speed, last progress, and what it waits for.",
         epilog="example:\n  gagpo status runs/alfworld-tiny --watch",
     )
     parser.add_argument("run_folder", metavar="RUN", type=Path)
@@ -38,24 +40,33 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the status."""
-    before: dict[str, Beat] | None = None
+    """Prints the status. A run that goes on is looked at twice, a heartbeat apart, so that there are rates."""
+    seen = Seen()
+    seen.take(look(args.run_folder))
+    if seen.now:
+        time.sleep(APART_S)
+        seen.take(look(args.run_folder))
     while True:
-        status, beats = read_status(args.run_folder), read_beats(args.run_folder)
+        status = read_status(args.run_folder)
         if args.json:
-            print(json.dumps({"format": 1, **status, "processes": processes(beats)}))
+            print(json.dumps({"format": 1, **status, "processes": processes(seen)}), flush=True)
         else:
             clear = "\x1b[H\x1b[2J" if args.watch and sys.stdout.isatty() else ""
-            print(clear + "\n".join([*_summary(status), *table(beats, before)]), flush=True)
+            print(clear + "\n".join([*summary(status), *table(seen, ranks=status["learner_ranks"])]), flush=True)
         if not args.watch:
             return 0
-        before = beats
         time.sleep(WATCH_S)
+        seen.take(look(args.run_folder))
 
 
-def _summary(status: Mapping[str, Any]) -> list[str]:
+def summary(status: Mapping[str, Any]) -> list[str]:
+    """Where the run stands, and its evaluations."""
     lines = [f"{status['run']}: {status['state']}, step {status['step']} of {status['steps']}"]
     if status["seconds_since_step"] is not None:
+        lines[0] += f", version {status['version']}"
+        if status["staleness_mean"] is not None:
+            lines[0] += f", trained on episodes {status['staleness_mean']:.2g} steps old (at most " \
+                        f"{status['staleness_max']:.0f})"
         lines.append(f"  last step {status['seconds_since_step']:.0f} s ago, success {status['success_rate']:.1%}")
     return lines + [f"  {line['label']} T={line['temperature']:g}: {line['success_rate']:.1%} "
                     f"[{line['success_low']:.1%}, {line['success_high']:.1%}] on {line['tasks']} games"
@@ -76,47 +87,44 @@ def read_status(path: Path) -> dict[str, Any]:
         "state": "finished" if folder.summary.exists() else "not finished",
         "step": last["step"] if last else 0,
         "steps": config.steps,
+        **{name: last[name] if last else None for name in ("version", "staleness_mean", "staleness_max")},
+        "learner_ranks": config.learner.ranks,
         "seconds_since_step": time.time() - last["time"] if last else None,
         "success_rate": last["success_rate"] if last else None,
         "evaluations": [{key: e[key] for key in shown} for e in evaluations],
     }
 
 
-def read_beats(path: Path) -> dict[str, Beat]:
-    """The heartbeats of now by process, from the endpoint that the folder names; {} where no driver answers there."""
-    import httpx
-
-    targets = RunFolder(path).targets
-    if not targets.exists():
-        return {}
-    address = json.loads(targets.read_text())[0]["targets"][0]
-    try:
-        reply = httpx.get(f"http://{address}/status", timeout=ANSWER_S)
-    except httpx.HTTPError:
-        return {}
-    if reply.status_code != httpx.codes.OK:
-        return {}
-    return msgspec.json.decode(reply.content, type=dict[str, Beat])
-
-
-def processes(beats: Mapping[str, Beat]) -> list[dict[str, Any]]:
+def processes(seen: Seen) -> list[dict[str, Any]]:
     """One object per process, for machines."""
-    return [{"name": name, **{key: value for key, value in msgspec.to_builtins(beat).items() if key != "metrics"}}
-            for name, beat in beats.items()]
+    found: list[dict[str, Any]] = []
+    for name, beat in seen.now.items():
+        number, unit = seen.rate(name) or (None, None)
+        found.append({"name": name, "rate": number, "rate_unit": unit} | {
+            key: value for key, value in msgspec.to_builtins(beat).items() if key != "metrics"})
+    return found
 
 
-def table(beats: Mapping[str, Beat], before: Mapping[str, Beat] | None = None) -> list[str]:
-    """One line per process. Speed needs the beats of a moment `before`."""
-    if not beats:
+def table(seen: Seen, *, ranks: int = 1) -> list[str]:
+    """One line per process. `ranks`: of the learner, whose first one speaks for all: they work in step or end."""
+    if not seen.now:
         return ["  no process answers: the run has ended, has not begun to play, or runs where this one cannot reach"]
-    now, lines = time.time(), [f"  {'process':<14} {'version':<18} {'lag':>4} {'speed':>14} {'progress':>9}  doing"]
-    for name, beat in beats.items():
+    names = {name: f"learner-0..{ranks - 1}" if name == "learner-0" and ranks > 1 else name for name in seen.now}
+    now, width = time.time(), max(14, *(len(name) for name in names.values()))
+    lines = [f"  {'process':<{width}} {'version':<18} {'lag':>4} {'speed':>14} {'progress':>9}  doing"]
+    for name, beat in seen.now.items():
         lag = value(beat, "gagpo_rollout_version_lag_steps")
-        progress = f"{now - beat.progress:.0f} s" if beat.progress else "none"
-        lines.append(f"  {name:<14} {beat.version or '-':<18} {'-' if lag is None else f'{lag:.0f}':>4} "
-                     f"{speed(beat, (before or {}).get(name)):>14} {progress:>9}  "
-                     f"{beat.doing} ({now - beat.since:.0f} s)")
-    return lines + _backlog(beats)
+        progress = f"{now - beat.progress:.0f} s" if beat.progress else "-"
+        since = f" ({now - beat.since:.0f} s)" if beat.since else ""
+        lines.append(f"  {names[name]:<{width}} {beat.version or '-':<18} {'-' if lag is None else f'{lag:.0f}':>4} "
+                     f"{speed(seen, name):>14} {progress:>9}  {beat.doing}{since}")
+    return lines + _backlog(seen.now)
+
+
+def speed(seen: Seen, name: str) -> str:
+    """`123 tokens/s`, `45 steps/s`, `6.7 s a step`; a dash where none is known."""
+    found = seen.rate(name)
+    return "-" if found is None else f"{found[0]:,.3g} {found[1]}" if found[0] < 1000 else f"{found[0]:,.0f} {found[1]}"
 
 
 def _backlog(beats: Mapping[str, Beat]) -> list[str]:
@@ -130,22 +138,3 @@ def _backlog(beats: Mapping[str, Beat]) -> list[str]:
     waiting, claimed, ready, free = (0.0 if figure is None else figure for figure in figures)
     return [f"  store: {waiting:.0f} tickets wait, {claimed:.0f} are played, {ready:.0f} groups are ready, "
             f"{free:.0f} may be issued"]
-
-
-def speed(beat: Beat, before: Beat | None) -> str:
-    """Tokens sampled per second since `before`, or learner steps taken."""
-    steps = value(beat, "gagpo_learner_step")
-    if steps is not None:
-        return f"step {steps:.0f}"
-    tokens = value(beat, "gagpo_rollout_tokens_total", kind="response")
-    if tokens is None:
-        return "-"
-    earlier = value(before, "gagpo_rollout_tokens_total", kind="response") if before else None
-    if earlier is None or tokens < earlier:
-        return f"{tokens:.0f} tokens"
-    return f"{(tokens - earlier) / WATCH_S:.0f} tokens/s"
-
-
-def value(beat: Beat, name: str, **labels: str) -> float | None:
-    """A sample of a heartbeat."""
-    return next((found for _, its, found in beat.metrics.get(name, []) if its == labels), None)

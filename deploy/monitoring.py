@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -12,7 +12,8 @@ from deploy.run_folder import RunFolder
 from deploy.topology import Topology
 from services.controller.telemetry import Telemetry
 from services.exposition import serving
-from services.heartbeat import Beating, decode
+from services.heartbeat import Beating, Pulse, decode
+from services.records import Version
 from services.store.store import Store
 
 READ_S = 5.0
@@ -29,10 +30,34 @@ def monitoring(parts: Topology, telemetry: Telemetry, folder: RunFolder, *,
         _write(folder.targets, target_groups(config.name, address, parts.env_urls))
         note(f"metrics on http://{address}/metrics")
         try:
-            with Beating(telemetry.pulse, store.beat, fill=lambda: telemetry.fill(store, config, parts.supervisor)):
+            with (Beating(telemetry.pulse, store.beat, fill=lambda: telemetry.fill(store, config, parts.supervisor)),
+                  _shelf(parts, store)):
                 yield
         finally:
             folder.targets.unlink(missing_ok=True)
+
+
+def _shelf(parts: Topology, store: Store) -> AbstractContextManager[object]:
+    """The weights actor's heartbeat: it is asked here, so that it need know of no store. None where it is away."""
+    if parts.weights is None:
+        return nullcontext()
+    import ray
+
+    from services.weights.actor import KEEP
+
+    pulse = Pulse("weights", "weights")
+    held: Version | None = None
+    pulse.doing(f"holds the last {KEEP} versions")
+
+    def ask() -> None:
+        nonlocal held
+        latest: Version | None = ray.get(parts.weights.latest.remote(), timeout=READ_S)
+        if latest is not None and latest != held:
+            held = latest
+            pulse.holds(latest.short)
+            pulse.progressed()
+
+    return Beating(pulse, store.beat, fill=ask)
 
 
 def target_groups(run: str, address: str, env_urls: Sequence[str]) -> list[dict[str, object]]:

@@ -36,6 +36,8 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     metrics: Snapshot
     cost: dict[str, float] = {}
     """services/cost.py: CPU seconds of the process, and of being watched."""
+    at: float = 0.0
+    """Unix time of the heartbeat itself; 0: not said."""
 
 
 def decode(beats: Mapping[str, Mapping[str, Any]]) -> dict[str, Beat]:
@@ -71,7 +73,7 @@ class Pulse:
         """For Store.beat."""
         return msgspec.to_builtins(Beat(
             role=self._role, version=self._version, doing=self._doing, since=self._since, progress=self._progress,
-            metrics=self.meters.snapshot(), cost=spent()))
+            metrics=self.meters.snapshot(), cost=spent(), at=time.time()))
 
 
 class Beating:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from deploy import command_status
+from deploy.command_status import table
 from deploy.monitoring import monitoring
+from deploy.processes import Seen, look
 from deploy.run_folder import RunFolder
 from deploy.topology import Topology
 from services.config_file import dump_config, load_config
@@ -20,9 +23,10 @@ from services.controller.telemetry import Telemetry
 from services.errors import UserError
 from services.exposition import serving
 from services.heartbeat import Pulse, decode
-from services.records import Ticket
+from services.records import Ticket, Version
 from services.store.redis_server import private_redis
 from services.store.store import Store
+from services.weights.pack import pack
 
 URLS = ("http://127.0.0.1:8100", "https://env.example:8443")
 DEADLINE_S = 20.0
@@ -68,7 +72,8 @@ def until(address: str, name: str, value: float, **labels: str) -> None:
         time.sleep(0.2)
 
 
-def test_workers_are_shown_while_they_beat_and_the_store_beside_them(parts: Topology, folder: RunFolder, capsys):
+def test_workers_are_shown_while_they_beat_and_the_store_beside_them(
+        parts: Topology, folder: RunFolder, capsys, monkeypatch):
     issue(parts.store)
     assert len(parts.store.claim("rollout-0", 1)) == 1
     for name, ttl_s, steps in (("rollout-0", 60.0, 3), ("rollout-1", 3.0, 4)):
@@ -94,12 +99,38 @@ def test_workers_are_shown_while_they_beat_and_the_store_beside_them(parts: Topo
         time.sleep(3.0)
         workers = {dict(labels)["worker"] for _, labels in scrape(address)}
         assert workers == {"rollout-0", "controller"}, "a dead worker leaves no series"
-        beats = command_status.read_beats(folder.path)
-        assert [line.split()[0] for line in command_status.table(beats)[1:]] == ["controller", "rollout-0", "store:"]
-        assert "waits for tickets" in "\n".join(command_status.table(beats))
+        monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+        lines = table(Seen(now=look(folder.path)))
+        assert [line.split()[0] for line in lines[1:]] == ["controller", "rollout-0", "env", "env", "store:"]
+        assert "waits for tickets" in lines[2]
+        assert all("does not answer" in line for line in lines[3:5])
     assert not folder.targets.exists()
-    assert command_status.read_beats(folder.path) == {}
+    assert look(folder.path) == {}
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.ray
+def test_the_weights_actor_is_shown_with_the_version_that_it_holds(parts: Topology, folder: RunFolder, monkeypatch):
+    import ray
+
+    from services.weights.actor import WeightsActor
+
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    try:
+        weights = WeightsActor.remote()
+        packed = pack([("w", np.arange(4, dtype=np.float32))])
+        version = Version(incarnation=1, step=3, digest="d")
+        ray.get(weights.publish.remote(version, packed.manifest, packed.buffer), timeout=60)
+        with monitoring(dataclasses.replace(parts, weights=weights), Telemetry(), folder, note=print):
+            deadline = time.monotonic() + DEADLINE_S
+            while (beat := look(folder.path).get("weights")) is None:
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+        assert (beat.role, beat.version, beat.doing) == ("weights", "1.3", "holds the last 2 versions")
+        assert 0 < beat.progress <= beat.at
+    finally:
+        ray.shutdown()
 
 
 def test_a_store_that_stays_away_fails_the_scrape():
