@@ -25,6 +25,7 @@ from envservice.problems import Problem
 from envservice.schemas import (
     MAX_BATCH,
     MAX_BODY,
+    REPLAYS_HEADER,
     TRACES_HEADER,
     CloseRequest,
     CloseResult,
@@ -39,8 +40,6 @@ from envservice.schemas import (
 from envservice.sessions import SessionStore
 from services.errors import UserError
 
-REPLAYS_HEADER = "gagpo-replays"
-"""Positions of the elements whose session had to be rebuilt; a header, so that results stay the same to the letter."""
 OPEN_PATHS = ("/healthz",)
 """Asked by probes that hold no token."""
 

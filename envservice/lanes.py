@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import httpx
 import msgspec
 
-from envservice.schemas import TRACES_HEADER
+from envservice.schemas import REPLAYS_HEADER, TRACES_HEADER
 from services.errors import EnvFault
 
 IN_FLIGHT = 2
@@ -26,7 +26,6 @@ BATCH_BYTES = 2 * 1024 * 1024
 """Of one request; a server takes 4 MiB, and one element may be large."""
 BACKOFF_S = (0.05, 2.0)
 """First and longest pause after a replica fails; doubled each time it fails again."""
-REPLAYS_HEADER = "gagpo-replays"
 
 
 class Unreachable(Exception):

@@ -20,6 +20,8 @@ MAX_BODY = 4 * 1024 * 1024
 TRACES_HEADER = "gagpo-traceparents"
 """The span that each element belongs to, in W3C's form and in the order of the elements, "" for none; sent where the
 client traces. Not `traceparent`, which is one for a whole request, and elements of many episodes share one."""
+REPLAYS_HEADER = "gagpo-replays"
+"""Positions of the elements whose session had to be rebuilt; a header, so that results stay the same to the letter."""
 MAX_ACTION = 8192
 """Characters of one action: a policy may ramble up to its response limit."""
 

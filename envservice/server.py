@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import os
 import random
 import socket
@@ -32,6 +31,7 @@ from envservice.base import Environment
 from envservice.batches import Batches
 from envservice.capacity import GIB, own_memory_bytes
 from services import tracing
+from services.addresses import is_local
 from services.errors import UserError
 from services.logs import get_logger
 
@@ -64,7 +64,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 def check_exposure(host: str, token: str | None) -> None:
     """Raises UserError for a server that others could reach without a token."""
-    if token is None and not _is_local(host):
+    if token is None and not is_local(host):
         raise UserError(
             f"{host} can be reached by others and there is no token",
             "set GAGPO_ENV_TOKEN here and for the clients, or bind to 127.0.0.1")
@@ -206,12 +206,3 @@ async def _outlive_no(parent: int, server: uvicorn.Server) -> None:
 def _url(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _is_local(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

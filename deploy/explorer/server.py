@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 from collections.abc import Sequence
 
 import uvicorn
@@ -12,6 +11,7 @@ from deploy.explorer.access import TOKEN_VARIABLE
 from deploy.explorer.app import create_app
 from deploy.explorer.runs import Run
 from envservice.server import bind
+from services.addresses import is_local
 from services.errors import UserError
 
 DRAIN_S = 2
@@ -20,7 +20,7 @@ DRAIN_S = 2
 def serve(runs: Sequence[Run], *, host: str, port: int, token: str | None) -> None:
     """Serves until SIGTERM or SIGINT. Raises UserError for a port in use, and for a host that others can reach when
     there is no token."""
-    if token is None and not _is_local(host):
+    if token is None and not is_local(host):
         raise UserError(f"{host} can be reached by others and there is no token",
                         f"set {TOKEN_VARIABLE}, or bind to 127.0.0.1 and come through ssh -L")
     with contextlib.closing(bind(host, port)) as listener:
@@ -33,9 +33,3 @@ def serve(runs: Sequence[Run], *, host: str, port: int, token: str | None) -> No
         config = uvicorn.Config(create_app(runs, token), log_level="warning", access_log=False, lifespan="off",
                                 timeout_graceful_shutdown=DRAIN_S)
         uvicorn.Server(config).run(sockets=[listener])
-
-
-def _is_local(host: str) -> bool:
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"

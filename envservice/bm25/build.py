@@ -36,6 +36,8 @@ BLOCK = 4_000_000
 """Terms of a block; about 40 bytes of memory each while it is sorted."""
 WAIT_S = 3600.0
 """For another process that builds the same index."""
+IN_MEMORY = 20_000
+"""Documents whose index takes seconds to build; of more, it is kept in the user's cache and shared."""
 _STOPPED = -1
 
 
@@ -60,6 +62,12 @@ def build(documents: Iterable[tuple[str, str]], folder: Path | None = None, *, d
         for left in (fresh, old):
             shutil.rmtree(left, ignore_errors=True)
     return open_index(folder)
+
+
+def cache_folder(kind: str, digest: str) -> Path:
+    """Where the user's cache keeps the index of what `digest` names."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return cache / "gagpo" / f"{kind}-{digest[:16]}"
 
 
 def open_or_build(folder: Path, digest: str, documents: Callable[[], Iterable[tuple[str, str]]]) -> Index:

@@ -16,7 +16,7 @@ from services.errors import UserError
 from services.findings import installed
 
 VERSION = "1.2.3"
-"""Of the simulator. The table of variations, the list of reproducible tasks and all figures are this version's."""
+"""Of the simulator. The table of variations and all figures are this version's."""
 OLDEST_JAVA = 11
 _INSTALL_JAVA = "apt-get install openjdk-17-jre-headless, or point JAVA_HOME to a newer one"
 

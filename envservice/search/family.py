@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,10 +16,8 @@ from services.errors import EnvFault, UserError
 if TYPE_CHECKING:
     from envservice.search.retrieval import Retriever
 
-_IN_MEMORY = 20_000
-"""Documents whose index takes seconds to build; of more, it is kept in the user's cache and shared."""
-
 PROBE_S = 5.0
+"""For a retriever's first answer."""
 
 
 def open_environment(env: EnvSection) -> Environment:
@@ -44,6 +41,7 @@ def open_environment(env: EnvSection) -> Environment:
 
 
 def _embedded(data: Path) -> Retriever:
+    from envservice.bm25.build import IN_MEMORY, cache_folder
     from envservice.search.questions import read_documents
     from envservice.search.retrieval import IndexRetriever
 
@@ -51,12 +49,11 @@ def _embedded(data: Path) -> Retriever:
     if not file.is_file():
         raise UserError(f"{data} has no documents.jsonl to search in", "add it, or set env.search.url to a retriever")
     documents = read_documents(file)
-    if len(documents) <= _IN_MEMORY:
+    if len(documents) <= IN_MEMORY:
         return IndexRetriever(documents)
     with file.open("rb") as source:
         digest = hashlib.file_digest(source, "blake2b").hexdigest()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return IndexRetriever(documents, cache / "gagpo" / f"search-{digest[:16]}", digest=digest)
+    return IndexRetriever(documents, cache_folder("search", digest), digest=digest)
 
 
 def describe(env: EnvSection) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
 from envservice.base import Replay, Session
-from envservice.bm25.build import build, open_or_build
+from envservice.bm25.build import IN_MEMORY, build, cache_folder, open_or_build
 from envservice.bm25.index import Index
 from envservice.webshop import catalogue, files, splits
 from envservice.webshop.goals import SEED, Goal, Goals
@@ -23,8 +22,6 @@ from services.errors import UserError
 VERSION = "1"
 """Grows when any page, action list, draw or score changes."""
 HITS = 50
-_IN_MEMORY = 20_000
-"""Products whose index takes seconds to build; of more, it is kept on disk and shared."""
 _ORDERS = 256
 """Orders of goals kept; there are more than one with `verl_compat` only."""
 
@@ -125,7 +122,6 @@ def _index(stock: Stock) -> Index:
     def documents():
         return ((product.asin, product.document()) for product in stock.products)
 
-    if len(stock.products) <= _IN_MEMORY:
+    if len(stock.products) <= IN_MEMORY:
         return build(documents())
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return open_or_build(cache / "gagpo" / f"webshop-{stock.digest[:16]}", stock.digest, documents)
+    return open_or_build(cache_folder("webshop", stock.digest), stock.digest, documents)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envservice.bm25 import analysis, build
-from envservice.bm25.build import open_or_build
+from envservice.bm25.build import cache_folder, open_or_build
 from envservice.bm25.index import Hit, open_index
 from envservice.bm25.norms import LENGTHS, encode
 
@@ -153,3 +153,11 @@ def test_leaving_frequent_terms_out_changes_nothing():
     for query in ("worda wordb wordc wordj", "worda wordf wordg wordh wordi", "worde wordi wordj worda wordd", "worda"):
         for k in (1, 5, 40):
             assert [hit.id for hit in index.search(query, k)] == [hit.id for hit in by_definition(documents, query, k)]
+
+
+def test_large_indexes_lie_in_the_user_s_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert cache_folder("shop", "0123456789abcdef-more") == tmp_path / ".cache" / "gagpo" / "shop-0123456789abcdef"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
+    assert cache_folder("shop", "01") == tmp_path / "elsewhere" / "gagpo" / "shop-01"
