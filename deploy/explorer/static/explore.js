@@ -60,7 +60,7 @@ document.getElementById("keys").addEventListener("click", (event) => event.curre
 window.addEventListener("hashchange", fromAddress);
 fromAddress();
 
-const [WIDTH, LEFT, RIGHT] = [420, 44, 412];
+const [WIDTH, HEIGHT, LEFT, RIGHT] = [420, 170, 44, 412];
 
 for (const figure of document.querySelectorAll("figure.chart")) {
   const svg = figure.querySelector("svg[data-series]");
@@ -69,15 +69,25 @@ for (const figure of document.querySelectorAll("figure.chart")) {
   const steps = series.flatMap((line) => line.steps);
   const [first, last] = [Math.min(...steps), Math.max(...steps)];
 
-  function nearest(event) {
+  function at(event) {
     const box = svg.getBoundingClientRect();
-    const x = ((event.clientX - box.left) / box.width) * WIDTH;
-    const wanted = first + ((x - LEFT) / (RIGHT - LEFT)) * (last - first);
-    return steps.reduce((best, step) => (Math.abs(step - wanted) < Math.abs(best - wanted) ? step : best), first);
+    return [((event.clientX - box.left) / box.width) * WIDTH, ((event.clientY - box.top) / box.height) * HEIGHT];
+  }
+
+  function nearest(event, among) {
+    const wanted = first + ((at(event)[0] - LEFT) / (RIGHT - LEFT)) * (last - first);
+    return among.reduce((best, step) => (Math.abs(step - wanted) < Math.abs(best - wanted) ? step : best), among[0]);
+  }
+
+  function nearestLine(event) {
+    const [x, y] = at(event);
+    const points = [...svg.querySelectorAll("polyline")].flatMap((drawn) => [...drawn.points].map((point) =>
+      ({ line: series[drawn.dataset.line], far: Math.hypot(point.x - x, point.y - y) })));
+    return points.reduce((best, point) => (point.far < best.far ? point : best), { line: series[0], far: Infinity }).line;
   }
 
   svg.addEventListener("pointermove", (event) => {
-    const step = nearest(event);
+    const step = nearest(event, steps);
     const x = LEFT + ((RIGHT - LEFT) * (step - first)) / Math.max(last - first, 1);
     const cross = svg.querySelector(".cross");
     cross.setAttribute("x1", x);
@@ -88,8 +98,9 @@ for (const figure of document.querySelectorAll("figure.chart")) {
     readout.textContent = `step ${step}: ${texts.join(", ")}`;
   });
   svg.addEventListener("click", (event) => {
-    const step = nearest(event);
-    follow(`/${figure.dataset.run}/groups?first=${step}&last=${step}`);
+    const line = nearestLine(event);
+    const step = nearest(event, line.steps);
+    follow(`/${JSON.parse(figure.dataset.runs)[line.run]}/groups?first=${step}&last=${step}`);
   });
 }
 

@@ -1,33 +1,15 @@
-"""The explorer in a real browser: Debian's chromium without a window, driven through chromedriver.
+"""The explorer in a real browser, over two made runs that hold what a calm one does not."""
 
-Over two made runs, for what they hold that a calm one does not, and over walk/: a cold start, an evaluation and a step
-of a run that `gagpo train --config walk/config.yaml` recorded, with its tokenizer.
-"""
-
-import importlib.util
-import json
 import re
-import shlex
-import shutil
-import subprocess
-import sys
-import time
-import urllib.request
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
-from deploy.cli import main
-
 pytest.importorskip("selenium", reason="selenium is not installed")
+from browsing import press, until
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="apt-get install chromium chromium-driver")
-MAKER = Path(__file__).parents[3] / "unit/deploy/explorer/explorer_run.py"
 WIDER = """
 const sheet = new CSSStyleSheet();
 sheet.replaceSync("* { letter-spacing: .3em !important; font-family: monospace !important }");
@@ -36,73 +18,10 @@ for (const folded of document.querySelectorAll("details")) folded.open = true;
 return [getComputedStyle(document.querySelector("main")).letterSpacing, document.documentElement.scrollWidth]"""
 """Every font is another one elsewhere: all text half as wide again, and everything folded out."""
 EPISODE = "/toy/episode/step-00000001/0/train/00000100"
-WALKED = "/walk/episode/step-00000001/0/train/00000004"
-
-
-def make_run(folder, **options):
-    spec = importlib.util.spec_from_file_location("explorer_run", MAKER)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.make_run(folder, **options)
-
-
-@contextmanager
-def explored(*runs):
-    """Where the command itself shows them."""
-    process = subprocess.Popen([sys.executable, "-m", "deploy.cli", "explore", *map(str, runs), "--port", "0"],
-                               text=True, stdout=subprocess.PIPE)
-    try:
-        said = iter(process.stdout.readline, "")
-        yield next(found[1] for line in said if (found := re.search(r"(http://\S+?)/?$", line.strip())))
-    finally:
-        process.terminate()
-        process.wait(20)
-
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("explored")
-    with explored(make_run(folder / "toy"), make_run(folder / "other", steps=2, estimator="gagpo_loo")) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
-    """A copy, as the explorer keeps its indexes in the run's folder."""
-    folder = shutil.copytree(Path(__file__).parent / "walk", tmp_path_factory.mktemp("recorded") / "walk")
-    with explored(folder) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def browser():
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    driver.set_page_load_timeout(30)
-    driver.set_window_size(1280, 900)
-    yield driver
-    driver.quit()
 
 
 def complaints(browser):
     return [entry["message"] for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
-
-
-def until(condition, seconds=10.0):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if found := condition():
-            return found
-        time.sleep(0.05)
-    raise AssertionError("it did not happen in time")
-
-
-def press(browser, keys):
-    browser.find_element(By.TAG_NAME, "body").send_keys(keys)
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -210,84 +129,9 @@ def test_the_list_of_keys_names_every_key_and_no_other(browser, address):
     assert "page" in browser.find_element(By.XPATH, "//dt[.='Enter']/following-sibling::dd").text
 
 
-@pytest.mark.parametrize(("start", "key", "end"), [
-    (WALKED.replace("/0/", "/1/"), "p", WALKED), (WALKED, "n", WALKED.replace("/0/", "/1/")),
-    (WALKED, "u", "/walk/group/step-00000001/train/00000004?k=0"), (WALKED, "g", "/walk/groups"),
-    (WALKED, "e", "/walk/evaluations"), (WALKED, "h", "/")])
-def test_a_key_leads_to_its_page(browser, recorded, start, key, end):
-    browser.get(recorded + start)
-    press(browser, key)
-    until(lambda: browser.current_url == recorded + end)
-
-
-def test_w_selects_the_step_that_lost_the_most(browser, recorded):
-    browser.get(f"{recorded}/walk/lost/step-00000001/train/00000004")
-    worst = browser.find_element(By.CSS_SELECTOR, ".step.worst")
-    press(browser, "w")
-    until(lambda: browser.current_url.endswith("#" + worst.get_attribute("id")))
-    until(lambda: "at" in worst.get_attribute("class").split())
-
-
-def test_enter_stays_on_an_episode_as_its_rows_stand_for_no_page(browser, recorded):
-    browser.get(recorded + WALKED)
-    assert browser.find_elements(By.CSS_SELECTOR, "#step-0 td a"), "links to other episodes that were in this state"
-    press(browser, "j" + Keys.ENTER + "o")
-    until(lambda: browser.find_element(By.CSS_SELECTOR, "#step-0 details.prompt").get_attribute("open"))
-    assert browser.current_url == f"{recorded}{WALKED}#step-0"
-
-
 def test_a_deep_link_opens_at_its_step(browser, address):
     browser.get(f"{address}{EPISODE}#step-1")
     assert "at" in browser.find_element(By.ID, "step-1").get_attribute("class").split()
-
-
-def test_a_prompt_is_folded_until_a_click_or_a_key_and_is_the_text_that_the_policy_read(browser, recorded):
-    browser.get(f"{recorded}{WALKED}#step-1")
-    fold = browser.find_element(By.CSS_SELECTOR, "#step-1 details.prompt")
-    text = fold.find_element(By.TAG_NAME, "pre")
-    assert not text.is_displayed()
-    fold.find_element(By.TAG_NAME, "summary").click()
-    until(text.is_displayed)
-    assert text.text.splitlines()[:3] == [
-        "Task: examine the alarmclock with the desklamp", "Done: go to sidetable 1",
-        "Now: You arrive at sidetable 1. On the sidetable 1, you see a cd 1."]
-    for shown in (False, True):
-        press(browser, "o")
-        until(lambda shown=shown: text.is_displayed() == shown)
-
-
-def test_the_tokens_of_an_answer_are_text_each_with_its_logprob_and_ratio(browser, recorded):
-    browser.get(recorded + WALKED)
-    tokens = browser.find_elements(By.CSS_SELECTOR, "#step-0 .answer span")
-    assert [token.get_attribute("textContent") for token in tokens] == [
-        "<think>find", " alarmclock", "</think><action>go to", " sidetable", " 1", "</action>"]
-    for token in tokens:
-        logprob, ratio = re.fullmatch(r"logprob −?(\d\.\d{4}), learner/sampler (\d\.\d{4})",
-                                      token.get_attribute("title")).groups()
-        assert float(logprob) >= 0
-        assert float(ratio) == pytest.approx(1, abs=0.05)
-
-
-def test_the_numbers_of_a_recorded_episode_are_those_of_gagpo_credit(browser, recorded, tmp_path, capsys, monkeypatch):
-    """By the command and the file that its page gives, over every step of one won and one lost episode."""
-    for k in (0, 2):
-        browser.get(recorded + WALKED.replace("/0/", f"/{k}/"))
-        if not k:
-            note = browser.find_element(By.PARTIAL_LINK_TEXT, "the group as JSON")
-            words = shlex.split(note.find_element(By.XPATH, "following-sibling::code").text)
-            with urllib.request.urlopen(note.get_attribute("href"), timeout=20) as reply:
-                group = json.load(reply)
-            (tmp_path / words[2]).write_text(json.dumps(group))
-            monkeypatch.chdir(tmp_path)
-            assert main([*words[1:-1], "--json"]) == 0
-            said = json.loads(capsys.readouterr().out)
-        rows = browser.execute_script("""return [...document.querySelectorAll("[data-row]")].map((row) =>
-            [...row.querySelectorAll("[data-name]")].map((cell) => cell.textContent))""")
-        shown = [[float(cell.replace("−", "-")) for cell in row] for row in rows]
-        expected = [[said["values"][step["state"]][0], *numbers] for step, *numbers in zip(
-            group["episodes"][k]["steps"], said["deltas"][k], said["raw_advantages"][k], said["advantages"][k],
-            strict=True)]
-        assert shown == [pytest.approx(row, abs=5.1e-4) for row in expected]
 
 
 def test_the_pointer_reads_values_off_a_curve(browser, address):
@@ -295,3 +139,19 @@ def test_the_pointer_reads_values_off_a_curve(browser, address):
     chart = browser.find_elements(By.CSS_SELECTOR, "figure.chart")[1]
     webdriver.ActionChains(browser).move_to_element(chart.find_element(By.TAG_NAME, "svg")).perform()
     assert "toy success_rate 0.2" in until(lambda: chart.find_element(By.CSS_SELECTOR, ".readout").text.strip())  # noqa: PLW0108 found anew each time
+
+
+@pytest.mark.parametrize("line", [0, 1])
+def test_a_click_on_a_curve_leads_to_the_groups_of_its_own_run(browser, address, line):
+    browser.get(address)
+    chart = next(chart for chart in browser.find_elements(By.CSS_SELECTOR, "figure.chart svg[data-series]")
+                 if "length" in chart.get_attribute("data-series"))
+    name, step, right, down = browser.execute_script("""
+        const [svg, index] = arguments, box = svg.getBoundingClientRect(), line = JSON.parse(svg.dataset.series)[index];
+        const point = svg.querySelector(`polyline.thin[data-line="${index}"]`).points[0];
+        return [line.name, line.steps[0], point.x / 420 * box.width - box.width / 2,
+                point.y / 170 * box.height - box.height / 2]""", chart, line)
+    webdriver.ActionChains(browser).move_to_element_with_offset(chart, round(right), round(down)).click().perform()
+    run = name.split()[0]
+    until(lambda: browser.current_url == f"{address}/{run}/groups?first={step}&last={step}")
+    assert run == ("toy", "other")[line]

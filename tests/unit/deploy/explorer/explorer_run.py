@@ -59,7 +59,7 @@ def make_run(folder: Path, *, steps: int = 3, groups: int = 2, **credit: object)
             archive.write(step, [
                 Row(episode=episode, outcome="trained", columns=columns(credit, episode, k))
                 for group, credit in zip(played, credits, strict=True) for k, episode in enumerate(group)])
-            append_row(folder / "metrics.jsonl", metrics_row(step))
+            append_row(folder / "metrics.jsonl", metrics_row(step) | {"episode_length": 20.0 - steps - step})
         for step in (0, steps):
             label = f"step-{step:06d}"
             played = [make_group(900 + t, kind="eval", size=1, group=f"eval/{label}/1/{t:05d}") for t in range(2)]

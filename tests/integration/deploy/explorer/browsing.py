@@ -1,0 +1,33 @@
+"""What browser tests do to an explorer and its pages."""
+
+import re
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+
+@contextmanager
+def explored(*runs):
+    """Where the command itself shows them."""
+    process = subprocess.Popen([sys.executable, "-m", "deploy.cli", "explore", *map(str, runs), "--port", "0"],
+                               text=True, stdout=subprocess.PIPE)
+    try:
+        said = iter(process.stdout.readline, "")
+        yield next(found[1] for line in said if (found := re.search(r"(http://\S+?)/?$", line.strip())))
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def until(condition, seconds=10.0):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.05)
+    raise AssertionError("it did not happen in time")
+
+
+def press(browser, keys):
+    browser.find_element("tag name", "body").send_keys(keys)
