@@ -6,6 +6,8 @@ Counted is what the algorithm needs, multiplications only: 2 FLOPs per weight an
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import torch
 from torch import nn
@@ -17,14 +19,20 @@ PEAKS = {
     "B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12,
     "L4": 121e12, "A10": 125e12,
 }
-"""Part of a device's name, the more special one first -> dense bfloat16 FLOPs per second, from the data sheets."""
+"""Words of a device's name, the more special ones first -> FLOPs per second of its tensor cores in bfloat16, as in
+float16, of dense matrices (data sheets state twice that for sparse ones first)."""
+UNLIKE = ("NVL", "MIG")
+"""Words that say that a device is slower than its other words do: boards of less power, and slices of one."""
 BACKWARD = 2
 """A backward pass costs as much as two forward ones: gradients of inputs and of weights."""
 
 
 def peak(device: str) -> float | None:
-    """FLOPs per second in bfloat16 of a GPU, by its name; None for one that is not listed."""
-    return next((flops for part, flops in PEAKS.items() if part in device), None)
+    """FLOPs per second in bfloat16 of a GPU, by whole words of its name; None for one that is not listed."""
+    def named(words: str) -> bool:
+        return re.search(rf"\b{re.escape(words)}\b", device) is not None
+
+    return None if any(map(named, UNLIKE)) else next((flops for words, flops in PEAKS.items() if named(words)), None)
 
 
 def forward_flops(policy: Policy, rows: Rows) -> float:

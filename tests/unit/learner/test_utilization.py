@@ -41,7 +41,15 @@ def test_the_peak_is_that_of_the_very_device():
     assert peak("NVIDIA H100 80GB HBM3") == 989e12
     assert peak("NVIDIA H100 PCIe") == 756e12
     assert peak("NVIDIA L40S") == 362e12
-    assert peak("NVIDIA GeForce RTX 3060") is None
+    assert peak("NVIDIA A100-SXM4-80GB") == 312e12
+
+
+@pytest.mark.parametrize("name", [
+    "NVIDIA GeForce RTX 3060", "NVIDIA L40", "NVIDIA A10G", "NVIDIA RTX A1000", "NVIDIA GH200 480GB",
+    "NVIDIA H100 NVL", "NVIDIA H200 NVL", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"])
+def test_a_device_whose_name_only_resembles_a_listed_one_has_no_peak(name):
+    """NVL boards run slower than those of the same name, and a slice of a GPU is none."""
+    assert peak(name) is None
 
 
 def test_there_is_none_without_a_gpu():
