@@ -95,6 +95,9 @@ class CompactTemplate:
 
     What an item page does not show, and no step can know by itself, is remembered: options chosen since the product was
     opened and, once read, its features; on every page, the products opened before. Prices are rounded up to dollars.
+
+    `color: [red]` stands in the task alone, and the page has names behind values: what follows `color: [` is then the
+    value to copy and nothing else, which is the first thing that a small model learns.
     """
 
     name = "compact"
@@ -174,7 +177,7 @@ def _page(page: Page, memory: Memory) -> list[str]:
         return [f"Text: {'; '.join(page.lines).lower() or '-'}"]
     if page.name != "item":
         return [f"Page: {page.name}"]
-    options = "; ".join(f"{name}: {', '.join(map(_bracketed, values))}" for name, values in page.options.items())
+    options = "; ".join(f"{', '.join(map(_bracketed, values))} ({name})" for name, values in page.options.items())
     features = "-" if memory.features is None else "; ".join(memory.features).lower() or "none"
     return [
         f"Item: {_dollars(page.price)} {_title(page.title)}", f"Options: {options or '-'}",

@@ -128,10 +128,10 @@ class Shopper:
         best = max(self._known.values(), key=Known.worth)
         if not final and product.missing and self._hopeful(product, best):
             return Move("something else may fit better", _PREVIOUS)
-        for value in self._request.options.values():
+        for name, value in self._request.options.items():
             if value in offered and value not in self._chosen:
                 self._pending = value
-                return Move("choose", f"click[{value}]")
+                return Move(f"{name}: [{value}]", f"click[{value}]")  # copied from the request, then from the thought
         return Move("buy", _BUY)
 
     def _hopeful(self, product: Known, best: Known) -> bool:

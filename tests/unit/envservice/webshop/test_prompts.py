@@ -65,7 +65,7 @@ def test_a_compact_prompt_remembers_what_pages_do_not_show(shop):
         "Done: click[black | white]; click[green] failed",
         "Opened: [b0desk] [b0lamp]",
         "Item: 21 brisko cordless table lamp",
-        "Options: color: [red], [black | white]; size: [large]",
+        "Options: [red], [black | white] (color); [large] (size)",
         "Chosen: [large], [black | white]",
         "Features: dimmable lamp; charges by usb",
     ]
