@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy.bench.figures import Figure
-from deploy.lines import Lines
+from deploy.lines import EVERY_S, Lines, Parts
 from services.errors import UserError
 
 BENCHES = {
@@ -27,6 +27,9 @@ BENCHES = {
 }
 """Name -> module with `run(tell) -> list[Figure]`, imported when it is asked for: benches import heavy things.
 The soak's takes two parameters more."""
+
+EVEN = ("env-service", "soak")
+"""Their parts are rounds and minutes, so that a rate tells how long they will take; those of others are unlike."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
@@ -51,9 +54,16 @@ def run(args: argparse.Namespace) -> int:
     options = {key: value for key in ("minutes", "sessions") if (value := getattr(args, key)) is not None}
     if options and args.name != "soak":
         raise UserError(f"the bench {args.name} has no --{next(iter(options))}", "leave it out; it is the soak's")
-    with Lines(Console(stderr=True)) as lines:
-        figures = importlib.import_module(BENCHES[args.name]).run(
-            lambda what, done, total: lines.at(f"bench {args.name}", done, total, "parts", doing=what), **options)
+    console = Console(stderr=True)
+    every_s = 1.0 if console.is_terminal else EVERY_S
+    with Lines(console) as lines, Parts(lines, f"bench {args.name}", every_s=every_s) as parts:
+        def tell(what: str, done: float, total: float) -> None:
+            if args.name in EVEN:
+                lines.at(f"bench {args.name}", done, total, "parts", doing=what)
+            else:
+                parts.at(what, done, total)
+
+        figures = importlib.import_module(BENCHES[args.name]).run(tell, **options)
     if args.json:
         print(json.dumps({"format": 1, "bench": args.name, "figures": [asdict(figure) for figure in figures]}))
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -90,3 +91,43 @@ class Lines:
             return
         self._said_at, self._said = now, (done, total)
         self.passing(f"{text}  {doing}" if doing else text)
+
+
+class Parts:
+    """Unlike parts of one work, of which some say nothing for minutes: how many are done, the one that goes on, and
+    how long it all has taken, from a thread of its own. No rate: what the short ones took says nothing of the long.
+    """
+
+    def __init__(self, lines: Lines, what: str, *, every_s: float = EVERY_S,
+                 clock: Callable[[], float] = time.monotonic) -> None:
+        self._lines, self._what, self._every_s, self._clock = lines, what, every_s, clock
+        self._text = ""
+        self._began = self._said_at = clock()
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._tick, name="parts", daemon=True)
+
+    def __enter__(self) -> Parts:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def at(self, doing: str, done: float, total: float) -> None:
+        """The next part begins."""
+        with self._lock:
+            self._text = f"{self._what} {done:,.4g}/{total:,.4g} parts  {doing}"
+            self._say()
+
+    def _tick(self) -> None:
+        while not self._done.wait(self._every_s):
+            with self._lock:
+                if self._text and self._clock() - self._said_at >= self._every_s:
+                    self._say()
+
+    def _say(self) -> None:
+        self._said_at = self._clock()
+        elapsed = self._said_at - self._began
+        self._lines.passing(f"{self._text}  {span(elapsed)} so far" if elapsed >= 1 else self._text)

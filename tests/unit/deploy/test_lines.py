@@ -1,11 +1,13 @@
 """Rates, time left, and lines that pass."""
 
 import io
+import threading
+import time
 
 import pytest
 from rich.console import Console
 
-from deploy.lines import Lines, Pace, span
+from deploy.lines import Lines, Pace, Parts, span
 
 
 class Clock:
@@ -55,6 +57,33 @@ def test_each_part_has_its_line_and_a_long_one_has_more():
     assert out.file.getvalue().splitlines() == [
         "bench 0/4 parts  at 0", "bench 1/4 parts  2 s each  about 6 s left  at 2",
         "bench 1/4 parts  12 s each  about 36 s left  at 12"]
+
+
+def test_unlike_parts_have_no_time_left_and_a_silent_one_says_how_long_it_took():
+    """A second for the first of two parts says nothing of the second, which is silent for 25 s."""
+    out, clock = console(terminal=False), Clock()
+    with Lines(out) as lines, Parts(lines, "bench webshop", every_s=0.05, clock=clock) as parts:
+        parts.at("pages", 0, 2)
+        clock.now = 1.0
+        parts.at("ranking", 1, 2)
+        for clock.now in (11.0, 26.0):
+            end, known = time.monotonic() + 20, len(out.file.getvalue())
+            while len(out.file.getvalue()) == known:
+                assert time.monotonic() < end
+                time.sleep(0.01)
+    assert out.file.getvalue().splitlines() == [
+        "bench webshop 0/2 parts  pages", "bench webshop 1/2 parts  ranking  1 s so far",
+        "bench webshop 1/2 parts  ranking  11 s so far", "bench webshop 1/2 parts  ranking  26 s so far"]
+
+
+def test_parts_stop_to_speak_when_they_are_done():
+    out = console(terminal=False)
+    with Lines(out) as lines, Parts(lines, "bench", every_s=0.01, clock=lambda: 0.0) as parts:
+        parts.at("it", 0, 1)
+    said = out.file.getvalue()
+    time.sleep(0.05)
+    assert out.file.getvalue() == said
+    assert "parts" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_in_a_terminal_what_passes_leaves_nothing_behind():
