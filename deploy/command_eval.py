@@ -64,6 +64,7 @@ def evaluate(config: Config, model: Path, *, split: str | None) -> dict[str, Any
     """Brings up a topology without a learner and runs one evaluation on it."""
     from rich.console import Console
 
+    from deploy import preflight
     from deploy.lines import Lines
     from deploy.panels import cut, engine_name
     from deploy.publishing import publish_folder
@@ -73,6 +74,7 @@ def evaluate(config: Config, model: Path, *, split: str | None) -> dict[str, Any
     from services.controller.tickets import EvalRequest, TaskStream, TrainTickets
 
     environment = open_environment(config.env)
+    preflight.check_versions(config.env.urls, env=environment.name, engine=engine_name(environment))
     train, _, heldout = environment.training_splits()
     chosen = split or heldout
     everything = environment.tasks(chosen)
@@ -81,8 +83,7 @@ def evaluate(config: Config, model: Path, *, split: str | None) -> dict[str, Any
     with tempfile.TemporaryDirectory(prefix="gagpo-eval-") as name, Lines(Console(stderr=True)) as lines:
         folder = Path(name)
         dump_config(config, folder / "config.yaml")
-        with topology(config, run=run, folder=folder, config_file=folder / "config.yaml",
-                      note=lines.note) as parts:
+        with topology(config, run=run, folder=folder, config_file=folder / "config.yaml", note=lines.note) as parts:
             lease = parts.store.acquire("controller", run, ttl_s=30.0)
             controller = Controller(
                 config=config, store=parts.store, lease=lease, supervisor=parts.supervisor,

@@ -15,19 +15,24 @@ from deploy.panels import Panels, open_panels
 from deploy.plan import Plan, make_plan
 from envservice.capacity import session_limit
 from envservice.registry import check_settings, find_family, find_teacher, open_environment
+from envservice.schemas import Info
 from services import tracing
-from services.config import Config
+from services.config import ENV_TOKEN_VARIABLE, Config
 from services.errors import EnvFault, UserError
 
 PROBED_GAMES = 24
 """Games that are checked to see whether the data is whole; a broken one beyond them drops its group at run time."""
 PROBE_S = 5.0
+INFO_S = 60.0
+"""For what a server plays: it may have to read all its data first."""
 
 
 def check(config: Config) -> Panels:
     """Raises UserError for the first thing that would stop a training run; the panels, which were cut on the way."""
     check_parts(config)
-    return _games(config)
+    panels = _games(config)
+    check_versions(config.env.urls, env=panels.env_name, engine=panels.engine)
+    return panels
 
 
 def check_parts(config: Config) -> None:
@@ -45,6 +50,31 @@ def check_parts(config: Config) -> None:
     _servers(config.env.urls)
     if not config.env.urls:  # else it is theirs to reach
         find_family(config.env.name).reachable(config.env)
+
+
+def check_versions(urls: Sequence[str], *, env: str, engine: str) -> None:
+    """Raises UserError where servers that run already play another environment or version than results would name.
+
+    `engine`: as panels.engine_name. Their data are not compared: tasks that they do not have are faults at run time.
+    """
+    import httpx
+
+    from deploy.members import env_token
+
+    token = env_token()
+    headers = {} if token is None else {"authorization": f"Bearer {token}"}
+    for url in urls:
+        try:
+            reply = httpx.get(f"{url}/v1/info", headers=headers, timeout=INFO_S, trust_env=False)
+            if reply.status_code == httpx.codes.UNAUTHORIZED:
+                raise UserError(f"{url} asks for another token", f"set {ENV_TOKEN_VARIABLE} to the one that it has")
+            info = Info.model_validate_json(reply.raise_for_status().content)
+        except (httpx.HTTPError, ValueError) as error:
+            raise UserError(f"{url} does not say what it plays ({type(error).__name__})",
+                            "start it with `gagpo serve-env` of this version") from None
+        theirs, ours = f"{info.name} by {info.engine} {info.version}", f"{env} by {engine}"
+        if theirs != ours:
+            raise UserError(f"{url} plays {theirs}, and this config {ours}", "give both the same settings and packages")
 
 
 def _environment(config: Config) -> None:

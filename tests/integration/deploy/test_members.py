@@ -15,10 +15,11 @@ import httpx
 import psutil
 import pytest
 
+from deploy import preflight
 from deploy.members import EnvServer, free_port
 from services.config_file import dump_config, load_config
 from services.controller.supervise import Supervisor
-from services.errors import EnvFault
+from services.errors import EnvFault, UserError
 from services.logs import configure_logs
 
 
@@ -56,6 +57,9 @@ def test_a_server_answers_once_started_and_is_gone_once_stopped(server: EnvServe
     assert server.poll() is None
     info = httpx.get(f"{server.url}/v1/info", timeout=5).json()
     assert (info["name"], info["replay"]) == ("alfworld-gen", "pure")
+    preflight.check_versions([server.url], env="alfworld-gen", engine="own 1")
+    with pytest.raises(UserError, match="plays alfworld-gen by own 1, and this config alfworld-gen by textworld"):
+        preflight.check_versions([server.url], env="alfworld-gen", engine="textworld 1.6")
     pid = pid_of(server)
     server.stop()
     assert not psutil.pid_exists(pid)

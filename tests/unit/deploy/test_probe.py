@@ -15,18 +15,26 @@ import pytest
 from deploy import machine, preflight
 from deploy.members import free_port
 from deploy.probe import answers
+from envservice.schemas import Info
+from services.config import ENV_TOKEN_VARIABLE
 from services.config_file import load_config
+from services.errors import UserError
 
 CONTAINERFILE = Path(preflight.__file__).parent / "docker" / "Containerfile"
 
 
 class Answer(BaseHTTPRequestHandler):
-    """200 at /healthz, 503 elsewhere."""
+    """200 at /healthz, what a server of the toy plays at /v1/info, for one token; 503 elsewhere."""
 
     def do_GET(self) -> None:
-        self.send_response(200 if self.path == "/healthz" else 503)
-        self.send_header("content-length", "0")
+        body, status = b"", 200 if self.path == "/healthz" else 503
+        if self.path == "/v1/info":
+            status = 200 if self.headers["authorization"] == "Bearer secret" else 401
+            body = Info(name="toy", engine="corridor", version="1", replay="pure", splits={}).model_dump_json().encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(body)))
         self.end_headers()
+        self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing."""
@@ -66,3 +74,23 @@ def test_the_health_check_of_images_asks_past_the_proxy(port: int):
         done = subprocess.run([sys.executable, option, program.replace("8100", str(asked))], env=os.environ,
                               capture_output=True, timeout=60, check=False)
         assert done.returncode == status, done.stderr
+
+
+def test_servers_that_play_another_version_than_results_would_name_are_refused(
+    port: int, monkeypatch: pytest.MonkeyPatch,
+):
+    url = f"http://127.0.0.1:{port}"
+
+    def refusal(where: str = url, *, engine: str = "corridor 1") -> str:
+        with pytest.raises(UserError) as error:
+            preflight.check_versions([where], env="toy", engine=engine)
+        return str(error.value)
+
+    monkeypatch.delenv(ENV_TOKEN_VARIABLE, raising=False)
+    assert refusal() == f"{url} asks for another token; set {ENV_TOKEN_VARIABLE} to the one that it has"
+    monkeypatch.setenv(ENV_TOKEN_VARIABLE, "secret")
+    preflight.check_versions([url], env="toy", engine="corridor 1")
+    assert refusal(engine="corridor 2") == (
+        f"{url} plays toy by corridor 1, and this config toy by corridor 2; give both the same settings and packages")
+    assert refusal(f"{url}/elsewhere").startswith(f"{url}/elsewhere does not say what it plays (HTTPStatusError)")
+    assert refusal(f"http://127.0.0.1:{free_port()}").endswith("start it with `gagpo serve-env` of this version")
