@@ -110,6 +110,21 @@ class Visit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """One action at a state, by all steps of the group that took it there."""
+
+    action: str
+    visits: list[Visit]
+    own: bool
+    """It is the one of the step shown."""
+
+    @property
+    def mean_return(self) -> float:
+        """Of R̂."""
+        return sum(visit.step.ret or 0.0 for visit in self.visits) / len(self.visits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """All episodes of a group, by k."""
 
@@ -150,6 +165,16 @@ class Group:
         found = [abs(step.advantage) for episode in self.episodes for step in episode.steps
                  if step.advantage is not None]
         return max([1.0, *found])
+
+
+def alternatives(visits: Sequence[Visit], own: StepView | None = None) -> list[Alternative]:
+    """What was done at a state, the best return first."""
+    by_action: dict[str, list[Visit]] = {}
+    for visit in visits:
+        by_action.setdefault(visit.step.action, []).append(visit)
+    found = [Alternative(action=action, visits=those, own=own is not None and action == own.action)
+             for action, those in by_action.items()]
+    return sorted(found, key=lambda a: (-a.mean_return, -len(a.visits), a.action))
 
 
 def read_group(folder: Path, entry: GroupEntry) -> Group | None:

@@ -10,29 +10,15 @@ from typing import Any
 
 from deploy.explorer.curves import evaluation_chart, training_charts
 from deploy.explorer.graph import draw
-from deploy.explorer.groups import Episode, Group, StepView, Visit, credit_options, read_group
+from deploy.explorer.groups import Alternative, Episode, Group, StepView, alternatives, credit_options, read_group
 from deploy.explorer.index import GroupEntry
 from deploy.explorer.lists import Choice, choose, matrix
 from deploy.explorer.runs import Piece, Run
 from deploy.explorer.sums import sums
+from deploy.explorer.verdict import heading, judge, sentences
 
 SHOWN = 8
 """Actions listed at a state; their number is given where there are more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alternative:
-    """One action at a state, by all steps of the group that took it there."""
-
-    action: str
-    visits: list[Visit]
-    own: bool
-    """It is the one of the step shown."""
-
-    @property
-    def mean_return(self) -> float:
-        """Of R̂."""
-        return sum(visit.step.ret or 0.0 for visit in self.visits) / len(self.visits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,20 +92,11 @@ def episode(run: Run, found: Group, member: Episode) -> dict[str, Any]:
     at = order.index(member.k)
     rows = [_row(run, found, step, lines)
             for step, lines in zip(member.steps, sums(found, member, run.credit), strict=True)]
-    worst = member.costliest
-    last = member.steps[-1]
-    better = None
-    if worst is not None and worst.state is not None:
-        others = [a for a in alternatives(found.visits[worst.state], worst) if not a.own]
-        better = max(others, key=lambda a: a.mean_return, default=None)
-        if better is not None and better.mean_return <= (worst.ret or 0.0):
-            better = None
+    said = judge(found, member)
     return {
-        "group": found, "entry": found.entry, "episode": member, "rows": rows, "worst": worst, "better": better,
-        "cut": last if worst is not None and member.cut_off and last.cost < worst.cost else None,
-        "lowest": min((step for step in member.steps if step.advantage is not None),
-                      key=lambda step: step.advantage or 0.0, default=None),
-        "then": None if worst is None else next((step for step in member.steps if step.t == worst.t + 1), None),
+        "group": found, "entry": found.entry, "episode": member, "rows": rows,
+        "worst": said.worst, "better": said.better, "cut": said.cut,
+        "heading": heading(said, member), "sentences": sentences(said, member),
         "before": order[at - 1] if at else None, "after": order[at + 1] if at + 1 < len(order) else None,
         "largest": found.largest, "command": command(run, found)}
 
@@ -140,16 +117,6 @@ def _ratio(learner: float, sampler: float) -> float | None:
     """None where a logprob is not finite."""
     difference = learner - sampler
     return math.exp(min(difference, 50.0)) if math.isfinite(difference) else None
-
-
-def alternatives(visits: Sequence[Visit], own: StepView | None = None) -> list[Alternative]:
-    """What was done at a state, the best return first."""
-    by_action: dict[str, list[Visit]] = {}
-    for visit in visits:
-        by_action.setdefault(visit.step.action, []).append(visit)
-    found = [Alternative(action=action, visits=those, own=own is not None and action == own.action)
-             for action, those in by_action.items()]
-    return sorted(found, key=lambda a: (-a.mean_return, -len(a.visits), a.action))
 
 
 def task(runs: Sequence[Run], name: str, last: int) -> dict[str, Any]:

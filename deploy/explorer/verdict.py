@@ -1,0 +1,121 @@
+"""What the episode page says first: the step that lost the episode, what would have been better, what else it answers
+for. Sentences are lists of parts, of which the template makes markup; none of it is made here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deploy.explorer.filters import number, signed
+from deploy.explorer.groups import Alternative, Episode, Group, StepView, alternatives
+
+SEEN = 3
+"""Steps that took the better action which are linked to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A piece of a sentence: plain text, an action, or a link to step `t`, of this episode where there is no `k`."""
+
+    text: str
+    action: bool = False
+    t: int | None = None
+    k: int | None = None
+
+
+Sentence = list[Part]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What was found in an episode."""
+
+    worst: StepView | None
+    """The step that lost the most."""
+    then: StepView | None = None
+    """The one after it."""
+    better: Alternative | None = None
+    """What earned more from the same state, the best of the group."""
+    cut: StepView | None = None
+    """The last step, where the cut there cost more than any action."""
+    lowest: StepView | None = None
+    """The step with the lowest advantage."""
+
+
+def judge(group: Group, episode: Episode) -> Verdict:
+    """Pure numbers; without credit everything is None."""
+    worst, last = episode.costliest, episode.steps[-1]
+    if worst is None:
+        return Verdict(worst=None)
+    return Verdict(
+        worst=worst, better=_better(group, worst),
+        then=next((step for step in episode.steps if step.t == worst.t + 1), None),
+        cut=last if episode.cut_off and last.cost < worst.cost else None,
+        lowest=min((step for step in episode.steps if step.advantage is not None),
+                   key=lambda step: step.advantage or 0.0, default=None))
+
+
+def _better(group: Group, step: StepView) -> Alternative | None:
+    if step.state is None:
+        return None
+    others = [other for other in alternatives(group.visits[step.state], step) if not other.own]
+    best = max(others, key=lambda other: other.mean_return, default=None)
+    return None if best is None or best.mean_return <= (step.ret or 0.0) else best
+
+
+def heading(found: Verdict, episode: Episode) -> Sentence:
+    """Which step it was, and what was done there; [] where nothing was lost."""
+    if found.worst is None:
+        return []
+    return [Part(text=f"Where it {'lost most' if episode.won else 'was lost'}: "),
+            Part(text=f"step {found.worst.t}", t=found.worst.t), Part(text=", "),
+            Part(text=found.worst.action, action=True)]
+
+
+def sentences(found: Verdict, episode: Episode) -> list[Sentence]:
+    """What follows the heading, which the first of them goes on from; one that stands alone where nothing was lost."""
+    worst, cut, lowest = found.worst, found.cut, found.lowest
+    if worst is None:
+        return [_plain("No step of this episode lost anything: each was at least as good as its state is on average.")]
+    said = [_plain(_cost(found, worst, episode)), _choice(found, worst)]
+    if cut is not None:
+        said.append([Part(text="At "), Part(text=f"step {cut.t}", t=cut.t), Part(
+            text=f" the episode was cut off in a state worth {number(cut.value, 2)}, whatever was done there: "
+                 f"δ = {signed(cut.delta, 2)}.")])
+    if lowest is not None and lowest.t not in (worst.t, cut.t if cut else None):
+        said.append([Part(text="The lowest advantage is that of "), Part(text=f"step {lowest.t}", t=lowest.t), Part(
+            text=f", A = {signed(lowest.advantage, 2)}: it also answers for what came after it.")])
+    return said
+
+
+def _plain(text: str) -> Sentence:
+    return [Part(text=text)]
+
+
+def _cost(found: Verdict, worst: StepView, episode: Episode) -> str:
+    advantage = f"A = {signed(worst.advantage, 2)}."
+    if worst.delta is None:
+        return f"— advantage {advantage}"
+    if found.then is not None:
+        after = f"the next one {number(found.then.value, 2)}"
+    else:
+        after = ("and there the episode was cut off, whatever was done" if episode.cut_off else
+                 "and the episode ended there")
+    return f"— its state was worth V̄ = {number(worst.value, 2)}, {after}: δ = {signed(worst.delta, 2)}, {advantage}"
+
+
+def _choice(found: Verdict, worst: StepView) -> Sentence:
+    better = found.better
+    if better is None:
+        return _plain("No other action from that state did better in this group.")
+    count = len(better.visits)
+    said = [Part(text="From the same state "), Part(text=better.action, action=True), Part(
+        text=f" went on to earn {number(better.mean_return, 2)} on average ({count} step{'s' if count != 1 else ''}, "
+             f"here {number(worst.ret, 2)}): see ")]
+    links = [Part(text=f"episode {visit.k}, step {visit.step.t}", k=visit.k, t=visit.step.t)
+             for visit in better.visits[:SEEN]]
+    return [*said, *_joined(links), Part(text=".")]
+
+
+def _joined(links: Sequence[Part]) -> Sentence:
+    return [part for i, link in enumerate(links) for part in ([Part(text=", ")] if i else []) + [link]]

@@ -1,0 +1,93 @@
+"""The sentences above an episode, from groups worked out by hand: γ = 1, V̄ the mean return of a state's visits."""
+
+import pytest
+
+from deploy.explorer.groups import Episode, Group, StepView
+from deploy.explorer.index import GroupEntry
+from deploy.explorer.verdict import heading, judge, sentences
+
+NOTHING = "No step of this episode lost anything: each was at least as good as its state is on average."
+NO_OTHER = "No other action from that state did better in this group."
+
+
+def step(t, state, action, *, ret=0.0, value=0.0, delta=0.0, advantage=0.0):
+    return StepView(
+        t=t, observation=f"You are at {state}.", result=None, action=action, valid=True, admissible=True, reward=0.0,
+        version="1.0", num_prompt=1, prompt_ids=None, tokens=[], logprobs=[], learner_logprobs=None, ret=ret,
+        value=value, delta=delta, raw=delta, advantage=advantage, state=state)
+
+
+def episode(k, steps, *, won=False, end="turns"):
+    return Episode(k=k, won=won, end="won" if won else end, worker="w", attempt=1, steps=steps, final_observation=None)
+
+
+def said(*members):
+    """Of the first member: its heading and its sentences as text, and the links in them."""
+    entry = GroupEntry(
+        file="step-00000001", step=1, group="train/1", task="toy/a", kind="a", outcome="trained", reason="",
+        temperature=1.0, episodes=len(members), won=0, steps=1, length=1.0, mean_return=0.0, spread=0.0, invalid=0.0,
+        singletons=None, row_groups=(0,))
+    found = judge(Group(entry=entry, episodes=list(members), missing=()), members[0])
+    lines = [heading(found, members[0]), *sentences(found, members[0])]
+    links = [(part.text, part.k, part.t) for line in lines for part in line if part.t is not None]
+    return ["".join(part.text for part in line) for line in lines], links
+
+
+LOST = episode(0, [step(0, "a", "north", value=4.0, delta=0.5, advantage=0.2),
+                   step(1, "b", "drop it", ret=0.0, value=4.5, delta=-3.0, advantage=-1.0),
+                   step(2, "c", "wait", value=1.5, delta=0.1, advantage=-2.0)], end="lost")
+BETTER = episode(1, [step(0, "b", "keep it", ret=9.0, value=4.5), step(1, "b", "keep it", ret=8.0)], won=True)
+
+
+def test_the_step_that_lost_the_most_and_what_was_better_there():
+    text, links = said(LOST, BETTER)
+    assert text == [
+        "Where it was lost: step 1, drop it",
+        "— its state was worth V̄ = 4.50, the next one 1.50: δ = −3.00, A = −1.00.",
+        "From the same state keep it went on to earn 8.50 on average (2 steps, here 0.00): see episode 1, step 0, "
+        "episode 1, step 1.",
+        "The lowest advantage is that of step 2, A = −2.00: it also answers for what came after it."]
+    assert links == [("step 1", None, 1), ("episode 1, step 0", 1, 0), ("episode 1, step 1", 1, 1), ("step 2", None, 2)]
+
+
+def test_an_action_that_earned_no_more_is_not_better():
+    worse = episode(1, [step(0, "b", "keep it", ret=0.0, value=4.5)])
+    assert said(LOST, worse)[0][2] == NO_OTHER
+
+
+def test_of_many_that_did_better_three_are_linked():
+    many = [episode(k, [step(0, "b", "keep it", ret=9.0)], won=True) for k in range(1, 6)]
+    text, links = said(LOST, *many)
+    assert "(5 steps, here 0.00)" in text[2]
+    assert [k for _, k, _ in links if k is not None] == [1, 2, 3]
+
+
+def test_a_won_episode_has_a_step_that_lost_most():
+    won = episode(0, [step(0, "a", "wander", value=9.0, delta=-1.0, advantage=-1.0), step(1, "b", "win", value=8.0)],
+                  won=True)
+    assert said(won)[0] == ["Where it lost most: step 0, wander",
+                            "— its state was worth V̄ = 9.00, the next one 8.00: δ = −1.00, A = −1.00.", NO_OTHER]
+
+
+@pytest.mark.parametrize(("end", "how"), [
+    ("lost", "and the episode ended there"), ("turns", "and there the episode was cut off, whatever was done")])
+def test_the_last_step_has_no_state_after_it(end, how):
+    text, _ = said(episode(0, [step(0, "a", "wait", value=2.0, delta=-2.0, advantage=-1.0)], end=end))
+    assert text[1] == f"— its state was worth V̄ = 2.00, {how}: δ = −2.00, A = −1.00."
+
+
+def test_a_cut_that_cost_more_than_any_action_is_named_and_not_again_as_the_lowest():
+    cut = episode(0, [step(0, "a", "idle", value=6.0, delta=-1.0, advantage=-0.5),
+                      step(1, "b", "wait", value=5.0, delta=-5.0, advantage=-3.0)])
+    assert said(cut)[0] == [
+        "Where it was lost: step 0, idle", "— its state was worth V̄ = 6.00, the next one 5.00: δ = −1.00, A = −0.50.",
+        NO_OTHER, "At step 1 the episode was cut off in a state worth 5.00, whatever was done there: δ = −5.00."]
+
+
+def test_without_temporal_differences_the_advantage_alone_is_said():
+    flat = episode(0, [step(0, "a", "wait", value=None, delta=None, advantage=-0.75)])
+    assert said(flat)[0] == ["Where it was lost: step 0, wait", "— advantage A = −0.75.", NO_OTHER]
+
+
+def test_where_nothing_was_lost_one_sentence_says_so():
+    assert said(episode(0, [step(0, "a", "win", delta=1.0, advantage=1.0)], won=True)) == (["", NOTHING], [])
