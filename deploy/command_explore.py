@@ -6,9 +6,8 @@ import argparse
 import os
 from pathlib import Path
 
+from services.config import EXPLORE_TOKEN_VARIABLE
 from services.errors import UserError
-
-TOKEN_VARIABLE = "GAGPO_EXPLORE_TOKEN"  # noqa: S105 - the variable's name
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
@@ -18,7 +17,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
         help="look into a run in a browser",
         description="Shows curves, evaluations, groups, episodes step by step and states of a run, or of two side by\n"
         "side, while they train too. Other machines may look only with a token, taken from\n"
-        f"${TOKEN_VARIABLE}; through ssh none is needed: ssh -L 8400:localhost:8400 HOST.",
+        f"${EXPLORE_TOKEN_VARIABLE}; through ssh none is needed: ssh -L 8400:localhost:8400 HOST.",
         epilog="example:\n  gagpo explore runs/alfworld-tiny\n  gagpo explore runs/mine runs/theirs --port 0",
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="one run's folder, or two")
@@ -35,4 +34,4 @@ def run(args: argparse.Namespace) -> None:
     from deploy.explorer.runs import open_runs
     from deploy.explorer.server import serve
 
-    serve(open_runs(args.runs), host=args.host, port=args.port, token=os.environ.get(TOKEN_VARIABLE) or None)
+    serve(open_runs(args.runs), host=args.host, port=args.port, token=os.environ.get(EXPLORE_TOKEN_VARIABLE) or None)

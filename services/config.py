@@ -17,6 +17,8 @@ from services.config_env import EnvSection, Section
 ENV_TOKEN_VARIABLE = "GAGPO_ENV_TOKEN"  # noqa: S105 - the variable's name
 """Environment variable with the bearer token of environment servers. Neither a config key nor an
 option: configs are written out, and every user of a machine can read its command lines."""
+EXPLORE_TOKEN_VARIABLE = "GAGPO_EXPLORE_TOKEN"  # noqa: S105 - the variable's name
+"""The same of the explorer, where others than this machine may look."""
 
 
 class ModelSection(Section):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.children import run_child
-from deploy.experiment.progress import Progress
+from deploy.experiment.progress import RunsProgress
 from deploy.experiment.records import FORMAT, folder_digest, same_settings, settings_of, write
 from deploy.panels import Panels
 from deploy.run_folder import RunFolder
@@ -44,7 +44,7 @@ def check_settings(config: Config) -> None:
                         "set eval.panel and eval.panel_samples")
 
 
-def prepare(config: Config, panels: Panels, out: Path, progress: Progress) -> dict[str, Any]:
+def prepare(config: Config, panels: Panels, out: Path, progress: RunsProgress) -> dict[str, Any]:
     """experiment.json, made where it is not there. Raises UserError where it belongs to another experiment."""
     file, model = out / COMMON, out / COLD_START
     if file.exists():
@@ -67,7 +67,7 @@ def prepare(config: Config, panels: Panels, out: Path, progress: Progress) -> di
     return common
 
 
-def _make(config: Config, model: Path, progress: Progress) -> None:
+def _make(config: Config, model: Path, progress: RunsProgress) -> None:
     progress.note("the cold start that all runs begin with")
     config_file, draft = config.run_dir / "cold-start.yaml", config.run_dir / "cold-start.new"
     dump_config(config, config_file)

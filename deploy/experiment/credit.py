@@ -31,7 +31,7 @@ from deploy.experiment.design import (
     fresh_seeds,
     to_confirm,
 )
-from deploy.experiment.progress import Progress
+from deploy.experiment.progress import RunsProgress
 from deploy.experiment.records import Record, read_records
 from deploy.experiment.runs import Runner, left, only_one
 from services.config import Config
@@ -93,9 +93,9 @@ def _make(config: Config, wanted: Sequence[Run], args: argparse.Namespace) -> No
     known = read_records(args.out)
     done = {(record.arm, record.seed) for record in known}
     with (only_one(config.run_dir),
-          Progress(len(wanted), done=sum((one.arm, one.seed) in done for one in wanted), parallel=args.parallel,
-                   typical_s=60 * fmean(record.minutes for record in known) if known else None,
-                   console=Console(stderr=args.json)) as progress):
+          RunsProgress(len(wanted), done=sum((one.arm, one.seed) in done for one in wanted), parallel=args.parallel,
+                       typical_s=60 * fmean(record.minutes for record in known) if known else None,
+                       console=Console(stderr=args.json)) as progress):
         common = prepare(config, panels, args.out, progress)
         missing = left(args.out, wanted, config, common)
         progress.note(f"{len(missing)} of {len(wanted)} runs to make, {args.parallel} at once")

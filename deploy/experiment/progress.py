@@ -25,7 +25,7 @@ class Shown(Protocol):
         ...
 
 
-class Progress:
+class RunsProgress:
     """A live view in a terminal, plain lines elsewhere. `typical_s`: seconds of a run, where some are known already."""
 
     def __init__(self, total: int, *, done: int = 0, parallel: int = 1, typical_s: float | None = None,
@@ -39,7 +39,7 @@ class Progress:
         self._running: Sequence[Shown] = ()
         self._live: Live | None = None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> RunsProgress:
         if self._console.is_terminal:
             self._live = Live(get_renderable=self.render, console=self._console, refresh_per_second=1)
             self._live.start()

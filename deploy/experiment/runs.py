@@ -19,7 +19,7 @@ from deploy.children import POLL_S, Child
 from deploy.experiment import records
 from deploy.experiment.common import COLD_START, keep_cold_evaluations
 from deploy.experiment.design import Run, config_of
-from deploy.experiment.progress import Progress
+from deploy.experiment.progress import RunsProgress
 from deploy.run_folder import RunFolder
 from deploy.sweep import give_evaluations
 from services.config import Config
@@ -68,7 +68,7 @@ class Runner:
     config: Config
     out: Path
     common: dict[str, Any]
-    progress: Progress
+    progress: RunsProgress
     parallel: int = 1
     hours: float = math.inf
     """No run is started after so many."""

@@ -11,7 +11,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-TOKEN_VARIABLE = "GAGPO_EXPLORE_TOKEN"  # noqa: S105 - the variable's name
+from services.config import EXPLORE_TOKEN_VARIABLE
+
 COOKIE = "gagpo_explore"
 YEAR_S = 365 * 24 * 3600
 HEADERS = {
@@ -56,8 +57,9 @@ class Guard:
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
         if any(self._right(text) for text in (bearer, request.cookies.get(COOKIE, "")) if text):
             return None
-        return PlainTextResponse(f"a token is needed: open this address with ?token=... (${TOKEN_VARIABLE} where the "
-                                 "explorer runs), or send it as a bearer token", 401, {"www-authenticate": "Bearer"})
+        return PlainTextResponse(
+            f"a token is needed: open this address with ?token=... (${EXPLORE_TOKEN_VARIABLE} where the explorer "
+            "runs), or send it as a bearer token", 401, {"www-authenticate": "Bearer"})
 
     def _admit(self, request: Request, given: str) -> Response:
         """The token moves from the address, which is shown and logged, into a cookie that no script can read."""

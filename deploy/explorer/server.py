@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import uvicorn
 
-from deploy.explorer.access import TOKEN_VARIABLE
 from deploy.explorer.app import create_app
 from deploy.explorer.runs import Run
 from envservice.server import bind
 from services.addresses import is_local
+from services.config import EXPLORE_TOKEN_VARIABLE
 from services.errors import UserError
 
 DRAIN_S = 2
@@ -22,14 +22,14 @@ def serve(runs: Sequence[Run], *, host: str, port: int, token: str | None) -> No
     there is no token."""
     if token is None and not is_local(host):
         raise UserError(f"{host} can be reached by others and there is no token",
-                        f"set {TOKEN_VARIABLE}, or bind to 127.0.0.1 and come through ssh -L")
+                        f"set {EXPLORE_TOKEN_VARIABLE}, or bind to 127.0.0.1 and come through ssh -L")
     with contextlib.closing(bind(host, port)) as listener:
         for run in runs:
             groups = run.groups()
             print(f"{run.name}: {len(groups):,} groups, {sum(entry.steps for entry in groups):,} steps", flush=True)
         name, number = listener.getsockname()[:2]
         print(f"exploring on http://{f'[{name}]' if ':' in name else name}:{number}/"
-              f"{'?token=$' + TOKEN_VARIABLE if token else ''}", flush=True)
+              f"{'?token=$' + EXPLORE_TOKEN_VARIABLE if token else ''}", flush=True)
         config = uvicorn.Config(create_app(runs, token), log_level="warning", access_log=False, lifespan="off",
                                 timeout_graceful_shutdown=DRAIN_S)
         uvicorn.Server(config).run(sockets=[listener])

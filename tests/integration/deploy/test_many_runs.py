@@ -10,7 +10,7 @@ from rich.console import Console
 from deploy import sweep
 from deploy.experiment.common import keep_cold_evaluations, prepare
 from deploy.experiment.design import Run
-from deploy.experiment.progress import Progress
+from deploy.experiment.progress import RunsProgress
 from deploy.experiment.records import read_records
 from deploy.experiment.runs import Runner, left
 from deploy.panels import open_panels
@@ -63,7 +63,7 @@ def test_a_run_of_an_experiment_leaves_its_record_alone(config: Config, swept: l
     full = RunFolder(config.run_dir / "full")
     shutil.copytree(full.cold_model, tmp_path / "cold-start")
     mine = config.model_copy(update={"name": "experiment"})
-    progress = Progress(1, console=Console(quiet=True))
+    progress = RunsProgress(1, console=Console(quiet=True))
     common = prepare(mine, open_panels(mine), tmp_path, progress)
     keep_cold_evaluations(tmp_path, common, full)
     run = Run(arm="grpo", seed=3)

@@ -8,7 +8,7 @@ from rich.console import Console
 from deploy.children import Child, ChildFailed
 from deploy.experiment import records
 from deploy.experiment.design import Run, config_of, runs
-from deploy.experiment.progress import Progress
+from deploy.experiment.progress import RunsProgress
 from deploy.experiment.records import Record, settings_of
 from deploy.experiment.runs import Runner, left, only_one, path_of
 from services.config import Config
@@ -63,7 +63,7 @@ def test_two_experiments_never_share_a_folder_for_their_runs(tmp_path: Path):
 
 
 def runner(config: Config, out: Path, said: list[str], **more) -> Runner:
-    progress = Progress(len(WANTED), console=Console(file=Lines(said)))
+    progress = RunsProgress(len(WANTED), console=Console(file=Lines(said)))
     return Runner(config=config, out=out, common=dict(COMMON), progress=progress, **more)
 
 
@@ -96,7 +96,7 @@ def test_after_its_hours_no_run_is_started(out: Path, config: Config):
 
 def test_progress_says_what_is_left():
     said: list[str] = []
-    progress = Progress(4, done=1, parallel=2, typical_s=120, console=Console(file=Lines(said), width=200))
+    progress = RunsProgress(4, done=1, parallel=2, typical_s=120, console=Console(file=Lines(said), width=200))
     progress.finished("gagpo-seed0", 240, "50.0% on heldout")
     assert "2/4 gagpo-seed0: 50.0% on heldout, 4 min; about 3 min left" in "".join(said)
 
@@ -106,7 +106,7 @@ def test_the_live_view_shows_the_last_line_of_each_run(tmp_path: Path):
     (tmp_path / "log").write_text("step 1\nstep 2\n")
     said: list[str] = []
     console = Console(file=Lines(said), width=200)
-    progress = Progress(4, done=1, typical_s=60, console=console)
+    progress = RunsProgress(4, done=1, typical_s=60, console=console)
     progress.running([child])
     console.print(progress.render())
     assert "1 of 4 runs; about 3 min left" in "".join(said)
