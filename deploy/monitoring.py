@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from deploy.run_folder import RunFolder
@@ -57,7 +58,10 @@ def _shelf(parts: Topology, store: Store) -> AbstractContextManager[object]:
             pulse.holds(latest.short)
             pulse.progressed()
 
-    return Beating(pulse, store.beat, fill=ask)
+    def send(name: str, beat: Mapping[str, Any]) -> None:
+        store.beat(name, {**beat, "cost": {}})  # of this process, for which the controller's heartbeat says it
+
+    return Beating(pulse, send, fill=ask)
 
 
 def target_groups(run: str, address: str, env_urls: Sequence[str]) -> list[dict[str, object]]:

@@ -93,10 +93,10 @@ def _tree() -> dict[Any, dict[str, float]]:
 
 
 def _status(targets: Path) -> dict[str, dict[str, float]]:
-    """Member -> what it says of its CPU seconds; {} where the run has just ended."""
+    """Member -> what it says of its CPU seconds, if it does; {} where the run has just ended."""
     try:
         address = json.loads(targets.read_text())[0]["targets"][0]
         with urllib.request.urlopen(f"http://{address}/status", timeout=READ_S) as reply:
-            return {worker: beat["cost"] for worker, beat in json.load(reply).items()}
+            return {worker: beat["cost"] for worker, beat in json.load(reply).items() if beat["cost"]}
     except OSError:
         return {}

@@ -1,6 +1,10 @@
 """Sums over processes that come, grow and go."""
 
-from deploy.bench.overhead import _Total
+import json
+
+from deploy.bench.overhead import _status, _Total
+from services.exposition import serving
+from services.heartbeat import Beat
 
 
 def test_what_the_gone_had_reached_stays_and_who_starts_anew_counts_from_nought():
@@ -10,3 +14,12 @@ def test_what_the_gone_had_reached_stays_and_who_starts_anew_counts_from_nought(
         total.add({name: {"cpu": seconds, "logs": seconds / 10} for name, seconds in now.items()})
     assert total.sum["cpu"] == 9.0
     assert abs(total.sum["logs"] - 0.9) < 1e-9
+
+
+def test_a_heartbeat_that_is_sent_for_another_process_is_not_counted(tmp_path):
+    def beat(cost):
+        return Beat(role="weights", doing="", since=0.0, progress=0.0, metrics={}, cost=cost)
+
+    with serving(lambda: {"controller": beat({"cpu": 2.0}), "weights": beat({})}, host="127.0.0.1", port=0) as address:
+        (tmp_path / "run.json").write_text(json.dumps([{"targets": [address]}]))
+        assert _status(tmp_path / "run.json") == {"controller": {"cpu": 2.0}}
