@@ -16,6 +16,7 @@ _MARKED = re.compile(r"\s*\[(?:clicked )?button\] (.*) \[(?:clicked )?button_\]"
 _COUNT = re.compile(r"Page (\d+) \(Total results: (\d+)\)")
 _LIMIT = re.compile(r"(.*), and price lower than ([\d.]+) dollars", re.DOTALL)
 _PRICE = "Price: "
+_INSTRUCTION = "Instruction:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +65,10 @@ def pieces(observation: str) -> list[str]:
     return [found[1] if (found := _MARKED.fullmatch(line)) else line for line in lines]
 
 
-def instruction_of(first: Outcome) -> str:
-    """What the first page asks for."""
-    texts = pieces(first.observation)
-    return texts[2] if len(texts) > 2 else ""
+def instruction_of(now: Outcome) -> str:
+    """What is asked for, on every page but the last, which gives ""."""
+    texts = pieces(now.observation)
+    return texts[texts.index(_INSTRUCTION) + 1] if _INSTRUCTION in texts[:-1] else ""
 
 
 def parse_request(instruction: str) -> Request:
@@ -99,7 +100,7 @@ def name_of(texts: Sequence[str]) -> pages.Name:
     """Which kind of page has these pieces."""
     if texts[0] == "WebShop":
         return "index"
-    if texts[0] != "Instruction:":
+    if texts[0] != _INSTRUCTION:
         return "done"
     if texts[-1] == pages.BUY:
         return "item"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from envservice.base import Outcome
 from envservice.webshop import pages
-from envservice.webshop.reader import Listed, Page, instruction_of, parse_request, read
+from envservice.webshop.reader import Listed, Page, Request, instruction_of, parse_request, read
 
 STEPS = 15
 """Of an episode as published; it plans for no more."""
@@ -117,11 +117,10 @@ class Shopper:
 
     def _consider(self, page: Page) -> Move:
         product = self._product(page)
-        offered = {value for values in page.options.values() for value in values}
-        product.lacks = [value for value in self._request.options.values() if value not in offered]
+        product.lacks = not_offered(self._request, page)
         final = self._left <= self._needed() + 1
         if not final and product.lacks:
-            return Move("an option is missing", _PREVIOUS)
+            return Move(f"no [{product.lacks[0]}]", _PREVIOUS)
         if not final and product.missing and not product.read:
             product.read = True
             return Move("more?", _FEATURES)
@@ -129,7 +128,7 @@ class Shopper:
         if not final and product.missing and self._hopeful(product, best):
             return Move("something else may fit better", _PREVIOUS)
         for name, value in self._request.options.items():
-            if value in offered and value not in self._chosen:
+            if value not in product.lacks and value not in self._chosen:
                 self._pending = value
                 return Move(f"{name}: [{value}]", f"click[{value}]")  # copied from the request, then from the thought
         return Move("buy", _BUY)
@@ -157,6 +156,12 @@ class Shopper:
     def _needed(self) -> int:
         """Steps from a results page to the purchase, the opening included."""
         return len(self._request.options) + 2
+
+
+def not_offered(request: Request, page: Page) -> list[str]:
+    """Wanted option values that an item page does not have."""
+    offered = {value for values in page.options.values() for value in values}
+    return [value for value in request.options.values() if value not in offered]
 
 
 def content_words(text: str) -> list[str]:

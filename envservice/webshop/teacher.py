@@ -9,10 +9,12 @@ from envservice.base import Outcome
 from envservice.family import Teacher
 from envservice.webshop import pages
 from envservice.webshop.reader import clicks, instruction_of, parse_request, read
-from envservice.webshop.shopper import Shopper, content_words
+from envservice.webshop.shopper import Shopper, content_words, not_offered
 from services.config import SftSection
 
 _AWAY = tuple(name.lower() for name in (pages.DESCRIPTION, pages.FEATURES, pages.REVIEWS, pages.PREVIOUS, pages.BACK))
+_FUTILE = 0.5
+"""Share of clicks on what is not offered, of the noise where there is such a thing."""
 
 
 class Demonstrator:
@@ -30,13 +32,17 @@ class Demonstrator:
 def disturb(action: str, now: Outcome, rng: random.Random) -> str:
     """In place of `action`: a search for half of the wish, or any click but a purchase.
 
-    On an item page it is one that leaves the page: a wrong option would show nowhere, and could not be mended.
+    On an item page it is one that leaves the page: a wrong option would show nowhere, and could not be mended. Where a
+    wanted option is not offered it is, as often, a click on that: who has never seen one fail clicks it to the end.
     """
     del action
-    page = read(now)
+    page, request = read(now), parse_request(instruction_of(now))
     if page.name == "index":
-        words = content_words(parse_request(instruction_of(now)).wish)
+        words = content_words(request.wish)
         return f"search[{' '.join(sorted(rng.sample(words, max(1, len(words) // 2)), key=words.index))}]"
+    lacks = not_offered(request, page) if page.name == "item" else []
+    if lacks and rng.random() < _FUTILE:
+        return f"click[{rng.choice(lacks)}]"
     offered = [thing for thing in clicks(now) if page.name != "item" or thing in _AWAY]
     return f"click[{rng.choice(offered)}]"
 

@@ -1,10 +1,12 @@
 """The scripted shopper, its noise, and the published figures."""
 
 import random
+from collections import Counter
 
 import pytest
 
-from envservice.webshop.reader import instruction_of
+from envservice.base import Outcome
+from envservice.webshop.reader import instruction_of, parse_request
 from envservice.webshop.scores import PLAYERS, measure
 from envservice.webshop.shopper import Shopper, missing_words
 from envservice.webshop.teacher import TEACHER, disturb
@@ -62,6 +64,19 @@ def test_noise_never_buys_and_never_chooses(catalogue_shop):
     assert all(action.startswith("search[") for action in drawn[0])
     assert drawn[1] == set(pages[1].admissible_actions)
     assert drawn[2] == {f"click[{name}]" for name in ("description", "features", "reviews", "< prev", "back to search")}
+
+
+def test_noise_asks_in_vain_for_an_option_that_is_not_there(shop):
+    wish = instruction_of(shop.open("webshop/train/0").reset())
+    page = ["Instruction:", wish, "Back to Search", "< Prev", "A lamp", "Price: $9.00", "Rating: N.A.", "Description",
+            "Features", "Reviews", "Buy Now"]
+    bare = Outcome(observation=" [SEP] ".join(page), admissible_actions=["click[< prev]", "click[buy now]"])
+    wanted = {f"click[{value}]" for value in parse_request(wish).options.values()}
+    assert wanted
+    rng = random.Random(0)
+    drawn = Counter(disturb("click[x]", bare, rng) for _ in range(400))
+    assert wanted < set(drawn)
+    assert 150 < sum(drawn[action] for action in wanted) < 250
 
 
 def test_its_answers_are_what_the_templates_parse(shop):
