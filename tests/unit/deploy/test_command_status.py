@@ -13,7 +13,6 @@ from contextlib import contextmanager
 import pytest
 from prometheus_client import start_http_server
 
-from deploy.cli import main
 from deploy.command_status import speed, summary, table
 from deploy.monitoring import target_groups
 from deploy.processes import Seen, look, rate
@@ -24,6 +23,7 @@ from services.heartbeat import Beat
 from services.meters import Meters
 
 TOKENS = "gagpo_rollout_tokens_total"
+COMMAND = [sys.executable, "-m", "deploy.cli", "status"]
 STATUS = {
     "run": "runs/a", "state": "not finished", "step": 3, "steps": 30, "seconds_since_step": 4.2, "success_rate": 0.25,
     "version": "1.3", "staleness_mean": 0.5, "staleness_max": 1, "evaluations": [], "learner_ranks": 1}
@@ -131,20 +131,19 @@ def test_environment_servers_have_a_line_each_whatever_proxy_the_shell_names(fol
     assert "steps/s" not in lines[1]
 
 
-def test_a_single_status_has_rates_for_people_and_machines(folder, capsys):
+def test_a_single_status_has_rates_for_people_and_machines(folder):
     with living(folder):
-        assert main(["status", str(folder.path)]) == 0
-        shown = capsys.readouterr().out
-        assert main(["status", str(folder.path), "--json"]) == 0
+        shown, plain = (subprocess.run([*COMMAND, str(folder.path), *options], text=True, check=True, timeout=60,
+                                       stdout=subprocess.PIPE).stdout for options in ([], ["--json"]))
     assert re.search(r"learner-0 .* 7\.5 s a step", shown)
-    found = {one["name"]: one for one in json.loads(capsys.readouterr().out)["processes"]}
+    found = {one["name"]: one for one in json.loads(plain)["processes"]}
     assert found["rollout-0"]["rate"] == pytest.approx(500, rel=0.01)
     assert (found["rollout-0"]["rate_unit"], found["rollout-0"]["doing"]) == ("tokens/s", "playing")
     assert [found[name]["rate"] for name in found if name.startswith("env ")] == [0.0, None]
 
 
 def test_watch_says_it_again_until_it_is_interrupted(folder):
-    command = [sys.executable, "-m", "deploy.cli", "status", str(folder.path), "--watch", "--json"]
+    command = [*COMMAND, str(folder.path), "--watch", "--json"]
     with living(folder), subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         looks = [json.loads(process.stdout.readline()) for _ in range(2)]
         process.send_signal(signal.SIGINT)
