@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
+import structlog
 
 from rollout.engine import Engine
 from services.config import RolloutSection
+from services.logs import configure_logs
 from services.records import Version
 
 FIRST = Version(incarnation=0, step=0, digest="initial")
@@ -40,6 +43,14 @@ def make_tiny_model(*, tied: bool, seed: int):
             if parameter.dim() == 2:
                 parameter.mul_(4 if name in ("model.embed_tokens.weight", "lm_head.weight") else 2)
     return model.eval()
+
+
+@pytest.fixture(autouse=True)
+def own_log() -> Iterator[None]:
+    """Each test finds a process that has no log yet, wherever the one before it sent its own."""
+    yield
+    configure_logs(None, show=None)
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,10 @@ def server(config_file: Path, tmp_path: Path):
 
 
 @pytest.fixture
-def events(tmp_path: Path) -> Iterator[Callable[[], list[dict[str, Any]]]]:
+def events(tmp_path: Path) -> Callable[[], list[dict[str, Any]]]:
     """What log.jsonl has by now. The log of this process goes there too, as the driver's does."""
     configure_logs(tmp_path, show=None)
-    yield lambda: [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    configure_logs(None, show=None)
+    return lambda: [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
 
 
 def pid_of(member: EnvServer) -> int:

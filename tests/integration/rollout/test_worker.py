@@ -203,4 +203,3 @@ async def test_a_version_that_is_gone_fails_its_tickets_with_the_reason(world, t
     assert all("nobody has the weights" in line["reason"] for line in failures)
     updates = [line for line in lines if line["event"] == "weights updated"]
     assert [line["version"] for line in updates] == [version.short]
-    configure_logs(None, show=None)

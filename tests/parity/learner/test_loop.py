@@ -157,7 +157,6 @@ def test_the_runs_log_tells_what_the_learner_did(redis_url, model_path, gang, tm
     with pytest.raises(Crash):
         run(store, tmp_path, model_path, gang, crash_at=3)
     run(store, tmp_path, model_path, gang)
-    configure_logs(None, show=None)
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     told = {name: [line for line in lines if line["event"] == name] for name in (line["event"] for line in lines)}
     assert [line["step"] for line in told["no checkpoint"] + told["restored"]] == [0, 2]

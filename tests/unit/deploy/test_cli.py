@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import structlog
 
 from deploy import cli
 from services.errors import EngineFault, UserError
@@ -76,12 +75,8 @@ def test_a_fault_names_its_boundary_and_leaves_its_traceback(command, capsys: py
 
 def test_with_a_log_the_traceback_goes_there(command, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     configure_logs(tmp_path, show=None)
-    try:
-        command(raising(EngineFault("sampler died")))
-        assert cli.main(["work"]) == 1
-    finally:
-        configure_logs(None)
-        structlog.reset_defaults()
+    command(raising(EngineFault("sampler died")))
+    assert cli.main(["work"]) == 1
     log = tmp_path / "log.jsonl"
     assert capsys.readouterr().err == f"error: engine fault: sampler died; the traceback is in {log}\n"
     assert "EngineFault: sampler died" in json.loads(log.read_text())["exception"]

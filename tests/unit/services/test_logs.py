@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,14 +12,6 @@ import structlog
 
 from services import logs
 from services.errors import EngineFault
-
-
-@pytest.fixture(autouse=True)
-def restore() -> Iterator[None]:
-    """Leaves other tests the logging that they found."""
-    yield
-    logs.configure_logs(None, process="test")
-    structlog.reset_defaults()
 
 
 def test_an_event_is_one_json_line_and_one_short_line(tmp_path: Path):
