@@ -39,7 +39,6 @@ def test_tensorboard_holds_every_figure_at_its_step(tmp_path: Path):
 
 
 def test_wandb_writes_a_run_to_be_synchronised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    pytest.importorskip("wandb", reason="pip install wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     sinks.check(config("wandb"))
     write(tmp_path, "wandb")
