@@ -25,7 +25,6 @@ def write(folder: Path, name: str) -> None:
 
 
 def test_tensorboard_holds_every_figure_at_its_step(tmp_path: Path):
-    pytest.importorskip("tensorboard", reason="pip install tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.util.tensor_util import make_ndarray
 
