@@ -39,9 +39,9 @@ class Gain:
     high: float
 
     @property
-    def beyond_noise(self) -> bool:
-        """RL wins, and the interval excludes zero."""
-        return self.low > 0
+    def verdict(self) -> str:
+        """`better` or `worse` where the interval excludes zero, else that no difference is shown."""
+        return "better" if self.low > 0 else "worse" if self.high < 0 else "no difference shown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +88,8 @@ def as_lines(comparison: Comparison, *, env: str) -> list[str]:
             f"[{row.low:6.1%}, {row.high:6.1%}]  {row.games} games"
         )
     for gain in comparison.gains:
-        verdict = "beyond the interval" if gain.beyond_noise else "within the interval: no difference shown"
         lines.append(
             f"  RL - {TITLES[gain.over]:<28} T={gain.temperature:<4g} {gain.gain:+6.1%}  "
-            f"[{gain.low:+6.1%}, {gain.high:+6.1%}]  paired by game, {verdict}"
+            f"[{gain.low:+6.1%}, {gain.high:+6.1%}]  paired by game: {gain.verdict}"
         )
     return lines

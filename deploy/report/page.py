@@ -97,9 +97,9 @@ def _before_and_after(comparison: Comparison) -> str:
     rows = [[TITLES[r.label], f"{r.temperature:g}", f"{r.success:.1%}", f"{r.low:.1%} to {r.high:.1%}", str(r.games)]
             for r in comparison.rows]
     gains = [[f"RL minus {TITLES[g.over]}", f"{g.temperature:g}", f"{g.gain:+.1%}", f"{g.low:+.1%} to {g.high:+.1%}",
-              "yes" if g.beyond_noise else "no"] for g in comparison.gains]
+              g.verdict] for g in comparison.gains]
     return (_grid(["policy", "T", "success", "95% interval", "games"], rows)
-            + _grid(["paired by game", "T", "gain", "95% interval", "beyond the interval"], gains))
+            + _grid(["paired by game", "T", "gain", "95% interval", "verdict"], gains))
 
 
 def _numbers(compared: Compared, design: tables.Design) -> list[str]:

@@ -25,15 +25,15 @@ def test_the_gain_is_paired_by_game() -> None:
     (gain,) = comparison.gains
     assert gain.gain == 0.25
     assert gain.low == pytest.approx(0.25 - 0.48999, abs=1e-4)
-    assert not gain.beyond_noise
-    assert "no difference shown" in "\n".join(as_lines(comparison, env="alfworld-gen"))
+    assert "paired by game: no difference shown" in "\n".join(as_lines(comparison, env="alfworld-gen"))
 
 
-def test_a_steady_gain_is_beyond_noise() -> None:
-    games = {str(i): 0.0 for i in range(20)}
-    comparison = compare([line(COLD, games), line(TRAINED, dict.fromkeys(games, 1.0))])
+@pytest.mark.parametrize(("before", "after", "verdict"), [(0.0, 1.0, "better"), (1.0, 0.0, "worse")])
+def test_a_steady_difference_is_told_either_way(before: float, after: float, verdict: str) -> None:
+    games = [str(i) for i in range(20)]
+    comparison = compare([line(COLD, dict.fromkeys(games, before)), line(TRAINED, dict.fromkeys(games, after))])
     assert comparison is not None
-    assert comparison.gains[0].beyond_noise
+    assert as_lines(comparison, env="alfworld-gen")[-1].endswith(f"paired by game: {verdict}")
 
 
 def test_a_game_that_a_fault_took_from_one_side_is_left_out() -> None:
