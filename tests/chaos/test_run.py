@@ -54,9 +54,8 @@ def watched(runs_dir: Path) -> Iterator[str | None]:
 
 @pytest.fixture(scope="module")
 def collector() -> Iterator[Collector]:
-    made = Collector()
-    yield made
-    made.close()
+    with Collector() as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

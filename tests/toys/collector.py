@@ -27,7 +27,7 @@ class Told:
 
 
 class Collector:
-    """Receives on a free port of this machine until closed; `url` is what metrics.traces takes."""
+    """Receives on a free port of this machine while its block goes on; `url` is what metrics.traces takes."""
 
     def __init__(self) -> None:
         self.spans: list[Told] = []
@@ -38,7 +38,10 @@ class Collector:
     def named(self, name: str) -> list[Told]:
         return [span for span in self.spans if span.name == name]
 
-    def close(self) -> None:
+    def __enter__(self) -> Collector:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
 

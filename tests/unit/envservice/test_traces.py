@@ -1,7 +1,6 @@
 """Spans of an environment server, asked of a real app through ASGI: each below what asked for it."""
 
 import asyncio
-from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -27,13 +26,6 @@ class Wire(httpx.ASGITransport):
         self.headers.append(request.headers)
         await asyncio.sleep(0.001)
         return await super().handle_async_request(request)
-
-
-@pytest.fixture
-def collector() -> Iterator[Collector]:
-    made = Collector()
-    yield made
-    made.close()
 
 
 @pytest.fixture

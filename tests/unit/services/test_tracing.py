@@ -6,13 +6,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "toys"))
-
 from collector import Collector
 
 from services import spans
@@ -41,13 +38,6 @@ import rollout.worker, learner.telemetry, services.controller.controller
 print("services.spans" in sys.modules, "opentelemetry.exporter" in sys.modules)
 """
 """redis-py imports some of opentelemetry for itself, and environment servers have no redis-py."""
-
-
-@pytest.fixture
-def collector() -> Iterator[Collector]:
-    made = Collector()
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -157,15 +147,19 @@ def lost(folder: Path) -> list[dict]:
     return [line for line in lines if line["event"].startswith("traces are lost")]
 
 
+def take_turns(number: int) -> None:
+    for turn in range(number):
+        with span("turn", turn=turn):
+            pass
+
+
 @pytest.mark.usefixtures("impatient")
 def test_a_receiver_that_never_answers_holds_nobody_up_and_is_told_once(tmp_path: Path):
     configure_logs(tmp_path, show=None)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with tracing(url, process="rollout-0"):
-            for turn in range(1000):
-                with span("turn", turn=turn):
-                    pass
+            take_turns(1000)
     (line,) = lost(tmp_path)
     assert (line["endpoint"], line["level"]) == (url, "warning")
 
@@ -178,9 +172,7 @@ def test_a_receiver_that_is_not_there_is_told_once(tmp_path: Path, monkeypatch: 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
     with tracing(url, process="rollout-0"):
-        for turn in range(40):
-            with span("turn", turn=turn):
-                pass
+        take_turns(40)
         assert wait_for(lambda: lost(tmp_path))
     (line,) = lost(tmp_path)
     assert "refused" in line["reason"]

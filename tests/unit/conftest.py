@@ -1,0 +1,22 @@
+"""What unit tests of several rooms share."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collector import Collector
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "toys"))
+
+
+@pytest.fixture
+def collector() -> Iterator["Collector"]:
+    """A receiver of traces."""
+    from collector import Collector
+
+    with Collector() as made:
+        yield made
