@@ -57,8 +57,13 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def id(self) -> str:
-        """`<group>#<k>`, unique in a run."""
-        return f"{self.group}#{self.k}"
+        """Unique in a run."""
+        return self.id_of(self.group, self.k)
+
+    @staticmethod
+    def id_of(group: str, k: int) -> str:
+        """Of a group's member k: `<group>#<k>`."""
+        return f"{group}#{k}"
 
 
 class VersionSpan(msgspec.Struct, frozen=True, kw_only=True):

@@ -33,7 +33,7 @@ def trace_issue(tickets: Sequence[Ticket]) -> None:
 def trace_drop(group: str, size: int, reason: str) -> None:
     """A group of so many tickets is dropped now."""
     for k in range(size):
-        record("drop", f"{group}#{k}", reason=reason)
+        record("drop", Ticket.id_of(group, k), reason=reason)
 
 
 def capacity(config: Config, trained: int) -> int:

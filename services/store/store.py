@@ -211,7 +211,7 @@ class Store(Board):
         """The finished episodes of a group, ordered by k: all of them once it is ready, until it is retired."""
         finished: list[Episode] = []
         for start in range(0, _LARGEST_GROUP, _PAGE):
-            ids = [f"{group}#{k}" for k in range(start, start + _PAGE)]
+            ids = [Ticket.id_of(group, k) for k in range(start, start + _PAGE)]
             blobs, entries = self.read(("HMGET", "episodes", *ids), ("HMGET", "outstanding", *ids))
             finished += [decode_episode(blob) for blob in blobs if blob]
             if not (blobs[-1] or entries[-1]):
