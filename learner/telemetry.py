@@ -12,7 +12,7 @@ from learner.credit.types import Credit
 from services.cost import counted
 from services.heartbeat import Pulse
 from services.records import Episode, Version
-from services.tracing import record
+from services.tracing import record, traced
 
 GAUGES = {
     "grad_norm": ("gagpo_learner_gradient_norm", {}), "clip_fraction": ("gagpo_learner_clipped_ratio", {}),
@@ -56,6 +56,8 @@ def step_taken(pulse: Pulse, row: Mapping[str, Any], credits: Sequence[Credit], 
 
 def trace_step(made: Version, groups: Sequence[Sequence[Episode]], credits: Sequence[Credit], *, since: int) -> None:
     """The step that made a version, as each ticket's trace shows it. `since`: time.time_ns() as it began."""
+    if not traced():
+        return
     for group, credit in zip(groups, credits, strict=True):
         for episode, advantages in zip(group, credit.advantages, strict=True):
             record("train", episode.ticket.id, since=since, step=made.step, version=made.short,

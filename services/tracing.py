@@ -77,6 +77,11 @@ def stop() -> None:
         tracer.close()
 
 
+def traced() -> bool:
+    """Whether anybody is told: for callers to whom it is work to find out what to tell."""
+    return _tracer is not None
+
+
 def span(name: str, *, ticket: str = "", parent: str = "", **attributes: Any) -> AbstractContextManager[Span | None]:
     """A span below a ticket's root, below `parent` (what traceparent() gave elsewhere), or below the one around it."""
     return _OFF if _tracer is None else _tracer.span(name, ticket=ticket, parent=parent, attributes=attributes)
