@@ -19,46 +19,46 @@ from importlib.metadata import version
 from types import FrameType
 from typing import NoReturn
 
-from deploy import (
-    command_bench,
-    command_credit,
-    command_doctor,
-    command_eval,
-    command_experiment,
-    command_explore,
-    command_export,
-    command_monitor,
-    command_play,
-    command_report,
-    command_serve_env,
-    command_sft,
-    command_status,
-    command_tasks,
-    command_train,
+from deploy.commands import (
+    bench,
+    credit,
+    doctor,
+    eval,
+    experiment,
+    explore,
+    export,
+    monitor,
+    play,
+    report,
+    serve_env,
+    sft,
+    status,
+    tasks,
+    train,
 )
 from services.errors import Fault, UserError
-from services.logs import get_logger, log_path
-from services.packages import check_one_installation
-from services.threads import wait_politely
+from services.process.packages import check_one_installation
+from services.process.threads import wait_politely
+from services.telemetry.logs import get_logger, log_path
 
 Subparsers = argparse._SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
 
 COMMANDS: tuple[Callable[[Subparsers], None], ...] = (
-    command_train.add_parser,
-    command_sft.add_parser,
-    command_eval.add_parser,
-    command_tasks.add_parser,
-    command_play.add_parser,
-    command_serve_env.add_parser,
-    command_status.add_parser,
-    command_explore.add_parser,
-    command_report.add_parser,
-    command_monitor.add_parser,
-    command_export.add_parser,
-    command_credit.add_parser,
-    command_bench.add_parser,
-    command_experiment.add_parser,
-    command_doctor.add_parser,
+    train.add_parser,
+    sft.add_parser,
+    eval.add_parser,
+    tasks.add_parser,
+    play.add_parser,
+    serve_env.add_parser,
+    status.add_parser,
+    explore.add_parser,
+    report.add_parser,
+    monitor.add_parser,
+    export.add_parser,
+    credit.add_parser,
+    bench.add_parser,
+    experiment.add_parser,
+    doctor.add_parser,
 )
 
 

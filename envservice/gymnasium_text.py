@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from envservice.base import Environment, Outcome, PromptTemplate, Replay, Session
-from envservice.family import LONGEST, Family
 from envservice.plain_prompts import PLAIN
+from envservice.spec import LONGEST, EnvironmentSpec
 from services.errors import EnvFault, UserError
 
 _PROBED_STEPS = 8
@@ -104,10 +104,10 @@ def text_family(
     make: Callable[[], TextGame], *, name: str, version: str = "1", max_steps: int = LONGEST,
     sizes: tuple[int, int, int] = (1000, 100, 300),
     prompts: Mapping[str, Callable[[int], PromptTemplate]] = PLAIN,
-) -> Family:
+) -> EnvironmentSpec:
     """What `env.name` may point to. `make` gives a fresh game for every session; `sizes` are those of train, valid and
     heldout."""
-    return Family(
+    return EnvironmentSpec(
         open=lambda _: TextEnvironment(make, name=name, version=version, sizes=sizes), prompts=prompts,
         describe=lambda _: f"version {version}, seeds as tasks", max_steps=max_steps, check=plays_twice)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from envservice.answers import read_answer
 from envservice.base import Outcome, ParsedAction, PromptTemplate, Turn, recent
+from envservice.response_format import read_answer
 
 _INSTRUCTION = (
     "\nReason first, within <think> </think> tags. Then give one action, within <action> </action> tags.")

@@ -8,20 +8,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from envservice.base import Environment, PromptTemplate
-from envservice.family import Family, Teacher
-from services.config import EnvSection
+from envservice.spec import EnvironmentSpec, Teacher
+from services.config.tree import EnvSection
 from services.errors import UserError
 
 BUILT_IN: Mapping[str, str] = {
-    "alfworld": "envservice.alfworld.family:FAMILY",
-    "webshop": "envservice.webshop.family:FAMILY",
-    "search": "envservice.search.family:FAMILY",
-    "scienceworld": "envservice.scienceworld.family:FAMILY",
+    "alfworld": "envservice.alfworld.spec:FAMILY",
+    "webshop": "envservice.webshop.spec:FAMILY",
+    "search": "envservice.search.spec:FAMILY",
+    "scienceworld": "envservice.scienceworld.spec:FAMILY",
 }
 """`env.name` to `module:attribute`. Task ids begin with the name, or with the name, a dash and a variant."""
 
 
-def find_family(name: str) -> Family:
+def find_spec(name: str) -> EnvironmentSpec:
     """The family of an `env.name`: one of BUILT_IN, or any Family as `module:attribute`.
 
     Raises UserError for an unknown name and for one of one's own that cannot be imported.
@@ -32,8 +32,8 @@ def find_family(name: str) -> Family:
         raise UserError(f"there is no environment {name!r}",
                         f"set env.name to one of {', '.join(BUILT_IN)}, or to module:attribute of your own")
     found = _imported(target, module, attribute)
-    if not isinstance(found, Family):
-        raise UserError(f"{target} is a {type(found).__name__}, not a Family", "see envservice/family.py")
+    if not isinstance(found, EnvironmentSpec):
+        raise UserError(f"{target} is a {type(found).__name__}, not a Family", "see envservice/spec.py")
     return found
 
 
@@ -59,7 +59,7 @@ def stands_in_for(environment: str) -> str | None:
 
 def open_environment(env: EnvSection) -> Environment:
     """The environment that a config asks for. Raises UserError for missing data or packages."""
-    return find_family(env.name).open(env)
+    return find_spec(env.name).open(env)
 
 
 def open_holding(env: EnvSection, task: str) -> Environment:
@@ -68,13 +68,13 @@ def open_holding(env: EnvSection, task: str) -> Environment:
     named = task.partition("/")[0].partition("-")[0]
     if named in BUILT_IN and env.name in BUILT_IN:
         env = env.model_copy(update={"name": named})
-    family = find_family(env.name)
+    family = find_spec(env.name)
     return family.open(env) if family.holding is None else family.holding(env, task)
 
 
 def make_template(env: EnvSection) -> PromptTemplate:
     """The template `env.prompt`, showing `env.history` steps. Raises UserError naming those that there are."""
-    prompts = find_family(env.name).prompts
+    prompts = find_spec(env.name).prompts
     if env.prompt not in prompts:
         raise UserError(f"{env.name} has no prompt {env.prompt!r}", f"set env.prompt to one of {', '.join(prompts)}")
     return prompts[env.prompt](env.history)
@@ -82,7 +82,7 @@ def make_template(env: EnvSection) -> PromptTemplate:
 
 def find_teacher(env: EnvSection) -> Teacher:
     """Who plays demonstrations. Raises UserError for an environment that has none."""
-    teacher = find_family(env.name).teacher
+    teacher = find_spec(env.name).teacher
     if teacher is None:
         raise UserError(f"{env.name} has no demonstrations for a cold start",
                         "set sft.enabled=false and give model.path")
@@ -91,7 +91,7 @@ def find_teacher(env: EnvSection) -> Teacher:
 
 def check_settings(env: EnvSection) -> None:
     """Raises UserError for a name, a prompt or a number of steps that the environment does not have."""
-    longest = find_family(env.name).max_steps
+    longest = find_spec(env.name).max_steps
     if env.max_steps > longest:
         raise UserError(f"env.max_steps={env.max_steps}, and an episode of {env.name} has at most {longest} steps",
                         f"set env.max_steps to {longest} or less")

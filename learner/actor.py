@@ -12,17 +12,17 @@ from typing import Any
 import ray
 
 from learner.publisher import Publisher
-from services.config import Config
+from services.config.tree import Config
 from services.errors import DeadlineExceeded, LeaseLost
-from services.heartbeat import Beating, Pulse
-from services.logs import life_of
-from services.packages import check_one_installation
+from services.process.packages import check_one_installation
+from services.process.shared_storage import check_seen
+from services.process.threads import wait_politely
 from services.records import Version
-from services.shared_storage import check_seen
 from services.store.lease import Lease
 from services.store.store import Store
-from services.threads import wait_politely
-from services.tracing import tracing
+from services.telemetry.heartbeat import Beating, Pulse
+from services.telemetry.logs import life_of
+from services.telemetry.tracing import tracing
 
 LEASE_S = 15.0
 EVALUATION_S = 3600.0
@@ -56,11 +56,11 @@ class LearnerRank:
             self._work(rendezvous)
 
     def _work(self, rendezvous: str) -> None:
-        from learner.gang import Gang
+        from learner.rank_group import RankGroup
         from learner.trainer import Learner
 
         check_seen(self._config.run_dir, self._model)
-        gang = Gang(self._rank, self._world, rendezvous, gpu=self._config.learner.gpus > 0)
+        gang = RankGroup(self._rank, self._world, rendezvous, gpu=self._config.learner.gpus > 0)
         learner = Learner(self._config, self._model, gang)
         if self._rank:
             learner.follow()

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from learner.credit.registry import estimator
+from learner.credit.state_keys import keys_of_group
 from learner.credit.types import Credit, CreditStep, nested
 from learner.packing import Floats, Rows, make_rows
-from learner.state_keys import keys_of_group
-from services.config import CreditSection
+from services.config.tree import CreditSection
 from services.records import Episode
 
 Groups = Sequence[Sequence[Episode]]

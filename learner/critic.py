@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
-from learner.gang import Gang
 from learner.losses import token_gae, value_loss
 from learner.model import load_policy, predicting_states, shard
 from learner.packing import Pack
+from learner.rank_group import RankGroup
 from learner.trainee import Trainee
-from services.config import Config, LearnerSection
+from services.config.tree import Config, LearnerSection
 
 EPSILON = 1e-8
 
@@ -59,7 +59,7 @@ class Critic:
     """The value model of one rank, its judgement of a batch, and its loss."""
 
     trainee: Trainee[ValueModel]
-    gang: Gang
+    gang: RankGroup
     section: LearnerSection
 
     @torch.no_grad()
@@ -86,7 +86,7 @@ class Critic:
                           clip=self.section.critic.value_clip, num_tokens=num_tokens)
 
 
-def make_critic(config: Config, model_path: Path, gang: Gang) -> Critic:
+def make_critic(config: Config, model_path: Path, gang: RankGroup) -> Critic:
     """From the weights of `model_path`. Raises UserError where the folder holds no model."""
     section, policy = config.learner, load_policy(model_path)
     model = ValueModel(policy.body, policy.hf.config.get_text_config().hidden_size).to(gang.device)

@@ -21,21 +21,21 @@ from typing import Any
 
 from learner.checkpoint import EXPORT, Checkpoints, Position
 from learner.credit.types import Credit
-from learner.figures import figures
 from learner.step import Timer
+from learner.step_metrics import figures
 from learner.telemetry import step_taken, trace_step
 from learner.trainer import Learner, StepReport
-from services.config import Config
+from services.config.tree import Config
 from services.controller.telemetry import reason_class, trace_drop
 from services.errors import DeadlineExceeded
-from services.heartbeat import Pulse
-from services.logs import bind, get_logger
-from services.metrics import append_row, check_metrics, drop_rows
 from services.records import Drop, Episode, Manifest, Version
-from services.store.archive import EpisodeArchive, Row
+from services.store.archive import ArchiveRow, EpisodeArchive
 from services.store.lease import Lease
 from services.store.store import Store
-from services.weights.pack import Packed, pack
+from services.telemetry.heartbeat import Pulse
+from services.telemetry.logs import bind, get_logger
+from services.telemetry.metrics_file import append_row, check_metrics, drop_rows
+from services.weights.pack import Packed, pack_tensors
 
 POLL_S = 0.1
 OVERDUE_S = 600.0
@@ -195,7 +195,7 @@ class TrainingLoop:
 
     def publish_weights(self) -> None:
         """Makes the learner's weights the current version."""
-        packed = pack(self.learner.state_dict_for_sampler())
+        packed = pack_tensors(self.learner.state_dict_for_sampler())
         if self.version is not None:
             self.before_publish(self.version)
         self.version = Version(incarnation=self.incarnation, step=self.learner.step, digest=packed.digest)
@@ -239,7 +239,7 @@ class TrainingLoop:
     def _archive(self, groups: list[list[Episode]], report: StepReport) -> None:
         rows = iter(report.logprobs)
         self.archive.write(self.learner.step, [
-            Row(episode=episode, outcome="trained",
+            ArchiveRow(episode=episode, outcome="trained",
                 columns=credit_columns(credit, k) | {"learner_logprobs": list(islice(rows, len(episode.steps)))})
             for group, credit in zip(groups, report.credits, strict=True) for k, episode in enumerate(group)])
 

@@ -134,7 +134,7 @@ def _cut(share: Ints, lengths: Ints, token_budget: int) -> list[Ints]:
     return packs
 
 
-def pack(rows: Rows, indices: Ints, device: torch.device | str = "cpu") -> Pack:
+def pack_rows(rows: Rows, indices: Ints, device: torch.device | str = "cpu") -> Pack:
     """The pack of these rows; of no rows: a filler of weight 0 made of the batch's shortest row."""
     filler = len(indices) == 0
     if filler:

@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from learner.critic import Critic, Judgement
-from learner.gang import Gang
 from learner.losses import (
     Clip,
     Mean,
@@ -32,9 +31,10 @@ from learner.losses import (
     truncated_weights,
 )
 from learner.model import Policy
-from learner.packing import Floats, Ints, Pack, Rows, pack, ranges, split
+from learner.packing import Floats, Ints, Pack, Rows, pack_rows, ranges, split
+from learner.rank_group import RankGroup
 from learner.trainee import Trainee
-from services.config import LearnerSection, LossSection
+from services.config.tree import LearnerSection, LossSection
 
 TOKEN_DUAL_CLIP = 3.0
 SUMS: tuple[str, ...] = ("loss/policy", "loss/value", "loss/kl", "loss/entropy", "clip_fraction", "ratio_mean")
@@ -93,7 +93,7 @@ class Stepper:
     policy: Trainee[Policy]
     reference: Policy | None
     critic: Critic | None
-    gang: Gang
+    gang: RankGroup
     section: LearnerSection
 
     @property
@@ -130,7 +130,7 @@ class Stepper:
         for indices in np.array_split(np.arange(len(rows)), count):
             mine = split(rows.lengths[indices], self.gang.world, self.section.token_budget)[self.gang.rank]
             minibatches.append(Minibatch(
-                packs=[pack(rows, indices[part], self.gang.device) for part in mine],
+                packs=[pack_rows(rows, indices[part], self.gang.device) for part in mine],
                 indices=[indices[part] for part in mine],
                 mean=Mean(self.section.loss.aggregation, len(indices), int(rows.response_lengths[indices].sum()))))
         return minibatches

@@ -9,10 +9,10 @@ from statistics import fmean
 from typing import Any
 
 from learner.credit.types import Credit
-from services.cost import counted
-from services.heartbeat import Pulse
 from services.records import Episode, Version
-from services.tracing import record, traced
+from services.telemetry.heartbeat import Pulse
+from services.telemetry.overhead import counted
+from services.telemetry.tracing import record, traced
 
 GAUGES = {
     "grad_norm": ("gagpo_learner_gradient_norm", {}), "clip_fraction": ("gagpo_learner_clipped_ratio", {}),

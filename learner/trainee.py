@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
 
-from services.config import LearnerSection
+from services.config.tree import LearnerSection
 from services.errors import LearnerFault
 
 MAX_SKIPPED = 3

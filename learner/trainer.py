@@ -22,13 +22,13 @@ from learner.batch import Groups, assign_credit, rows_of, with_advantages
 from learner.credit.registry import estimator
 from learner.credit.types import Credit, statistics
 from learner.critic import make_critic
-from learner.gang import Gang
 from learner.model import frozen_reference, full_tensors, load_policy, shard
 from learner.packing import Floats, Rows
+from learner.rank_group import RankGroup
 from learner.step import Stepper, Taken, Timer
 from learner.trainee import Trainee
 from learner.utilization import forward_flops, passes, utilization
-from services.config import Config
+from services.config.tree import Config
 
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt", "added_tokens.json",
                    "chat_template*", "generation_config.json")
@@ -55,7 +55,7 @@ class Learner:
     the folder holds no model, or for an unknown estimator.
     """
 
-    def __init__(self, config: Config, model_path: Path, gang: Gang) -> None:
+    def __init__(self, config: Config, model_path: Path, gang: RankGroup) -> None:
         section, half = config.learner, config.model.dtype == "bfloat16"
         torch.set_num_threads(section.threads)
         self.config = config

@@ -12,12 +12,12 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from services.config import ENV_TOKEN_VARIABLE, Config
-from services.logs import life_of
-from services.packages import check_one_installation
+from services.config.tree import ENV_TOKEN_VARIABLE, Config
+from services.process.packages import check_one_installation
+from services.process.shared_storage import check_seen
 from services.records import Version
-from services.shared_storage import check_seen
-from services.tracing import tracing
+from services.telemetry.logs import life_of
+from services.telemetry.tracing import tracing
 from services.weights.folder import pack_folder
 from services.weights.pack import Packed
 
@@ -52,10 +52,10 @@ class RolloutHost:
             await self._work(log)
 
     async def _work(self, log: Any) -> None:
-        from envservice.client import EnvClient
+        from envservice.client.client import EnvClient
         from rollout.engine import Engine
-        from rollout.episode import Limits, Player
-        from rollout.text import load_text
+        from rollout.episode import EpisodeRunner, Limits
+        from rollout.prompt_renderer import load_text
         from rollout.worker import RolloutWorker
         from services.store.store import Store
 
@@ -77,7 +77,7 @@ class RolloutHost:
             limits = Limits(
                 prompt_tokens=rollout.max_prompt_tokens, response_tokens=rollout.max_response_tokens,
                 reward_scale=env.reward_scale)
-            player = Player(
+            player = EpisodeRunner(
                 worker=self._worker, engine=engine, env=client, env_engine=f"{info.engine} {info.version}", text=text,
                 limits=limits)
             worker = RolloutWorker(

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from envservice.base import PromptTemplate, Session, Turn
-from envservice.family import Teacher
-from services.config import SftSection
+from envservice.spec import Teacher
+from services.config.tree import SftSection
 from services.seeds import seed_for
 
 

@@ -28,10 +28,10 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from services.config import RolloutSection
+from services.config.tree import RolloutSection
 from services.errors import EngineFault
+from services.process.threads import wait_politely
 from services.records import Version, VersionSpan
-from services.threads import wait_politely
 from services.weights.pack import Manifest
 
 START_SECONDS = 300.0
@@ -180,7 +180,7 @@ class Engine:
                 block_size=BLOCK_TOKENS,
                 kv_cache_memory_bytes=int(config.kv_cache_gb * 2**30),
                 logprobs_mode="processed_logprobs",
-                worker_extension_cls="rollout.updates.PackedLoader",
+                worker_extension_cls="rollout.vllm_extension.PackedLoader",
                 disable_log_stats=True,
             ),
             stat_loggers=[kv_listener(self._uses)],

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from envservice.base import ParsedAction, Turn
-from envservice.client import EnvClient, EpisodeHandle, Result
-from rollout.text import Text
+from envservice.client.client import EnvClient, EpisodeHandle, Result
+from rollout.prompt_renderer import PromptRenderer
 from services.errors import EnvFault
 from services.records import Episode, EpisodeEnd, Step, Ticket
 from services.seeds import seed_for
-from services.tracing import span
+from services.telemetry.tracing import span
 
 if TYPE_CHECKING:
     from rollout.engine import Engine, Sample
@@ -38,7 +38,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Player:
+class EpisodeRunner:
     """Everything that the episodes of one worker share."""
 
     worker: str
@@ -46,7 +46,7 @@ class Player:
     env: EnvClient
     env_engine: str
     """Environment engine and version, from /v1/info."""
-    text: Text
+    text: PromptRenderer
     limits: Limits
 
     async def play(self, ticket: Ticket, attempt: int) -> Episode:

@@ -6,10 +6,10 @@ import time
 from typing import Any
 
 from rollout.engine import Engine
-from services.cost import counted
-from services.heartbeat import Pulse
 from services.records import Episode, Version
 from services.store.store import Claim
+from services.telemetry.heartbeat import Pulse
+from services.telemetry.overhead import counted
 
 
 def queued(claim: Claim) -> float:

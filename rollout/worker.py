@@ -20,15 +20,15 @@ from typing import Any, TypeVar
 from structlog.contextvars import bind_contextvars
 
 from rollout.engine import Engine
-from rollout.episode import Player
+from rollout.episode import EpisodeRunner
 from rollout.meter import Meter, queued
-from rollout.steering import Missing, may_start, next_version, wanted_elsewhere
+from rollout.version_policy import Missing, may_start, next_version, wanted_elsewhere
 from services.errors import EnvFault, Fault, StoreFault
-from services.heartbeat import BEAT_S
-from services.logs import bind, get_logger
 from services.records import Version
 from services.store.store import Claim, Store
-from services.tracing import span
+from services.telemetry.heartbeat import BEAT_S
+from services.telemetry.logs import bind, get_logger
+from services.telemetry.tracing import span
 from services.weights.pack import Packed
 
 POLL_S = 0.25
@@ -45,7 +45,8 @@ Fetch = Callable[[Version, str], Awaitable[Packed | None]]
 class RolloutWorker:
     """One worker. Its engine must have been started; `fetch` gets weights from wherever they are published."""
 
-    def __init__(self, name: str, *, store: Store, engine: Engine, player: Player, fetch: Fetch, slots: int) -> None:
+    def __init__(self, name: str, *, store: Store, engine: Engine, player: EpisodeRunner, fetch: Fetch,
+                 slots: int) -> None:
         self._name = name
         self._store = store
         self._engine = engine

@@ -11,9 +11,9 @@ import pytest_asyncio
 import structlog
 
 from rollout.engine import Engine
-from services.config import RolloutSection
-from services.logs import configure_logs
+from services.config.tree import RolloutSection
 from services.records import Version
+from services.telemetry.logs import configure_logs
 
 FIRST = Version(incarnation=0, step=0, digest="initial")
 SAMPLER = RolloutSection(slots=16, max_prompt_tokens=384, max_response_tokens=128, kv_cache_gb=0.25, threads=1)

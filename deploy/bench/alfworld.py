@@ -20,7 +20,7 @@ from envservice.alfworld.goal import TASK_TYPES
 from envservice.alfworld.tasks import task_type
 from envservice.alfworld.textworld_engine import TextworldSession
 from envservice.base import Outcome, Session
-from services.config import EnvSection
+from services.config.tree import EnvSection
 from services.seeds import seed_for
 
 _GAMES_PER_TYPE = 2

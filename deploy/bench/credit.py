@@ -19,7 +19,7 @@ import numpy as np
 from deploy.bench.figures import Figure, Tell, silent
 from learner.batch import assign_credit, credit_steps
 from learner.credit.registry import ESTIMATORS
-from services.config import CreditSection
+from services.config.tree import CreditSection
 from services.records import Episode, Step, Ticket
 from services.seeds import seed_for
 

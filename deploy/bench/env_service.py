@@ -30,9 +30,9 @@ import msgspec
 from deploy.bench.figures import Figure, Tell, silent
 from deploy.bench.served import served
 from envservice.base import Outcome
-from envservice.client import EnvClient, Result
+from envservice.client.client import EnvClient, Result
 from envservice.registry import open_holding
-from services.config import EnvSection
+from services.config.tree import EnvSection
 
 GAMES = "alfworld-gen/"
 """Begins the ids of the games that are played."""

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from deploy.bench.figures import Figure, Tell, silent
-from services.config import Config
-from services.config_file import dump_config
+from services.config.file import dump_config
+from services.config.tree import Config
 from services.records import Episode, Step, Ticket, Version, VersionSpan
 
 FILES, GROUPS, SIZE, TURNS, STATES = 200, 16, 8, 40, 300
@@ -61,7 +61,7 @@ def _seconds(work: Callable[[], object]) -> float:
 def _archive(folder: Path) -> Path:
     from learner.batch import assign_credit
     from learner.loop import credit_columns
-    from services.store.archive import EpisodeArchive, Row
+    from services.store.archive import ArchiveRow, EpisodeArchive
 
     config = Config(name=folder.name, runs_dir=folder.parent, steps=FILES)
     folder.mkdir()
@@ -71,7 +71,7 @@ def _archive(folder: Path) -> Path:
     groups = [[_episode(rng, f"train/{g:08d}", k) for k in range(SIZE)] for g in range(GROUPS)]
     credits = assign_credit(groups, config.learner.credit)
     with EpisodeArchive(folder / "episodes") as archive:
-        archive.write(1, [Row(episode=episode, outcome="trained", columns=credit_columns(credit, k))
+        archive.write(1, [ArchiveRow(episode=episode, outcome="trained", columns=credit_columns(credit, k))
                           for group, credit in zip(groups, credits, strict=True) for k, episode in enumerate(group)])
     for step in range(2, FILES + 1):
         shutil.copy(folder / "episodes/step-00000001.parquet", folder / f"episodes/step-{step:08d}.parquet")

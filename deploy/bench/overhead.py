@@ -18,8 +18,8 @@ from typing import Any
 import psutil
 
 from deploy.bench.figures import Figure, Tell, silent
-from deploy.children import Child
-from deploy.run_folder import targets_folder
+from deploy.runs.folder import targets_folder
+from deploy.training.child_runs import Child
 
 STEPS = 4
 SETTINGS = (f"steps={STEPS}", "sft.minutes=0.3", "sft.demos_per_game=1", "learner.groups_per_step=6",

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from deploy.bench.figures import Figure, Tell, silent
-from deploy.members import EnvServer, free_port
+from deploy.launch.processes import EnvServer, free_port
 from envservice.base import PromptTemplate, Turn
 from envservice.registry import make_template, open_environment
-from services.config import Config, EnvSection, ModelSection, RolloutSection
-from services.config_file import dump_config
+from services.config.file import dump_config
+from services.config.tree import Config, EnvSection, ModelSection, RolloutSection
 from services.records import Episode, Step, Ticket, Version
 from services.seeds import seed_for
 from services.store.redis_server import private_redis
@@ -74,8 +74,8 @@ def _figure(name: str, value: float, unit: str, reference: float) -> Figure:
 
 def _make_model(folder: Path) -> list[str]:
     """A fresh model and its tokenizer in `folder`; returns tasks to play."""
-    from learner.scratch_model import scratch_model
-    from learner.tokenizer import train_tokenizer
+    from learner.cold_start.scratch_model import scratch_model
+    from learner.cold_start.tokenizer import train_tokenizer
 
     environment = open_environment(CONFIG.env)
     tasks = environment.tasks(environment.training_splits()[0])[:_TASKS]
@@ -103,11 +103,11 @@ def _walk(session: Any, template: PromptTemplate) -> list[str]:
 
 async def _play(model: Path, redis_url: str, env_url: str, tasks: Sequence[str]) -> tuple[list[Episode], float]:
     """All episodes of the measured groups, and the seconds from their issue to the last commit."""
-    from envservice.client import EnvClient
+    from envservice.client.client import EnvClient
     from rollout.actor import UNPUBLISHED
     from rollout.engine import Engine
-    from rollout.episode import Limits, Player
-    from rollout.text import load_text
+    from rollout.episode import EpisodeRunner, Limits
+    from rollout.prompt_renderer import load_text
     from rollout.worker import RolloutWorker
 
     store = Store(redis_url, CONFIG.name)
@@ -125,7 +125,7 @@ async def _play(model: Path, redis_url: str, env_url: str, tasks: Sequence[str])
         text = load_text(str(model), CONFIG.env)
         limits = Limits(prompt_tokens=rollout.max_prompt_tokens, response_tokens=rollout.max_response_tokens,
                         reward_scale=CONFIG.env.reward_scale)  # fmt: skip
-        player = Player(worker="bench", engine=engine, env=client, env_engine="own", text=text, limits=limits)
+        player = EpisodeRunner(worker="bench", engine=engine, env=client, env_engine="own", text=text, limits=limits)
         worker = RolloutWorker("bench", store=store, engine=engine, player=player, fetch=fetch, slots=rollout.slots)
         working = asyncio.create_task(worker.run())
         stack.callback(working.cancel)

@@ -11,9 +11,9 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from services.config import ENV_TOKEN_VARIABLE
+from services.config.tree import ENV_TOKEN_VARIABLE
 from services.errors import UserError
-from services.processes import wait_or_kill
+from services.process.child_processes import wait_or_kill
 
 STOP_S = 30.0
 _READY = re.compile(r"at most (\d+) sessions, on (\S+)")

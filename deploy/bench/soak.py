@@ -26,7 +26,7 @@ import psutil
 from deploy.bench.figures import Figure, Tell, silent
 from deploy.bench.served import served
 from envservice.base import Outcome
-from envservice.client import EnvClient, EpisodeHandle
+from envservice.client.client import EnvClient, EpisodeHandle
 from services.errors import EnvFault, ReplayDiverged, UserError
 from services.statistics import student_t
 
@@ -64,7 +64,7 @@ class Look:
 
 
 @dataclass(slots=True)
-class Played:
+class ServerTally:
     """What came of the games on one server."""
 
     episodes: int = 0
@@ -120,8 +120,8 @@ def hourly(looks: Sequence[Look], *, engines: bool) -> tuple[float, float, float
                   for block in blocks.values()])
 
 
-async def _soak(wanted: dict[str, int], seconds: float, tell: Tell) -> dict[str, Played]:
-    played = {name: Played() for name in wanted}
+async def _soak(wanted: dict[str, int], seconds: float, tell: Tell) -> dict[str, ServerTally]:
+    played = {name: ServerTally() for name in wanted}
     with contextlib.ExitStack() as stack:
         servers = {name: stack.enter_context(_server(name, number)) for name, number in wanted.items()}
         tell("lists of games", 0, 1)
@@ -143,7 +143,7 @@ async def _soak(wanted: dict[str, int], seconds: float, tell: Tell) -> dict[str,
     return played
 
 
-async def _report(played: dict[str, Played], seconds: float, tell: Tell) -> None:
+async def _report(played: dict[str, ServerTally], seconds: float, tell: Tell) -> None:
     since = time.monotonic()
     while True:
         steps = ", ".join(f"{name} {one.steps} steps" for name, one in played.items())
@@ -161,7 +161,7 @@ def _server(name: str, sessions: int) -> Iterator[tuple[psutil.Process, str]]:
         yield psutil.Process(server.pid), server.url
 
 
-async def _watch(process: psutil.Process, played: Played) -> None:
+async def _watch(process: psutil.Process, played: ServerTally) -> None:
     while True:
         played.looks.append(_look(process))
         await asyncio.sleep(PERIOD_S)
@@ -183,13 +183,15 @@ async def _tasks(url: str) -> list[str]:
         return (await client.tasks(next(iter((await client.info()).splits)))).tasks
 
 
-async def _play_all(url: str, tasks: list[str], players: list[random.Random], played: Played, until: float) -> None:
+async def _play_all(
+    url: str, tasks: list[str], players: list[random.Random], played: ServerTally, until: float,
+) -> None:
     async with EnvClient([url], timeout_s=CALL_S) as client, asyncio.TaskGroup() as group:
         for rng in players:
             group.create_task(_player(client, tasks, rng, played, until))
 
 
-async def _player(client: EnvClient, tasks: list[str], rng: random.Random, played: Played, until: float) -> None:
+async def _player(client: EnvClient, tasks: list[str], rng: random.Random, played: ServerTally, until: float) -> None:
     while time.monotonic() < until:
         episode = client.episode(f"soak/{rng.getrandbits(128):x}", rng.choice(tasks))
         try:
@@ -203,7 +205,7 @@ async def _player(client: EnvClient, tasks: list[str], rng: random.Random, playe
         await episode.close()
 
 
-async def _play(episode: EpisodeHandle, rng: random.Random, played: Played, until: float) -> None:
+async def _play(episode: EpisodeHandle, rng: random.Random, played: ServerTally, until: float) -> None:
     now = await episode.reset()
     for _ in range(STEPS):
         if now.done or time.monotonic() > until:
@@ -221,7 +223,7 @@ def _any_action(now: Outcome, rng: random.Random) -> str:
     return _BLANK.sub(lambda _: rng.choice(names or ["it"]), listed)
 
 
-def _figures(name: str, played: Played) -> Iterator[Figure]:
+def _figures(name: str, played: ServerTally) -> Iterator[Figure]:
     first, last = played.looks[0], played.looks[-1]
     for what, engines in (("server", False), ("server and its engines", True)):
         if engines and not any(look.engines for look in played.looks):

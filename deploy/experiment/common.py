@@ -8,14 +8,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from deploy.children import run_child
 from deploy.experiment.progress import RunsProgress
 from deploy.experiment.records import FORMAT, folder_digest, same_settings, settings_of, write
-from deploy.panels import Panels
-from deploy.run_folder import RunFolder
-from deploy.sweep import cold_evaluations
-from services.config import Config
-from services.config_file import dump_config
+from deploy.launch.task_sets import TaskSets
+from deploy.runs.folder import RunFolder
+from deploy.training.child_runs import run_child
+from deploy.training.sweep import cold_evaluations
+from services.config.file import dump_config
+from services.config.tree import Config
 from services.errors import UserError
 
 COLD_START = "cold-start"
@@ -44,7 +44,7 @@ def check_settings(config: Config) -> None:
                         "set eval.panel and eval.panel_samples")
 
 
-def prepare(config: Config, panels: Panels, out: Path, progress: RunsProgress) -> dict[str, Any]:
+def prepare(config: Config, panels: TaskSets, out: Path, progress: RunsProgress) -> dict[str, Any]:
     """experiment.json, made where it is not there. Raises UserError where it belongs to another experiment."""
     file, model = out / COMMON, out / COLD_START
     if file.exists():

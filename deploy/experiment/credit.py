@@ -17,14 +17,12 @@ from typing import Any
 
 from rich.console import Console
 
-from deploy.children import ChildFailed, failed
-from deploy.comparison import COLD
 from deploy.experiment import tables
 from deploy.experiment.common import COMMON, check_settings, prepare, require_official
 from deploy.experiment.design import (
     ARMS,
     CONFIRMING_SEEDS,
-    Run,
+    PlannedRun,
     chosen,
     config_of,
     first_seeds,
@@ -34,8 +32,10 @@ from deploy.experiment.design import (
 from deploy.experiment.progress import RunsProgress
 from deploy.experiment.records import Record, read_records
 from deploy.experiment.runs import Runner, left, only_one
-from services.config import Config
-from services.config_file import load_config
+from deploy.runs.comparison import COLD
+from deploy.training.child_runs import ChildFailed, failed
+from services.config.file import load_config
+from services.config.tree import Config
 from services.errors import UserError
 
 CONFIG = "credit-experiment"
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     return _report(args.out, as_json=args.json)
 
 
-def _wanted(args: argparse.Namespace) -> list[Run]:
+def _wanted(args: argparse.Namespace) -> list[PlannedRun]:
     """Fresh seeds for the two arms to confirm, else the first seeds for all or those named."""
     if not args.confirm:
         return first_seeds(chosen(args.arms), args.seeds)
@@ -77,7 +77,7 @@ def _scores(records: Sequence[Record]) -> dict[str, list[float]]:
     return {arm: list(tables.by_seed(first, arm, heldout.of).values()) for arm in arms}
 
 
-def _check_arms(config: Config, wanted: Sequence[Run]) -> None:
+def _check_arms(config: Config, wanted: Sequence[PlannedRun]) -> None:
     """Raises UserError for an arm whose estimator or settings do not exist."""
     from learner.credit.registry import estimator
 
@@ -85,8 +85,8 @@ def _check_arms(config: Config, wanted: Sequence[Run]) -> None:
         estimator(config_of(one, config, cold_start="").learner.credit.estimator)
 
 
-def _make(config: Config, wanted: Sequence[Run], args: argparse.Namespace) -> None:
-    from deploy import preflight
+def _make(config: Config, wanted: Sequence[PlannedRun], args: argparse.Namespace) -> None:
+    from deploy.launch import preflight
 
     panels = preflight.check(config)
     args.out.mkdir(parents=True, exist_ok=True)

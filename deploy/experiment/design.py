@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.config import Config
-from services.config_file import lay_over
+from services.config.file import lay_over
+from services.config.tree import Config
 from services.errors import UserError
 
 SEEDS = 5
@@ -64,7 +64,7 @@ COMPARISONS = (
 
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
-class Run:
+class PlannedRun:
     """One arm at one seed."""
 
     seed: int
@@ -85,13 +85,13 @@ def chosen(names: str | None) -> list[str]:
     return [name for name in known if name in wanted]
 
 
-def runs(arms: Iterable[str], seeds: Iterable[int]) -> list[Run]:
+def runs(arms: Iterable[str], seeds: Iterable[int]) -> list[PlannedRun]:
     """Seed by seed, all arms of each: wherever the budget ends, what is there is a balanced design but for one seed."""
     arms = list(arms)
-    return [Run(arm=arm, seed=seed) for seed in seeds for arm in arms]
+    return [PlannedRun(arm=arm, seed=seed) for seed in seeds for arm in arms]
 
 
-def first_seeds(arms: Sequence[str], seeds: int | None) -> list[Run]:
+def first_seeds(arms: Sequence[str], seeds: int | None) -> list[PlannedRun]:
     """The seeds that choose: `seeds` of all arms; None: as planned, with more of the MAIN arms."""
     if seeds is not None:
         return runs(arms, range(seeds))
@@ -99,12 +99,12 @@ def first_seeds(arms: Sequence[str], seeds: int | None) -> list[Run]:
     return runs(arms, range(SEEDS)) + runs(main, range(SEEDS, SEEDS + MORE_SEEDS))
 
 
-def fresh_seeds(arms: Sequence[str], seeds: int | None) -> list[Run]:
+def fresh_seeds(arms: Sequence[str], seeds: int | None) -> list[PlannedRun]:
     """The seeds that confirm."""
     return runs(arms, range(CONFIRMING_SEEDS, CONFIRMING_SEEDS + (seeds or SEEDS)))
 
 
-def config_of(run: Run, config: Config, *, cold_start: str) -> Config:
+def config_of(run: PlannedRun, config: Config, *, cold_start: str) -> Config:
     """The config of one run. The seed fixes tasks and sampling seeds, so that the arms of one seed are paired."""
     return lay_over(config, {
         **ARMS[run.arm].overrides, "seed": run.seed, "name": run.name, "runs_dir": str(config.run_dir),

@@ -10,7 +10,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from deploy.lines import span
+from deploy.console.plain import span
 
 KEEP_LINES = 12
 

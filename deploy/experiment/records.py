@@ -16,12 +16,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from deploy.run_folder import RunFolder
-from services.config import Config
-from services.config_file import flatten
+from deploy.runs.folder import RunFolder
+from services.config.file import flatten
+from services.config.tree import Config
 from services.errors import UserError
-from services.metrics import read_evaluations, read_metrics
-from services.packages import OURS, installation_root
+from services.process.packages import OURS, installation_root
+from services.telemetry.metrics_file import read_evaluations, read_metrics
 
 FORMAT = 1
 CURVES = (

@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from deploy.children import POLL_S, Child
 from deploy.experiment import records
 from deploy.experiment.common import COLD_START, keep_cold_evaluations
-from deploy.experiment.design import Run, config_of
+from deploy.experiment.design import PlannedRun, config_of
 from deploy.experiment.progress import RunsProgress
-from deploy.run_folder import RunFolder
-from deploy.sweep import give_evaluations
-from services.config import Config
-from services.config_file import dump_config
+from deploy.runs.folder import RunFolder
+from deploy.training.child_runs import POLL_S, Child
+from deploy.training.sweep import give_evaluations
+from services.config.file import dump_config
+from services.config.tree import Config
 from services.errors import UserError
 
 RUN_DEADLINE_S = 3 * 3600.0
@@ -42,12 +42,12 @@ def only_one(folder: Path) -> Iterator[None]:
         yield
 
 
-def path_of(out: Path, run: Run) -> Path:
+def path_of(out: Path, run: PlannedRun) -> Path:
     """Where the record of a run is, or will be."""
     return out / f"{run.name}.json"
 
 
-def left(out: Path, runs: Sequence[Run], config: Config, common: Mapping[str, Any]) -> list[Run]:
+def left(out: Path, runs: Sequence[PlannedRun], config: Config, common: Mapping[str, Any]) -> list[PlannedRun]:
     """Runs without a record. Raises UserError for a record of other settings or of another cold start."""
     known = {(record.arm, record.seed): record for record in records.read_records(out)}
     for run in runs:
@@ -72,10 +72,10 @@ class Runner:
     parallel: int = 1
     hours: float = math.inf
     """No run is started after so many."""
-    _children: dict[Run, tuple[Child, str]] = field(default_factory=dict)
+    _children: dict[PlannedRun, tuple[Child, str]] = field(default_factory=dict)
     """Those that go on, with the digest of the code that they were started with."""
 
-    def make(self, runs: Sequence[Run]) -> int:
+    def make(self, runs: Sequence[PlannedRun]) -> int:
         """Returns how many were not started for want of time. Raises ChildFailed with the first that fails."""
         waiting, last_start = list(runs), time.monotonic() + 3600 * self.hours
         try:
@@ -95,7 +95,7 @@ class Runner:
     def _going(self) -> list[Child]:
         return [child for child, _ in self._children.values()]
 
-    def _start(self, run: Run) -> None:
+    def _start(self, run: PlannedRun) -> None:
         config = self._config(run)
         shutil.rmtree(config.run_dir, ignore_errors=True)  # of a run that was interrupted
         give_evaluations(RunFolder(config.run_dir), self.common["cold_evaluations"])
@@ -118,7 +118,7 @@ class Runner:
             shutil.rmtree(config.run_dir)
             self.progress.finished(run.name, child.seconds, _headline(record))
 
-    def _config(self, run: Run) -> Config:
+    def _config(self, run: PlannedRun) -> Config:
         return config_of(run, self.config, cold_start=str(self.out / COLD_START))
 
 

@@ -13,9 +13,9 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from deploy.comparison import TRAINED
 from deploy.experiment.design import ARMS, COMPARISONS, CONFIRMING_SEEDS, Arm
 from deploy.experiment.records import Record
+from deploy.runs.comparison import TRAINED
 from services.statistics import detectable, seed_interval, spread
 
 LATE = 0.25

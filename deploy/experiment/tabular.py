@@ -30,7 +30,7 @@ import numpy as np
 
 from deploy.experiment.maze import Floats, Ints, View, make_maze, score_gradient, softmax
 from learner.credit.registry import estimator
-from services.config import CreditSection
+from services.config.tree import CreditSection
 from services.errors import UserError
 from services.statistics import mean_interval
 

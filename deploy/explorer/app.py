@@ -20,7 +20,7 @@ from deploy.explorer import filters, pages
 from deploy.explorer.access import Guard
 from deploy.explorer.groups import Group, credit_input
 from deploy.explorer.lists import ORDERS, Choice
-from deploy.explorer.runs import Run
+from deploy.explorer.runs import ExploredRun
 
 HERE = Path(__file__).parent
 Sort = Literal["step", "task", "outcome", "success", "return", "spread", "length", "singletons", "invalid"]
@@ -50,13 +50,13 @@ class Asked(BaseModel):
 class Pages:
     """The templates, and what every page needs: the runs, which of them is meant, the address asked for."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(self, runs: Sequence[ExploredRun]) -> None:
         self.runs = list(runs)
         self._templates = Environment(loader=FileSystemLoader(HERE / "templates"), autoescape=True,
                                       undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
         self._templates.filters.update(filters.FILTERS)
 
-    def run(self, name: str) -> Run:
+    def run(self, name: str) -> ExploredRun:
         """Raises HTTPException 404."""
         for run in self.runs:
             if run.name == name:
@@ -64,7 +64,7 @@ class Pages:
         raise HTTPException(404, f"This explorer shows no run {name}: it was started with "
                                  f"{' and '.join(run.name for run in self.runs)}.")
 
-    def group(self, name: str, file: str, group: str) -> tuple[Run, Group]:
+    def group(self, name: str, file: str, group: str) -> tuple[ExploredRun, Group]:
         """Raises HTTPException 404."""
         run = self.run(name)
         if (found := run.group(file, group)) is None:
@@ -72,13 +72,14 @@ class Pages:
                                      "after an interruption may hold others: look in the list of groups.")
         return run, found
 
-    def show(self, template: str, context: dict[str, Any], *, run: Run | None = None, status: int = 200) -> Response:
+    def show(self, template: str, context: dict[str, Any], *, run: ExploredRun | None = None,
+             status: int = 200) -> Response:
         """The page; `run`: whose lists its keys lead to, the first without one."""
         context = {"run": run or self.runs[0], "runs": self.runs, **context}
         return HTMLResponse(self._templates.get_template(template).render(context), status)
 
 
-def create_app(runs: Sequence[Run], token: str | None) -> FastAPI:
+def create_app(runs: Sequence[ExploredRun], token: str | None) -> FastAPI:
     """The application over one or two runs. `token`: what every path asks for; None: only this machine is answered."""
     app = FastAPI(title="gagpo explore", docs_url=None, redoc_url=None, openapi_url=None)
     shown = Pages(runs)

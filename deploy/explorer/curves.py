@@ -16,7 +16,7 @@ Rows = Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class CurveLine:
     """One key of one run."""
 
     run: int
@@ -37,7 +37,7 @@ class Chart:
 
     name: str
     title: str
-    lines: list[Line]
+    lines: list[CurveLine]
     ticks: list[tuple[float, str]]
     """(y, label)."""
     marks: list[tuple[float, str]]
@@ -54,7 +54,7 @@ def training_charts(names: Sequence[str], metrics: Sequence[Rows]) -> list[Chart
     """The curves of the report, over all runs that have them."""
     charts: list[Chart] = []
     for name, panel in ((name, panel) for name, panels in FIGURES.items() for panel in panels):
-        lines = [Line(run=i, key=j, name=_label(names, i, key), steps=[row["step"] for row in rows],
+        lines = [CurveLine(run=i, key=j, name=_label(names, i, key), steps=[row["step"] for row in rows],
                       values=[row.get(key) for row in rows])
                  for i, rows in enumerate(metrics) for j, key in enumerate(panel.keys) if rows and key in rows[-1]]
         if lines:
@@ -64,13 +64,14 @@ def training_charts(names: Sequence[str], metrics: Sequence[Rows]) -> list[Chart
 
 def evaluation_chart(names: Sequence[str], evaluations: Sequence[Rows]) -> Chart | None:
     """Success of the curve's evaluations with their intervals; None before the first."""
-    lines: list[Line] = []
+    lines: list[CurveLine] = []
     bounds: list[list[tuple[float, float]]] = []
     for i, rows in enumerate(evaluations):
         curve = sorted((row for row in rows if row["label"].startswith("step-")), key=lambda row: row["step"])
         if curve:
-            lines.append(Line(run=i, key=0, name=_label(names, i, f"{curve[0]['split']} T={curve[0]['temperature']:g}"),
-                              steps=[row["step"] for row in curve], values=[row["success_rate"] for row in curve]))
+            name = _label(names, i, f"{curve[0]['split']} T={curve[0]['temperature']:g}")
+            lines.append(CurveLine(run=i, key=0, name=name,
+                                   steps=[row["step"] for row in curve], values=[row["success_rate"] for row in curve]))
             bounds.append([(row["success_low"], row["success_high"]) for row in curve])
     return _chart("evaluation", "Success of evaluations, 95% interval", lines, bounds, smooth=False) if lines else None
 
@@ -79,7 +80,7 @@ def _label(names: Sequence[str], i: int, key: str) -> str:
     return f"{names[i]} {key}" if len(names) > 1 else key
 
 
-def _chart(name: str, title: str, lines: list[Line], bounds: list[list[tuple[float, float]]] | None = None, *,
+def _chart(name: str, title: str, lines: list[CurveLine], bounds: list[list[tuple[float, float]]] | None = None, *,
            smooth: bool = True) -> Chart:
     seen = [value for line in lines for value in line.values if value is not None]
     seen += [edge for pairs in bounds or [] for pair in pairs for edge in pair]
@@ -94,19 +95,19 @@ def _chart(name: str, title: str, lines: list[Line], bounds: list[list[tuple[flo
     def y_of(value: float) -> float:
         return TOP + (HEIGHT - TOP - BOTTOM) * (1 - (value - low) / (high - low))
 
-    def points(line: Line, values: Sequence[float | None]) -> str:
+    def points(line: CurveLine, values: Sequence[float | None]) -> str:
         stride = -(-len(values) // MOST_POINTS)
         pairs = [(s, v) for s, v in zip(line.steps, values, strict=True) if v is not None]
         return " ".join(at(*pair) for pair in pairs[::stride])
 
-    drawn: list[Line] = []
+    drawn: list[CurveLine] = []
     for i, line in enumerate(lines):
         known = [(s, v) for s, v in zip(line.steps, line.values, strict=True) if v is not None]
         mean = moving_average([v for _, v in known]) if smooth else [v for _, v in known]
         edges = list(zip(line.steps, bounds[i], strict=True)) if bounds else []
         band = " ".join([*(at(s, pair[0]) for s, pair in edges), *(at(s, pair[1]) for s, pair in reversed(edges))])
         stride = max(1, -(-len(known) // MOST_POINTS))
-        drawn.append(Line(
+        drawn.append(CurveLine(
             run=line.run, key=line.key, name=line.name, steps=line.steps, values=line.values, band=band,
             thin=points(line, line.values) if smooth else "",
             thick=" ".join(at(s, v) for (s, _), v in list(zip(known, mean, strict=True))[::stride])))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.explorer.index import GroupEntry
-from services.config import CreditSection
+from services.config.tree import CreditSection
 
 CREDIT = ("return", "value", "baseline", "delta", "raw_advantage", "advantage", "state_key")
 """Columns that only steps have that were trained on."""
@@ -58,7 +58,7 @@ class StepView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Episode:
+class ShownEpisode:
     """Member k of its group."""
 
     k: int
@@ -129,7 +129,7 @@ class Group:
     """All episodes of a group, by k."""
 
     entry: GroupEntry
-    episodes: list[Episode]
+    episodes: list[ShownEpisode]
     missing: tuple[str, ...]
     """Columns of NEWER that its file lacks."""
     visits: dict[str, list[Visit]] = field(default_factory=dict)
@@ -142,14 +142,14 @@ class Group:
                     visit = Visit(k=episode.k, step=step, won=episode.won)
                     self.visits.setdefault(step.state, []).append(visit)
 
-    def episode(self, k: int) -> Episode | None:
+    def episode(self, k: int) -> ShownEpisode | None:
         """None where there is no such member."""
         return next((episode for episode in self.episodes if episode.k == k), None)
 
     @property
-    def lost(self) -> Episode | None:
+    def lost(self) -> ShownEpisode | None:
         """Of the episodes that were not won the one whose costliest choice cost the most; None: all were won."""
-        def cost(episode: Episode) -> float:
+        def cost(episode: ShownEpisode) -> float:
             return 0.0 if (step := episode.costliest_choice) is None else step.cost
 
         return min((episode for episode in self.episodes if not episode.won), key=cost, default=None)
@@ -200,10 +200,10 @@ def read_group(folder: Path, entry: GroupEntry) -> Group | None:
     return Group(entry=entry, episodes=[_episode(member) for member in members.values()], missing=missing)
 
 
-def _episode(rows: list[dict[str, Any]]) -> Episode:
+def _episode(rows: list[dict[str, Any]]) -> ShownEpisode:
     last = rows[-1]
     after = [row["observation"] for row in rows[1:]] + [last.get("final_observation") or None]
-    return Episode(
+    return ShownEpisode(
         k=last["k"], won=last["won"], end=last["end"], worker=last["worker"], attempt=last["attempt"],
         steps=[_step(row, result) for row, result in zip(rows, after, strict=True)], final_observation=after[-1])
 

@@ -67,7 +67,7 @@ class GroupEntry:
         return self.won / self.episodes
 
 
-class Index:
+class ArchiveIndex:
     """The groups of one run, in order of file and of place in it. Threads may share it."""
 
     def __init__(self, run: Path) -> None:

@@ -42,7 +42,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
+class GroupPage:
     """One page of groups."""
 
     entries: list[GroupEntry]
@@ -53,13 +53,13 @@ class Listed:
     outcomes: list[str]
 
 
-def choose(entries: Sequence[GroupEntry], choice: Choice) -> Listed:
+def choose(entries: Sequence[GroupEntry], choice: Choice) -> GroupPage:
     """The page asked for; one beyond the last is the last."""
     kept = [entry for entry in entries if _fits(entry, choice)]
     kept.sort(key=ORDERS[choice.sort], reverse=choice.descending)
     pages = max(1, -(-len(kept) // PAGE))
     page = min(max(choice.page, 1), pages)
-    return Listed(entries=kept[(page - 1) * PAGE: page * PAGE], total=len(kept), page=page, pages=pages,
+    return GroupPage(entries=kept[(page - 1) * PAGE: page * PAGE], total=len(kept), page=page, pages=pages,
                   kinds=sorted({entry.kind for entry in entries} - {""}),
                   outcomes=sorted({entry.outcome for entry in entries}))
 
@@ -99,7 +99,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class TaskLine:
     """One task: its success in each evaluation, None where it was not played."""
 
     task: str
@@ -120,7 +120,7 @@ class Matrix:
     split: str
     splits: list[str]
     columns: list[Column]
-    lines: list[Line]
+    lines: list[TaskLine]
     kinds: list[str]
     groups: dict[tuple[str, str], GroupEntry] = field(default_factory=dict)
     """(file, task) -> the episodes."""
@@ -139,7 +139,7 @@ def matrix(evaluations: Sequence[dict[str, Any]], entries: Iterable[GroupEntry],
     tasks = sorted({task for column in columns for task in column.by_task})
     entries = list(entries)
     known = {entry.task: entry.kind for entry in entries}
-    lines = [Line(task=task, kind=known.get(task) or kind_of(task),
+    lines = [TaskLine(task=task, kind=known.get(task) or kind_of(task),
                   cells=[column.by_task.get(task) for column in columns]) for task in tasks]
     kinds = sorted({line.kind for line in lines} - {""})
     lines = [line for line in lines if kind in ("", line.kind)]

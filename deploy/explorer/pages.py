@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from deploy.explorer.curves import evaluation_chart, training_charts
+from deploy.explorer.formulas import sums
 from deploy.explorer.graph import draw
-from deploy.explorer.groups import Alternative, Episode, Group, StepView, alternatives, credit_options, read_group
+from deploy.explorer.groups import Alternative, Group, ShownEpisode, StepView, alternatives, credit_options, read_group
 from deploy.explorer.index import GroupEntry
 from deploy.explorer.lists import Choice, choose, matrix
-from deploy.explorer.runs import Piece, Run
-from deploy.explorer.sums import sums
+from deploy.explorer.runs import ExploredRun, Piece
 from deploy.explorer.verdict import heading, judge, sentences
 
 SHOWN = 8
@@ -22,7 +22,7 @@ SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class StepRow:
     """A step of the episode page."""
 
     step: StepView
@@ -42,7 +42,7 @@ class Row:
         return [a for i, a in enumerate(self.alternatives) if i < SHOWN or a.own]
 
 
-def home(runs: Sequence[Run]) -> dict[str, Any]:
+def home(runs: Sequence[ExploredRun]) -> dict[str, Any]:
     """Curves of all runs, and where each stands."""
     names, evaluations = [run.name for run in runs], [run.evaluations for run in runs]
     first = evaluation_chart(names, evaluations)
@@ -59,7 +59,7 @@ def home(runs: Sequence[Run]) -> dict[str, Any]:
     return {"charts": charts, "cards": cards}
 
 
-def groups(run: Run, choice: Choice) -> dict[str, Any]:
+def groups(run: ExploredRun, choice: Choice) -> dict[str, Any]:
     """One page of the groups."""
     return {"choice": choice, "listed": choose(run.groups(), choice)}
 
@@ -71,13 +71,13 @@ def instructive(entries: Sequence[GroupEntry]) -> GroupEntry | None:
     return max(lost, key=lambda entry: (entry.outcome == "trained", entry.spread, -entry.length), default=None)
 
 
-def evaluations(run: Run, *, split: str, kind: str, sort: str, descending: bool) -> dict[str, Any]:
+def evaluations(run: ExploredRun, *, split: str, kind: str, sort: str, descending: bool) -> dict[str, Any]:
     """Tasks by evaluations."""
     found = matrix(run.evaluations, run.groups(), split=split, kind=kind, sort=sort, descending=descending)
     return {"matrix": found, "kind": kind, "sort": sort, "descending": descending}
 
 
-def group(run: Run, found: Group, k: int | None) -> dict[str, Any]:
+def group(run: ExploredRun, found: Group, k: int | None) -> dict[str, Any]:
     """Its episodes, its states, and their graph; `k`: the episode whose path is drawn over it."""
     states = sorted(found.visits.items(), key=lambda item: (-len(item[1]), item[1][0].step.t))
     return {
@@ -86,7 +86,7 @@ def group(run: Run, found: Group, k: int | None) -> dict[str, Any]:
         "hidden_states": max(0, len(states) - 60), "command": command(run, found)}
 
 
-def episode(run: Run, found: Group, member: Episode) -> dict[str, Any]:
+def episode(run: ExploredRun, found: Group, member: ShownEpisode) -> dict[str, Any]:
     """One row per step, and which of them lost it."""
     order = [other.k for other in found.episodes]
     at = order.index(member.k)
@@ -101,12 +101,12 @@ def episode(run: Run, found: Group, member: Episode) -> dict[str, Any]:
         "largest": found.largest, "command": command(run, found)}
 
 
-def _row(run: Run, found: Group, step: StepView, lines: list[str]) -> Row:
+def _row(run: ExploredRun, found: Group, step: StepView, lines: list[str]) -> StepRow:
     visits = found.visits.get(step.state, []) if step.state is not None else []
     learner = step.learner_logprobs
     pieces = [Piece(run.piece(token), logprob, None if learner is None else _ratio(learner[i], logprob))
               for i, (token, logprob) in enumerate(zip(step.tokens, step.logprobs, strict=True))]
-    return Row(
+    return StepRow(
         step=step, pieces=pieces, response=run.text(step.tokens) or "".join(piece.text for piece in pieces),
         prompt=None if step.prompt_ids is None else run.text(step.prompt_ids),
         alternatives=alternatives(visits, step), visits=len(visits), episodes=len({visit.k for visit in visits}),
@@ -119,7 +119,7 @@ def _ratio(learner: float, sampler: float) -> float | None:
     return math.exp(min(difference, 50.0)) if math.isfinite(difference) else None
 
 
-def task(runs: Sequence[Run], name: str, last: int) -> dict[str, Any]:
+def task(runs: Sequence[ExploredRun], name: str, last: int) -> dict[str, Any]:
     """Each run's latest `last` groups of one task, side by side."""
     columns = []
     for run in runs:
@@ -137,7 +137,7 @@ def credit_file(found: Group) -> str:
     return f"{found.entry.file}-{plain}.json"
 
 
-def command(run: Run, found: Group) -> str | None:
+def command(run: ExploredRun, found: Group) -> str | None:
     """`gagpo credit` on the exported group; None where it was not trained on, or its credit needs more than texts."""
     from learner.credit.registry import estimator
 

@@ -13,11 +13,11 @@ import yaml
 from pydantic import ValidationError
 
 from deploy.explorer.groups import Group, read_group
-from deploy.explorer.index import GroupEntry, Index
-from deploy.run_folder import RunFolder
-from services.config import CreditSection
+from deploy.explorer.index import ArchiveIndex, GroupEntry
+from deploy.runs.folder import RunFolder
+from services.config.tree import CreditSection
 from services.errors import UserError
-from services.metrics import read_evaluations, read_metrics
+from services.telemetry.metrics_file import read_evaluations, read_metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class _Followed:
         return self._rows
 
 
-class Run:
+class ExploredRun:
     """One run under a name that no other run of this explorer has. Raises UserError for a folder that holds none."""
 
     def __init__(self, path: Path, name: str) -> None:
@@ -60,7 +60,7 @@ class Run:
         if not (path / "episodes").is_dir() and not folder.metrics.exists():
             raise UserError(f"{path} has neither episodes nor metrics yet", "look again when it has trained a step")
         self.path, self.name = path, name
-        self.index = Index(path)
+        self.index = ArchiveIndex(path)
         self._metrics = _Followed(folder.metrics, read_metrics)
         self._evaluations = _Followed(folder.evaluations, read_evaluations)
         self._lock = threading.Lock()
@@ -134,11 +134,11 @@ class Run:
         return None
 
 
-def open_runs(paths: Sequence[Path]) -> list[Run]:
+def open_runs(paths: Sequence[Path]) -> list[ExploredRun]:
     """Runs under the names of their folders; a second one of the same name gets a number. Raises UserError."""
-    runs: list[Run] = []
+    runs: list[ExploredRun] = []
     for path in paths:
         name = path.resolve().name
         taken = {run.name for run in runs}
-        runs.append(Run(path, next(n for n in (name, *(f"{name}-{i}" for i in range(2, 9))) if n not in taken)))
+        runs.append(ExploredRun(path, next(n for n in (name, *(f"{name}-{i}" for i in range(2, 9))) if n not in taken)))
     return runs

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 import uvicorn
 
 from deploy.explorer.app import create_app
-from deploy.explorer.runs import Run
-from envservice.server import bind
-from services.addresses import is_local
-from services.config import EXPLORE_TOKEN_VARIABLE
+from deploy.explorer.runs import ExploredRun
+from envservice.server.process import bind
+from services.config.tree import EXPLORE_TOKEN_VARIABLE
 from services.errors import UserError
+from services.process.addresses import is_local
 
 DRAIN_S = 2
 
 
-def serve(runs: Sequence[Run], *, host: str, port: int, token: str | None) -> None:
+def serve(runs: Sequence[ExploredRun], *, host: str, port: int, token: str | None) -> None:
     """Serves until SIGTERM or SIGINT. Raises UserError for a port in use, and for a host that others can reach when
     there is no token."""
     if token is None and not is_local(host):

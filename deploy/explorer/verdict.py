@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deploy.explorer.filters import number, signed
-from deploy.explorer.groups import Alternative, Episode, Group, StepView, alternatives
+from deploy.explorer.groups import Alternative, Group, ShownEpisode, StepView, alternatives
 
 SEEN = 3
 """Steps that took the better action which are linked to."""
@@ -42,7 +42,7 @@ class Verdict:
     """The step with the lowest advantage."""
 
 
-def judge(group: Group, episode: Episode) -> Verdict:
+def judge(group: Group, episode: ShownEpisode) -> Verdict:
     """Pure numbers; without credit everything is None."""
     worst, last = episode.costliest, episode.steps[-1]
     if worst is None:
@@ -63,7 +63,7 @@ def _better(group: Group, step: StepView) -> Alternative | None:
     return None if best is None or best.mean_return <= (step.ret or 0.0) else best
 
 
-def heading(found: Verdict, episode: Episode) -> Sentence:
+def heading(found: Verdict, episode: ShownEpisode) -> Sentence:
     """Which step it was, and what was done there; [] where nothing was lost."""
     if found.worst is None:
         return []
@@ -72,7 +72,7 @@ def heading(found: Verdict, episode: Episode) -> Sentence:
             Part(text=found.worst.action, action=True)]
 
 
-def sentences(found: Verdict, episode: Episode) -> list[Sentence]:
+def sentences(found: Verdict, episode: ShownEpisode) -> list[Sentence]:
     """What follows the heading, which the first of them goes on from; one that stands alone where nothing was lost."""
     worst, cut, lowest = found.worst, found.cut, found.lowest
     if worst is None:
@@ -92,7 +92,7 @@ def _plain(text: str) -> Sentence:
     return [Part(text=text)]
 
 
-def _cost(found: Verdict, worst: StepView, episode: Episode) -> str:
+def _cost(found: Verdict, worst: StepView, episode: ShownEpisode) -> str:
     advantage = f"A = {signed(worst.advantage, 2)}."
     if worst.delta is None:
         return f"— advantage {advantage}"

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from deploy.monitor.panels import (
     Board,
+    BoardRow,
     Query,
-    Row,
     age,
     gauge,
     mean,
@@ -69,7 +69,7 @@ DROPS = panel("Drops", "Groups in the last half hour, by class of reason.",
               total("groups_dropped_total", "reason", span=STEPS_SPAN))
 
 OVERVIEW = Board(name="overview", title="gagpo", rows=(
-    Row(title="Is it well?", panels=(
+    BoardRow(title="Is it well?", panels=(
         panel("Alerts", "Firing now.", Query('count(ALERTS{alertstate="firing", run=~"$run"}) or vector(0)', "alerts"),
               kind="stat", width=4),
         panel("Step", "Learner steps that the weights have taken.", gauge("learner_step"), kind="stat", width=4),
@@ -81,7 +81,7 @@ OVERVIEW = Board(name="overview", title="gagpo", rows=(
               width=4),
         panel("Targets down", "Endpoints that do not answer.",
               Query('count(up{job="gagpo", run=~"$run"} == 0) or vector(0)', "down"), kind="stat", width=4))),
-    Row(title="Controller: tickets go out", panels=(
+    BoardRow(title="Controller: tickets go out", panels=(
         panel("Doing", "1 for what it does.", gauge("controller_state", "state"), width=6),
         panel("Groups", "Issued, trained and dropped in the last half hour.",
               *(total(f"store_groups_{what}_total", span=STEPS_SPAN, name=what)
@@ -89,24 +89,24 @@ OVERVIEW = Board(name="overview", title="gagpo", rows=(
         panel("Capacity", "Groups that may still be issued now.", gauge("controller_capacity_groups"), width=6),
         panel("Deaths", "Of members, in the last half hour, all mended.",
               total("controller_restarts_total", span=STEPS_SPAN), width=6))),
-    Row(title="Store: tickets wait, groups wait", panels=(
+    BoardRow(title="Store: tickets wait, groups wait", panels=(
         panel("Tickets", "Not played yet: new ones, and those in a worker's hands.", gauge("store_tickets", "state"),
               width=6),
         panel("Oldest ticket", "Its age.", gauge("store_oldest_ticket_age_seconds"), unit="s", width=6),
         panel("Groups ready", "Finished, and not read yet.", gauge("store_groups_ready", "kind"), width=6),
         panel("Bytes held", RETAINED.help, *RETAINED.queries, unit="bytes", width=6))),
-    Row(title="Rollout: episodes are played", panels=(EPISODES, TOKENS, TURN, IN_HAND, LAG, DROPS)),
-    Row(title="Environments: steps are answered", panels=(ENV_STEPS, ENV_STEP, ERRORS)),
-    Row(title="Learner: weights move", panels=(PHASES, LOSS, GRADIENT, DRIFT, SHARES, ADVANTAGES)),
-    Row(title="Results", panels=(SUCCESS, BY_TYPE, LENGTH)),
+    BoardRow(title="Rollout: episodes are played", panels=(EPISODES, TOKENS, TURN, IN_HAND, LAG, DROPS)),
+    BoardRow(title="Environments: steps are answered", panels=(ENV_STEPS, ENV_STEP, ERRORS)),
+    BoardRow(title="Learner: weights move", panels=(PHASES, LOSS, GRADIENT, DRIFT, SHARES, ADVANTAGES)),
+    BoardRow(title="Results", panels=(SUCCESS, BY_TYPE, LENGTH)),
 ))
 
 ENVIRONMENTS = Board(name="environments", title="gagpo: environments", rows=(
-    Row(title="Work", panels=(
+    BoardRow(title="Work", panels=(
         ENV_STEPS, panel("Resets", "Episodes started per second.", rate("env_resets_total"), unit="ops"),
         panel("Requests", "Answered per second: each carries many steps.",
               rate("env_request_seconds_count", "route"), unit="ops"))),
-    Row(title="Latency", panels=(
+    BoardRow(title="Latency", panels=(
         ENV_STEP,
         panel("Reset", "Loading included where a task is new.", *median_and_tail("env_reset_seconds", "environment"),
               unit="s"),
@@ -115,13 +115,13 @@ ENVIRONMENTS = Board(name="environments", title="gagpo: environments", rows=(
         panel("Steps, all", "How many took how long.", spread("env_step_seconds"), kind="heatmap", unit="s", width=12),
         panel("Replays", "Mean of a step that had to rebuild its session first.",
               mean("env_replay_seconds", "environment", span=STEPS_SPAN), unit="s", width=12))),
-    Row(title="Sessions", panels=(
+    BoardRow(title="Sessions", panels=(
         SESSIONS,
         panel("Rebuilt", "Sessions that a server did not have, in the last half hour.",
               total("env_replays_total", "instance", span=STEPS_SPAN)),
         panel("Lapsed", "Sessions dropped for being idle, in the last half hour.",
               total("env_sessions_expired_total", "instance", span=STEPS_SPAN)))),
-    Row(title="Health", panels=(
+    BoardRow(title="Health", panels=(
         ERRORS,
         panel("Memory", "Resident, engines' processes included.", gauge("env_resident_memory_bytes", "instance"),
               unit="bytes"),
@@ -131,7 +131,7 @@ ENVIRONMENTS = Board(name="environments", title="gagpo: environments", rows=(
 ))
 
 ROLLOUT = Board(name="rollout", title="gagpo: rollout", rows=(
-    Row(title="Episodes", panels=(
+    BoardRow(title="Episodes", panels=(
         EPISODES,
         panel("Ends", "How finished episodes ended, per second.", rate("rollout_episode_ends_total", "end"),
               unit="ops"),
@@ -143,18 +143,18 @@ ROLLOUT = Board(name="rollout", title="gagpo: rollout", rows=(
         panel("Given back", "Tickets claimed anew, and sessions rebuilt, in the last half hour.",
               total("rollout_redeliveries_total", span=STEPS_SPAN, name="tickets"),
               total("rollout_replays_total", span=STEPS_SPAN, name="sessions")))),
-    Row(title="Engine", panels=(
+    BoardRow(title="Engine", panels=(
         TOKENS, TURN,
         panel("Answers, all", "How many took how long.", spread("rollout_turn_seconds"), kind="heatmap", unit="s"),
         panel("KV cache in use", "Share of its blocks that running requests hold; at 1 they wait for each other.",
               gauge("rollout_kv_used_ratio", "worker"), unit="percentunit"))),
-    Row(title="Tickets", panels=(
+    BoardRow(title="Tickets", panels=(
         IN_HAND,
         panel("In hand by worker", "Episodes that each plays.",
               gauge("rollout_tickets", "worker", where='state="playing"')),
         panel("Wait of a ticket", "From its issue to its episode's start.", *median_and_tail("rollout_queue_seconds"),
               unit="s"))),
-    Row(title="Weights", panels=(
+    BoardRow(title="Weights", panels=(
         LAG, panel("Version", "Learner step of the weights that each worker holds.",
                    gauge("rollout_version_step", "worker")),
         panel("Pause of an update", "Of the samplers, in the last half hour.",
@@ -163,14 +163,14 @@ ROLLOUT = Board(name="rollout", title="gagpo: rollout", rows=(
 ))
 
 LEARNER = Board(name="learner", title="gagpo: learner", rows=(
-    Row(title="Pace", panels=(
+    BoardRow(title="Pace", panels=(
         panel("Steps", "That the weights have taken.", gauge("learner_step")), PHASES,
         panel("Tokens", "Of the groups trained on, in the last half hour.",
               total("learner_tokens_total", "kind", span=STEPS_SPAN)),
         panel("FLOP utilisation", "Of a step's forward and backward passes against the peak of the GPUs; none on CPUs.",
               gauge("learner_flop_utilization_ratio"), unit="percentunit"),
         CHECKPOINT, RETAINED)),
-    Row(title="Optimisation", panels=(
+    BoardRow(title="Optimisation", panels=(
         LOSS, GRADIENT,
         panel("Clipped", "Share of ratios outside the clip range.", gauge("learner_clipped_ratio"),
               unit="percentunit"),
@@ -178,22 +178,22 @@ LEARNER = Board(name="learner", title="gagpo: learner", rows=(
         panel("KL and entropy", "The loss's estimates, before their weights.",
               gauge("learner_loss", "part", where='part=~"kl|entropy"')),
         DRIFT)),
-    Row(title="Data", panels=(
+    BoardRow(title="Data", panels=(
         panel("Age", "Of episodes at their consumption, in learner steps.", gauge("learner_staleness_steps", "stat")),
         DROPS,
         panel("Ill-formed and inadmissible", "Share of the turns trained on.", gauge("train_steps_ratio", "kind"),
               unit="percentunit"))),
-    Row(title="Results", panels=(SUCCESS, RETURN, LENGTH)),
+    BoardRow(title="Results", panels=(SUCCESS, RETURN, LENGTH)),
 ))
 
 CREDIT = Board(name="credit", title="gagpo: credit", rows=(
-    Row(title="Who shares a state", panels=(
+    BoardRow(title="Who shares a state", panels=(
         panel("Sizes of states", "Steps of the last half hour by how many share their state within the group.",
               spread("credit_state_group_size", span=STEPS_SPAN), kind="heatmap", width=12),
         panel("Mean size", "Of the state that a step is in.",
               mean("credit_state_group_size", span=STEPS_SPAN), width=12))),
-    Row(title="What is taught", panels=(SHARES, ADVANTAGES, TAIL)),
-    Row(title="What it is taught by", panels=(SUCCESS, RETURN, LENGTH)),
+    BoardRow(title="What is taught", panels=(SHARES, ADVANTAGES, TAIL)),
+    BoardRow(title="What it is taught by", panels=(SUCCESS, RETURN, LENGTH)),
 ))
 
 BOARDS = (OVERVIEW, ENVIRONMENTS, ROLLOUT, LEARNER, CREDIT)

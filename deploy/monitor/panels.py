@@ -36,7 +36,7 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class BoardRow:
     """Panels under one heading, side by side as far as they fit."""
 
     title: str
@@ -49,7 +49,7 @@ class Board:
 
     name: str
     title: str
-    rows: tuple[Row, ...]
+    rows: tuple[BoardRow, ...]
 
 
 def panel(title: str, help: str, /, *queries: Query, unit: Unit = "short", kind: Kind = "timeseries",

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import yaml
 
-from deploy.machine import port_is_free
-from deploy.members import free_port
+from deploy.launch.machine import port_is_free
+from deploy.launch.probe import POLL_S, answers
+from deploy.launch.processes import free_port
 from deploy.monitor.grafana import DASHBOARDS, FOLDER
-from deploy.probe import POLL_S, answers
-from deploy.run_folder import targets_folder
-from services.config import ENV_TOKEN_VARIABLE
+from deploy.runs.folder import targets_folder
+from services.config.tree import ENV_TOKEN_VARIABLE
 from services.errors import DeadlineExceeded, Fault, UserError
-from services.processes import end_with_parent, wait_or_kill
+from services.process.child_processes import end_with_parent, wait_or_kill
 
 HOST = "127.0.0.1"
 RULES = Path(__file__).parents[1] / "prometheus"

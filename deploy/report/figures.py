@@ -24,7 +24,7 @@ STYLES = ("-", "--", ":")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Panel:
+class Subplot:
     """One pair of axes: keys of metrics.jsonl over learner steps. The first is drawn solid, the others broken."""
 
     title: str
@@ -32,21 +32,21 @@ class Panel:
     scale: str = "linear"
 
 
-PAPER: dict[str, tuple[Panel, ...]] = {
-    "success": (Panel(title="Success of training episodes", keys=("success_rate",)),),
-    "length": (Panel(title="Episode length, steps", keys=("episode_length",)),),
-    "gradient-entropy": (Panel(title="Gradient norm before clipping", keys=("grad_norm",), scale="log"),
-                         Panel(title="Entropy, nats per token", keys=("loss/entropy",))),
-    "advantages": (Panel(title="Interquartile range of advantages", keys=("credit/advantage_iqr",)),
-                   Panel(title="Share of steps with |A| > 1", keys=("credit/share_above_one",))),
+PAPER: dict[str, tuple[Subplot, ...]] = {
+    "success": (Subplot(title="Success of training episodes", keys=("success_rate",)),),
+    "length": (Subplot(title="Episode length, steps", keys=("episode_length",)),),
+    "gradient-entropy": (Subplot(title="Gradient norm before clipping", keys=("grad_norm",), scale="log"),
+                         Subplot(title="Entropy, nats per token", keys=("loss/entropy",))),
+    "advantages": (Subplot(title="Interquartile range of advantages", keys=("credit/advantage_iqr",)),
+                   Subplot(title="Share of steps with |A| > 1", keys=("credit/share_above_one",))),
 }
 """File -> its panels: the figures of the paper."""
-FIGURES: dict[str, tuple[Panel, ...]] = {
+FIGURES: dict[str, tuple[Subplot, ...]] = {
     **PAPER,
-    "actions": (Panel(title="Share of actions", keys=("invalid_share", "inadmissible_share")),),
-    "credit": (Panel(title="Credit: share of steps", keys=("credit/singleton_share", "credit/active_share")),),
-    "loss": (Panel(title="Policy loss", keys=("loss/policy",)),
-             Panel(title="Sampler against learner, |difference| of logprobs",
+    "actions": (Subplot(title="Share of actions", keys=("invalid_share", "inadmissible_share")),),
+    "credit": (Subplot(title="Credit: share of steps", keys=("credit/singleton_share", "credit/active_share")),),
+    "loss": (Subplot(title="Policy loss", keys=("loss/policy",)),
+             Subplot(title="Sampler against learner, |difference| of logprobs",
                    keys=("logprob_difference_mean", "logprob_difference_max"))),
 }
 """And those by which one sees how a run does."""
@@ -68,7 +68,7 @@ def pyplot() -> Any:
 
 
 def write_figures(folder: Path, records: Sequence[Record], *, arms: Mapping[str, Arm],
-                  figures: Mapping[str, Sequence[Panel]]) -> list[Path]:
+                  figures: Mapping[str, Sequence[Subplot]]) -> list[Path]:
     """`figures`, as far as the records have them; of several runs also the held-out games, one by one."""
     plt = pyplot()
     folder.mkdir(parents=True, exist_ok=True)
@@ -101,7 +101,7 @@ def save(plt: Any, figure: Any, path: Path) -> Path:
     return path
 
 
-def _curves(ax: Any, records: Sequence[Record], arms: Mapping[str, Arm], panel: Panel) -> None:
+def _curves(ax: Any, records: Sequence[Record], arms: Mapping[str, Arm], panel: Subplot) -> None:
     several = len(panel.keys) > 1
     for name, arm in arms.items():
         for key, style in zip(panel.keys, STYLES, strict=False):

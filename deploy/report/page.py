@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from deploy.comparison import TITLES, Comparison, compare
 from deploy.experiment import tables
 from deploy.report import advantages
 from deploy.report.figures import FIGURES, PAPER, pyplot, save, write_figures
-from deploy.report.runs import Compared, Run, compare_runs, read_run
+from deploy.report.runs import Compared, ReportedRun, compare_runs, read_run
+from deploy.runs.comparison import TITLES, Comparison, compare
 from envservice.registry import stands_in_for
 from services.statistics import seed_interval
 
@@ -62,14 +62,14 @@ def _design(compared: Compared) -> tables.Design:
                          columns=tables.measures(compared.records))
 
 
-def _labels(runs: Iterable[Run]) -> str:
+def _labels(runs: Iterable[ReportedRun]) -> str:
     """Results on generated games say so."""
     stand_ins = {run.env: name for run in runs if (name := stands_in_for(run.env))}
     return "".join(f"<p class=label>Played on {html.escape(env)}: these figures are not those of {name}.</p>"
                    for env, name in stand_ins.items())
 
 
-def _facts(run: Run) -> str:
+def _facts(run: ReportedRun) -> str:
     panel = run.summary.get("heldout")
     facts = {
         "environment": run.games or run.env, "engine": run.summary.get("engine", ""),
@@ -112,7 +112,7 @@ def _numbers(compared: Compared, design: tables.Design) -> list[str]:
             for title, grid in grids.items() if grid and grid.rows]
 
 
-def _pictures(compared: Compared, single: Run | None, folder: Path) -> list[str]:
+def _pictures(compared: Compared, single: ReportedRun | None, folder: Path) -> list[str]:
     found = {arm: [advantages.advantages(path) for path in paths] for arm, paths in compared.paths.items()}
     paper = write_figures(folder, compared.records, arms=compared.arms, figures=PAPER)
     paper += filter(None, [advantages.draw(folder / "advantage-distribution.png", found, compared.arms)])

@@ -13,9 +13,9 @@ import yaml
 
 from deploy.experiment.design import ARMS, Arm
 from deploy.experiment.records import PLACES, Record
-from deploy.run_folder import RunFolder
+from deploy.runs.folder import RunFolder
 from services.errors import UserError
-from services.metrics import Row, read_evaluations, read_metrics
+from services.telemetry.metrics_file import MetricsRow, read_evaluations, read_metrics
 
 COLOURS = [arm.colour for arm in ARMS.values()]
 MAY_DIFFER = {*PLACES} - {"model.path", "sft.enabled"}
@@ -23,15 +23,15 @@ MAY_DIFFER = {*PLACES} - {"model.path", "sft.enabled"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class ReportedRun:
     """What one run's folder holds."""
 
     folder: RunFolder
     config: dict[str, Any]
     """Dotted key -> value, as its config.yaml has them: a run of an older version may have other keys."""
     games: str
-    metrics: list[Row]
-    evaluations: list[Row]
+    metrics: list[MetricsRow]
+    evaluations: list[MetricsRow]
     summary: dict[str, Any]
     """summary.json; {} before the run has finished."""
 
@@ -64,14 +64,14 @@ class Compared:
     """Key -> its value in each arm."""
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path) -> ReportedRun:
     """Raises UserError for what is no run's folder."""
     folder = RunFolder(path)
     if not folder.config_file.exists():
         raise UserError(f"{path} is no run's folder", "give runs/<name>")
     config = yaml.safe_load(folder.config_file.read_text())
     summary = json.loads(folder.summary.read_text()) if folder.summary.exists() else {}
-    return Run(folder=folder, summary=summary, config=_flat(config if isinstance(config, dict) else {}),
+    return ReportedRun(folder=folder, summary=summary, config=_flat(config if isinstance(config, dict) else {}),
                games=str(folder.identity().get("games", "")),
                metrics=read_metrics(folder.metrics), evaluations=read_evaluations(folder.evaluations))
 
@@ -83,15 +83,15 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
-def compare_runs(runs: Sequence[Run]) -> Compared:
+def compare_runs(runs: Sequence[ReportedRun]) -> Compared:
     """Arms in the order of their first runs. Raises UserError for two runs of one arm and seed."""
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, list[ReportedRun]] = {}
     for run in runs:
         groups.setdefault(json.dumps([run.games, sorted(_settings(run).items())], default=str), []).append(run)
     titles = _titles(list(groups.values()))
     records: list[Record] = []
     for title, members in zip(titles, groups.values(), strict=True):
-        seeds: dict[int, Run] = {}
+        seeds: dict[int, ReportedRun] = {}
         for run in members:
             record = _record(run, title)
             if (other := seeds.setdefault(record.seed, run)) is not run:
@@ -109,11 +109,11 @@ def compare_runs(runs: Sequence[Run]) -> Compared:
     return Compared(arms=arms, records=records, paths=paths, differing=differing)
 
 
-def _settings(run: Run) -> dict[str, Any]:
+def _settings(run: ReportedRun) -> dict[str, Any]:
     return {key: value for key, value in run.config.items() if key not in MAY_DIFFER}
 
 
-def _titles(groups: Sequence[Sequence[Run]]) -> list[str]:
+def _titles(groups: Sequence[Sequence[ReportedRun]]) -> list[str]:
     """What the names of an arm's runs have in common; their first name where that says too little."""
     common = [_shared_start([run.name for run in members]) for members in groups]
     short = [text if len(members) == 1 else text.removesuffix("seed").rstrip("-_0123456789")
@@ -127,7 +127,7 @@ def _shared_start(names: Sequence[str]) -> str:
     return "".join(letters[0] for letters in takewhile(lambda letters: len(set(letters)) == 1, columns))
 
 
-def _record(run: Run, arm: str) -> Record:
+def _record(run: ReportedRun, arm: str) -> Record:
     last = run.metrics[-1] if run.metrics else {}
     curves = {key: [row.get(key) for row in run.metrics] for key, value in last.items()
               if isinstance(value, int | float | None) and key not in ("format", "step", "time")}

@@ -18,11 +18,11 @@ class OwnSession:
     """One play of one game."""
 
     def __init__(self, game: Game) -> None:
-        self._state = rules.State(game)
+        self._state = rules.WorldState(game)
         self._commands = rules.commands(self._state)
 
     def reset(self) -> Outcome:
-        self._state = rules.State(self._state.game)
+        self._state = rules.WorldState(self._state.game)
         self._commands = rules.commands(self._state)
         return self._outcome(text.introduction(self._state), started=False)
 

@@ -17,7 +17,7 @@ from envservice.alfworld.goal import TASK_TYPES
 from envservice.alfworld.tasks import DOWNLOAD, VARIABLE, Games, GeneratedGames, OfficialGames, task_type
 from envservice.alfworld.textworld_engine import TextworldSession, require_textworld
 from envservice.base import Replay, Session
-from services.config import EnvSection
+from services.config.tree import EnvSection
 from services.errors import UserError
 
 _PARSED_GAMES = 512

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from envservice.alfworld.goal import Goal, UnknownGoal, parse_goal
+from envservice.alfworld.goal import AlfworldGoal, UnknownGoal, parse_goal
 from services.errors import EnvFault
 
 Fact = tuple[str, str, str]
@@ -59,7 +59,7 @@ class Game:
 
     task: str
     """The sentence "Your task is to: ...", as printed at reset."""
-    goal: Goal
+    goal: AlfworldGoal
     names: Mapping[str, str]
     """id -> what the player calls it, for example `mug 2`."""
     receptacles: tuple[str, ...]
@@ -146,7 +146,7 @@ def _task(grammar: str) -> str:
     return f"Your task is to: {sentence}"
 
 
-def _parse_problem(problem: str) -> tuple[list[Fact], Goal]:
+def _parse_problem(problem: str) -> tuple[list[Fact], AlfworldGoal]:
     text = problem.lower()
     if ";" in text:
         text = re.sub(r";[^\n]*", "", text)
@@ -163,7 +163,7 @@ def _parse_problem(problem: str) -> tuple[list[Fact], Goal]:
         raise UnknownGame(str(error)) from error
 
 
-def _build(facts: list[Fact], goal: Goal, task: str, cleaners: frozenset[str]) -> Game:
+def _build(facts: list[Fact], goal: AlfworldGoal, task: str, cleaners: frozenset[str]) -> Game:
     by_predicate: dict[str, set[tuple[str, str]]] = defaultdict(set)
     for predicate, first, second in facts:
         by_predicate[predicate].add((first, second))

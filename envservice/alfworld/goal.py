@@ -18,7 +18,7 @@ class UnknownGoal(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Goal:
+class AlfworldGoal:
     """What has to be true to win."""
 
     type: TaskType
@@ -82,12 +82,13 @@ _SHAPES: dict[TaskType, re.Pattern[str]] = {
 }
 
 
-def parse_goal(text: str) -> Goal:
+def parse_goal(text: str) -> AlfworldGoal:
     """The goal of `(:goal ...)`, lower case; what follows its closing bracket is ignored. Raises UnknownGoal."""
     tokens = _tokens(text)
     for kind, shape in _SHAPES.items():
         found = shape.match(tokens)
         if found:
             able, made = _MAKING.get(kind, ("", ""))
-            return Goal(type=kind, object_type=found["OBJECT"], target_type=found["TARGET"], able=able, made=made)
+            return AlfworldGoal(type=kind, object_type=found["OBJECT"], target_type=found["TARGET"], able=able,
+                                made=made)
     raise UnknownGoal(f"the game's goal has none of the six known shapes: {tokens[:80]}...")

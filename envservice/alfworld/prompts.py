@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from envservice.answers import read_answer
 from envservice.base import Outcome, ParsedAction, Turn, recent
+from envservice.response_format import read_answer
 
 TASK = "Your task is to: "
 """What precedes the task sentence in the first observation."""
@@ -27,7 +27,7 @@ def choices(now: Outcome) -> list[str]:
     return [action for action in now.admissible_actions if action != "help"]
 
 
-class FullTemplate:
+class AlfworldFullTemplate:
     """One user message per step: role, task, recent observations with actions, current observation, choices."""
 
     name = "full"
@@ -72,7 +72,7 @@ _INSTRUCTION = (
 )
 
 
-class CompactTemplate:
+class AlfworldCompactTemplate:
     """Six lines of raw text: task, recent actions, observation, what can be done here, places seen and not yet seen.
 
     Objects to take and places to go to are listed by kind ("drawer 1 2 4"), which halves the length; what never helps

@@ -19,7 +19,7 @@ _MAKES = {"clean": "isclean", "heat": "ishot", "cool": "iscool", "slice": "issli
 _UNMAKES = {"heat": "iscool", "cool": "ishot"}
 
 
-class State:
+class WorldState:
     """What actions change. Values are replaced, never changed in place, so a game's first state can be shared."""
 
     __slots__ = ("contents", "game", "held", "left", "location", "object_locations", "opened", "traits")
@@ -46,7 +46,7 @@ class State:
         return receptacle in self.opened or receptacle not in self.game.traits["openable"]
 
 
-def commands(state: State) -> dict[str, Command]:
+def commands(state: WorldState) -> dict[str, Command]:
     """All admissible commands, unsorted: what the player types -> what it means."""
     game, here = state.game, state.here
     found = _PLAIN | {
@@ -74,7 +74,7 @@ def commands(state: State) -> dict[str, Command]:
     return found
 
 
-def _with_held(state: State, receptacle: str) -> dict[str, Command]:
+def _with_held(state: WorldState, receptacle: str) -> dict[str, Command]:
     game, held = state.game, state.held
     kind, name, item = game.receptacle_type.get(receptacle, ""), game.names[receptacle], game.names[held]
     found: dict[str, Command] = {}
@@ -89,7 +89,7 @@ def _with_held(state: State, receptacle: str) -> dict[str, Command]:
     return found
 
 
-def _slicing(state: State) -> dict[str, Command]:
+def _slicing(state: WorldState) -> dict[str, Command]:
     game, knife = state.game, state.held
     return {
         f"slice {game.names[item]} with {game.names[knife]}": ("slice", item, knife)
@@ -98,7 +98,7 @@ def _slicing(state: State) -> dict[str, Command]:
     }
 
 
-def apply(state: State, command: Command) -> None:
+def apply(state: WorldState, command: Command) -> None:
     """Change the state by an admissible command."""
     verb, first, second = command
     match verb:
@@ -118,21 +118,21 @@ def apply(state: State, command: Command) -> None:
                 state.traits[_UNMAKES[verb]] -= {first}
 
 
-def _take(state: State, item: str, receptacle: str) -> None:
+def _take(state: WorldState, item: str, receptacle: str) -> None:
     state.held = item
     state.contents[receptacle] = tuple(o for o in state.contents[receptacle] if o != item)
     state.object_locations[item] = state.object_locations.get(item, frozenset()) - {state.location}
     state.left[item] = state.left.get(item, frozenset()) | {receptacle}
 
 
-def _move(state: State, item: str, receptacle: str) -> None:
+def _move(state: WorldState, item: str, receptacle: str) -> None:
     state.held = ""
     state.contents[receptacle] = tuple(sorted({*state.contents[receptacle], item}))
     state.object_locations[item] = state.object_locations.get(item, frozenset()) | {state.location}
     state.left[item] = state.left.get(item, frozenset()) - {receptacle}
 
 
-def won(state: State) -> bool:
+def won(state: WorldState) -> bool:
     """Whether the goal holds."""
     game, goal = state.game, state.game.goal
     if goal.type == "look":
@@ -145,13 +145,13 @@ def won(state: State) -> bool:
     )
 
 
-def _lit(state: State, item: str) -> bool:
+def _lit(state: WorldState, item: str) -> bool:
     game = state.game
     right = game.object_type.get(item) == game.goal.target_type and game.has("toggleable", item)
     return right and item in state.traits["istoggled"]
 
 
-def _counts(state: State, item: str) -> bool:
+def _counts(state: WorldState, item: str) -> bool:
     game, goal = state.game, state.game.goal
     if game.object_type.get(item) != goal.object_type:
         return False

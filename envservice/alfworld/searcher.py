@@ -33,7 +33,7 @@ _TREATED = re.compile(r"You (clean|heat|cool) the (\w+ \d+) using the \w+ \d+\."
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class SearcherMove:
     """An action and the subgoal it serves, in three words or so."""
 
     thought: str
@@ -57,7 +57,7 @@ def usual_places(kind: str) -> dict[str, float]:
     return dict(places)
 
 
-class Memory:
+class SearcherMemory:
     """What has been read so far."""
 
     def __init__(self, first: Outcome) -> None:
@@ -106,33 +106,33 @@ class Searcher:
 
     def __init__(self, first: Outcome, *, jump: float, rng: random.Random) -> None:
         self.type, self.kind, self.target = parse_task(task_of(first))
-        self.memory = Memory(first)
+        self.memory = SearcherMemory(first)
         self.jump = jump
         self.rng = rng
         self._sought = ""
 
-    def act(self, now: Outcome) -> Move:
+    def act(self, now: Outcome) -> SearcherMove:
         """Reads the latest outcome and decides. Call it once per step, noise steps included."""
         self.memory.read(now.observation)
         held = self.memory.held
         if not held:
             return self._fetch(now)
         if kind_of(held) != self.kind:
-            return Move(f"drop {kind_of(held)}", self._drop(now, held))
+            return SearcherMove(f"drop {kind_of(held)}", self._drop(now, held))
         if self.type in _MACHINES and self.type not in self.memory.treated[held]:
-            return Move(f"{self.type} {self.kind}", self._treat(now, held))
+            return SearcherMove(f"{self.type} {self.kind}", self._treat(now, held))
         if self.type == "look":
             return self._light(now)
         place = self._target()
-        return Move(f"put {self.kind} in {self.target}", self._at(now, place, f"move {held} to {place}"))
+        return SearcherMove(f"put {self.kind} in {self.target}", self._at(now, place, f"move {held} to {place}"))
 
-    def _fetch(self, now: Outcome) -> Move:
+    def _fetch(self, now: Outcome) -> SearcherMove:
         placed = self._target() if self.type in ("pick", "two") else ""
         found = self.memory.known(self.kind, outside=placed)
         if not found:
-            return Move(f"find {self.kind}", self._search(now, self.kind))
+            return SearcherMove(f"find {self.kind}", self._search(now, self.kind))
         thing, place = found
-        return Move(f"take {self.kind}", self._at(now, place, f"take {thing} from {place}"))
+        return SearcherMove(f"take {self.kind}", self._at(now, place, f"take {thing} from {place}"))
 
     def _drop(self, now: Outcome, held: str) -> str:
         here = [action for action in now.admissible_actions if action.startswith(f"move {held} to ")]
@@ -145,11 +145,11 @@ class Searcher:
             return "look"
         return self._at(now, machines[0], f"{self.type} {held} with {machines[0]}")
 
-    def _light(self, now: Outcome) -> Move:
+    def _light(self, now: Outcome) -> SearcherMove:
         lamp = self.memory.known(self.target)
         if not lamp:
-            return Move(f"find {self.target}", self._search(now, self.target))
-        return Move(f"use {self.target}", self._at(now, lamp[1], f"use {lamp[0]}"))
+            return SearcherMove(f"find {self.target}", self._search(now, self.target))
+        return SearcherMove(f"use {self.target}", self._at(now, lamp[1], f"use {lamp[0]}"))
 
     def _target(self) -> str:
         """The receptacle to fill: one that holds such an object already, else one that has been looked into."""

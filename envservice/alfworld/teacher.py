@@ -8,16 +8,16 @@ import re
 from envservice.alfworld.prompts import choices
 from envservice.alfworld.renumbered import Renumbered
 from envservice.alfworld.searcher import Searcher
-from envservice.answers import answer
 from envservice.base import Outcome
-from envservice.family import Teacher
-from services.config import SftSection
+from envservice.response_format import answer
+from envservice.spec import Teacher
+from services.config.tree import SftSection
 
 _HIGHEST_NUMBER = 30
 """Of the numbers that corrupted actions name."""
 
 
-class Demonstrator:
+class AlfworldDemonstrator:
     """The searcher's moves as answers: its subgoal is the thought."""
 
     def __init__(self, first: Outcome, rng: random.Random, sft: SftSection) -> None:
@@ -41,5 +41,5 @@ def disturb(action: str, now: Outcome, rng: random.Random) -> str:
 
 
 TEACHER = Teacher(
-    player=Demonstrator, disturb=disturb, disguise=lambda session, seed: Renumbered(session, seed=seed),
+    player=AlfworldDemonstrator, disturb=disturb, disguise=lambda session, seed: Renumbered(session, seed=seed),
     names="numbered")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from envservice.alfworld.game import Game
-from envservice.alfworld.rules import Command, State
+from envservice.alfworld.rules import Command, WorldState
 
 NOTHING_HAPPENS = "Nothing happens."
 """The answer to every command that is not admissible."""
@@ -58,14 +58,14 @@ _CONDITIONS: tuple[tuple[tuple[str, ...], str], ...] = (
 """What examine says of an object: the first line whose traits it has."""
 
 
-def introduction(state: State) -> str:
+def introduction(state: WorldState) -> str:
     """The text of reset: banner, room, task."""
     game = state.game
     room = look(state) if state.here else _middle(game, game.receptacles)
     return f"{_WELCOME}\n\n{room}\n\n{game.task}"
 
 
-def feedback(state: State, command: Command) -> str:
+def feedback(state: WorldState, command: Command) -> str:
     """The answer to a command, in the state after it."""
     verb, first, second = command
     names = state.game.names
@@ -83,7 +83,7 @@ def feedback(state: State, command: Command) -> str:
     return _ANSWERS[verb].format(names.get(first), names.get(second))
 
 
-def look(state: State) -> str:
+def look(state: WorldState) -> str:
     """What stands here. Without a receptacle at hand nothing is listed: the whole room is, but only at reset."""
     game = state.game
     if not state.here:
@@ -92,21 +92,21 @@ def look(state: State) -> str:
     return f"You are facing the {facing}. Next to it, you see {_things(game, _on_the_floor(state))}."
 
 
-def _on_the_floor(state: State) -> Iterable[str]:
+def _on_the_floor(state: WorldState) -> Iterable[str]:
     """An object put down at this location is listed once for each receptacle here that it was taken from."""
     for item in sorted(state.left):
         if state.location in state.object_locations[item]:
             yield from (item for receptacle in state.here if receptacle in state.left[item])
 
 
-def inventory(state: State) -> str:
+def inventory(state: WorldState) -> str:
     """What is carried."""
     if not state.held:
         return "You are not carrying anything."
     return f"You are carrying: {_things(state.game, [state.held])}."
 
 
-def examine_receptacle(state: State, receptacle: str) -> str:
+def examine_receptacle(state: WorldState, receptacle: str) -> str:
     """What is in or on it, unless it is closed."""
     game, name = state.game, state.game.names[receptacle]
     if not state.reachable(receptacle):
@@ -117,7 +117,7 @@ def examine_receptacle(state: State, receptacle: str) -> str:
     return f"On the {name}, you see {things}."
 
 
-def examine_object(state: State, item: str) -> str:
+def examine_object(state: WorldState, item: str) -> str:
     """What has been done to it, or what is in it."""
     game, name = state.game, state.game.names[item]
     if game.has("isreceptacleobject", item):

@@ -8,11 +8,11 @@ from types import TracebackType
 
 from envservice.base import Outcome, Replay, Session
 from envservice.scienceworld import installation
-from envservice.scienceworld.pool import Lease, Pool
+from envservice.scienceworld.pool import Pool, SimulatorLease
 from envservice.scienceworld.simulator import Simulator
 from envservice.scienceworld.tasks import ELECTRICAL, LEVELS, PANELS, Place, panel, place_of
 from envservice.scienceworld.wire import JavaError
-from services.config_env import ScienceworldSection
+from services.config.env import ScienceworldSection
 from services.errors import EnvFault, UserError
 
 WINNING_SCORE = 100
@@ -94,7 +94,7 @@ class ScienceworldSession:
         self._pool = pool
         self._lists_valid = settings.admissible == "valid"
         self._simpler = simplified(settings, place.name)
-        self._lease: Lease | None = None
+        self._lease: SimulatorLease | None = None
 
     def reset(self) -> Outcome:
         """The task, then what a look around shows."""

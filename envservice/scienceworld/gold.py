@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from envservice.family import LONGEST
 from envservice.scienceworld.environment import ScienceworldEnvironment
 from envservice.scienceworld.solver import gold_path
 from envservice.scienceworld.tasks import COUNTS, PARTS, Part, Place, sample
-from services.config_env import ScienceTask
+from envservice.spec import LONGEST
+from services.config.env import ScienceTask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class GoldPath:
     """One gold path and what came of it."""
 
     place: Place
@@ -38,7 +38,7 @@ class Played:
         return len(self.path) <= LONGEST
 
 
-def play(environment: ScienceworldEnvironment, place: Place, path: list[str]) -> Played:
+def play(environment: ScienceworldEnvironment, place: Place, path: list[str]) -> GoldPath:
     """Takes the actions of a path until the episode ends."""
     session = environment.open(place.id)
     now, steps = session.reset(), 0
@@ -46,10 +46,10 @@ def play(environment: ScienceworldEnvironment, place: Place, path: list[str]) ->
         now, steps = session.step(action.lower()), steps + 1
         if now.done:
             break
-    return Played(place=place, path=path, steps=steps, score=int(now.info["score"]), won=now.won)
+    return GoldPath(place=place, path=path, steps=steps, score=int(now.info["score"]), won=now.won)
 
 
-def sweep(names: Collection[str], part: Part, count: int) -> Iterator[Played]:
+def sweep(names: Collection[str], part: Part, count: int) -> Iterator[GoldPath]:
     """Some variations of each type, easy. Raises UserError without the simulator or Java, EnvFault where one fails."""
     with ScienceworldEnvironment() as environment:
         for place in (place for name in COUNTS if name in names for place in sample(name, part, count)):
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=get_args(ScienceTask), default=list(COUNTS), metavar="TYPE")
     parser.add_argument("--out", type=Path, default=None, help="task ids and their paths, as JSON")
     args = parser.parse_args()
-    played: list[Played] = []
+    played: list[GoldPath] = []
     for one in sweep(args.tasks, args.split, args.variations):
         played.append(one)
         print(f"{one.place.id:70} {len(one.path):3} actions, score {one.score}"

@@ -12,7 +12,7 @@ GAMES = 200
 """Games of one JVM before it makes room for a new one, so that nothing can pile up in it."""
 
 
-class Lease:
+class SimulatorLease:
     """One simulator for one game. It comes back when the game lets go of it, however that happens."""
 
     def __init__(self, pool: Pool, simulator: Simulator) -> None:
@@ -39,16 +39,16 @@ class Pool:
         self._started: weakref.WeakSet[Simulator] = weakref.WeakSet()
         self._closed = False
 
-    def lease(self) -> Lease:
+    def lease(self) -> SimulatorLease:
         """An idle one, or else a new one. Raises JavaError."""
         while self._idle:
             simulator = self._idle.pop()
             if simulator.runs():
-                return Lease(self, simulator)
+                return SimulatorLease(self, simulator)
             simulator.end()
         simulator = self._start()
         self._started.add(simulator)
-        return Lease(self, simulator)
+        return SimulatorLease(self, simulator)
 
     def take_back(self, simulator: Simulator) -> None:
         """For leases."""

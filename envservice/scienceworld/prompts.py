@@ -1,4 +1,4 @@
-"""The two ScienceWorld prompts, answered with `<think>...</think><action>...</action>` (envservice/answers.py).
+"""The two ScienceWorld prompts, answered with `<think>...</think><action>...</action>` (envservice/response_format.py).
 
 `full` has the fields and order of the RLVMR family's pipelines; `compact` says the same in few words.
 """
@@ -9,8 +9,8 @@ import json
 from collections.abc import Sequence
 from itertools import pairwise
 
-from envservice.answers import read_answer
 from envservice.base import Outcome, ParsedAction, Turn, recent
+from envservice.response_format import read_answer
 from envservice.scienceworld.grammar import MEANINGS
 
 TASK = "Your task is to "
@@ -28,7 +28,7 @@ def look_of(observation: str, first: Outcome) -> str:
     return observation.removeprefix(str(first.info.get("task", ""))).strip()
 
 
-class FullTemplate:
+class ScienceworldFullTemplate:
     """One user message: role, task, recent steps, observation, the kinds of action, what is here, how to answer."""
 
     name = "full"
@@ -74,7 +74,7 @@ _INSTRUCTION = (
     "Then give one action, in the form of one of the above, within <action> </action> tags.")
 
 
-class CompactTemplate:
+class ScienceworldCompactTemplate:
     """Raw text of four lines: the task, recent actions, the observation, the names of what is here. For instance
 
         Task: find a(n) plant. First, focus on the thing. Then, move it to the red box in the kitchen.

@@ -12,7 +12,7 @@ import subprocess
 import weakref
 
 from envservice.scienceworld.installation import Program
-from envservice.scienceworld.wire import JavaError, Ref, Value, Wire
+from envservice.scienceworld.wire import JavaConnection, JavaError, Ref, Value
 
 HEAP_MIB = 192
 MEMORY_BYTES = 320 * 1024**2
@@ -120,7 +120,7 @@ class Simulator:
         return joined.split("\n") if joined else []
 
 
-def _connect(process: subprocess.Popen[bytes], call_s: float) -> Wire:
+def _connect(process: subprocess.Popen[bytes], call_s: float) -> JavaConnection:
     """Reads the gateway's port and token, and silences what the simulator prints: nobody would empty the pipe."""
     assert process.stdout is not None
     with process.stdout as lines:
@@ -129,7 +129,7 @@ def _connect(process: subprocess.Popen[bytes], call_s: float) -> Wire:
         port, token = lines.readline().strip(), lines.readline().strip().decode()
         if not (port.isdigit() and token):
             raise JavaError("the JVM ended at its start")
-        wire = Wire(int(port), token, deadline_s=call_s)
+        wire = JavaConnection(int(port), token, deadline_s=call_s)
         nowhere = wire.call("java.io.OutputStream", "nullOutputStream")
         wire.call("java.lang.System", "setOut", wire.new("java.io.PrintStream", nowhere))
         return wire

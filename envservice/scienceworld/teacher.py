@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import random
 
-from envservice.answers import answer
 from envservice.base import Outcome
-from envservice.family import Teacher
+from envservice.response_format import answer
 from envservice.scienceworld.solver import gold_path
-from services.config import SftSection
+from envservice.spec import Teacher
+from services.config.tree import SftSection
 
 NOISE: dict[str, tuple[str, ...]] = {
     "look around": ("This room is called", "This outside location is called"), "inventory": ("In your inventory",)}
@@ -21,7 +21,7 @@ _THOUGHT = "go on"
 """The simulator gives no reasons."""
 
 
-class Demonstrator:
+class ScienceworldDemonstrator:
     """Gives the actions of a gold path one after the other, each until it has been taken."""
 
     def __init__(self, first: Outcome, rng: random.Random, sft: SftSection) -> None:
@@ -47,4 +47,4 @@ def disturb(action: str, now: Outcome, rng: random.Random) -> str:
     return rng.choice(list(NOISE))
 
 
-TEACHER = Teacher(player=Demonstrator, disturb=disturb)
+TEACHER = Teacher(player=ScienceworldDemonstrator, disturb=disturb)

@@ -25,7 +25,7 @@ class Ref:
     id: str
 
 
-class Wire:
+class JavaConnection:
     """One connection to a Py4J gateway. Calls raise JavaError; after one the connection is of no more use."""
 
     def __init__(self, port: int, token: str, *, deadline_s: float) -> None:

@@ -21,7 +21,7 @@ from pydantic import BaseModel, Field, model_validator
 from envservice.search.facts import world
 from envservice.search.questions import read_documents
 from envservice.search.retrieval import IndexRetriever
-from envservice.server import bind
+from envservice.server.process import bind
 
 TOPK = 3
 Query = Annotated[str, Field(max_length=8192)]

@@ -20,7 +20,7 @@ def _recent(turns: Sequence[Turn], now: Outcome, history: int) -> Iterator[tuple
         yield place + 1, turns[place].action, outcomes[place]
 
 
-class FullTemplate:
+class SearchFullTemplate:
     """One user message per step."""
 
     name = "full"
@@ -53,7 +53,7 @@ _INSTRUCTION = (
 )
 
 
-class CompactTemplate:
+class SearchCompactTemplate:
     """Lines of raw text: Q, then for each recent step S and what it found."""
 
     name = "compact"

@@ -9,9 +9,9 @@ import random
 import re
 
 from envservice.base import Outcome
-from envservice.family import Teacher
 from envservice.search.prompts import found_in
-from services.config import SftSection
+from envservice.spec import Teacher
+from services.config.tree import SftSection
 
 _BORN = r"{name} was an? .+?, born in (\S+) in \d+"
 _RIVER = r"{name} is a town in .+? It lies on the river (\S+),"
@@ -27,7 +27,7 @@ _ROUTES: tuple[tuple[str, str, str | None], ...] = (
 )
 
 
-class Demonstrator:
+class SearchDemonstrator:
     """Plays one question. Answers `unknown` to one that is not about the invented world, or whose documents fail it."""
 
     def __init__(self, first: Outcome, _rng: random.Random, _sft: SftSection) -> None:
@@ -65,4 +65,4 @@ def disturb(action: str, _now: Outcome, rng: random.Random) -> str:
     return f"<search>{rng.choice(words or ['river'])}</search>"
 
 
-TEACHER = Teacher(player=Demonstrator, disturb=disturb)
+TEACHER = Teacher(player=SearchDemonstrator, disturb=disturb)

@@ -11,12 +11,12 @@ from envservice.base import Replay, Session
 from envservice.bm25.build import IN_MEMORY, build, cache_folder, open_or_build
 from envservice.bm25.index import Index
 from envservice.webshop import catalogue, files, splits
-from envservice.webshop.goals import SEED, Goal, Goals
+from envservice.webshop.goals import SEED, Goals, ShoppingGoal
 from envservice.webshop.nouns import Tagger, find_tagger
 from envservice.webshop.products import Product
 from envservice.webshop.session import Shop, WebshopSession
 from envservice.webshop.stock import Stock
-from services.config_env import WebshopSection
+from services.config.env import WebshopSection
 from services.errors import UserError
 
 VERSION = "1"
@@ -78,7 +78,7 @@ class WebshopEnvironment:
         goals = self._goals(seed)
         return WebshopSession(self._shop, goals[index], lambda product: goals.price(self._place(product)))
 
-    def goal(self, task: str) -> Goal:
+    def goal(self, task: str) -> ShoppingGoal:
         """What the task asks for. Raises KeyError."""
         seed, index = splits.place_of(self._splits, task)
         return self._goals(seed)[index]

@@ -30,7 +30,7 @@ _NEAREST = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Goal:
+class ShoppingGoal:
     """What is asked for, and the product it was written for; others may fit as well."""
 
     asin: str
@@ -73,7 +73,7 @@ class Goals:
         """Dollars, of the product with this index."""
         return self._drawn.get(product, self._stock.products[product].prices[0])
 
-    def __getitem__(self, index: int) -> Goal:
+    def __getitem__(self, index: int) -> ShoppingGoal:
         """The goal at a place of the shuffled order."""
         number = self._order[index]
         which = bisect_right(self._starts, number) - 1
@@ -87,7 +87,7 @@ class Goals:
             text += f" with {named}" if named else ""
         if limit is not None:
             text += f", and price lower than {limit:.2f} dollars"
-        return Goal(
+        return ShoppingGoal(
             asin=product.asin, title=product.title, query=product.query, product_category=product.product_category,
             instruction=text, attributes=instruction.attributes, options=options,
             price_upper=NO_LIMIT if limit is None else limit,

@@ -29,7 +29,7 @@ Name = Literal["index", "results", "item", "sub", "done"]
 
 
 @dataclass(slots=True, kw_only=True)
-class State:
+class ShopState:
     """Where a session is. `hits` are those of `keywords`, searched once and kept for every page of them."""
 
     instruction: str
@@ -58,7 +58,7 @@ class State:
         return self.product
 
 
-def clickables(state: State, *, attributes: bool) -> list[str]:
+def clickables(state: ShopState, *, attributes: bool) -> list[str]:
     """What can be clicked, in lower case, in page order and without repeats: buttons, then links or option values."""
     if state.page == "index":
         return [SEARCH.lower()]
@@ -73,7 +73,7 @@ def clickables(state: State, *, attributes: bool) -> list[str]:
     return [BACK.lower(), PREVIOUS.lower()] if state.page == "sub" else []
 
 
-def render(state: State, form: Format, *, attributes: bool) -> str:
+def render(state: ShopState, form: Format, *, attributes: bool) -> str:
     """The page as the agent reads it. `attributes`: whether item pages offer the page of attributes."""
     nodes = [node for node in _PAGES[state.page](state, attributes) if node[1].strip()]
     return SEPARATOR.join(text.strip() for _, text in nodes) if form == "text" else _rich(state, nodes)
@@ -88,15 +88,15 @@ def _text(text: str) -> Node:
     return "text", text
 
 
-def _instruction(state: State) -> list[Node]:
+def _instruction(state: ShopState) -> list[Node]:
     return [("text", "Instruction:"), ("text", state.instruction)]
 
 
-def _index(state: State, _: bool) -> list[Node]:
+def _index(state: ShopState, _: bool) -> list[Node]:
     return [_text("WebShop"), *_instruction(state), ("button", SEARCH)]
 
 
-def _results(state: State, _: bool) -> list[Node]:
+def _results(state: ShopState, _: bool) -> list[Node]:
     nodes: list[Node] = [*_instruction(state), ("button", BACK)]
     nodes.append(("text", f"Page {state.number} (Total results: {len(state.hits)})"))
     if state.number > 1:
@@ -107,7 +107,7 @@ def _results(state: State, _: bool) -> list[Node]:
     return nodes
 
 
-def _item(state: State, attributes: bool) -> list[Node]:
+def _item(state: ShopState, attributes: bool) -> list[Node]:
     product = state.opened()
     nodes: list[Node] = [*_instruction(state), ("button", BACK), ("button", PREVIOUS)]
     for name, values in product.options.items():
@@ -119,7 +119,7 @@ def _item(state: State, attributes: bool) -> list[Node]:
     return nodes
 
 
-def _sub(state: State, _: bool) -> list[Node]:
+def _sub(state: ShopState, _: bool) -> list[Node]:
     product = state.opened()
     contents: dict[str, Sequence[str]] = {
         DESCRIPTION: [product.description],
@@ -132,7 +132,7 @@ def _sub(state: State, _: bool) -> list[Node]:
     return nodes
 
 
-def _done(state: State, _: bool) -> list[Node]:
+def _done(state: ShopState, _: bool) -> list[Node]:
     """The goal stays unnamed: the original's page has fields for it and leaves them empty."""
     texts = [
         "Thank you for shopping with us!", "Your code:", "None", "(Paste it in your MTurk interface.)", "Purchased",
@@ -144,11 +144,11 @@ def _done(state: State, _: bool) -> list[Node]:
     return [("text", text) for text in texts]
 
 
-_PAGES: Mapping[Name, Callable[[State, bool], list[Node]]] = {
+_PAGES: Mapping[Name, Callable[[ShopState, bool], list[Node]]] = {
     "index": _index, "results": _results, "item": _item, "sub": _sub, "done": _done}
 
 
-def _rich(state: State, nodes: Sequence[Node]) -> str:
+def _rich(state: ShopState, nodes: Sequence[Node]) -> str:
     """A line per node. Clicked options also stand above the page, the last in page order first."""
     address = f"{'+'.join(state.keywords)}/{state.number}/{json.dumps(state.options)}"
     page = ""

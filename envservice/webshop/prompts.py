@@ -11,8 +11,8 @@ import math
 import re
 from collections.abc import Sequence
 
-from envservice.answers import read_answer
 from envservice.base import Outcome, ParsedAction, Turn, recent
+from envservice.response_format import read_answer
 from envservice.webshop import pages
 from envservice.webshop.reader import Page, instruction_of, name_of, parse_request, pieces, read, sub_lines
 
@@ -33,7 +33,7 @@ def page_text(observation: str, instruction: str) -> str:
     return pages.SEPARATOR.join(f"'{text}'" for text in texts[texts.index(instruction) + 1 :])
 
 
-class FullTemplate:
+class WebshopFullTemplate:
     """One user message per step: role, task, recent pages with actions, current page, what can be done."""
 
     name = "full"
@@ -80,7 +80,7 @@ _INSTRUCTION = (
 )
 
 
-class CompactTemplate:
+class WebshopCompactTemplate:
     """Raw text in lower case, some lines of few words: what is wanted, what was done, the page. For instance
 
         Task: find me cordless, dimmable table lamps; color: [red], size: [small]; under 40
@@ -109,7 +109,7 @@ class CompactTemplate:
     def render(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> str:
         shown = recent(turns, self.history)
         done = "; ".join(turn.action if _worked(turn) else f"{turn.action} failed" for turn in shown)
-        memory = Memory(turns, now)
+        memory = ShoppingMemory(turns, now)
         lines = [
             f"Task: {_task(instruction_of(first))}", f"Done: {done or '-'}",
             f"Opened: {' '.join(map(_bracketed, memory.opened)) or '-'}", *_page(read(now), memory)]
@@ -123,7 +123,7 @@ _WORDS_OF_TITLE = 12
 _BUTTONS = frozenset(name.lower() for name in (pages.BACK, pages.PREVIOUS, pages.BUY, *pages.SUB_PAGES))
 
 
-class Memory:
+class ShoppingMemory:
     """What earlier pages and actions say about the present page."""
 
     def __init__(self, turns: Sequence[Turn], now: Outcome) -> None:
@@ -169,7 +169,7 @@ def _task(instruction: str) -> str:
     return "; ".join(part for part in (request.wish, options, limit) if part).lower()
 
 
-def _page(page: Page, memory: Memory) -> list[str]:
+def _page(page: Page, memory: ShoppingMemory) -> list[str]:
     if page.name == "results":
         rows = [f"{_bracketed(each.asin)} {_dollars(each.price)} {_title(each.title)}" for each in page.results]
         return [f"Results: page {page.number} of {page.total}", *rows]
@@ -204,5 +204,6 @@ def _dollars(tag: str) -> str:
     return " to ".join(str(math.ceil(float(price.lstrip("$")))) for price in tag.split(" to "))
 
 
-TEMPLATES: dict[str, type[FullTemplate] | type[CompactTemplate]] = {"full": FullTemplate, "compact": CompactTemplate}
+TEMPLATES: dict[str, type[WebshopFullTemplate] | type[WebshopCompactTemplate]] = {
+    "full": WebshopFullTemplate, "compact": WebshopCompactTemplate}
 """By the name that the configuration uses."""

@@ -20,7 +20,7 @@ _INSTRUCTION = "Instruction:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
+class ListedProduct:
     """One line of a results page."""
 
     asin: str
@@ -38,7 +38,7 @@ class Page:
     number: int = 1
     total: int = 0
     """Results."""
-    results: tuple[Listed, ...] = ()
+    results: tuple[ListedProduct, ...] = ()
     title: str = ""
     price: str = ""
     options: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
@@ -129,7 +129,7 @@ def _results(texts: Sequence[str]) -> Page:
     assert found is not None
     rows = texts[texts.index(pages.NEXT, place) + 1 :]
     results = tuple(
-        Listed(asin=asin.lower(), title=title, price=price)
+        ListedProduct(asin=asin.lower(), title=title, price=price)
         for asin, title, price in zip(rows[::3], rows[1::3], rows[2::3], strict=False))
     return Page(name="results", number=int(found[1]), total=int(found[2]), results=results)
 

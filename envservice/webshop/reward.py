@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from thefuzz import fuzz
 
-from envservice.webshop.goals import Goal
+from envservice.webshop.goals import ShoppingGoal
 from envservice.webshop.nouns import Tagger
 from envservice.webshop.products import Product, option_value
 
@@ -71,7 +71,7 @@ class Purchase:
     """Value by option name, of the options that were chosen."""
 
 
-def score(goal: Goal, bought: Purchase, nouns: Tagger, *, strict: bool = False) -> Score:
+def score(goal: ShoppingGoal, bought: Purchase, nouns: Tagger, *, strict: bool = False) -> Score:
     """In [0, 1]; 1.0 is a success. `strict` counts an option only where its very value was chosen."""
     of_type, query, category, title = _type(goal, bought.product, nouns)
     attributes = sum(_has_attribute(bought.product, each) for each in goal.attributes)
@@ -87,7 +87,7 @@ def score(goal: Goal, bought: Purchase, nouns: Tagger, *, strict: bool = False) 
     )  # fmt: skip
 
 
-def _type(goal: Goal, product: Product, nouns: Tagger) -> tuple[float, bool, bool, float]:
+def _type(goal: ShoppingGoal, product: Product, nouns: Tagger) -> tuple[float, bool, bool, float]:
     """r_type, whether queries are equal, whether two category names are shared, share of the goal's title nouns.
 
     The share counts each noun once above the line and every repeat below it, as the original does.

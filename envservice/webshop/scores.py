@@ -19,7 +19,7 @@ from envservice.webshop.environment import WebshopEnvironment, open_webshop
 from envservice.webshop.reader import instruction_of, parse_request
 from envservice.webshop.session import SEARCH_ACTION
 from envservice.webshop.shopper import STEPS, Shopper, content_words
-from services.config_env import WebshopSection
+from services.config.env import WebshopSection
 from services.seeds import seed_for
 
 Player = Callable[[Outcome], str]

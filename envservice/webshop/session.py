@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from envservice.base import Outcome
 from envservice.webshop import pages
-from envservice.webshop.goals import Goal
+from envservice.webshop.goals import ShoppingGoal
 from envservice.webshop.nouns import Tagger
-from envservice.webshop.pages import Format, State
+from envservice.webshop.pages import Format, ShopState
 from envservice.webshop.products import Product
 from envservice.webshop.reward import Purchase, Score, score
 
@@ -42,14 +42,14 @@ class Shop:
 class WebshopSession:
     """One play of one goal. `price` gives the dollars of a product, as drawn with the goals."""
 
-    def __init__(self, shop: Shop, goal: Goal, price: Callable[[Product], float]) -> None:
+    def __init__(self, shop: Shop, goal: ShoppingGoal, price: Callable[[Product], float]) -> None:
         self._shop = shop
         self._goal = goal
         self._price = price
-        self._state = State(instruction=goal.instruction)
+        self._state = ShopState(instruction=goal.instruction)
 
     def reset(self) -> Outcome:
-        self._state = State(instruction=self._goal.instruction)
+        self._state = ShopState(instruction=self._goal.instruction)
         return self._outcome()
 
     def step(self, action: str) -> Outcome:
@@ -76,7 +76,7 @@ class WebshopSession:
                 self._goal, Purchase(product=state.opened(), price=self._price(state.opened()), options=state.options),
                 self._shop.nouns, strict=self._shop.strict_options)
         if thing == pages.BACK.lower():
-            self._state = State(instruction=state.instruction)
+            self._state = ShopState(instruction=state.instruction)
         elif thing == pages.NEXT.lower() and state.page == "results":
             self._to_results(state.number + 1)
         elif thing == pages.PREVIOUS.lower():

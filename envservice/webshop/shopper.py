@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from envservice.base import Outcome
 from envservice.webshop import pages
-from envservice.webshop.reader import Listed, Page, Request, instruction_of, parse_request, read
+from envservice.webshop.reader import ListedProduct, Page, Request, instruction_of, parse_request, read
 
 STEPS = 15
 """Of an episode as published; it plans for no more."""
@@ -32,7 +32,7 @@ _NEXT = f"click[{pages.NEXT.lower()}]"
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class ShopperMove:
     """What to do and why."""
 
     thought: str
@@ -43,7 +43,7 @@ class Move:
 class Known:
     """What was read about a product."""
 
-    listed: Listed
+    listed: ListedProduct
     place: int
     """In order of discovery."""
     missing: list[str]
@@ -72,7 +72,7 @@ class Shopper:
         """The option value that it clicked last: chosen, if the same page comes back."""
         self._left = STEPS
 
-    def act(self, now: Outcome) -> Move:
+    def act(self, now: Outcome) -> ShopperMove:
         """Reads the latest outcome and decides. Call it once per step, whatever came of the last action."""
         page = read(now)
         if page.name == "item" and self._pending:
@@ -84,14 +84,14 @@ class Shopper:
         self._left -= 1
         return move
 
-    def _decide(self, page: Page) -> Move:
+    def _decide(self, page: Page) -> ShopperMove:
         if page.name == "results":
             return self._choose(page)
         if page.name == "item":
             return self._consider(page)
-        return self._read(page) if page.name == "sub" else Move("search", f"search[{' '.join(self._wanted)}]")
+        return self._read(page) if page.name == "sub" else ShopperMove("search", f"search[{' '.join(self._wanted)}]")
 
-    def _choose(self, page: Page) -> Move:
+    def _choose(self, page: Page) -> ShopperMove:
         """Opens the most promising result, or looks further, or returns to the best."""
         for each in page.results:
             missing = missing_words(self._wanted, each.title)
@@ -103,35 +103,35 @@ class Shopper:
             return self._opening("best seen", best)
         if new:
             return self._opening("may fit", max(new, key=Known.worth))
-        return Move("none fits", _NEXT if page.results else f"click[{pages.BACK.lower()}]")
+        return ShopperMove("none fits", _NEXT if page.results else f"click[{pages.BACK.lower()}]")
 
-    def _opening(self, thought: str, product: Known) -> Move:
+    def _opening(self, thought: str, product: Known) -> ShopperMove:
         self._clicked = product.listed.asin
-        return Move(thought, f"click[{product.listed.asin}]")
+        return ShopperMove(thought, f"click[{product.listed.asin}]")
 
-    def _read(self, page: Page) -> Move:
+    def _read(self, page: Page) -> ShopperMove:
         product = self._known.get(self._clicked)
         if product is not None and page.lines:
             product.missing = missing_words(product.missing, *page.lines)
-        return Move("back to the item", _PREVIOUS)
+        return ShopperMove("back to the item", _PREVIOUS)
 
-    def _consider(self, page: Page) -> Move:
+    def _consider(self, page: Page) -> ShopperMove:
         product = self._product(page)
         product.lacks = not_offered(self._request, page)
         final = self._left <= self._needed() + 1
         if not final and product.lacks:
-            return Move(f"no [{product.lacks[0]}]", _PREVIOUS)
+            return ShopperMove(f"no [{product.lacks[0]}]", _PREVIOUS)
         if not final and product.missing and not product.read:
             product.read = True
-            return Move("more?", _FEATURES)
+            return ShopperMove("more?", _FEATURES)
         best = max(self._known.values(), key=Known.worth)
         if not final and product.missing and self._hopeful(product, best):
-            return Move("something else may fit better", _PREVIOUS)
+            return ShopperMove("something else may fit better", _PREVIOUS)
         for name, value in self._request.options.items():
             if value not in product.lacks and value not in self._chosen:
                 self._pending = value
-                return Move(f"{name}: [{value}]", f"click[{value}]")  # copied from the request, then from the thought
-        return Move("buy", _BUY)
+                return ShopperMove(f"{name}: [{value}]", f"click[{value}]")  # copied from the thought
+        return ShopperMove("buy", _BUY)
 
     def _hopeful(self, product: Known, best: Known) -> bool:
         """Whether something better is known, or something unread may be."""
@@ -144,13 +144,13 @@ class Shopper:
         found = [each for each in self._known.values() if (each.listed.title, each.listed.price) == shown]
         product = next((each for each in found if each.listed.asin == self._clicked), None) or next(iter(found), None)
         if product is None:
-            listed = Listed(asin=page.title, title=page.title, price=page.price)
+            listed = ListedProduct(asin=page.title, title=page.title, price=page.price)
             product = self._known.setdefault(
                 listed.asin, Known(listed, len(self._known), missing_words(self._wanted, page.title)))
         self._clicked = product.listed.asin
         return product
 
-    def _affordable(self, product: Listed) -> bool:
+    def _affordable(self, product: ListedProduct) -> bool:
         return self._request.limit is None or price_of(product.price) <= self._request.limit
 
     def _needed(self) -> int:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import random
 
-from envservice.answers import answer
 from envservice.base import Outcome
-from envservice.family import Teacher
+from envservice.response_format import answer
+from envservice.spec import Teacher
 from envservice.webshop import pages
 from envservice.webshop.reader import clicks, instruction_of, parse_request, read
 from envservice.webshop.shopper import Shopper, content_words, not_offered
-from services.config import SftSection
+from services.config.tree import SftSection
 
 _AWAY = tuple(name.lower() for name in (pages.DESCRIPTION, pages.FEATURES, pages.REVIEWS, pages.PREVIOUS, pages.BACK))
 _FUTILE = 0.5
 """Share of clicks on what is not offered, of the noise where there is such a thing."""
 
 
-class Demonstrator:
+class WebshopDemonstrator:
     """The shopper's moves as answers: why it acts is the thought."""
 
     def __init__(self, first: Outcome, rng: random.Random, sft: SftSection) -> None:
@@ -47,4 +47,4 @@ def disturb(action: str, now: Outcome, rng: random.Random) -> str:
     return f"click[{rng.choice(offered)}]"
 
 
-TEACHER = Teacher(player=Demonstrator, disturb=disturb)
+TEACHER = Teacher(player=WebshopDemonstrator, disturb=disturb)

@@ -17,8 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from learner.credit.grpo import episode_term
-from learner.credit.parts import (
+from learner.credit.group_operations import (
     backward,
     discounted,
     normalized,
@@ -29,8 +28,9 @@ from learner.credit.parts import (
     state_values,
     states,
 )
+from learner.credit.grpo import episode_term
 from learner.credit.types import Credit, CreditStep, Group, Nested
-from services.config import CreditSection
+from services.config.tree import CreditSection
 
 Values = dict[str, tuple[float, int]]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from learner.credit.parts import (
+from learner.credit.group_operations import (
     backward,
     discounted,
     normalized,
@@ -23,7 +23,7 @@ from learner.credit.parts import (
     states,
 )
 from learner.credit.types import Credit, Group, Nested
-from services.config import CreditSection
+from services.config.tree import CreditSection
 
 
 class GagpoBootstrapped:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from math import fsum
 from typing import ClassVar
 
-from learner.credit.parts import (
+from learner.credit.group_operations import (
     by_state,
     discounted,
     normalized,
@@ -31,7 +31,7 @@ from learner.credit.parts import (
     states,
 )
 from learner.credit.types import Credit, CreditStep, Group, Nested
-from services.config import CreditSection
+from services.config.tree import CreditSection
 
 
 class GagpoLeaveOneOut:

@@ -10,10 +10,10 @@ A state that only one step has gives A_S = 0. The value of a state is the mean o
 
 from __future__ import annotations
 
+from learner.credit.group_operations import WithinGroup, by_state, center, discounted, penalized, plus, states
 from learner.credit.grpo import episode_term
-from learner.credit.parts import WithinGroup, by_state, center, discounted, penalized, plus, states
 from learner.credit.types import Credit, Group
-from services.config import CreditSection
+from services.config.tree import CreditSection
 
 
 class Gigpo(WithinGroup):

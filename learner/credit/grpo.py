@@ -12,9 +12,9 @@ one step therefore lowers that step alone, and where all R_i are equal it is not
 
 from __future__ import annotations
 
-from learner.credit.parts import WithinGroup, center, discounted, scores, states
+from learner.credit.group_operations import WithinGroup, center, discounted, scores, states
 from learner.credit.types import Credit, Group, Nested
-from services.config import CreditSection
+from services.config.tree import CreditSection
 
 
 class Grpo(WithinGroup):

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from learner.credit.parts import WithinGroup, discounted, scores, states
+from learner.credit.group_operations import WithinGroup, discounted, scores, states
 from learner.credit.types import Credit, Group
-from services.config import CreditSection
+from services.config.tree import CreditSection
 
 
 class Ppo(WithinGroup):

@@ -12,9 +12,9 @@ from dataclasses import replace
 from math import fsum, sqrt
 from typing import ClassVar
 
-from learner.credit.parts import EPSILON, discounted, scores, states
+from learner.credit.group_operations import EPSILON, discounted, scores, states
 from learner.credit.types import Credit, Group, Nested
-from services.config import CreditSection
+from services.config.tree import CreditSection
 
 
 class ReinforcePlusPlus:

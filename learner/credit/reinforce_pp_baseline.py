@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from learner.credit.parts import center, scores
+from learner.credit.group_operations import center, scores
 from learner.credit.reinforce_pp import scored, whitened
 from learner.credit.types import Credit, Group
-from services.config import CreditSection
+from services.config.tree import CreditSection
 
 
 class ReinforcePlusPlusBaseline:

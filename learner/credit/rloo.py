@@ -8,9 +8,9 @@ which is S less the mean of the n - 1 other members. S as in grpo.py; mean over 
 
 from __future__ import annotations
 
-from learner.credit.parts import WithinGroup, average, discounted, scores, states
+from learner.credit.group_operations import WithinGroup, average, discounted, scores, states
 from learner.credit.types import Credit, Group
-from services.config import CreditSection
+from services.config.tree import CreditSection
 
 
 class Rloo(WithinGroup):

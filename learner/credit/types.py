@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from services.config import CreditSection
+from services.config.tree import CreditSection
 
 Array = npt.NDArray[np.float64]
 Nested = list[list[float]]

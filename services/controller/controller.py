@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.config import Config
+from services.config.tree import Config
 from services.controller.evaluation import Evaluation, summarise
 from services.controller.supervise import Member, Supervisor
 from services.controller.telemetry import Telemetry, capacity, trace_drop, trace_issue

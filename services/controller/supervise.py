@@ -1,6 +1,6 @@
 """Keeps the members of a run alive: what dies is started anew, what dies too often stops the run by name.
 
-The supervisor knows nothing of Ray or subprocesses; deploy/members.py wraps each kind as a Member.
+The supervisor knows nothing of Ray or subprocesses; deploy/launch/processes.py wraps each kind as a Member.
 """
 
 from __future__ import annotations

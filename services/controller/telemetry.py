@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.config import Config
+from services.config.tree import Config
 from services.controller.supervise import Supervisor
-from services.heartbeat import Pulse
-from services.metric_names import CATALOGUE
 from services.records import Ticket
 from services.store.store import Counts, Store
-from services.tracing import record, root
+from services.telemetry.heartbeat import Pulse
+from services.telemetry.names import CATALOGUE
+from services.telemetry.tracing import record, root
 
 CLASSES = (
     ("env: ", "env"), ("engine: ", "engine"), ("nobody has the weights", "weights_gone"), ("over-age", "over_age"),

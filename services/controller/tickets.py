@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from services.config import Config
+from services.config.tree import Config
 from services.records import Ticket, Version
 from services.seeds import seed_for
 

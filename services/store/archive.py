@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from services.cost import counted
 from services.errors import DeadlineExceeded, StoreFault
 from services.records import Drop, Episode, Step
+from services.telemetry.overhead import counted
 
 FORMAT = 3
 """In the metadata of each file under `format`; grows when columns come or change their meaning. Files of format 1 lack
@@ -35,7 +35,7 @@ _QUEUE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ArchiveRow:
     """An episode and what became of it."""
 
     episode: Episode
@@ -52,12 +52,12 @@ class EpisodeArchive:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self._jobs: queue.Queue[tuple[Path, list[Row]] | None] = queue.Queue(_QUEUE)
+        self._jobs: queue.Queue[tuple[Path, list[ArchiveRow]] | None] = queue.Queue(_QUEUE)
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="episode-archive", daemon=True)
         self._thread.start()
 
-    def write(self, step: int, rows: Sequence[Row], *, part: str = "", deadline_s: float = 60.0) -> None:
+    def write(self, step: int, rows: Sequence[ArchiveRow], *, part: str = "", deadline_s: float = 60.0) -> None:
         """Queues the file of a step; the same step and part replace what is there, as a replayed step does.
 
         `part` keeps writers apart: with "eval" the file is `step-00000012-eval.parquet`.
@@ -82,7 +82,7 @@ class EpisodeArchive:
             return
         ticket = episodes[0].ticket
         step = ticket.exact_version.step if ticket.exact_version else ticket.min_step
-        self.write(step, [Row(episode=episode, outcome="dropped", reason=drop.reason) for episode in episodes],
+        self.write(step, [ArchiveRow(episode=episode, outcome="dropped", reason=drop.reason) for episode in episodes],
                    part=f"dropped-{drop.group.replace('/', '-')}")
         self.flush()
 
@@ -125,7 +125,7 @@ class EpisodeArchive:
                 self._jobs.task_done()
 
 
-def _check(row: Row) -> None:
+def _check(row: ArchiveRow) -> None:
     unknown = set(row.columns) - set(LEARNER)
     if unknown:
         raise ValueError(f"the archive has no column {sorted(unknown)[0]!r}")
@@ -134,7 +134,7 @@ def _check(row: Row) -> None:
             raise ValueError(f"{name}: {len(values)} values for {len(row.episode.steps)} steps")
 
 
-def _line(row: Row, t: int, step: Step) -> dict[str, Any]:
+def _line(row: ArchiveRow, t: int, step: Step) -> dict[str, Any]:
     episode, ticket = row.episode, row.episode.ticket
     extra = {name: row.columns[name][t] if name in row.columns else None for name in LEARNER}
     return {
@@ -192,7 +192,7 @@ def _schema() -> Any:
 
 
 @counted("archive")
-def _write(path: Path, rows: Sequence[Row]) -> None:
+def _write(path: Path, rows: Sequence[ArchiveRow]) -> None:
     """Durable before it is visible: temporary file, fsync, rename, fsync of the folder."""
     import pyarrow as pa
     import pyarrow.parquet as pq

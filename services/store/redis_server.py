@@ -23,7 +23,7 @@ from pathlib import Path
 import redis
 
 from services.errors import StoreFault, UserError
-from services.processes import end_with_parent, wait_or_kill
+from services.process.child_processes import end_with_parent, wait_or_kill
 from services.store.connection import OLDEST
 
 _START_S = 60.0

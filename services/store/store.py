@@ -30,8 +30,8 @@ import msgspec
 
 from services.records import Drop, Episode, Manifest, Ticket, TicketKind, Verdict, decode_episode, encode_episode
 from services.store import lease as leases
-from services.store.board import Board
 from services.store.lease import Lease
+from services.store.run_state import RunState
 
 _PAGE = 64
 """Members looked up at a time; most groups are smaller."""
@@ -68,7 +68,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     """Newest step whose episodes are deleted."""
 
 
-class Store(Board):
+class Store(RunState):
     """One run's work in Redis; Board adds the version pointer and the heartbeats.
 
     Every call answers within `timeout_s` per try and a few tries. Raises StoreFault where Redis stays away, and

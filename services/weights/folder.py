@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from services.weights.pack import Packed, pack
+from services.weights.pack import Packed, pack_tensors
 
 
 def pack_folder(folder: Path, dtype: str) -> Packed:
@@ -19,4 +19,4 @@ def pack_folder(folder: Path, dtype: str) -> Packed:
 
     disable_progress_bar()  # it would be drawn across the run's own progress
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
-    return pack(model.state_dict().items())
+    return pack_tensors(model.state_dict().items())

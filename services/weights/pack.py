@@ -56,7 +56,7 @@ class Packed:
     digest: str
 
 
-def pack(tensors: Iterable[tuple[str, torch.Tensor | np.ndarray]]) -> Packed:
+def pack_tensors(tensors: Iterable[tuple[str, torch.Tensor | np.ndarray]]) -> Packed:
     """Copy named tensors into one buffer and digest it.
 
     Raises ValueError for a dtype outside ITEM_SIZES.

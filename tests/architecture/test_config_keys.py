@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from services.config_file import config_keys
+from services.config.file import config_keys
 
 FROZEN = Path(__file__).with_name("config_keys.txt")
 OPERATIONS = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()

@@ -9,8 +9,8 @@ from jsonschema import Draft202012Validator
 
 from envservice.alfworld.environment import AlfworldEnvironment
 from envservice.alfworld.tasks import GeneratedGames
-from envservice.app import Settings, create_app
-from envservice.openapi import FROZEN, document
+from envservice.server.app import Settings, create_app
+from envservice.server.openapi import FROZEN, document
 
 ROUTES = {
     ("/v1/tasks/{split}", "get"), ("/v1/info", "get"), ("/healthz", "get"), ("/metrics", "get"),
@@ -24,7 +24,7 @@ def api() -> dict[str, Any]:
 
 
 def test_the_published_schema_is_the_frozen_one():
-    assert document() == FROZEN.read_text(), "if the change is meant: python -m envservice.openapi"
+    assert document() == FROZEN.read_text(), "if the change is meant: python -m envservice.server.openapi"
 
 
 def test_the_routes_are_those_of_the_interfaces_page(api: dict[str, Any]):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from envservice.registry import BUILT_IN
-from services.packages import OURS
+from services.process.packages import OURS
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = sorted({target.split(".")[1] for target in BUILT_IN.values()})

@@ -4,7 +4,7 @@ import subprocess
 import tomllib
 from pathlib import Path
 
-from services.packages import OURS
+from services.process.packages import OURS
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.packages import OURS
+from services.process.packages import OURS
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(file.relative_to(ROOT) for top in OURS for file in (ROOT / top).rglob("*.py"))

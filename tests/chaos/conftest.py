@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.metrics import read_rows
+from services.telemetry.metrics_file import read_rows
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "toys")]
 POLL_S = 0.1

@@ -19,7 +19,7 @@ from prometheus_api import ask, shows
 
 from deploy.monitor.boards import BOARDS
 from deploy.monitor.servers import prometheus
-from services.metrics import read_rows
+from services.telemetry.metrics_file import read_rows
 
 pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(280)]
 

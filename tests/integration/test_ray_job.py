@@ -15,8 +15,8 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from services.metrics import read_rows
 from services.store.redis_server import private_redis
+from services.telemetry.metrics_file import read_rows
 
 pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(280)]
 

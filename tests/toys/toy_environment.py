@@ -10,8 +10,8 @@ import hashlib
 import time
 
 from envservice.base import Outcome, Replay
-from envservice.family import Family
 from envservice.plain_prompts import PLAIN
+from envservice.spec import EnvironmentSpec
 from services.errors import EnvFault, UserError
 from services.seeds import seed_for
 
@@ -104,7 +104,7 @@ class ToyEnvironment:
         return ToySession(task, self._drift, self._leak)
 
 
-FAMILY = Family(open=lambda _: ToyEnvironment(), prompts=PLAIN, describe=lambda _: "corridors", max_steps=12)
+FAMILY = EnvironmentSpec(open=lambda _: ToyEnvironment(), prompts=PLAIN, describe=lambda _: "corridors", max_steps=12)
 
 
 def solution(task: str) -> list[str]:
@@ -119,9 +119,9 @@ def solution(task: str) -> list[str]:
 
 
 def main() -> None:
-    from envservice.app import Settings
-    from envservice.server import serve
-    from services.logs import adopt_libraries, configure_logs
+    from envservice.server.app import Settings
+    from envservice.server.process import serve
+    from services.telemetry.logs import adopt_libraries, configure_logs
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=0)

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from services.config import Config
+from services.config.tree import Config
 from services.controller.controller import Controller, Hooks
 from services.controller.supervise import Supervisor
 from services.controller.tickets import EvalRequest, TaskStream, TrainTickets

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from deploy import sweep
 from deploy.experiment.common import keep_cold_evaluations, prepare
-from deploy.experiment.design import Run
+from deploy.experiment.design import PlannedRun
 from deploy.experiment.progress import RunsProgress
 from deploy.experiment.records import read_records
 from deploy.experiment.runs import Runner, left
-from deploy.panels import open_panels
-from deploy.run_folder import RunFolder
-from services.config import Config
-from services.config_file import load_config
+from deploy.launch.task_sets import open_panels
+from deploy.runs.folder import RunFolder
+from deploy.training import sweep
+from services.config.file import load_config
+from services.config.tree import Config
 
 pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(280)]
 
@@ -42,23 +42,23 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 
 
 @pytest.fixture(scope="module")
-def swept(config: Config) -> list[sweep.Line]:
+def swept(config: Config) -> list[sweep.SweepLine]:
     return sweep.run_sweep(config, VARIANTS, resume=False, quiet=True)
 
 
-def test_a_sweep_ends_with_a_table(config: Config, swept: list[sweep.Line]):
+def test_a_sweep_ends_with_a_table(config: Config, swept: list[sweep.SweepLine]):
     assert [(line.variant, line.games, line.gain) for line in swept] == [("full", 4, None)]
     assert (config.run_dir / "sweep.txt").read_text().splitlines() == sweep.as_text(swept)
 
 
-def test_a_finished_sweep_starts_nothing(config: Config, swept: list[sweep.Line]):
+def test_a_finished_sweep_starts_nothing(config: Config, swept: list[sweep.SweepLine]):
     metrics = config.run_dir / "full" / "metrics.jsonl"
     before = metrics.stat().st_mtime_ns
     assert sweep.run_sweep(config, VARIANTS, resume=True, quiet=True) == swept
     assert metrics.stat().st_mtime_ns == before
 
 
-def test_a_run_of_an_experiment_leaves_its_record_alone(config: Config, swept: list[sweep.Line], tmp_path: Path):
+def test_a_run_of_an_experiment_leaves_its_record_alone(config: Config, swept: list[sweep.SweepLine], tmp_path: Path):
     """It starts from the cold start of another run, and plays no game again to know how that does."""
     full = RunFolder(config.run_dir / "full")
     shutil.copytree(full.cold_model, tmp_path / "cold-start")
@@ -66,7 +66,7 @@ def test_a_run_of_an_experiment_leaves_its_record_alone(config: Config, swept: l
     progress = RunsProgress(1, console=Console(quiet=True))
     common = prepare(mine, open_panels(mine), tmp_path, progress)
     keep_cold_evaluations(tmp_path, common, full)
-    run = Run(arm="grpo", seed=3)
+    run = PlannedRun(arm="grpo", seed=3)
     assert left(tmp_path, [run], mine, common) == [run]
     assert Runner(config=mine, out=tmp_path, common=common, progress=progress).make([run]) == 0
     (record,) = read_records(tmp_path)

@@ -15,12 +15,12 @@ import httpx
 import psutil
 import pytest
 
-from deploy import preflight
-from deploy.members import EnvServer, free_port
-from services.config_file import dump_config, load_config
+from deploy.launch import preflight
+from deploy.launch.processes import EnvServer, free_port
+from services.config.file import dump_config, load_config
 from services.controller.supervise import Supervisor
 from services.errors import EnvFault, UserError
-from services.logs import configure_logs
+from services.telemetry.logs import configure_logs
 
 
 @pytest.fixture

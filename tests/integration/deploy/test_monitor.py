@@ -18,13 +18,13 @@ import httpx
 import psutil
 import pytest
 
+from deploy.launch.monitoring import target_groups
 from deploy.monitor.grafana import DASHBOARDS
 from deploy.monitor.servers import grafana, prometheus
-from deploy.monitoring import target_groups
-from deploy.run_folder import targets_folder
+from deploy.runs.folder import targets_folder
 from services.errors import UserError
-from services.exposition import serving
-from services.heartbeat import Pulse, decode
+from services.telemetry.exposition import serving
+from services.telemetry.heartbeat import Pulse, decode
 
 needs_prometheus = pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
 START_S = 60.0

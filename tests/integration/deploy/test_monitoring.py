@@ -12,21 +12,21 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from deploy.command_status import table
-from deploy.monitoring import monitoring
-from deploy.processes import Seen, look
-from deploy.run_folder import RunFolder
-from deploy.topology import Topology
-from services.config_file import dump_config, load_config
+from deploy.commands.status import table
+from deploy.launch.monitoring import monitoring
+from deploy.launch.topology import Topology
+from deploy.runs.folder import RunFolder
+from deploy.runs.live_status import Seen, look
+from services.config.file import dump_config, load_config
 from services.controller.supervise import Supervisor
 from services.controller.telemetry import Telemetry
 from services.errors import UserError
-from services.exposition import serving
-from services.heartbeat import Pulse, decode
 from services.records import Ticket, Version
 from services.store.redis_server import private_redis
 from services.store.store import Store
-from services.weights.pack import pack
+from services.telemetry.exposition import serving
+from services.telemetry.heartbeat import Pulse, decode
+from services.weights.pack import pack_tensors
 
 URLS = ("http://127.0.0.1:8100", "https://env.example:8443")
 DEADLINE_S = 20.0
@@ -119,7 +119,7 @@ def test_the_weights_actor_is_shown_with_the_version_that_it_holds(parts: Topolo
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False)
     try:
         weights = WeightsActor.remote()
-        packed = pack([("w", np.arange(4, dtype=np.float32))])
+        packed = pack_tensors([("w", np.arange(4, dtype=np.float32))])
         version = Version(incarnation=1, step=3, digest="d")
         ray.get(weights.publish.remote(version, packed.manifest, packed.buffer), timeout=60)
         with monitoring(dataclasses.replace(parts, weights=weights), Telemetry(), folder, note=print):

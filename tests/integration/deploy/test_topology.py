@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.config_file import dump_config, load_config
+from services.config.file import dump_config, load_config
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
 
@@ -17,10 +17,10 @@ COMMAND = """
 import sys, time
 from pathlib import Path
 from deploy import cli
-from services.config_file import load_config
+from services.config.file import load_config
 
 def run(args):
-    from deploy.topology import topology
+    from deploy.launch.topology import topology
     folder = Path(sys.argv[1])
     with topology(load_config(str(folder / "config.yaml"), ()), run="r", folder=folder,
                   config_file=folder / "config.yaml", note=lambda text: None) as parts:

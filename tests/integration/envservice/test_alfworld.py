@@ -16,8 +16,8 @@ import pytest
 
 from envservice.alfworld.environment import AlfworldEnvironment
 from envservice.alfworld.tasks import GeneratedGames
-from envservice.app import Settings, create_app
-from envservice.client import EnvClient
+from envservice.client.client import EnvClient
+from envservice.server.app import Settings, create_app
 
 STEPS = 12
 

@@ -26,9 +26,9 @@ from schemathesis.checks import (
     status_code_conformance,
 )
 
-from envservice.openapi import FROZEN
-from envservice.problems import STATUS
-from envservice.schemas import MAX_ACTION, MAX_ACTIONS
+from envservice.server.openapi import FROZEN
+from envservice.wire.problems import STATUS
+from envservice.wire.schemas import MAX_ACTION, MAX_ACTIONS
 
 FAMILIES = ("alfworld", "webshop", "search", "scienceworld")
 EXAMPLES = settings(

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from toy_environment import ToyEnvironment, solution
 
-from envservice.client import EnvClient, Result
+from envservice.client.client import EnvClient, Result
 from services.errors import EnvFault, ReplayDiverged
 
 Start = Callable[..., Any]

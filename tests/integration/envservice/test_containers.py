@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from container import SCRIPT, TOKEN, Container, missing, podman, running
 
-from envservice.client import EnvClient
+from envservice.client.client import EnvClient
 
 TASK = "alfworld-gen/valid/pick-0000"
 FAMILIES = ("alfworld", "webshop", "search", "scienceworld")

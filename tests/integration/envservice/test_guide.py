@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from envservice.client import EnvClient
+from envservice.client.client import EnvClient
 
 PAGE = Path(__file__).parents[3] / "docs" / "environments.md"
 GUIDE = PAGE.read_text().partition("## Adding an environment\n")[2].partition("\n## ")[0]

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from toy_environment import ToyEnvironment, solution
 
-from envservice.client import EnvClient
+from envservice.client.client import EnvClient
 
 Start = Callable[..., Any]
 TOY = Path(__file__).parents[2] / "toys" / "toy_environment.py"

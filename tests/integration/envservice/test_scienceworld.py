@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from envservice.client import EnvClient
+from envservice.client.client import EnvClient
 from envservice.scienceworld.installation import find_program
 from envservice.scienceworld.tasks import COUNTS, place_of
 from services.errors import UserError

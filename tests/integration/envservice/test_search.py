@@ -13,11 +13,11 @@ import pytest
 import uvicorn
 from fastapi import FastAPI, Request, Response
 
-from envservice.client import EnvClient
+from envservice.client.client import EnvClient
 from envservice.search.app import create_retrieval_app
 from envservice.search.facts import world
 from envservice.search.retrieval import HttpRetriever, IndexRetriever
-from envservice.server import bind
+from envservice.server.process import bind
 from services.errors import EnvFault
 
 GAGPO = Path(sys.executable).with_name("gagpo")

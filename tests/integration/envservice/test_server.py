@@ -16,8 +16,8 @@ import httpx
 import pytest
 from toy_environment import ToyEnvironment
 
-from envservice.app import Settings
-from envservice.server import bind, serve
+from envservice.server.app import Settings
+from envservice.server.process import bind, serve
 from services.errors import UserError
 
 Start = Callable[..., Any]

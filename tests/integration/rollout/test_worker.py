@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from envservice.base import ParsedAction
-from envservice.client import EnvClient
+from envservice.client.client import EnvClient
 from rollout.engine import Engine
-from rollout.episode import Limits, Player
+from rollout.episode import EpisodeRunner, Limits
 from rollout.worker import RolloutWorker
-from services.heartbeat import decode
-from services.logs import configure_logs
 from services.records import Ticket, Version
 from services.seeds import seed_for
 from services.store.store import Store
-from services.weights.pack import Packed, pack
+from services.telemetry.heartbeat import decode
+from services.telemetry.logs import configure_logs
+from services.weights.pack import Packed, pack_tensors
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
@@ -50,7 +50,7 @@ class Shelf:
         self.held: dict[Version, Packed] = {}
 
     def publish(self, step: int) -> Version:
-        packed = pack(self.model_of(tied=True, seed=100 + step).state_dict().items())
+        packed = pack_tensors(self.model_of(tied=True, seed=100 + step).state_dict().items())
         version = Version(incarnation=self.lease.epoch + 1000, step=step, digest=packed.digest)
         self.held[version] = packed
         self.store.publish_version(self.lease, version, "")
@@ -73,7 +73,7 @@ def issue(store: Store, lease, group: str, *, size: int = 4, min_step: int = 0, 
 async def working(world: SimpleNamespace, name: str = "rollout-0"):
     """A worker that runs while the block does; what ends it earlier fails the test."""
     async with EnvClient([world.url], timeout_s=30) as client:
-        player = Player(worker=name, engine=world.engine, env=client, env_engine="corridor 1", text=TokenText(),
+        player = EpisodeRunner(worker=name, engine=world.engine, env=client, env_engine="corridor 1", text=TokenText(),
                         limits=Limits(prompt_tokens=64, response_tokens=8, reward_scale=10.0))  # fmt: skip
         # A store of its own, as a process of its own would have: its first claim takes back what the dead one held.
         store = Store(world.redis_url, world.run)

@@ -9,7 +9,7 @@ import pytest
 
 from learner.publisher import Publisher
 from services.records import Version
-from services.weights.pack import pack
+from services.weights.pack import pack_tensors
 
 DEADLINE_S = 60.0
 
@@ -33,7 +33,7 @@ def test_a_killed_weights_actor_is_filled_again(weights):
     now = [0.0]
     publisher = Publisher(weights, clock=lambda: now[0])
     publisher.keep()  # nothing is published yet: nothing to keep
-    version, packed = Version(incarnation=1, step=3, digest="d"), pack([("w", np.arange(4, dtype=np.float32))])
+    version, packed = Version(incarnation=1, step=3, digest="d"), pack_tensors([("w", np.arange(4, dtype=np.float32))])
     publisher.publish(version, packed)
     assert ray.get(weights.latest.remote(), timeout=30) == version
     ray.kill(weights, no_restart=False)

@@ -11,7 +11,7 @@ torch.set_num_threads(1)
 
 from learner_tiny import make_model  # noqa: E402 needs the path above
 
-from learner.gang import Gang  # noqa: E402
+from learner.rank_group import RankGroup  # noqa: E402
 from services.store.redis_server import private_redis  # noqa: E402
 
 
@@ -28,7 +28,7 @@ def model_path(tmp_path_factory):
 @pytest.fixture(scope="session")
 def gang():
     """One rank; a process has one process group."""
-    alone = Gang(0, 1)
+    alone = RankGroup(0, 1)
     yield alone
     alone.leave()
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from services.config import Config
+from services.config.tree import Config
 from services.records import Episode, Step, Ticket, Version, VersionSpan
 
 

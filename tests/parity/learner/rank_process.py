@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from learner_tiny import CASES, make_config, make_groups, weights
 
-from learner.gang import STOP, Gang
+from learner.rank_group import STOP, RankGroup
 from learner.trainer import Learner
 
 
@@ -25,7 +25,7 @@ def lead(learner, out):
 
 
 def main(rank, world, rendezvous, model, out):
-    gang = Gang(int(rank), int(world), rendezvous)
+    gang = RankGroup(int(rank), int(world), rendezvous)
     for name, options in CASES.items():
         learner = Learner(make_config(ranks=int(world), **options), Path(model), gang)
         if gang.rank:

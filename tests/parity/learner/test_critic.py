@@ -7,7 +7,7 @@ from learner_tiny import CASES, make_config, make_groups, make_step
 from transformers import AutoModelForCausalLM
 
 from learner.critic import make_critic
-from learner.packing import make_rows, pack
+from learner.packing import make_rows, pack_rows
 from learner.trainer import Learner
 
 SCORES = [9.9, -0.1, 10.0, 0.0, 10.0, 0.0, -0.1]
@@ -23,7 +23,7 @@ def steps():
 def packs(steps):
     """Two packs, and a filler that must not count."""
     rows = make_rows(steps, advantages=SCORES, temperatures=[1.0] * 7, stale=[False] * 7)
-    return [pack(rows, np.array([2, 0, 5])), pack(rows, np.array([1, 3, 4, 6])), pack(rows, np.array([], np.int64))]
+    return [pack_rows(rows, np.array(indices, np.int64)) for indices in ([2, 0, 5], [1, 3, 4, 6], [])]
 
 
 @pytest.fixture

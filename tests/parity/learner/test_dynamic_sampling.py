@@ -9,15 +9,15 @@ from learner_tiny import make_config, make_step, weights
 from learner.checkpoint import Checkpoints
 from learner.loop import TrainingLoop
 from learner.trainer import Learner
-from services.config import Config
+from services.config.tree import Config
 from services.controller.controller import Controller, Hooks
 from services.controller.supervise import Supervisor
 from services.controller.tickets import TaskStream, TrainTickets
-from services.metrics import read_metrics
 from services.records import Episode
 from services.seeds import seed_for
 from services.store.archive import EpisodeArchive
 from services.store.store import Store
+from services.telemetry.metrics_file import read_metrics
 
 UNIFORM = {0: 0.0, 2: 10.0, 3: 0.0, 5: 0.0}
 """Groups whose four episodes all earn this; in the others the first wins."""

@@ -11,17 +11,17 @@ import torch
 from learner_tiny import make_config, make_step, weights
 from transformers import AutoModelForCausalLM
 
-from deploy import command_export
+from deploy.commands import export as command_export
 from learner.checkpoint import Checkpoints
 from learner.loop import TrainingLoop
 from learner.trainer import Learner
 from services.errors import UserError
-from services.logs import configure_logs
-from services.metrics import METRIC_KEYS, check_metrics, read_metrics, read_rows
 from services.records import Episode, Manifest, Ticket
 from services.seeds import seed_for
 from services.store.archive import EpisodeArchive
 from services.store.store import Store
+from services.telemetry.logs import configure_logs
+from services.telemetry.metrics_file import METRIC_KEYS, check_metrics, read_metrics, read_rows
 
 STEPS = 4
 

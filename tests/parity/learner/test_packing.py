@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from learner import model
 from learner.model import load_policy
-from learner.packing import make_rows, pack, split
+from learner.packing import make_rows, pack_rows, split
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def test_packed_equals_padded_equals_alone(any_model_path, steps, rows):
     policy = load_policy(any_model_path)
     hf = AutoModelForCausalLM.from_pretrained(any_model_path, attn_implementation="eager")
     order = np.array([3, 0, 8, 1, 7, 2])
-    logp, entropy = policy(pack(rows, order))
+    logp, entropy = policy(pack_rows(rows, order))
     lengths = rows.lengths[order]
     padded = torch.zeros(len(order), max(lengths), dtype=torch.int64)
     for i, index in enumerate(order):
@@ -61,7 +61,7 @@ def test_packed_equals_padded_equals_alone(any_model_path, steps, rows):
 def test_gradients_equal_those_of_single_rows(any_model_path, steps, rows):
     policy = load_policy(any_model_path)
     hf = AutoModelForCausalLM.from_pretrained(any_model_path, attn_implementation="eager")
-    policy(pack(rows, np.arange(9)))[0].sum().backward()
+    policy(pack_rows(rows, np.arange(9)))[0].sum().backward()
     for step, temperature in zip(steps, rows.temperatures, strict=True):
         plain(hf, step, temperature)[0].sum().backward()
     for (name, mine), (_, theirs) in zip(policy.hf.named_parameters(), hf.named_parameters(), strict=True):
@@ -73,7 +73,7 @@ def test_a_vocabulary_in_slices_changes_nothing(model_path, rows, monkeypatch):
     for at_once in (1 << 26, 97 * 4):
         monkeypatch.setattr(model, "LOGITS_AT_ONCE", at_once)
         policy = load_policy(model_path)
-        logp, entropy = policy(pack(rows, np.arange(9)))
+        logp, entropy = policy(pack_rows(rows, np.arange(9)))
         (logp.sum() + entropy.sum()).backward()
         results.append([logp, entropy, *(p.grad for p in policy.parameters())])
     for whole, sliced in zip(*results, strict=True):
@@ -90,13 +90,13 @@ def test_sliding_window_is_kept(tmp_path, steps, rows):
                          initializer_range=0.3)
     Qwen2ForCausalLM(config).save_pretrained(tmp_path)
     hf = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
-    logp, _ = load_policy(tmp_path)(pack(rows, np.array([0])))
+    logp, _ = load_policy(tmp_path)(pack_rows(rows, np.array([0])))
     torch.testing.assert_close(logp, plain(hf, steps[0], 1.0)[0], atol=1e-5, rtol=0)
 
 
 def test_pack_by_hand(steps, rows):
     """Row 2 then row 5: positions restart, targets are the responses, the predictor of a token is the one before."""
-    p = pack(rows, np.array([2, 5]))
+    p = pack_rows(rows, np.array([2, 5]))
     a, b = steps[2], steps[5]
     n_a, n_b = len(a.prompt_ids) + len(a.response_ids), len(b.prompt_ids) + len(b.response_ids)
     assert p.positions[0].tolist() == [*range(n_a), *range(n_b)]

@@ -13,7 +13,7 @@ from learner_tiny import CASES, critic_weights, make_config, make_groups, port, 
 from transformers import AutoModelForCausalLM
 
 from learner.batch import assign_credit
-from learner.gang import Gang
+from learner.rank_group import RankGroup
 from learner.trainer import Learner
 
 FIGURES = ("loss/policy", "loss/value", "loss/kl", "loss/entropy", "grad_norm", "clip_fraction", "ratio_mean",
@@ -147,4 +147,4 @@ def test_stale_rows_are_corrected_and_fresh_ones_are_not(model_path, gang):
 
 def test_a_gang_of_two_needs_a_rendezvous():
     with pytest.raises(ValueError, match="rendezvous"):
-        Gang(0, 2)
+        RankGroup(0, 2)

@@ -45,7 +45,7 @@ async def load(engine: Engine, model, step: int) -> Version:
     weights = dict(model.state_dict())
     if model.config.tie_word_embeddings:
         del weights["lm_head.weight"]  # the learner's named_parameters() do not have it either
-    packed = pack.pack(weights.items())
+    packed = pack.pack_tensors(weights.items())
     version = Version(incarnation=engine.version.incarnation + 1, step=step, digest=packed.digest)
     await engine.update(version, packed.manifest, packed.buffer)
     return version
@@ -142,7 +142,7 @@ async def test_wrong_bytes_end_the_engine(tied_folder, sampler_config, tiny_mode
     engine = Engine(tied_folder, FIRST, config=sampler_config, dtype="float32")
     try:
         await engine.start()
-        packed = pack.pack(tiny_model(tied=True, seed=8).state_dict().items())
+        packed = pack.pack_tensors(tiny_model(tied=True, seed=8).state_dict().items())
         version = Version(incarnation=9, step=9, digest=packed.digest)
         packed.buffer[100] ^= 1
         with pytest.raises(EngineFault, match="expected"):

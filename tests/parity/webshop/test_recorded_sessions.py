@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from envservice.webshop.goals import Goal
+from envservice.webshop.goals import ShoppingGoal
 from envservice.webshop.nouns import fallback
 from envservice.webshop.products import Product
 from envservice.webshop.reward import Purchase, score
@@ -33,7 +33,7 @@ def recomputed(end):
     product = Product(
         asin=bought["asin"], title="", description="", bullets=(), category="", query="", product_category="",
         prices=(bought["price"],), price_tag="", options={}, attributes=())
-    wish = Goal(
+    wish = ShoppingGoal(
         asin=goal["asin"], title=goal["name"], query=goal["query"], product_category=goal["product_category"],
         instruction=goal["instruction_text"], attributes=tuple(goal["attributes"]), options=tuple(goal["goal_options"]),
         price_upper=goal["price_upper"])

@@ -12,7 +12,7 @@ import pytest
 
 from deploy import cli
 from services.errors import EngineFault, UserError
-from services.logs import configure_logs
+from services.telemetry.logs import configure_logs
 
 
 @pytest.fixture

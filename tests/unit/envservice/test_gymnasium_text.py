@@ -6,7 +6,7 @@ import pytest
 
 from envservice.gymnasium_text import TextEnvironment, plays_twice, text_family
 from envservice.registry import make_template
-from services.config import EnvSection
+from services.config.tree import EnvSection
 from services.errors import EnvFault, UserError
 
 

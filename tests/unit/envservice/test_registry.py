@@ -6,9 +6,9 @@ import pytest
 from toy_environment import FAMILY, ToyEnvironment
 
 from envservice import registry
-from envservice.family import LONGEST, Family
-from services.config import EnvSection
-from services.config_file import default_config
+from envservice.spec import LONGEST, EnvironmentSpec
+from services.config.file import default_config
+from services.config.tree import EnvSection
 from services.errors import UserError
 
 TOY = EnvSection(name="toy_environment:FAMILY", prompt="compact", max_steps=10)
@@ -16,7 +16,7 @@ TOY = EnvSection(name="toy_environment:FAMILY", prompt="compact", max_steps=10)
 
 @pytest.mark.parametrize("name", registry.BUILT_IN)
 def test_what_comes_with_the_package_is_whole(name: str):
-    family = registry.find_family(name)
+    family = registry.find_spec(name)
     assert "\n" not in family.describe(EnvSection(name=name))
     for prompt, make in family.prompts.items():
         assert make(2).name == prompt
@@ -24,7 +24,7 @@ def test_what_comes_with_the_package_is_whole(name: str):
 
 
 def test_one_of_ones_own_is_found_by_module_and_attribute():
-    assert registry.find_family(TOY.name) is FAMILY
+    assert registry.find_spec(TOY.name) is FAMILY
     assert registry.open_environment(TOY).name == "toy"
     assert registry.make_template(TOY).name == "compact"
     registry.check_settings(TOY)
@@ -41,7 +41,7 @@ def test_one_of_ones_own_is_found_by_module_and_attribute():
 ])
 def test_a_name_of_nothing_is_one_line(name: str, what: str):
     with pytest.raises(UserError) as error:
-        registry.find_family(name)
+        registry.find_spec(name)
     assert what in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -50,7 +50,7 @@ def test_a_missing_dependency_of_ones_own_is_named(tmp_path: Path, monkeypatch: 
     (tmp_path / "needy_environment.py").write_text("import a_package_that_nobody_has\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError, match="; install a_package_that_nobody_has"):
-        registry.find_family("needy_environment:FAMILY")
+        registry.find_spec("needy_environment:FAMILY")
 
 
 @pytest.mark.parametrize(("changed", "what"), [
@@ -84,7 +84,7 @@ def test_variants_stand_in_for_what_is_published():
 
 def test_an_episode_is_not_longer_than_the_api_can_carry():
     with pytest.raises(ValueError, match=f"1 to {LONGEST} steps"):
-        Family(open=lambda _: ToyEnvironment(), prompts={}, describe=lambda _: "", max_steps=LONGEST + 1)
+        EnvironmentSpec(open=lambda _: ToyEnvironment(), prompts={}, describe=lambda _: "", max_steps=LONGEST + 1)
 
 
 def test_an_environment_without_demonstrations_has_no_cold_start():

@@ -7,11 +7,11 @@ import pytest
 from collector import Collector
 from toy_environment import ToyEnvironment
 
-from envservice.app import Settings, create_app
-from envservice.client import EnvClient
-from envservice.schemas import TRACES_HEADER
+from envservice.client.client import EnvClient
+from envservice.server.app import Settings, create_app
+from envservice.wire.schemas import TRACES_HEADER
 from services.errors import EnvFault
-from services.tracing import span, tracing
+from services.telemetry.tracing import span, tracing
 
 
 class Wire(httpx.ASGITransport):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from learner.trainee import MAX_SKIPPED, Trainee
-from services.config import LearnerSection
+from services.config.tree import LearnerSection
 from services.errors import LearnerFault
 
 

@@ -7,7 +7,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from learner.model import Policy
-from learner.packing import Rows, pack
+from learner.packing import Rows, pack_rows
 from learner.utilization import forward_flops, passes, peak, utilization
 
 
@@ -26,7 +26,7 @@ def test_multiplications_are_those_that_torch_counts(tiny_model, tied: bool):
     policy = Policy(model)
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:  # the fused kernel is one that it does not know
-        policy(pack(rows, np.arange(2), torch.device("cpu")))
+        policy(pack_rows(rows, np.arange(2), torch.device("cpu")))
     half_squares = 2 * 64 * 2 * (40**2 + 40**2)  # heads x width, layers, rows
     assert forward_flops(policy, rows) == counter.get_total_flops() - half_squares
 

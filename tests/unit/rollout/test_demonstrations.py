@@ -5,14 +5,14 @@ import pytest
 from envservice.alfworld.engine import OwnSession
 from envservice.alfworld.game import parse_game
 from envservice.alfworld.generator import TYPES, generate, parse_task_id, task_id, task_type
-from envservice.alfworld.prompts import CompactTemplate, FullTemplate
+from envservice.alfworld.prompts import AlfworldCompactTemplate, AlfworldFullTemplate
 from envservice.alfworld.teacher import TEACHER
 from rollout.demonstrations import demonstrate
-from services.config import SftSection
+from services.config.tree import SftSection
 
 TASKS = [task_id("train", index) for index in range(120)]
-TEMPLATE = CompactTemplate(6)
-FULL = FullTemplate(0)
+TEMPLATE = AlfworldCompactTemplate(6)
+FULL = AlfworldFullTemplate(0)
 
 
 class Generated:

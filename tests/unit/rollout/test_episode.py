@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from envservice.base import Outcome, ParsedAction
-from envservice.client import Result
+from envservice.client.client import Result
 from rollout.engine import Sample
-from rollout.episode import Limits, Player
+from rollout.episode import EpisodeRunner, Limits
 from services.errors import EngineFault, EnvFault
 from services.records import Ticket, Version, VersionSpan
 from services.seeds import seed_for
@@ -80,7 +80,7 @@ class Text:
 async def play(game: Game, sampler: Sampler, prompt_tokens: int = 100):
     env = SimpleNamespace(episode=lambda episode_id, task: game)
     limits = Limits(prompt_tokens=prompt_tokens, response_tokens=9, reward_scale=10.0)
-    player = Player(worker="w", engine=sampler, env=env, env_engine="own 1", text=Text(), limits=limits)
+    player = EpisodeRunner(worker="w", engine=sampler, env=env, env_engine="own 1", text=Text(), limits=limits)
     return await player.play(TICKET, 2)
 
 

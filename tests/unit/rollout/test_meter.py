@@ -3,9 +3,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from rollout.meter import Meter
-from services.heartbeat import decode
 from services.records import Episode, Ticket, Version
 from services.store.store import Claim
+from services.telemetry.heartbeat import decode
 
 TICKET = Ticket(group="train/0", k=0, size=2, task="toy/train/a", seed=1, kind="train", temperature=1.0, max_steps=5)
 CLAIM = Claim(ticket=TICKET, attempt=2, entry="1000-0", worker="rollout-0")

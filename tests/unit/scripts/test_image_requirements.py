@@ -24,10 +24,10 @@ class Blocker:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Blocker())
 from deploy import cli
-from services.config import EnvSection
-from envservice import server
-from envservice.registry import find_family
-family = find_family({family!r})
+from services.config.tree import EnvSection
+from envservice.server import process
+from envservice.registry import find_spec
+family = find_spec({family!r})
 session = None
 environment = family.open(EnvSection(name={family!r}))
 task = environment.tasks(environment.training_splits()[0])[0]

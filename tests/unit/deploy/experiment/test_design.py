@@ -9,7 +9,7 @@ from deploy.experiment.design import (
     ARMS,
     COMPARISONS,
     MAIN,
-    Run,
+    PlannedRun,
     chosen,
     config_of,
     first_seeds,
@@ -18,7 +18,7 @@ from deploy.experiment.design import (
     to_confirm,
 )
 from learner.credit.registry import ESTIMATORS
-from services.config_file import flatten, load_config
+from services.config.file import flatten, load_config
 from services.errors import UserError
 
 
@@ -76,7 +76,7 @@ def test_an_unknown_arm_or_one_whose_estimator_has_changed_is_refused(name: str)
 def test_an_arm_changes_credit_alone(arm: str, tmp_path: Path):
     """PPO's advantages are per token, so it keeps the token-level loss."""
     config = load_config("credit-experiment", [f"runs_dir={tmp_path}"])
-    mine = config_of(Run(arm=arm, seed=3), config, cold_start="cold")
+    mine = config_of(PlannedRun(arm=arm, seed=3), config, cold_start="cold")
     before, after = flatten(config), flatten(mine)
     differ = {key for key in before if before[key] != after[key]}
     common = {"name", "seed", "runs_dir", "sft.enabled", "model.path"}
@@ -88,7 +88,7 @@ def test_an_arm_changes_credit_alone(arm: str, tmp_path: Path):
 
 def test_the_arms_of_one_seed_are_paired(tmp_path: Path):
     config = load_config("credit-experiment", [f"runs_dir={tmp_path}"])
-    assert {config_of(Run(arm=arm, seed=7), config, cold_start="cold").seed for arm in ARMS} == {7}
+    assert {config_of(PlannedRun(arm=arm, seed=7), config, cold_start="cold").seed for arm in ARMS} == {7}
 
 
 def test_what_is_compared_exists():

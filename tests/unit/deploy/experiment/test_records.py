@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from deploy.experiment import records
-from services.config import Config
-from services.config_file import lay_over, load_config
+from services.config.file import lay_over, load_config
+from services.config.tree import Config
 from services.errors import UserError
-from services.metrics import METRIC_KEYS, append_row
+from services.telemetry.metrics_file import METRIC_KEYS, append_row
 
 
 @pytest.fixture

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from deploy.children import Child, ChildFailed
 from deploy.experiment import records
-from deploy.experiment.design import Run, config_of, runs
+from deploy.experiment.design import PlannedRun, config_of, runs
 from deploy.experiment.progress import RunsProgress
 from deploy.experiment.records import Record, settings_of
 from deploy.experiment.runs import Runner, left, only_one, path_of
-from services.config import Config
-from services.config_file import lay_over, load_config
+from deploy.training.child_runs import Child, ChildFailed
+from services.config.file import lay_over, load_config
+from services.config.tree import Config
 from services.errors import UserError
 
 WANTED = runs(["gagpo", "gigpo"], range(2))
@@ -30,7 +30,7 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def keep(out: Path, run: Run, config: Config, record) -> Record:
+def keep(out: Path, run: PlannedRun, config: Config, record) -> Record:
     values = vars_of(record(run.arm, run.seed, 0.5)) | {"settings": settings_of(config_of(run, config, cold_start=""))}
     kept = Record(**values)
     records.write(path_of(out, run), kept)

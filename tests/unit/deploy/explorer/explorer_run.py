@@ -11,11 +11,11 @@ import numpy as np
 from learner.batch import assign_credit
 from learner.credit.types import Credit
 from learner.loop import credit_columns
-from services.config import Config
-from services.config_file import dump_config
-from services.metrics import append_row
+from services.config.file import dump_config
+from services.config.tree import Config
 from services.records import Episode, Step, Ticket, Version, VersionSpan
-from services.store.archive import EpisodeArchive, Row
+from services.store.archive import ArchiveRow, EpisodeArchive
+from services.telemetry.metrics_file import append_row
 
 EVIL = "<script>document.title='owned'</script><img src=x onerror=alert(1)>"
 ROOMS = ("You are in a room.", "You see a desk 1.", "Nothing happens.", EVIL)
@@ -57,13 +57,14 @@ def make_run(folder: Path, *, steps: int = 3, groups: int = 2, **credit: object)
             played = [make_group(step * 100 + g) for g in range(groups)]
             credits = assign_credit(played, config.learner.credit)
             archive.write(step, [
-                Row(episode=episode, outcome="trained", columns=columns(credit, episode, k))
+                ArchiveRow(episode=episode, outcome="trained", columns=columns(credit, episode, k))
                 for group, credit in zip(played, credits, strict=True) for k, episode in enumerate(group)])
             append_row(folder / "metrics.jsonl", metrics_row(step) | {"episode_length": 20.0 - steps - step})
         for step in (0, steps):
             label = f"step-{step:06d}"
             played = [make_group(900 + t, kind="eval", size=1, group=f"eval/{label}/1/{t:05d}") for t in range(2)]
-            archive.write(step, [Row(episode=group[0], outcome="evaluated") for group in played], part=f"{label}-T1")
+            archive.write(step, [ArchiveRow(episode=group[0], outcome="evaluated") for group in played],
+                          part=f"{label}-T1")
             append_row(folder / "evaluations.jsonl", {
                 "label": label, "step": step, "version": f"1.{step}", "split": "valid", "temperature": 1.0, "tasks": 2,
                 "success_rate": 0.5, "success_low": 0.1, "success_high": 0.9,

@@ -13,7 +13,7 @@ from deploy.cli import main
 from deploy.explorer import pages
 from deploy.explorer.groups import NEWER, credit_input
 from deploy.explorer.runs import open_runs
-from learner.state_keys import fold
+from learner.credit.state_keys import fold
 
 CREDITS = {
     "gagpo": {}, "cut": {"bootstrap": True, "lam": 0.5, "gamma": 0.9}, "batch": {"normalize": "batch"},

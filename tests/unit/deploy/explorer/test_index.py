@@ -9,14 +9,14 @@ import pyarrow.parquet as pq
 import pytest
 from explorer_run import make_run
 
-from deploy.explorer.index import Index, kind_of
+from deploy.explorer.index import ArchiveIndex, kind_of
 from deploy.explorer.lists import Choice, choose, matrix
 from deploy.explorer.runs import open_runs
 from services.errors import UserError
 
 
 def test_an_entry_says_what_its_rows_say(run_folder):
-    index = Index(run_folder)
+    index = ArchiveIndex(run_folder)
     index.refresh()
     entry = index.find("step-00000002", "train/00000201")
     rows = [row for row in pq.read_table(run_folder / "episodes/step-00000002.parquet").to_pylist()
@@ -34,7 +34,7 @@ def test_it_follows_what_comes_changes_and_goes_and_a_second_one_reads_the_cache
     run = make_run(tmp_path / "run", steps=2)
     episodes, aside = run / "episodes", tmp_path / "aside.parquet"
     shutil.move(episodes / "step-00000002.parquet", aside)
-    index = Index(run)
+    index = ArchiveIndex(run)
     index.refresh()
     before = len(index.groups())
     shutil.copy(aside, episodes / "step-00000002.parquet")
@@ -48,7 +48,7 @@ def test_it_follows_what_comes_changes_and_goes_and_a_second_one_reads_the_cache
     index.refresh()
     assert len(index.groups()) == before
     monkeypatch.setattr("deploy.explorer.index.index_file", lambda path: pytest.fail(f"{path} was read again"))
-    again = Index(run)
+    again = ArchiveIndex(run)
     again.refresh()
     assert again.groups() == index.groups()
 
@@ -56,13 +56,13 @@ def test_it_follows_what_comes_changes_and_goes_and_a_second_one_reads_the_cache
 def test_a_damaged_cache_and_a_folder_that_cannot_be_written_do_no_harm(tmp_path):
     run = make_run(tmp_path / "run", steps=1)
     (run / ".explorer").write_text("in the way")
-    index = Index(run)
+    index = ArchiveIndex(run)
     index.refresh()
     (run / ".explorer").unlink()
     (run / ".explorer").mkdir()
     for path in (run / "episodes").iterdir():
         (run / ".explorer" / f"{path.name}.json").write_text("{")
-    again = Index(run)
+    again = ArchiveIndex(run)
     again.refresh()
     assert again.groups() == index.groups() != []
     assert not list((run / ".explorer").glob("*.tmp"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deploy.explorer.groups import Episode, Group, StepView
+from deploy.explorer.groups import Group, ShownEpisode, StepView
 from deploy.explorer.index import GroupEntry
 from deploy.explorer.verdict import heading, judge, sentences
 
@@ -18,7 +18,8 @@ def step(t, state, action, *, ret=0.0, value=0.0, delta=0.0, advantage=0.0):
 
 
 def episode(k, steps, *, won=False, end="turns"):
-    return Episode(k=k, won=won, end="won" if won else end, worker="w", attempt=1, steps=steps, final_observation=None)
+    return ShownEpisode(k=k, won=won, end="won" if won else end, worker="w", attempt=1, steps=steps,
+                        final_observation=None)
 
 
 def said(*members):

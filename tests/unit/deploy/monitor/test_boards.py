@@ -9,7 +9,7 @@ import pytest
 
 from deploy.monitor.boards import BOARDS
 from deploy.monitor.grafana import DASHBOARDS, PAGE_WIDTH, dashboard, text
-from services.metric_names import CATALOGUE
+from services.telemetry.names import CATALOGUE
 
 OF_HISTOGRAMS = re.compile(r"_(bucket|sum|count)$")
 NOT_SHOWN = {

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from deploy.monitor.servers import RULES, configuration
-from services.metric_names import CATALOGUE
+from services.telemetry.names import CATALOGUE
 
 ROOT = Path(__file__).parents[4]
 PLAYED = Path(__file__).with_name("alerts.yml")

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from services.metrics import METRIC_KEYS, append_row
+from services.telemetry.metrics_file import METRIC_KEYS, append_row
 
 
 def make(folder: Path, *, seed: int = 0, success: float = 0.1, steps: int = 3, panel: bool = True,

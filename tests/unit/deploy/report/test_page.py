@@ -8,7 +8,7 @@ import pytest
 from deploy.cli import main
 from deploy.report.figures import FIGURES, moving_average
 from deploy.report.page import write_report
-from services.metrics import METRIC_KEYS, append_row
+from services.telemetry.metrics_file import METRIC_KEYS, append_row
 
 PICTURES = {*FIGURES, "evaluation", "advantage-distribution"}
 

@@ -96,7 +96,7 @@ def test_an_object_in_two_receptacles_is_taken_from_one():
     first, second = [r for r in game.receptacles if not game.has("openable", r)][:2]
     item = next(iter(game.traits["pickupable"]))
     contents = {**dict.fromkeys(game.contents, ()), first: (item,), second: (item,)}
-    state = rules.State(replace(game, contents=contents))
+    state = rules.WorldState(replace(game, contents=contents))
     rules.apply(state, ("go", first, ""))
     rules.apply(state, ("take", item, first))
     assert state.contents[first] == ()

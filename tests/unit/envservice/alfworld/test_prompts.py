@@ -2,11 +2,11 @@
 
 import pytest
 
-from envservice.alfworld.prompts import CompactTemplate, FullTemplate, task_of
-from envservice.answers import read_answer
+from envservice.alfworld.prompts import AlfworldCompactTemplate, AlfworldFullTemplate, task_of
 from envservice.base import Outcome, Turn
 from envservice.registry import make_template
-from services.config import EnvSection
+from envservice.response_format import read_answer
+from services.config.tree import EnvSection
 from services.errors import UserError
 
 FIRST = Outcome(
@@ -37,7 +37,7 @@ def test_the_task_is_what_follows_its_announcement():
 
 
 def test_full_first_step_has_no_history():
-    assert FullTemplate().render(FIRST, [], FIRST) == (
+    assert AlfworldFullTemplate().render(FIRST, [], FIRST) == (
         "You are an expert agent operating in the ALFRED Embodied Environment.\n"
         f"Your current observation is: {FIRST.observation}\n"
         "Your admissible actions of the current situation are: ['go to bed 1'\n 'go to desk 1'\n 'inventory'\n 'look'"
@@ -46,7 +46,7 @@ def test_full_first_step_has_no_history():
 
 
 def test_full_with_history_quotes_raw_observations_and_parsed_actions():
-    assert FullTemplate(history=2).render(FIRST, [GO, MISS], STUCK) == (
+    assert AlfworldFullTemplate(history=2).render(FIRST, [GO, MISS], STUCK) == (
         "You are an expert agent operating in the ALFRED Embodied Environment. "
         "Your task is to: examine the mug with the desklamp.\n"
         "Prior to this step, you have already taken 2 step(s). Below are the most recent 2 observations and the "
@@ -59,7 +59,7 @@ def test_full_with_history_quotes_raw_observations_and_parsed_actions():
 
 
 def test_full_history_is_bounded_and_numbered_absolutely():
-    text = FullTemplate(history=1).render(FIRST, [GO, MISS, MISS], STUCK)
+    text = AlfworldFullTemplate(history=1).render(FIRST, [GO, MISS, MISS], STUCK)
     assert "most recent 1 observations" in text
     assert "already taken 3 step(s)" in text
     assert "[Observation 3: '" in text
@@ -67,24 +67,24 @@ def test_full_history_is_bounded_and_numbered_absolutely():
 
 
 def test_full_without_history_looks_like_a_first_step():
-    text = FullTemplate(history=0).render(FIRST, [GO], AT_BED)
+    text = AlfworldFullTemplate(history=0).render(FIRST, [GO], AT_BED)
     assert text.startswith("You are an expert agent operating in the ALFRED Embodied Environment.\nYour current obs")
     assert "Prior to this step" not in text
 
 
 def test_compact_first_step_drops_banner_room_and_what_never_helps():
-    assert CompactTemplate().render(FIRST, [], FIRST) == (
+    assert AlfworldCompactTemplate().render(FIRST, [], FIRST) == (
         "Task: examine the mug with the desklamp\nDone: -\nNow: You are in the middle of a room.\n"
         "Actions: -\nSeen: -\nNew: bed 1, desk 1\n"
     )
 
 
 def test_compact_marks_failures_and_shows_the_last_actions_only():
-    assert CompactTemplate(history=2).render(FIRST, [GO, GO, MISS], STUCK) == (
+    assert AlfworldCompactTemplate(history=2).render(FIRST, [GO, GO, MISS], STUCK) == (
         "Task: examine the mug with the desklamp\nDone: go to bed 1; take mug 1 from bed 1 failed\n"
         "Now: Nothing happens.\nActions: -\nSeen: -\nNew: desk 1\n"
     )
-    assert "Done: -\n" in CompactTemplate(history=0).render(FIRST, [GO], AT_BED)
+    assert "Done: -\n" in AlfworldCompactTemplate(history=0).render(FIRST, [GO], AT_BED)
 
 
 def test_compact_groups_objects_and_places_by_kind_and_tells_seen_from_new():
@@ -97,7 +97,7 @@ def test_compact_groups_objects_and_places_by_kind_and_tells_seen_from_new():
         ],
     )
     failed = Turn(observation=AT_BED.observation, action="go to drawer 3", admissible=False)
-    assert CompactTemplate(history=0).render(FIRST, [GO, failed], now) == (
+    assert AlfworldCompactTemplate(history=0).render(FIRST, [GO, failed], now) == (
         "Task: examine the mug with the desklamp\nDone: -\nNow: You open the drawer 2.\n"
         "Actions: take from drawer 2: cd 1, pen 2 3; close drawer 2; use desklamp 1\n"
         "Seen: bed 1\nNew: drawer 1 3 10\n"

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from envservice.alfworld.searcher import Memory, Searcher, parse_task
+from envservice.alfworld.searcher import Searcher, SearcherMemory, parse_task
 from envservice.base import Outcome
 
 START = [f"go to {name}" for name in ("cabinet 1", "cabinet 2", "countertop 1", "fridge 1", "microwave 1")]
@@ -38,7 +38,7 @@ def test_an_unknown_sentence_is_refused():
 
 
 def test_memory_follows_an_object_through_hands_and_machines():
-    memory = Memory(first("heat some mug and put it in cabinet"))
+    memory = SearcherMemory(first("heat some mug and put it in cabinet"))
     assert memory.unseen() == ["cabinet 1", "cabinet 2", "countertop 1", "fridge 1", "microwave 1"]
     memory.read("You arrive at cabinet 1. The cabinet 1 is closed.")
     assert "cabinet 1" in memory.unseen()

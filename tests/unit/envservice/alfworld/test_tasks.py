@@ -7,7 +7,7 @@ import pytest
 from envservice.alfworld.environment import AlfworldEnvironment, open_environment
 from envservice.alfworld.generator import generate
 from envservice.alfworld.tasks import GeneratedGames, OfficialGames, is_held_out, task_type
-from services.config import EnvSection
+from services.config.tree import EnvSection
 from services.errors import EnvFault, UserError
 
 PICK = "pick_and_place_simple-Mug-None-Desk-{}"

@@ -10,7 +10,7 @@ import pytest
 from envservice.alfworld import textworld_engine
 from envservice.alfworld.environment import open_environment
 from envservice.alfworld.generator import generate
-from services.config_env import AlfworldSection, EnvSection
+from services.config.env import AlfworldSection, EnvSection
 from services.errors import UserError
 
 

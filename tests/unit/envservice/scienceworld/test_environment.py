@@ -8,7 +8,7 @@ import pytest
 
 from envservice.base import Outcome
 from envservice.scienceworld.environment import ScienceworldEnvironment
-from services.config_env import ScienceworldSection
+from services.config.env import ScienceworldSection
 from services.errors import EnvFault
 
 TASK = "scienceworld/test/find-non-living-thing/225"

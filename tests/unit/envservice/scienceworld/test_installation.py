@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from envservice.scienceworld import installation
-from envservice.scienceworld.family import findings
+from envservice.scienceworld.spec import findings
 from services.errors import UserError
 
 

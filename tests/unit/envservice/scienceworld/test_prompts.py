@@ -5,9 +5,9 @@ import json
 from envservice.base import Outcome, Turn
 from envservice.registry import make_template
 from envservice.scienceworld.grammar import MEANINGS
-from envservice.scienceworld.prompts import UNKNOWN, CompactTemplate, FullTemplate
+from envservice.scienceworld.prompts import UNKNOWN, ScienceworldCompactTemplate, ScienceworldFullTemplate
 from envservice.scienceworld.simulator import Simulator
-from services.config import EnvSection
+from services.config.tree import EnvSection
 
 TASK = "Your task is to find a(n) plant. First, focus on the thing. Then, move it to the red box in the kitchen."
 ROOM = (
@@ -35,39 +35,39 @@ INSTRUCTION = (
 
 
 def test_full_first_step_has_no_history_and_says_the_task_once():
-    assert FullTemplate().render(FIRST, [], FIRST) == (
+    assert ScienceworldFullTemplate().render(FIRST, [], FIRST) == (
         f"{ROLE}Your current observation is: {ROOM}\n{OFFER}\nObjects that you can refer to: agent; air; picture\n\n"
         f"{INSTRUCTION}")
 
 
 def test_full_with_history():
-    assert FullTemplate(history=1).render(FIRST, [GO, MISS], LOST) == (
+    assert ScienceworldFullTemplate(history=1).render(FIRST, [GO, MISS], LOST) == (
         f"{ROLE}Prior to this step, you have already taken 2 step(s). Below are the most recent 1 observations and the "
         "corresponding actions you took: [Observation 2: 'You move to the greenhouse.', Action 2: 'focus on plant']\n"
         f"You are now at step 3.\nYour current observation is: {UNKNOWN}\n{OFFER}\n"
         f"Objects that you can refer to: bee hive; sink\n\n{INSTRUCTION}")
-    longer = FullTemplate(history=2).render(FIRST, [GO, MISS], LOST)
+    longer = ScienceworldFullTemplate(history=2).render(FIRST, [GO, MISS], LOST)
     assert f"[Observation 1: '{ROOM}', Action 1: 'go to greenhouse']\n[Observation 2: " in longer
 
 
 def test_full_lists_every_valid_action_where_the_environment_does():
     now = Outcome(observation=ROOM, admissible_actions=["look around", "open door to kitchen"], info=INFO)
-    assert FullTemplate(history=0).render(FIRST, [GO], now) == (
+    assert ScienceworldFullTemplate(history=0).render(FIRST, [GO], now) == (
         f"{ROLE}Your current observation is: {ROOM}\n"
         "Your admissible actions of the current situation are: ['look around'\n 'open door to kitchen'].\n\n"
         f"{INSTRUCTION}")
 
 
 def test_compact_says_what_was_done_and_what_failed():
-    assert CompactTemplate().render(FIRST, [], FIRST) == (
+    assert ScienceworldCompactTemplate().render(FIRST, [], FIRST) == (
         "Task: find a(n) plant. First, focus on the thing. Then, move it to the red box in the kitchen.\nDone: -\n"
         "Now: This room is called the hallway. In it, you see: the agent; a substance called air; a picture; "
         "You also see: A door to the greenhouse (that is open)\nHere: agent; air; picture\n")
     task = "Task: find a(n) plant. First, focus on the thing. Then, move it to the red box in the kitchen."
-    assert CompactTemplate().render(FIRST, [GO, MISS], LOST) == (
+    assert ScienceworldCompactTemplate().render(FIRST, [GO, MISS], LOST) == (
         f"{task}\nDone: go to greenhouse; focus on plant failed\nNow: {UNKNOWN}\nHere: bee hive; sink\n")
-    assert "Done: focus on plant failed\n" in CompactTemplate(history=1).render(FIRST, [GO, MISS], LOST)
-    assert "Done: -\n" in CompactTemplate(history=0).render(FIRST, [GO, MISS], LOST)
+    assert "Done: focus on plant failed\n" in ScienceworldCompactTemplate(history=1).render(FIRST, [GO, MISS], LOST)
+    assert "Done: -\n" in ScienceworldCompactTemplate(history=0).render(FIRST, [GO, MISS], LOST)
 
 
 def test_the_list_of_kinds_is_the_simulators(simulator: Simulator):
@@ -84,6 +84,6 @@ def test_the_list_of_kinds_is_the_simulators(simulator: Simulator):
 
 def test_the_compact_prompt_is_the_configs_choice():
     template = make_template(EnvSection(name="scienceworld", prompt="compact", history=3))
-    assert isinstance(template, CompactTemplate)
+    assert isinstance(template, ScienceworldCompactTemplate)
     assert template.history == 3
     assert template.parse("<think>go on</think><action>Go to Kitchen</action>").action == "go to kitchen"

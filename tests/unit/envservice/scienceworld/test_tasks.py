@@ -16,7 +16,7 @@ from envservice.scienceworld.tasks import (
     sample,
     variations,
 )
-from services.config_env import ScienceworldSection
+from services.config.env import ScienceworldSection
 from services.errors import UserError
 
 

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from envservice.base import Turn
-from envservice.registry import find_family, make_template
+from envservice.registry import find_spec, make_template
 from envservice.search.environment import SearchEnvironment
 from envservice.search.facts import world
 from envservice.search.questions import SPLITS, Question, read_documents, read_questions
-from services.config import SftSection
-from services.config_env import EnvSection, SearchSection
+from services.config.env import EnvSection, SearchSection
+from services.config.tree import SftSection
 from services.errors import EnvFault, UserError
 
 QUESTION = Question(question="Where?", golden_answers=("the Hague", "Den Haag"), data_source="nq")
@@ -107,7 +107,7 @@ def test_splits_of_the_invented_world_share_no_question_and_nobody_asked_about()
 def test_the_scripted_player_answers_every_question_of_the_invented_world():
     """Which also says that each can be answered from what a search finds."""
     env = EnvSection(name="search", max_steps=4)
-    family = find_family("search")
+    family = find_spec("search")
     assert family.teacher is not None
     found = family.open(env)
     for split in SPLITS:
@@ -150,9 +150,9 @@ def test_questions_of_the_user(tmp_path: Path):
     assert sorted(row.question for split in SPLITS for row in found[split]) == sorted(row["question"] for row in rows)
     assert len(found["train"]) > len(found["heldout"]) > 0
     with pytest.raises(UserError, match=r"documents\.jsonl"):
-        find_family("search").open(EnvSection(name="search", data=tmp_path))
+        find_spec("search").open(EnvSection(name="search", data=tmp_path))
     write(tmp_path / "documents.jsonl", [{"id": n, "contents": f"text {n}"} for n in range(3)])
-    opened = find_family("search").open(EnvSection(name="search", data=tmp_path, search=SearchSection(topk=1)))
+    opened = find_spec("search").open(EnvSection(name="search", data=tmp_path, search=SearchSection(topk=1)))
     session = opened.open("search/train/000000")
     session.reset()
     assert "Doc 1: text 2" in session.step("<search>2</search>").observation

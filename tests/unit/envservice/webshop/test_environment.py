@@ -10,7 +10,7 @@ from envservice.webshop.catalogue import stock
 from envservice.webshop.environment import WebshopEnvironment, open_webshop
 from envservice.webshop.files import load_stock
 from envservice.webshop.nouns import fallback
-from services.config_env import WebshopSection
+from services.config.env import WebshopSection
 from services.errors import UserError
 
 

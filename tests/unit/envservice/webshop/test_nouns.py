@@ -9,7 +9,7 @@ import pytest
 
 from envservice.webshop.environment import open_webshop
 from envservice.webshop.nouns import fallback, find_tagger
-from services.config_env import WebshopSection
+from services.config.env import WebshopSection
 
 CORD = "BRST AC Power Cord Outlet Socket Cable Plug Lead for Panasonic SC-HT830V DVD/VCR Combo Home Theater System"
 BAR = "Saireed UL Listed 2 Prong Power Cord for JBL Bar 3.1 Bar 2.1 Channel 4K Ultra HD Soundbar"

@@ -3,7 +3,7 @@
 import pytest
 
 from envservice.base import Outcome, Turn
-from envservice.webshop.prompts import CompactTemplate, FullTemplate, page_text
+from envservice.webshop.prompts import WebshopCompactTemplate, WebshopFullTemplate, page_text
 
 TASK = "webshop/train/0"
 
@@ -25,7 +25,7 @@ def play(shop, *actions):
 
 
 def test_the_first_full_prompt_has_no_history(shop, wish):
-    text = FullTemplate(2).render(*play(shop))
+    text = WebshopFullTemplate(2).render(*play(shop))
     assert f"Your task is to: {wish}.\nYour current observation is: 'Search'.\n" in text
     assert "are:\n[\n'search[<your query>]',\n'click[search]',\n].\n" in text
     assert "<think> </think>" in text
@@ -34,7 +34,7 @@ def test_the_first_full_prompt_has_no_history(shop, wish):
 
 
 def test_a_full_prompt_tells_the_last_steps(shop):
-    text = FullTemplate(2).render(*play(shop, "search[rug]", "click[b0rug]", "x"))
+    text = WebshopFullTemplate(2).render(*play(shop, "search[rug]", "click[b0rug]", "x"))
     assert "already taken 3 step(s). Below are the most recent 2 observations" in text
     assert ("[Observation 2: ''Back to Search' [SEP] 'Page 1 (Total results: 1)' [SEP] 'Next >' [SEP] 'B0RUG' [SEP] "
             "'Oskavi Area Rug' [SEP] '$100.0'', Action 2: 'click[b0rug]']\n[Observation 3: '") in text
@@ -42,13 +42,13 @@ def test_a_full_prompt_tells_the_last_steps(shop):
 
 
 def test_without_history_none_is_told(shop):
-    assert "already taken" not in FullTemplate(0).render(*play(shop, "search[rug]"))
+    assert "already taken" not in WebshopFullTemplate(0).render(*play(shop, "search[rug]"))
 
 
 def test_a_full_prompt_that_would_be_too_long_drops_its_history(shop):
     first, turns, now = play(shop, "search[rug]")
     long = [Turn(observation="x" * 13_000, action="x", admissible=False)]
-    assert FullTemplate(2).render(first, long, now) == FullTemplate(0).render(first, turns, now)
+    assert WebshopFullTemplate(2).render(first, long, now) == WebshopFullTemplate(0).render(first, turns, now)
 
 
 def test_page_texts_differ_where_observations_do(shop, wish):
@@ -58,7 +58,7 @@ def test_page_texts_differ_where_observations_do(shop, wish):
 
 
 def test_a_compact_prompt_remembers_what_pages_do_not_show(shop):
-    text = CompactTemplate(2).render(*play(
+    text = WebshopCompactTemplate(2).render(*play(
         shop, "search[brisko lamp]", "click[b0desk]", "click[< prev]", "click[b0lamp]", "click[features]",
         "click[< prev]", "click[large]", "click[red]", "click[black | white]", "click[green]"))
     assert text.splitlines()[1:] == [
@@ -72,14 +72,14 @@ def test_a_compact_prompt_remembers_what_pages_do_not_show(shop):
 
 
 def test_a_compact_prompt_forgets_with_the_page(shop):
-    text = CompactTemplate().render(*play(
+    text = WebshopCompactTemplate().render(*play(
         shop, "search[brisko lamp]", "click[b0lamp]", "click[features]", "click[< prev]", "click[red]", "click[< prev]",
         "click[b0lamp]"))
     assert "Chosen: -\nFeatures: -\n" in text
 
 
 def test_compact_results_are_in_whole_dollars(shop):
-    lines = CompactTemplate().render(*play(shop, "search[brisko lamp]")).splitlines()
+    lines = WebshopCompactTemplate().render(*play(shop, "search[brisko lamp]")).splitlines()
     assert lines[1:] == [
         "Done: search[brisko lamp]", "Opened: -", "Results: page 1 of 2", "[b0lamp] 21 brisko cordless table lamp",
         "[b0desk] 10 to 20 quillan desk lamp"]
@@ -89,7 +89,7 @@ def test_the_compact_task_is_the_instruction_taken_apart(shop):
     first, _, _ = play(shop)
     wish = "Find me lamps with shade with color: Red, and size: 6\" x 4\", and price lower than 40.00 dollars"
     other = Outcome(observation=f"WebShop [SEP] Instruction: [SEP] {wish} [SEP] Search", admissible_actions=[])
-    assert CompactTemplate().render(other, [], first).startswith(
+    assert WebshopCompactTemplate().render(other, [], first).startswith(
         "Task: find me lamps with shade; color: [red], size: [6\" x 4\"]; under 40\n")
 
 
@@ -98,14 +98,14 @@ def test_both_observation_forms_read_alike(files, form):
     from envservice.webshop.environment import WebshopEnvironment
     from envservice.webshop.files import load_stock
     from envservice.webshop.nouns import fallback
-    from services.config_env import WebshopSection
+    from services.config.env import WebshopSection
 
     stock = load_stock(files.write())
     plain, other = (WebshopEnvironment(stock, WebshopSection(observation=each), tagger=("", fallback))
                     for each in ("text", form))
     way = ("search[lamp]", "click[b0lamp]", "click[red]", "click[features]", "click[< prev]")
     for length in range(len(way) + 1):
-        for template in (CompactTemplate(), FullTemplate()):
+        for template in (WebshopCompactTemplate(), WebshopFullTemplate()):
             assert template.render(*play(other, *way[:length])) == template.render(*play(plain, *way[:length]))
 
 
@@ -122,6 +122,6 @@ def test_both_observation_forms_read_alike(files, form):
     ],
 )
 def test_answers_are_read_by_the_rule_of_the_pipeline(text, action, valid):
-    for template in (CompactTemplate(), FullTemplate()):
+    for template in (WebshopCompactTemplate(), WebshopFullTemplate()):
         parsed = template.parse(text)
         assert (parsed.action, parsed.valid) == (action, valid)

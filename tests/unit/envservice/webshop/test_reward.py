@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rapidfuzz.fuzz import token_set_ratio
 from thefuzz import fuzz
 
-from envservice.webshop.goals import Goal
+from envservice.webshop.goals import ShoppingGoal
 from envservice.webshop.nouns import fallback
 from envservice.webshop.products import Product
 from envservice.webshop.reward import COLORS, Purchase, score
@@ -31,16 +31,16 @@ def products(draw) -> Product:
 
 
 @st.composite
-def goals(draw) -> Goal:
+def goals(draw) -> ShoppingGoal:
     options = st.dictionaries(st.sampled_from(["color", "size", "red"]), st.sampled_from(VALUES)) | st.lists(
         st.sampled_from(VALUES), max_size=3).map(tuple)
-    return Goal(
+    return ShoppingGoal(
         asin="B2", title=draw(st.sampled_from(TITLES)), query=draw(st.sampled_from(["lamps", "rugs"])),
         product_category=draw(st.sampled_from(CATEGORIES)), instruction="", options=draw(options), price_upper=30.0,
         attributes=tuple(draw(st.lists(st.sampled_from(TEXTS[:-1]), min_size=1, max_size=3))))
 
 
-def slow(goal: Goal, bought: Purchase) -> float:
+def slow(goal: ShoppingGoal, bought: Purchase) -> float:
     """The definition, without short cuts."""
     product = bought.product
     found = 0
@@ -92,13 +92,13 @@ def lamp(**changed) -> Product:
     return Product(**{**plain, **changed})
 
 
-def wish(**changed) -> Goal:
+def wish(**changed) -> ShoppingGoal:
     plain = {"asin": "B2", "title": "Oak Lamp", "query": "lamps", "product_category": "Home › Lamps", "instruction": "",
              "attributes": ("dimmable",), "options": (), "price_upper": 30.0}
-    return Goal(**{**plain, **changed})
+    return ShoppingGoal(**{**plain, **changed})
 
 
-def of(goal: Goal, product: Product, options=None, *, strict=False, price=10.0):
+def of(goal: ShoppingGoal, product: Product, options=None, *, strict=False, price=10.0):
     return score(goal, Purchase(product=product, price=price, options=options or {}), fallback, strict=strict)
 
 

@@ -6,7 +6,7 @@ from envservice.webshop.environment import WebshopEnvironment
 from envservice.webshop.files import load_stock
 from envservice.webshop.nouns import fallback
 from envservice.webshop.session import parse_action
-from services.config_env import WebshopSection
+from services.config.env import WebshopSection
 
 TASK = "webshop/train/0"
 

@@ -10,7 +10,7 @@ from envservice.webshop.reader import instruction_of, parse_request
 from envservice.webshop.scores import PLAYERS, measure
 from envservice.webshop.shopper import Shopper, missing_words
 from envservice.webshop.teacher import TEACHER, disturb
-from services.config import SftSection
+from services.config.tree import SftSection
 
 
 def play(environment, task, noise=0.0):

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from learner.credit.registry import ESTIMATORS, estimator
-from learner.state_keys import state_key
-from services.config import CreditSection
+from learner.credit.state_keys import state_key
+from services.config.tree import CreditSection
 from services.errors import UserError
 
 FORK = ("SXY+", "SXZ-", "SZX+", "SY+")

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from learner.credit.registry import estimator
+from learner.credit.state_keys import state_key
 from learner.credit.types import statistics
-from learner.state_keys import state_key
-from services.config import CreditSection
+from services.config.tree import CreditSection
 
 
 def credit(group, **options):

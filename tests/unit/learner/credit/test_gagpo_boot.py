@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from learner.credit.gagpo import Gagpo
 from learner.credit.gagpo_boot import GagpoBootstrapped, shared_states
 from learner.credit.types import CreditStep
-from services.config import CreditSection
+from services.config.tree import CreditSection
 
 
 def episode(states, reward=0.0, invalid=()):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from learner.credit.gagpo_loo import GagpoLeaveOneOut
 from learner.credit.types import CreditStep
-from services.config import CreditSection
+from services.config.tree import CreditSection
 
 
 def episode(states, reward=0.0, invalid=(), cut_in=None):

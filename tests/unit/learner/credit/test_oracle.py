@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner.credit.registry import estimator
-from services.config import CreditSection
+from services.config.tree import CreditSection
 
 EXAMPLES = {"gagpo": 1000}
 

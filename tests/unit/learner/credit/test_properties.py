@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from learner.credit.registry import ESTIMATORS, estimator
-from services.config import CreditSection
+from services.config.tree import CreditSection
 
 some = settings(max_examples=200, deadline=None)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.config import Config
+from services.config.tree import Config
 from services.controller.tickets import EvalRequest, TaskStream, TrainTickets
 from services.records import Version
 

@@ -6,7 +6,7 @@ import pytest
 
 from services.errors import StoreFault
 from services.records import Drop, Episode, Step, Ticket, Version, VersionSpan
-from services.store.archive import FORMAT, ROW_GROUP, EpisodeArchive, Row
+from services.store.archive import FORMAT, ROW_GROUP, ArchiveRow, EpisodeArchive
 
 
 def played(k=0, group="train/00000003"):
@@ -30,8 +30,8 @@ def test_one_row_per_step_with_the_learners_columns(tmp_path):
               "learner_logprobs": [np.array([-0.5, -0.25]), np.array([-1.0, -2.0])]}
     with EpisodeArchive(tmp_path / "episodes") as archive:
         archive.write(12, [
-            Row(episode=played(), outcome="trained", columns=credit),
-            Row(episode=played(1), outcome="dropped", reason="engine"),
+            ArchiveRow(episode=played(), outcome="trained", columns=credit),
+            ArchiveRow(episode=played(1), outcome="dropped", reason="engine"),
         ])
     table = pq.read_table(tmp_path / "episodes/step-00000012.parquet")
     assert table.schema.metadata[b"format"] == str(FORMAT).encode()
@@ -57,7 +57,7 @@ def test_row_groups_end_where_groups_do(tmp_path):
     assert ROW_GROUP == 512
     sizes = {"a": 300, "b": 150, "c": 150, "d": 1}
     with EpisodeArchive(tmp_path) as archive:
-        archive.write(1, [Row(episode=played(k, group), outcome="trained")
+        archive.write(1, [ArchiveRow(episode=played(k, group), outcome="trained")
                           for group, size in sizes.items() for k in range(size)])
     with pq.ParquetFile(tmp_path / "step-00000001.parquet") as file:
         found = [sorted(set(file.read_row_group(i)["group"].to_pylist())) for i in range(file.num_row_groups)]
@@ -66,9 +66,9 @@ def test_row_groups_end_where_groups_do(tmp_path):
 
 def test_parts_are_files_of_their_own_and_a_replayed_step_replaces_its_own(tmp_path):
     with EpisodeArchive(tmp_path) as archive:
-        archive.write(1, [Row(episode=played(), outcome="evaluated")], part="eval")
-        archive.write(1, [Row(episode=played(), outcome="trained")])
-        archive.write(1, [Row(episode=played(1), outcome="trained")])
+        archive.write(1, [ArchiveRow(episode=played(), outcome="evaluated")], part="eval")
+        archive.write(1, [ArchiveRow(episode=played(), outcome="trained")])
+        archive.write(1, [ArchiveRow(episode=played(1), outcome="trained")])
     assert set(pq.read_table(tmp_path / "step-00000001-eval.parquet")["outcome"].to_pylist()) == {"evaluated"}
     assert set(pq.read_table(tmp_path / "step-00000001.parquet")["k"].to_pylist()) == {1}
 
@@ -90,7 +90,7 @@ def test_a_dropped_group_leaves_what_it_finished_once_however_often_it_is_droppe
 def test_flush_raises_what_the_writer_met(tmp_path):
     archive = EpisodeArchive(tmp_path)
     (tmp_path / "step-00000001.tmp").mkdir()
-    archive.write(1, [Row(episode=played(), outcome="trained")])
+    archive.write(1, [ArchiveRow(episode=played(), outcome="trained")])
     with pytest.raises(StoreFault, match="could not write"):
         archive.flush(10.0)
     with pytest.raises(StoreFault, match="could not write"):
@@ -100,6 +100,6 @@ def test_flush_raises_what_the_writer_met(tmp_path):
 def test_columns_must_fit_the_episode(tmp_path):
     with EpisodeArchive(tmp_path) as archive:
         with pytest.raises(ValueError, match="1 values for 2 steps"):
-            archive.write(1, [Row(episode=played(), outcome="trained", columns={"advantage": [1.0]})])
+            archive.write(1, [ArchiveRow(episode=played(), outcome="trained", columns={"advantage": [1.0]})])
         with pytest.raises(ValueError, match="no column 'adventage'"):
-            archive.write(1, [Row(episode=played(), outcome="trained", columns={"adventage": [1.0, 2.0]})])
+            archive.write(1, [ArchiveRow(episode=played(), outcome="trained", columns={"adventage": [1.0, 2.0]})])

@@ -18,7 +18,7 @@ def tensors() -> dict[str, torch.Tensor]:
 
 
 def packed(tensors):
-    result = pack.pack(tensors.items())
+    result = pack.pack_tensors(tensors.items())
     return result.manifest, result.buffer
 
 
@@ -27,7 +27,7 @@ def unpacked(tensors):
 
 
 def digest_of(tensors):
-    return pack.pack(tensors.items()).digest
+    return pack.pack_tensors(tensors.items()).digest
 
 
 def test_round_trip_keeps_every_bit(tensors):
@@ -104,4 +104,4 @@ def test_short_buffer_is_refused(tensors):
 def test_unknown_dtype_is_refused():
     """A dtype that cannot travel is named."""
     with pytest.raises(ValueError, match=r"z: cannot pack complex64"):
-        pack.pack([("z", torch.zeros(1, dtype=torch.complex64))])
+        pack.pack_tensors([("z", torch.zeros(1, dtype=torch.complex64))])

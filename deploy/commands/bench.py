@@ -1,0 +1,84 @@
+"""`gagpo bench NAME`: our parts against their references, in one run on one machine."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.table import Table
+
+from deploy.bench.figures import Figure
+from deploy.console.plain import EVERY_S, Parts, StatusLines
+from services.errors import UserError
+
+BENCHES = {
+    "alfworld": "deploy.bench.alfworld",
+    "credit": "deploy.bench.credit",
+    "env-service": "deploy.bench.env_service",
+    "explore": "deploy.bench.explore",
+    "overhead": "deploy.bench.overhead",
+    "rollout": "deploy.bench.rollout",
+    "soak": "deploy.bench.soak",
+    "webshop": "deploy.bench.webshop",
+}
+"""Name -> module with `run(tell) -> list[Figure]`, imported when it is asked for: benches import heavy things.
+The soak's takes two parameters more."""
+
+EVEN = ("env-service", "soak")
+"""Their parts are rounds and minutes, so that a rate tells how long they will take; those of others are unlike."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
+    """Registers the command."""
+    parser = subparsers.add_parser(
+        "bench",
+        help="measure a part against its reference",
+        description="Measures a part against its reference in one run. Model, sizes and concurrency are fixed,\n"
+        "so that figures compare from commit to commit.",
+        epilog="examples:\n  gagpo bench alfworld --json\n"
+        "  gagpo bench soak --minutes 5 --sessions alfworld=50,webshop=10",
+    )
+    parser.add_argument("name", choices=sorted(BENCHES))
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--minutes", type=float, help="of the soak (default: 30)")
+    parser.add_argument("--sessions", metavar="NAME=NUMBER,...", help="of the soak: how many of each environment")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the bench and prints its figures."""
+    options = {key: value for key in ("minutes", "sessions") if (value := getattr(args, key)) is not None}
+    if options and args.name != "soak":
+        raise UserError(f"the bench {args.name} has no --{next(iter(options))}", "leave it out; it is the soak's")
+    console = Console(stderr=True)
+    every_s = 1.0 if console.is_terminal else EVERY_S
+    with StatusLines(console) as lines, Parts(lines, f"bench {args.name}", every_s=every_s) as parts:
+        def tell(what: str, done: float, total: float) -> None:
+            if args.name in EVEN:
+                lines.at(f"bench {args.name}", done, total, "parts", doing=what)
+            else:
+                parts.at(what, done, total)
+
+        figures = importlib.import_module(BENCHES[args.name]).run(tell, **options)
+    if args.json:
+        print(json.dumps({"format": 1, "bench": args.name, "figures": [asdict(figure) for figure in figures]}))
+    else:
+        Console().print(table(args.name, figures))
+    return 0
+
+
+def table(name: str, figures: Sequence[Figure]) -> Table:
+    """The figures for people; a figure without a reference leaves its cells empty."""
+    out = Table(title=f"gagpo bench {name}", box=None, title_justify="left")
+    out.add_column("figure")
+    for head in ("value", "unit", "reference", "ratio"):
+        out.add_column(head, justify="left" if head == "unit" else "right")
+    for figure in figures:
+        reference = "" if figure.reference is None else f"{figure.reference:,.4g}"
+        ratio = "" if figure.ratio is None else f"{figure.ratio:,.2f}x"
+        out.add_row(figure.name, f"{figure.value:,.4g}", figure.unit, reference, ratio)
+    return out

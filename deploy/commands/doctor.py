@@ -1,0 +1,47 @@
+"""`gagpo doctor`: checks a machine and says how to mend each finding."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.text import Text
+
+from deploy.launch.doctor import examine
+from services.findings import Finding
+
+COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
+    """Registers the command."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="check this machine",
+        description="Checks versions, Redis, ports, memory, GPU and game data, and says how to mend each finding.\n"
+        "Exits with 1 where something would stop a run.",
+        epilog="example:\n  gagpo doctor --json",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the findings; 1 where one is an error."""
+    findings = examine()
+    if args.json:
+        print(json.dumps({"format": 1, "findings": [asdict(finding) for finding in findings]}))
+    else:
+        show(findings, Console(soft_wrap=True))
+    return int(any(finding.status == "error" for finding in findings))
+
+
+def show(findings: list[Finding], console: Console) -> None:
+    """One line per finding, with the way to mend it below."""
+    for finding in findings:
+        line = Text(f"{finding.status:<8}", style=COLOURS[finding.status])
+        console.print(line.append(f"{finding.check:<16}", style="bold").append(finding.detail, style="default"))
+        if finding.mend:
+            console.print(Text(f"{'':<24}mend: {finding.mend}"))

@@ -1,0 +1,37 @@
+"""`gagpo explore`: a run's folder in a browser."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from services.config.tree import EXPLORE_TOKEN_VARIABLE
+from services.errors import UserError
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
+    """Registers the command."""
+    parser = subparsers.add_parser(
+        "explore",
+        help="look into a run in a browser",
+        description="Shows curves, evaluations, groups, episodes step by step and states of a run, or of two side by\n"
+        "side, while they train too. Other machines may look only with a token, taken from\n"
+        f"${EXPLORE_TOKEN_VARIABLE}; through ssh none is needed: ssh -L 8400:localhost:8400 HOST.",
+        epilog="example:\n  gagpo explore runs/alfworld-tiny\n  gagpo explore runs/mine runs/theirs --port 0",
+    )
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="one run's folder, or two")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
+    parser.add_argument("--port", type=int, default=8400, help="0: a free one, printed (default: 8400)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Serves until SIGTERM or Ctrl-C. Raises UserError for what holds no run, and for a taken port."""
+    if len(args.runs) > 2:
+        raise UserError(f"{len(args.runs)} runs are too many to see side by side", "give one or two")
+
+    from deploy.explorer.runs import open_runs
+    from deploy.explorer.server import serve
+
+    serve(open_runs(args.runs), host=args.host, port=args.port, token=os.environ.get(EXPLORE_TOKEN_VARIABLE) or None)

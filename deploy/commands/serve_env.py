@@ -1,0 +1,59 @@
+"""`gagpo serve-env`: one environment server. Wiring only."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from deploy.commands.arguments import add_env_arguments, env_from, optional_config_from
+from services.config.tree import ENV_TOKEN_VARIABLE
+from services.telemetry.logs import adopt_libraries, configure_logs
+from services.telemetry.tracing import tracing
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
+    """Registers the command."""
+    parser = subparsers.add_parser(
+        "serve-env",
+        help="serve the environment over HTTP",
+        description="Serves an environment over HTTP until it is told to stop, and says its URL when ready. Its\n"
+        "log is on stderr: short lines on a terminal, JSON elsewhere; stdout that is no terminal gets one\n"
+        f"line with the URL. Other machines may reach it only with a bearer token, taken from ${ENV_TOKEN_VARIABLE}.",
+        epilog="example:\n  gagpo serve-env --config alfworld-tiny --port 8100 env.max_sessions=4096",
+    )
+    add_env_arguments(parser)
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
+    parser.add_argument("--port", type=int, default=8100, help="0: a free one, printed (default: 8100)")
+    parser.add_argument("--exit-with-parent", action="store_true", help="stop when the process that started it ends")
+    parser.add_argument("--run-folder", type=Path, metavar="FOLDER",
+                        help="log to log.jsonl in this folder instead, as the environment server --rank of a run")
+    parser.add_argument("--rank", type=int, default=0, metavar="N", help="which of the run's servers (default: 0)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Serves until SIGTERM or Ctrl-C."""
+    env = env_from(args)
+    process = "environment" if args.run_folder is None else f"environment-{args.rank}"
+    if args.run_folder is None:
+        configure_logs(None, process=process)
+    else:
+        configure_logs(args.run_folder, process=process, show=None)
+    adopt_libraries()
+
+    from envservice.registry import find_spec
+    from envservice.server.app import Settings
+    from envservice.server.capacity import GIB, session_limit, sessions_bytes
+    from envservice.server.process import serve
+
+    family = find_spec(env.name)
+    settings = Settings(
+        max_sessions=session_limit(env, family.session_bytes), record_bytes=sessions_bytes(env),
+        token=os.environ.get(ENV_TOKEN_VARIABLE) or None,
+        threaded=family.threaded(env), recycle_s=None if env.recycle_hours is None else 3600 * env.recycle_hours,
+        recycle_bytes=None if env.recycle_gb is None else int(GIB * env.recycle_gb))
+    with tracing(optional_config_from(args).metrics.traces, process=process):
+        serve(
+            lambda: family.open(env), host=args.host, port=args.port, settings=settings,
+            exit_with_parent=args.exit_with_parent)

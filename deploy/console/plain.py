@@ -1,0 +1,133 @@
+"""How far work is, at what rate, and how long it will take; and where commands with one result show it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from rich.console import Console
+from rich.markup import escape
+from rich.status import Status
+
+EVERY_S = 10.0
+"""Between two plain lines about the same work."""
+
+
+def span(seconds: float) -> str:
+    """`45 s`, `12 min`, `2 h 05 min`."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
+
+
+class Pace:
+    """Work of one kind and size after another: `heldout 40/256 games  3.1 games/s  about 70 s left`."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._work: tuple[str, float, str] | None = None
+        self._from = (0.0, 0.0)
+
+    def at(self, what: str, done: float, total: float, unit: str) -> str:
+        """The line. The rate counts from the first call about `what` and `total`."""
+        now = self._clock()
+        if self._work != (what, total, unit):
+            self._work, self._from = (what, total, unit), (now, done)
+        return f"{what} {done:,.4g}/{total:,.4g} {unit}{self._rate(now, done, total, unit)}"
+
+    def _rate(self, now: float, done: float, total: float, unit: str) -> str:
+        first, seconds = self._from[1], now - self._from[0]
+        if done <= first or seconds <= 0:
+            return ""
+        rate = (done - first) / seconds
+        shown = f"{rate:,.3g} {unit}/s" if rate >= 1 else f"{1 / rate:,.3g} s each"
+        return f"  {shown}  about {span((total - done) / rate)} left" if done < total else f"  {shown}  {span(seconds)}"
+
+
+class StatusLines:
+    """Lines that stay; of those that pass a terminal shows the latest one only, with a spinner."""
+
+    def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._clock = clock
+        self._pace = Pace(clock)
+        self._said_at = -EVERY_S
+        self._said = (0.0, 0.0)
+        self._status: Status | None = None
+
+    def __enter__(self) -> StatusLines:
+        if self._console.is_terminal:
+            self._status = self._console.status("")
+            self._status.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def passing(self, text: str) -> None:
+        """What goes on now; a plain line where there is no terminal."""
+        if self._status is None:
+            self.note(text)
+        else:
+            self._status.update(escape(text))
+
+    def at(self, what: str, done: float, total: float, unit: str, *, doing: str = "") -> None:
+        """How far something of a known size is, and what it does.
+
+        Without a terminal a line every ten seconds; work that says what it does, in large parts, has one of each too.
+        """
+        text, now = self._pace.at(what, done, total, unit), self._clock()
+        news = doing and (done, total) != self._said
+        if self._status is None and not news and now - self._said_at < EVERY_S:
+            return
+        self._said_at, self._said = now, (done, total)
+        self.passing(f"{text}  {doing}" if doing else text)
+
+
+class Parts:
+    """Unlike parts of one work, of which some say nothing for minutes: how many are done, the one that goes on, and
+    how long it all has taken, from a thread of its own. No rate: what the short ones took says nothing of the long.
+    """
+
+    def __init__(self, lines: StatusLines, what: str, *, every_s: float = EVERY_S,
+                 clock: Callable[[], float] = time.monotonic) -> None:
+        self._lines, self._what, self._every_s, self._clock = lines, what, every_s, clock
+        self._text = ""
+        self._began = self._said_at = clock()
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._tick, name="parts", daemon=True)
+
+    def __enter__(self) -> Parts:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def at(self, doing: str, done: float, total: float) -> None:
+        """The next part begins."""
+        with self._lock:
+            self._text = f"{self._what} {done:,.4g}/{total:,.4g} parts  {doing}"
+            self._say()
+
+    def _tick(self) -> None:
+        while not self._done.wait(self._every_s):
+            with self._lock:
+                if self._text and self._clock() - self._said_at >= self._every_s:
+                    self._say()
+
+    def _say(self) -> None:
+        self._said_at = self._clock()
+        elapsed = self._said_at - self._began
+        self._lines.passing(f"{self._text}  {span(elapsed)} so far" if elapsed >= 1 else self._text)

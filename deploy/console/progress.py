@@ -1,0 +1,160 @@
+"""What a person sees while a run goes on: a live view in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from deploy.console.plain import EVERY_S, Pace, span
+
+BARS = "▁▂▃▄▅▆▇█"
+KEEP_NOTES = 6
+
+
+def sparkline(values: list[float], width: int = 40) -> str:
+    """Rates in [0, 1] as a row of bars, the last `width` of them."""
+    return "".join(BARS[min(7, max(0, int(v * 8)))] for v in values[-width:])
+
+
+def shown(value: float | None, form: str) -> str:
+    """A number of metrics.jsonl; null stands for one that was not finite."""
+    return "not finite" if value is None else format(value, form)
+
+
+def as_score(summary: Mapping[str, Any]) -> str:
+    """`, score 0.62` where the environment has one of its own."""
+    score = summary.get("task_score")
+    return "" if score is None else f", score {score:.3g}"
+
+
+def _clock(seconds: float) -> str:
+    """Minutes and whole seconds, `15:59`; rounding down, or the minute would show sixty of them."""
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes:02d}:{rest:02d}"
+
+
+class ProgressView:
+    """Methods take values as they come; drawing is this class's business alone."""
+
+    def __init__(self, title: str, steps: int, *, console: Console | None = None,
+                 record: Callable[[str], object] = lambda _: None,
+                 clock: Callable[[], float] = time.monotonic) -> None:
+        """`record` keeps every line, for the run's log."""
+        self._console = console or Console()
+        self._record = record
+        self._title = title
+        self._steps = steps
+        self._clock = clock
+        self._started = clock()
+        self._stage = "starting"
+        self._stage_at = self._started
+        self._last: dict[str, Any] = {}
+        self._success: list[float] = []
+        self._evaluations: list[tuple[int, float, float, float]] = []
+        self._notes: list[str] = []
+        self._step_seconds: list[float] = []
+        self._pace = Pace(clock)
+        self._passing = ""
+        self._said_at = -EVERY_S
+        self._live: Live | None = None
+
+    def __enter__(self) -> ProgressView:
+        if self._console.is_terminal:
+            self._live = Live(get_renderable=self.render, console=self._console, refresh_per_second=2)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def stage(self, text: str) -> None:
+        """A new phase of the run."""
+        self._stage, self._stage_at, self._passing = text, self._clock(), ""
+        self._say(text)
+
+    def note(self, text: str) -> None:
+        """Something worth knowing."""
+        self._notes = [*self._notes, text][-KEEP_NOTES:]
+        self._say(text)
+
+    def passing(self, text: str) -> None:
+        """What goes on now, until something else does."""
+        self._passing = text
+        if self._live is None:
+            self._say(text)
+
+    def playing(self, label: str, done: int, total: int) -> None:
+        """An evaluation's games; without a terminal said every ten seconds, the last ones by their result."""
+        text, now = self._pace.at(f"evaluation {label}", done, total, "games"), self._clock()
+        if self._live is not None or (done < total and now - self._said_at >= EVERY_S):
+            self._said_at = now
+            self.passing(text)
+
+    def step(self, metrics: dict[str, Any]) -> None:
+        """One line of metrics.jsonl."""
+        self._last = metrics
+        self._success.append(float(metrics["success_rate"]))
+        self._passing = ""
+        seconds = sum(v for k, v in metrics.items() if k.startswith("seconds/"))
+        self._step_seconds.append(seconds)
+        self._say(
+            f"step {metrics['step']:>4}/{self._steps}  success {metrics['success_rate']:6.1%}  "
+            f"length {metrics['episode_length']:5.1f}  inadmissible {metrics['inadmissible_share']:5.1%}  "
+            f"loss {shown(metrics['loss/policy'], '+.4f')}  grad {shown(metrics['grad_norm'], '.2f')}  {seconds:5.1f} s"
+            + self._left()
+        )
+
+    def _left(self) -> str:
+        """Of the learner's steps, at the mean seconds of those seen; evaluations come on top."""
+        left = self._steps - int(self._last.get("step", 0))
+        mean = sum(self._step_seconds) / max(1, len(self._step_seconds))
+        return f"  about {span(left * mean)} left" if left > 0 and mean else ""
+
+    def evaluation(self, summary: dict[str, Any]) -> None:
+        """One line of evaluations.jsonl."""
+        self._passing = ""
+        self._evaluations.append((summary["step"], summary["success_rate"],
+                                  summary["success_low"], summary["success_high"]))
+        self._say(
+            f"evaluation {summary['label']}  T={summary['temperature']:g}  {summary['success_rate']:6.1%} "
+            f"[{summary['success_low']:.1%}, {summary['success_high']:.1%}] "
+            f"on {summary['tasks']} games of {summary['split']}{as_score(summary)}"
+        )
+
+    def _say(self, text: str) -> None:
+        self._record(text)
+        if self._live is None:
+            elapsed = self._clock() - self._started
+            line = f"[{_clock(elapsed)}] {text}"
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def render(self) -> Group:
+        """The live view."""
+        elapsed = self._clock() - self._started
+        head = Text.assemble((self._title, "bold"), f"   {_clock(elapsed)}   {self._stage} "
+                             f"({self._clock() - self._stage_at:.0f} s)")
+        table = Table.grid(padding=(0, 2))
+        step = int(self._last.get("step", 0))
+        seconds = sum(self._step_seconds) / max(1, len(self._step_seconds))
+        rate = f"   {seconds:.3g} s each{self._left()}" if seconds else ""
+        table.add_row("step", f"{step} / {self._steps}{rate}")
+        if self._passing:
+            table.add_row("now", self._passing)
+        if self._last:
+            table.add_row("success", f"{self._last['success_rate']:.1%}   {sparkline(self._success)}")
+            table.add_row("length", f"{self._last['episode_length']:.1f} steps")
+            table.add_row("inadmissible", f"{self._last['inadmissible_share']:.1%}")
+            table.add_row("policy loss", shown(self._last["loss/policy"], "+.4f"))
+            table.add_row("gradient norm", shown(self._last["grad_norm"], ".2f"))
+        for at, rate, low, high in self._evaluations[-KEEP_NOTES:]:
+            table.add_row(f"evaluation @{at}", f"{rate:.1%}  [{low:.1%}, {high:.1%}]")
+        bar = ProgressBar(total=self._steps, completed=step, width=60)
+        return Group(head, bar, table, *[Text(note, style="dim") for note in self._notes])

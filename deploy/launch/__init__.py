@@ -1,0 +1,1 @@
+"""What a run starts, and the checks before it: plan, preflight, topology, processes."""

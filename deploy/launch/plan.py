@@ -1,0 +1,200 @@
+"""What `gagpo train` would start: processes, ports, CPUs, memory and tokens, from the config alone. Light."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from deploy.launch.machine import GIB
+from envservice.registry import find_spec
+from services.config.tree import Config, ModelSection
+
+FORMAT = 1
+SCRATCH_VOCABULARY = 1024
+"""Upper bound of the tokenizer that the cold start trains."""
+TRAIN_BYTES = 20
+"""Per parameter in the learner: weights, gradient, two moments and the frozen reference, float32 each."""
+CRITIC_BYTES = 16
+"""Per parameter of the value model, which is as large as the policy: the same without a reference."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """One kind of process; CPUs and GPUs are what Ray reserves, memory is an estimate."""
+
+    name: str
+    count: int = 1
+    cpus: float = 0.0
+    """Each."""
+    gpus: float = 0.0
+    """Each."""
+    memory_gib: float
+    """Each."""
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The resolved run."""
+
+    run_dir: str
+    model: str
+    parameters: int
+    processes: tuple[Process, ...]
+    groups_per_step: int
+    episodes_per_step: int
+    rows_per_step: int
+    """At most: every episode uses all its turns."""
+    tokens_per_step: int
+    """At most: every row fills its prompt and its response."""
+    private_ray: bool
+
+    @property
+    def cpus(self) -> float:
+        """CPUs reserved at once."""
+        return sum(process.count * process.cpus for process in self.processes)
+
+    @property
+    def gpus(self) -> float:
+        """GPUs reserved at once."""
+        return sum(process.count * process.gpus for process in self.processes)
+
+    @property
+    def memory_gib(self) -> float:
+        """Estimate over all processes."""
+        return sum(process.count * process.memory_gib for process in self.processes)
+
+
+def make_plan(config: Config) -> Plan:
+    """The plan of a config; reads nothing but the header files of a model given by path."""
+    learner = config.learner
+    episodes = learner.groups_per_step * learner.group_size
+    rows = episodes * config.env.max_steps
+    return Plan(
+        run_dir=str(config.run_dir),
+        model=str(config.model.path) if config.model.path else "Qwen2 architecture, from scratch",
+        parameters=parameters(config.model),
+        processes=_processes(config),
+        groups_per_step=learner.groups_per_step,
+        episodes_per_step=episodes,
+        rows_per_step=rows,
+        tokens_per_step=rows * (config.rollout.max_prompt_tokens + config.rollout.max_response_tokens),
+        private_ray=uses_private_ray(config),
+    )
+
+
+def uses_private_ray(config: Config) -> bool:
+    """True where the run starts a Ray of its own on this machine."""
+    return config.ray.address is None and not os.environ.get("RAY_ADDRESS")
+
+
+def parameters(model: ModelSection) -> int:
+    """Number of weights: from the files of a given model, else by the architecture's formula."""
+    if model.path is not None:
+        half_precision = sum(file.stat().st_size // 2 for file in model.path.glob("*.bin"))
+        return sum(_weights_in(file) for file in model.path.glob("*.safetensors")) or half_precision
+    embeddings = SCRATCH_VOCABULARY * model.hidden * (1 if model.tie_embeddings else 2)
+    attention = 4 * model.hidden**2 + 3 * model.hidden
+    norms = 2 * model.hidden
+    layer = attention + 3 * model.hidden * model.intermediate + norms
+    return embeddings + model.layers * layer + model.hidden
+
+
+def _weights_in(file: Path) -> int:
+    with file.open("rb") as stream:
+        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+    total = 0
+    for name, tensor in header.items():
+        size = 1
+        for length in tensor.get("shape", ()):
+            size *= length
+        total += 0 if name == "__metadata__" else size
+    return total
+
+
+def _training_gib(config: Config) -> float:
+    """Host memory of one learner rank beyond its process: model states, activations and logits of one packed pass.
+
+    On a GPU the host holds two copies of the weights, on their way to a checkpoint and to the samplers, and one of a
+    critic's.
+    """
+    from learner.credit.registry import estimator
+
+    learner, rollout, model = config.learner, config.rollout, config.model
+    count, critic = parameters(model), estimator(learner.credit.estimator).needs_critic
+    if learner.gpus:
+        return (2 + critic) * 4 * count / GIB
+    hidden, layers, vocabulary = model.hidden, model.layers, SCRATCH_VOCABULARY
+    if model.path is not None:
+        known = json.loads((model.path / "config.json").read_text())
+        hidden, layers, vocabulary = (
+            known.get(key, 0) for key in ("hidden_size", "num_hidden_layers", "vocab_size"))
+    # 34 float32 values per token, layer and hidden unit are kept for the backward pass (Korthikanti et al. 2022,
+    # equation 1, without attention scores); logits exist at response tokens only, with softmax and gradient.
+    share = rollout.max_response_tokens / (rollout.max_prompt_tokens + rollout.max_response_tokens)
+    per_token = 4 * 34 * hidden * layers + 3 * 4 * vocabulary * share
+    states = TRAIN_BYTES + CRITIC_BYTES * critic
+    return (states * count / learner.ranks + learner.token_budget * per_token) / GIB
+
+
+def _processes(config: Config) -> tuple[Process, ...]:
+    """Fixed shares round what small runs took; the rest follows the model."""
+    rollout, learner, model = config.rollout, config.learner, config.model
+    weights = parameters(model) * (4 if model.dtype == "float32" else 2) / GIB
+    local = [Process(name="controller", memory_gib=0.5, address="this process")]
+    if config.redis.url is None:
+        local.append(Process(name="Redis", memory_gib=0.2, address="127.0.0.1, a free port"))
+    if uses_private_ray(config):
+        local.append(Process(name="Ray head", memory_gib=1.4, address="127.0.0.1, free ports"))
+    if not config.env.urls:
+        games = math.ceil(rollout.workers * rollout.slots / config.env.servers)
+        local.append(Process(name="environment server", count=config.env.servers,
+                             memory_gib=0.3 + games * find_spec(config.env.name).session_bytes / GIB,
+                             address="127.0.0.1, a free port each"))
+    return (
+        *local,
+        Process(name="weights actor", memory_gib=0.2 + 2 * weights, address="Ray"),
+        Process(name="rollout worker", count=rollout.workers, cpus=rollout.cpus, gpus=rollout.gpus,
+                memory_gib=0.8 + rollout.kv_cache_gb + 3 * weights, address="Ray"),
+        Process(name="learner rank", count=learner.ranks, cpus=learner.cpus, gpus=learner.gpus,
+                memory_gib=0.9 + _training_gib(config), address="Ray"),
+    )
+
+
+def as_dict(config: Config) -> dict[str, Any]:
+    """The plan and the resolved config for machines."""
+    plan = make_plan(config)
+    totals = {"cpus": plan.cpus, "gpus": plan.gpus, "memory_gib": round(plan.memory_gib, 2)}
+    return {"format": FORMAT, **asdict(plan), **totals, "config": config.model_dump(mode="json")}
+
+
+def describe(config: Config) -> str:
+    """The plan for people, a few lines."""
+    plan = make_plan(config)
+    lines = [
+        f"run           {plan.run_dir}, {config.steps} learner steps, seed {config.seed}",
+        f"model         {plan.model}, {plan.parameters:,} parameters, {config.model.dtype}",
+        f"games         {_games(config)}",
+        f"each step     {plan.groups_per_step} groups of {config.learner.group_size}: "
+        f"{plan.episodes_per_step:,} episodes, at most {plan.rows_per_step:,} rows and {plan.tokens_per_step:,} tokens",
+        "processes     count  CPUs  GPUs  GiB   where",
+    ]
+    lines += [
+        f"  {process.name:<18}{process.count:>5}{process.cpus:>6g}{process.gpus:>6g}{process.memory_gib:>6.1f}"
+        f"  {process.address}" for process in plan.processes
+    ]
+    lines += [f"  redis at {config.redis.url.rpartition('@')[2]}"] if config.redis.url else []
+    lines += [f"  environment server at {url}" for url in config.env.urls]
+    lines += [f"  traces to {config.metrics.traces.rpartition('@')[2]}"] if config.metrics.traces else []
+    lines += [] if plan.private_ray else [f"  Ray at {config.ray.address or os.environ.get('RAY_ADDRESS')}"]
+    lines.append(f"  together {plan.cpus:g} CPUs, {plan.gpus:g} GPUs, about {plan.memory_gib:.1f} GiB of memory")
+    lines.append("nothing was started")
+    return "\n".join(lines)
+
+
+def _games(config: Config) -> str:
+    return f"{config.env.name}, {find_spec(config.env.name).describe(config.env)}"

@@ -1,0 +1,220 @@
+"""Every mistake that can be found before anything heavy starts: each raises UserError, one line.
+
+Not covered: what only the cluster knows. On a Ray that runs already, CPUs, GPUs and memory are its scheduler's
+business.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from deploy.launch import machine
+from deploy.launch.plan import Plan, make_plan
+from deploy.launch.task_sets import TaskSets, open_panels
+from deploy.runs import sinks
+from envservice.registry import check_settings, find_spec, find_teacher, open_environment
+from envservice.server.capacity import session_limit
+from envservice.wire.schemas import Info
+from services.config.tree import ENV_TOKEN_VARIABLE, Config
+from services.errors import EnvFault, UserError
+from services.telemetry import tracing
+
+PROBED_GAMES = 24
+"""Games that are checked to see whether the data is whole; a broken one beyond them drops its group at run time."""
+PROBE_S = 5.0
+INFO_S = 60.0
+"""For what a server plays: it may have to read all its data first."""
+
+
+def check(config: Config) -> TaskSets:
+    """Raises UserError for the first thing that would stop a training run; the panels, which were cut on the way."""
+    check_parts(config)
+    panels = _games(config)
+    check_versions(config.env.urls, env=panels.env_name, engine=panels.engine)
+    return panels
+
+
+def check_parts(config: Config) -> None:
+    """All but the games, of which an evaluation chooses its own."""
+    _environment(config)
+    _model(config)
+    _credit(config)
+    _batch(config)
+    sinks.check(config)
+    tracing.check(config.metrics.traces)
+    plan = make_plan(config)
+    if plan.private_ray:
+        _machine(config, plan)
+    _redis(config)
+    _servers(config.env.urls)
+    if not config.env.urls:  # else it is theirs to reach
+        find_spec(config.env.name).reachable(config.env)
+
+
+def check_versions(urls: Sequence[str], *, env: str, engine: str) -> None:
+    """Raises UserError where servers that run already play another environment or version than results would name.
+
+    `engine`: as panels.engine_name. Their data are not compared: tasks that they do not have are faults at run time.
+    """
+    import httpx
+
+    from deploy.launch.processes import env_token
+
+    token = env_token()
+    headers = {} if token is None else {"authorization": f"Bearer {token}"}
+    for url in urls:
+        try:
+            reply = httpx.get(f"{url}/v1/info", headers=headers, timeout=INFO_S, trust_env=False)
+            if reply.status_code == httpx.codes.UNAUTHORIZED:
+                raise UserError(f"{url} asks for another token", f"set {ENV_TOKEN_VARIABLE} to the one that it has")
+            info = Info.model_validate_json(reply.raise_for_status().content)
+        except (httpx.HTTPError, ValueError) as error:
+            raise UserError(f"{url} does not say what it plays ({type(error).__name__})",
+                            "start it with `gagpo serve-env` of this version") from None
+        theirs, ours = f"{info.name} by {info.engine} {info.version}", f"{env} by {engine}"
+        if theirs != ours:
+            raise UserError(f"{url} plays {theirs}, and this config {ours}", "give both the same settings and packages")
+
+
+def _environment(config: Config) -> None:
+    check_settings(config.env)
+    if config.sft.enabled:
+        find_teacher(config.env)
+
+
+def _model(config: Config) -> None:
+    path = config.model.path
+    if path is None:
+        _scratch(config)
+        return
+    if not path.is_dir():
+        raise UserError(f"there is no model at {path}", "set model.path to a Hugging Face folder")
+    for patterns, what in ((("config.json",), "config.json"), (("*.safetensors", "*.bin"), "weights"),
+                           (("tokenizer*.json",), "tokenizer")):
+        if not any(file for pattern in patterns for file in path.glob(pattern)):
+            raise UserError(f"the model at {path} has no {what}", "set model.path to a complete Hugging Face folder")
+    longest = _positions(path)
+    wanted = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
+    if longest is not None and wanted > longest:
+        raise UserError(f"prompt and response may take {wanted} tokens, and the model has {longest} positions",
+                        "lower rollout.max_prompt_tokens or rollout.max_response_tokens")
+
+
+def _positions(path: Path) -> int | None:
+    try:
+        return json.loads((path / "config.json").read_text()).get("max_position_embeddings")
+    except (json.JSONDecodeError, AttributeError):
+        raise UserError(f"{path / 'config.json'} is broken", "copy the model again") from None
+
+
+def _scratch(config: Config) -> None:
+    from learner.cold_start.scratch_model import HEAD_SIZES
+
+    model = config.model
+    if not config.sft.enabled:
+        raise UserError("there is no policy to start from: model.path is empty and sft.enabled is false",
+                        "set one of them")
+    if model.hidden % model.heads or model.hidden // model.heads not in HEAD_SIZES:
+        raise UserError(
+            f"model.hidden={model.hidden} and model.heads={model.heads} make heads that the sampler cannot serve",
+            f"choose hidden / heads among {', '.join(map(str, HEAD_SIZES))}")
+
+
+def _credit(config: Config) -> None:
+    """An estimator that does not exist, or that the loss or the groups leave without what it needs."""
+    from learner.credit.registry import estimator
+
+    learner, name = config.learner, config.learner.credit.estimator
+    chosen = estimator(name)
+    if chosen.needs_critic and learner.loss.ratio != "token":
+        raise UserError(f"estimator {name} gives each token its own advantage, and "
+                        f"learner.loss.ratio={learner.loss.ratio} has one ratio per action",
+                        "set learner.loss.ratio=token")
+    if learner.group_size == 1 and not chosen.needs_critic:
+        raise UserError(f"learner.group_size=1 leaves estimator {name} nothing to compare an episode with",
+                        "set it to 2 or more")
+    if learner.group_size == 1 and learner.dynamic_sampling:
+        raise UserError("learner.dynamic_sampling drops groups whose episodes all earn the same, "
+                        "and with learner.group_size=1 that is every group", "set one of them to another value")
+
+
+def _batch(config: Config) -> None:
+    """A batch that cannot be filled, or that fits nowhere."""
+    learner, rollout, env = config.learner, config.rollout, config.env
+    row = rollout.max_prompt_tokens + rollout.max_response_tokens
+    episodes = learner.groups_per_step * learner.group_size
+    if learner.token_budget < row:
+        raise UserError(f"learner.token_budget={learner.token_budget} holds no whole row of up to {row} tokens",
+                        f"raise it to {row} or more, or lower rollout.max_prompt_tokens")
+    if learner.ranks > episodes:
+        raise UserError(f"{learner.ranks} learner ranks share {episodes} episodes per step, so some would have none",
+                        "lower learner.ranks or raise learner.groups_per_step")
+    each = env.max_sessions if env.urls else session_limit(env, find_spec(env.name).session_bytes)
+    sessions = (len(env.urls) or env.servers) * each
+    if rollout.workers * rollout.slots > sessions:
+        raise UserError(
+            f"{rollout.workers} workers with {rollout.slots} slots play more games than "
+            f"the environment servers' {sessions} sessions",
+            "lower rollout.slots, or raise " + ("env.memory_gb" if each < env.max_sessions else
+                                                "env.max_sessions or env.servers"))
+    if rollout.exact and config.model.dtype != "float32":
+        raise UserError(f"rollout.exact needs float32, and model.dtype is {config.model.dtype}",
+                        "set model.dtype=float32")
+
+
+def _machine(config: Config, plan: Plan) -> None:
+    cpus, free, gpus = machine.cpu_count(), machine.available_memory() / machine.GIB, 0
+    if plan.cpus > cpus:
+        raise UserError(f"the plan reserves {plan.cpus:g} CPUs, and this machine has {cpus:g}",
+                        "lower rollout.workers, rollout.cpus, learner.ranks or learner.cpus")
+    for key, threads in (("rollout.threads", config.rollout.threads), ("learner.threads", config.learner.threads)):
+        if threads > max(1, cpus):
+            raise UserError(f"{key}={threads}, and this machine has {cpus:g} CPUs", f"set {key}={max(1, int(cpus))}")
+    if plan.memory_gib > free:
+        raise UserError(f"the plan needs about {plan.memory_gib:.1f} GiB of memory, and {free:.1f} are available",
+                        "lower rollout.kv_cache_gb, rollout.workers, learner.ranks or learner.token_budget")
+    if plan.gpus:
+        gpus = len(machine.gpu_names())
+    if plan.gpus > gpus:
+        raise UserError(f"the plan asks for {plan.gpus:g} GPUs, and this machine has {gpus}",
+                        "set rollout.gpus=0 and learner.gpus=0, or use a machine with GPUs")
+
+
+def _redis(config: Config) -> None:
+    if config.redis.url is None:
+        from services.store.redis_server import find_redis
+
+        find_redis()
+        return
+    from services.store.connection import Connection
+
+    Connection(config.redis.url, config.name, PROBE_S).check()
+
+
+def _servers(urls: Sequence[str]) -> None:
+    import httpx
+
+    for url in urls:
+        try:
+            httpx.get(f"{url}/healthz", timeout=PROBE_S, trust_env=False).raise_for_status()
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise UserError(f"no environment server answers at {url} ({type(error).__name__})",
+                            "start one with `gagpo serve-env`, or leave env.urls out") from None
+
+
+def _games(config: Config) -> TaskSets:
+    panels = open_panels(config)
+    if config.learner.groups_per_step > len(panels.train):
+        raise UserError(
+            f"learner.groups_per_step={config.learner.groups_per_step}, and only {len(panels.train)} games to train on",
+            "lower it, or choose more games by the settings in env")
+    environment, check_task = open_environment(config.env), find_spec(config.env.name).check
+    for task in panels.train[::max(1, len(panels.train) // PROBED_GAMES)]:
+        try:
+            check_task(environment, task)
+        except EnvFault as error:
+            raise UserError(f"game {task} is broken ({error})",
+                            f"unpack the game data again, or mend {config.env.name}") from error
+    return panels

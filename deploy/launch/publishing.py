@@ -1,0 +1,32 @@
+"""Publishes the weights of a Hugging Face folder as a version of their own: for panels and `gagpo eval`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from deploy.launch.topology import Topology
+from services.records import Version
+
+LEASE_S = 60.0
+PUBLISH_S = 300.0
+
+
+def publish_folder(parts: Topology, model: Path, *, holder: str, step: int = 0) -> Version:
+    """Loads `model` and makes it the current version, under a new incarnation; returns that version.
+
+    `step`: the learner steps behind the model. Takes the learner's lease while it does so: a learner and a panel never
+    publish at once.
+    """
+    import ray
+
+    from services.weights.folder import pack_folder
+
+    packed = pack_folder(model, parts.config.model.dtype)
+    lease = parts.store.acquire("learner", f"{holder}-publish", ttl_s=LEASE_S)
+    try:
+        version = Version(incarnation=parts.store.incarnation(lease), step=step, digest=packed.digest)
+        ray.get(parts.weights.publish.remote(version, packed.manifest, packed.buffer), timeout=PUBLISH_S)
+        parts.store.publish_version(lease, version, str(model))
+    finally:
+        parts.store.release(lease)
+    return version

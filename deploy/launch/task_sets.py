@@ -1,0 +1,70 @@
+"""The task panels of a run: fixed lists, cut once from the environment's splits, the same on every machine."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from envservice.base import Environment
+from envservice.registry import open_environment
+from services.config.tree import Config
+from services.errors import UserError
+from services.seeds import seed_for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSets:
+    """Tasks to train on, to draw the curve with, and to report on; the last is disjoint from both by construction."""
+
+    env_name: str
+    engine: str
+    """Such as `own 1+catalogue+endings-1`: engine and version, which name what a score depends on beside the task."""
+    train: tuple[str, ...]
+    validation: tuple[str, ...]
+    validation_split: str
+    heldout: tuple[str, ...]
+    heldout_split: str
+    heldout_digest: str
+    games: str
+    """What is played, for people, with a digest over the ids of the training games and what plays them."""
+    task_type: Callable[[str], str] = field(compare=False)
+
+
+def engine_name(environment: Environment) -> str:
+    """As results name it, and as episodes do."""
+    return f"{environment.engine} {environment.version}"
+
+
+def cut(tasks: list[str], count: int, *, name: str) -> tuple[str, ...]:
+    """`count` tasks, sorted, chosen by the panel's name alone: never by the run's seed, so that runs compare.
+
+    Raises UserError when there are fewer.
+    """
+    if len(tasks) < count:
+        key = "eval.episodes" if name == "validation" else "eval.panel"
+        raise UserError(f"the {name} split has {len(tasks)} games of the chosen kinds, and {count} are asked for",
+                        f"lower {key}, or choose more of them by the settings in env")
+    return tuple(sorted(random.Random(seed_for("panel", name)).sample(sorted(tasks), count)))
+
+
+def open_panels(config: Config) -> TaskSets:
+    """Reads the splits of the run's environment. Raises UserError for missing data or a panel larger than its split."""
+    environment = open_environment(config.env)
+    train, validation, heldout = environment.training_splits()
+    training = environment.tasks(train)
+    engine = engine_name(environment)
+    ids = hashlib.blake2b("\n".join(training).encode(), digest_size=4).hexdigest()
+    return TaskSets(
+        env_name=environment.name,
+        engine=engine,
+        games=f"{len(training)} games of {environment.name} ({ids}), {engine}",
+        train=tuple(training),
+        validation=cut(environment.tasks(validation), config.eval.episodes, name="validation"),
+        validation_split=validation,
+        heldout=cut(environment.tasks(heldout), config.eval.panel, name="heldout"),
+        heldout_split=heldout,
+        heldout_digest=environment.digest(heldout),
+        task_type=environment.task_type,
+    )

@@ -1,0 +1,152 @@
+"""Brings up what every run needs, in order, and takes it down in reverse: Redis, Ray, environment servers, weights.
+
+One topology: a laptop and a cluster differ in what is started here and what is only connected to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deploy.launch.processes import Actor, EnvServer, LearnerGang, env_token, free_port
+from services.config.tree import ENV_TOKEN_VARIABLE, Config
+from services.controller.supervise import Supervisor
+from services.errors import UserError
+from services.store.redis_server import private_redis
+from services.store.store import Store
+from services.telemetry.tracing import tracing
+
+RAY_QUIET = {"RAY_DEDUP_LOGS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DISABLE_IMPORT_WARNING": "1"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """What runs, and how to reach it."""
+
+    config: Config
+    run: str
+    """Key prefix in Redis: the run's name, plus a nonce for one-off runs such as evaluations."""
+    folder: Path
+    store: Store
+    store_url: str
+    env_urls: tuple[str, ...]
+    weights: Any
+    weights_name: str
+    supervisor: Supervisor
+
+    def rollout_worker(self, index: int, model: Path) -> Actor:
+        """A member that holds one vLLM engine."""
+        from rollout.actor import RolloutActor
+
+        rollout = self.config.rollout
+        return Actor(
+            f"rollout worker {index}",
+            lambda: RolloutActor.options(num_cpus=rollout.cpus, num_gpus=rollout.gpus).remote(
+                config_json=self.config.model_dump_json(), run=self.run, worker=f"rollout-{index}",
+                store_url=self.store_url, env_urls=list(self.env_urls), model_path=str(model.absolute()),
+                weights_actor_name=self.weights_name, folder=str(self.folder.absolute())),
+        )
+
+    def learner(self, model: Path) -> LearnerGang:
+        """The learner's ranks as one member."""
+        from learner.actor import LearnerActor
+
+        learner = self.config.learner
+        return LearnerGang(
+            "learner", learner.ranks,
+            lambda rank: LearnerActor.options(num_cpus=learner.cpus, num_gpus=learner.gpus).remote(
+                config_json=self.config.model_dump_json(), run=self.run, rank=rank, world=learner.ranks,
+                store_url=self.store_url, model_path=str(model.absolute()),
+                weights_actor_name=self.weights_name),
+        )
+
+
+@contextmanager
+def topology(config: Config, *, run: str, folder: Path, config_file: Path, note: Any) -> Iterator[Topology]:
+    """Everything but rollout workers and the learner. Stops what it started, on any exit."""
+    # Actors have working folders of their own, above all in a submitted job.
+    config = config.model_copy(update={"runs_dir": config.runs_dir.absolute()})
+    with ExitStack() as stack:
+        stack.enter_context(tracing(config.metrics.traces, process="controller", run=run))
+        note("starting Redis" if config.redis.url is None else "connecting to Redis")
+        url = config.redis.url or stack.enter_context(private_redis(folder / "redis"))
+        store = Store(url, run)
+        store.check()
+        note("starting Ray")
+        namespace = f"gagpo-{uuid.uuid4().hex[:12]}"
+        stack.enter_context(_ray(config, namespace))
+        supervisor = Supervisor(note)
+        stack.callback(supervisor.stop)
+        urls = config.env.urls or tuple(_start_servers(config, folder, config_file, supervisor))
+        weights, name = _weights_actor(namespace)
+        yield Topology(config=config, run=run, folder=folder, store=store, store_url=url, env_urls=urls,
+                       weights=weights, weights_name=name, supervisor=supervisor)
+
+
+def _start_servers(config: Config, folder: Path, config_file: Path, supervisor: Supervisor) -> Iterator[str]:
+    for index in range(config.env.servers):
+        server = EnvServer(index, free_port(), config_file, folder)
+        supervisor.add(server)
+        yield server.url
+
+
+@contextmanager
+def _ray(config: Config, namespace: str) -> Iterator[None]:
+    """Connects to the cluster named by the config or $RAY_ADDRESS, else starts a private one that ends with us."""
+    import ray
+
+    os.environ.update({k: v for k, v in RAY_QUIET.items() if k not in os.environ})
+    address, polite = config.ray.address or os.environ.get("RAY_ADDRESS"), signal.getsignal(signal.SIGTERM)
+    if address is None:
+        os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+        cpus = max(2, os.cpu_count() or 1)
+        ray.init(num_cpus=cpus, namespace=namespace, include_dashboard=False, log_to_driver=False,
+                 configure_logging=False, runtime_env=_runtime_env())
+    else:
+        try:
+            ray.init(address=address, namespace=namespace, log_to_driver=False, configure_logging=False,
+                     runtime_env=_runtime_env())
+        except (ConnectionError, TimeoutError) as error:
+            raise UserError(f"no Ray cluster answers at {address}",
+                            "start one, or unset RAY_ADDRESS and ray.address for a private one") from error
+    # Ray put its own in the place of ours: they print a stack, and leave with status 1 where we unwind.
+    signal.signal(signal.SIGTERM, polite)
+    try:
+        _refuse_private_parts_on_many_nodes(config)
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _runtime_env() -> dict[str, Any]:
+    """Hands the token on to the actors. Ray refuses what the job, from which they inherit, has set already."""
+    token, job = env_token(), json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}")
+    if token is None or ENV_TOKEN_VARIABLE in job.get("runtime_env", {}).get("env_vars", {}):
+        return {}
+    return {"env_vars": {ENV_TOKEN_VARIABLE: token}}
+
+
+def _refuse_private_parts_on_many_nodes(config: Config) -> None:
+    """A private Redis or environment server listens on this machine only."""
+    import ray
+
+    if sum(1 for node in ray.nodes() if node["Alive"]) == 1:
+        return
+    missing = [key for key, value in (("redis.url", config.redis.url), ("env.urls", config.env.urls)) if not value]
+    if missing:
+        raise UserError(f"the Ray cluster has several nodes, and {' and '.join(missing)} would be private to this one",
+                        "give addresses that every node reaches")
+
+
+def _weights_actor(namespace: str) -> tuple[Any, str]:
+    from services.weights.actor import WeightsActor
+
+    name = f"weights-{namespace}"
+    return WeightsActor.options(name=name, num_cpus=0).remote(), name

@@ -1,0 +1,95 @@
+"""The before/after table of a run: each policy on the same held-out games, and the paired gains of RL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from services.statistics import paired_gain
+
+COLD, TRAINED, MORE = "panel-cold", "panel-trained", "panel-more-cold-start"
+TITLES = {
+    COLD: "before (cold start)",
+    TRAINED: "after RL",
+    MORE: "same minutes of more cold start",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyResult:
+    """One policy at one temperature: success rate over held-out games with its 95% interval, all in [0, 1]."""
+
+    label: str
+    temperature: float
+    games: int
+    success: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """Mean paired difference in success per game, RL minus `over`, with its 95% interval."""
+
+    over: str
+    temperature: float
+    gain: float
+    low: float
+    high: float
+
+    @property
+    def verdict(self) -> str:
+        """`better` or `worse` where the interval excludes zero, else that no difference is shown."""
+        return "better" if self.low > 0 else "worse" if self.high < 0 else "no difference shown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """All that the table shows."""
+
+    rows: tuple[PolicyResult, ...]
+    gains: tuple[Gain, ...]
+
+
+def compare(evaluations: Sequence[dict[str, Any]]) -> Comparison | None:
+    """Builds the table from lines of evaluations.jsonl; None when the run has no panel evaluations.
+
+    Games that a fault took from either side are left out of a paired gain (the `dropped` field counts them).
+    """
+    panel = {(e["label"], e["temperature"]): e for e in evaluations if e["label"] in TITLES}
+    if not panel:
+        return None
+    rows = tuple(
+        PolicyResult(label=label, temperature=t, games=e["tasks"], success=e["success_rate"],
+            low=e["success_low"], high=e["success_high"])
+        for (label, t), e in panel.items()
+    )
+    gains: list[Gain] = []
+    for (label, t), e in panel.items():
+        trained = panel.get((TRAINED, t))
+        if label == TRAINED or trained is None:
+            continue
+        both = e["success_by_task"].keys() & trained["success_by_task"].keys()
+        gain, low, high = paired_gain(
+            {task: e["success_by_task"][task] for task in both},
+            {task: trained["success_by_task"][task] for task in both},
+        )
+        gains.append(Gain(over=label, temperature=t, gain=gain, low=low, high=high))
+    return Comparison(rows=rows, gains=tuple(gains))
+
+
+def as_lines(comparison: Comparison, *, env: str) -> list[str]:
+    """The table as plain text, a line each."""
+    lines = [f"Success on held-out games ({env}), mean and 95% interval:"]
+    for row in comparison.rows:
+        lines.append(
+            f"  {TITLES[row.label]:<33} T={row.temperature:<4g} {row.success:6.1%}  "
+            f"[{row.low:6.1%}, {row.high:6.1%}]  {row.games} games"
+        )
+    for gain in comparison.gains:
+        lines.append(
+            f"  RL - {TITLES[gain.over]:<28} T={gain.temperature:<4g} {gain.gain:+6.1%}  "
+            f"[{gain.low:+6.1%}, {gain.high:+6.1%}]  paired by game: {gain.verdict}"
+        )
+    return lines

@@ -1,0 +1,108 @@
+"""A run's processes as its endpoints show them: heartbeats from the driver's, environment servers by their own metrics.
+
+A rate is what a counter gained between two looks at a process, over the time between them by its own clock.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from deploy.runs.folder import RunFolder
+from services.telemetry.heartbeat import Beat
+from services.telemetry.meters import Snapshot
+from services.telemetry.names import CATALOGUE, Role
+
+ANSWER_S = 10.0
+COUNTED: Mapping[Role, tuple[str, dict[str, str], str]] = {
+    "rollout": ("gagpo_rollout_tokens_total", {"kind": "response"}, "tokens/s"),
+    "environment": ("gagpo_env_steps_total", {}, "steps/s"),
+}
+"""Role -> the counter that says how fast it works, its labels, and what its rate is in."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """The last look at each process, and the one before that, of which rates are made."""
+
+    now: dict[str, Beat] = field(default_factory=dict)
+    before: dict[str, Beat] = field(default_factory=dict)
+
+    def take(self, look: Mapping[str, Beat]) -> None:
+        """A new look. Where a process has said nothing since the last one, its rate stays."""
+        earlier = {name: self.now[name] if self.now[name].at < beat.at else self.before.get(name)
+                   for name, beat in look.items() if name in self.now}
+        self.now, self.before = dict(look), {name: beat for name, beat in earlier.items() if beat is not None}
+
+    def rate(self, name: str) -> tuple[float, str] | None:
+        """Number and unit; None: not known, or the process counts nothing that says how fast it works."""
+        return rate(self.now[name], self.before.get(name))
+
+
+def look(path: Path) -> dict[str, Beat]:
+    """The processes of now by name, environment servers last; {} where no driver answers where the folder says."""
+    try:
+        driver, *servers = json.loads(RunFolder(path).targets.read_text())
+    except FileNotFoundError:
+        return {}
+    reply = _get(f"http://{driver['targets'][0]}/status")
+    if reply is None:
+        return {}
+    beats = msgspec.json.decode(reply, type=dict[str, Beat])
+    return beats | {f"env {target}": _server(f"{group['labels']['__scheme__']}://{target}/metrics")
+                    for group in servers for target in group["targets"]}
+
+
+def _get(url: str) -> bytes | None:
+    """None where nobody answers as asked. No proxies from the environment: they know nothing of a run's addresses."""
+    import httpx
+
+    try:
+        reply = httpx.get(url, timeout=ANSWER_S, trust_env=False)
+    except httpx.HTTPError:
+        return None
+    return reply.content if reply.status_code == httpx.codes.OK else None
+
+
+def _server(url: str) -> Beat:
+    """An environment server's metrics as if it had a heartbeat; it does not say since when it does what it does."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    at, text = time.time(), _get(url)
+    families = text_string_to_metric_families("" if text is None else text.decode())
+    metrics: Snapshot = {
+        sample.name: [(sample.name, dict(sample.labels), sample.value)]
+        for family in families for sample in family.samples if sample.name in CATALOGUE}
+    beat = Beat(role="environment", doing="does not answer", since=0.0, progress=0.0, metrics=metrics, at=at)
+    live, limit = value(beat, "gagpo_env_sessions"), value(beat, "gagpo_env_sessions_limit")
+    if live is None or limit is None:
+        return beat
+    return msgspec.structs.replace(beat, doing=f"{live:.0f} of at most {limit:.0f} sessions live")
+
+
+def rate(beat: Beat, before: Beat | None) -> tuple[float, str] | None:
+    """Of a learner the mean seconds of its steps since it began; else what its counter gained a second."""
+    if beat.role == "learner":
+        steps = value(beat, "gagpo_learner_steps_total")
+        return (sum(_values(beat, "gagpo_learner_phase_seconds_total")) / steps, "s a step") if steps else None
+    if beat.role not in COUNTED or before is None or beat.at <= before.at:
+        return None
+    name, labels, unit = COUNTED[beat.role]
+    total, earlier = value(beat, name, **labels), value(before, name, **labels)
+    if total is None or earlier is None or total < earlier:  # it was started again in between
+        return None
+    return (total - earlier) / (beat.at - before.at), unit
+
+
+def value(beat: Beat, name: str, **labels: str) -> float | None:
+    """A sample of a process."""
+    return next((found for _, its, found in beat.metrics.get(name, []) if its == labels), None)
+
+
+def _values(beat: Beat, name: str) -> Iterator[float]:
+    return (found for _, _, found in beat.metrics.get(name, []) if found is not None)

@@ -1,0 +1,1 @@
+"""A training run from cold start to report, and sweeps over many runs."""

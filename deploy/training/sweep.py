@@ -1,0 +1,177 @@
+"""`gagpo train --sweep NAME`: variants of one config, one run each, from one cold start, and one table.
+
+    runs/<name>/<variant>/   a whole run: its folder, report and figures
+    runs/<name>/sweep.json   the table, paired by game against the first variant; sweep.txt for people
+
+All variants share seed, tasks and the first one's cold start, so they differ in nothing but their overrides.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from deploy.runs.comparison import TITLES, TRAINED
+from deploy.runs.folder import RunFolder, check_run
+from deploy.training.child_runs import ChildFailed, run_child
+from services.config.file import dump_config, lay_over, load_config
+from services.config.tree import Config
+from services.errors import UserError
+from services.statistics import mean_interval, paired_gain
+from services.telemetry.metrics_file import append_row, read_evaluations
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One row of a sweep's table; the first of a sweep is the config as it is."""
+
+    name: str
+    title: str
+    overrides: Mapping[str, object]
+
+
+ABLATIONS = (
+    Variant(name="full", title="full", overrides={}),
+    Variant(name="no-temporal", title="without temporal credit (λ = 0)", overrides={"learner.credit.lam": 0.0}),
+    Variant(name="monte-carlo", title="Monte Carlo (λ = 1)", overrides={"learner.credit.lam": 1.0}),
+    Variant(name="token-ratio", title="without sequence ratio",
+            overrides={"learner.loss.ratio": "token", "learner.loss.aggregation": "tokens"}),
+    Variant(name="trajectory-reward", title="+ trajectory reward", overrides={"learner.credit.broadcast": 1.0}),
+    Variant(name="batch-norm", title="batch normalisation", overrides={"learner.credit.normalize": "batch"}),
+    Variant(name="no-norm", title="no normalisation", overrides={"learner.credit.normalize": "none"}),
+)
+"""The rows of the paper's ablation table (arXiv 2605.13217, table 2)."""
+
+SWEEPS: dict[str, tuple[Variant, ...]] = {"ablations": ABLATIONS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepLine:
+    """Success of one variant at its end, in [0, 1], and its paired gain over the first variant (null for that one)."""
+
+    variant: str
+    title: str
+    panel: str
+    temperature: float
+    games: int
+    success: float
+    low: float
+    high: float
+    gain: float | None = None
+    gain_low: float | None = None
+    gain_high: float | None = None
+
+
+def configs(config: Config, variants: Sequence[Variant]) -> dict[str, Config]:
+    """Variant -> the config of its run. All but the first start from the first one's cold start.
+
+    Raises UserError where the runs could not be compared.
+    """
+    if not config.learner.credit.estimator.startswith("gagpo"):
+        raise UserError(f"the ablations are GAGPO's, and the estimator is {config.learner.credit.estimator}",
+                        "set learner.credit.estimator=gagpo")
+    if not config.eval.panel and not config.eval.every:
+        raise UserError("a sweep compares by evaluations, and this config asks for none", "set eval.panel=256")
+    if RunFolder(config.run_dir).identity():
+        raise UserError(f"{config.run_dir} holds a single run", "give the sweep another name (name=...)")
+    # More cold start is no part of the table, and would double the time.
+    shared = {"runs_dir": str(config.run_dir), "eval.compare_cold_start": False}
+    made: dict[str, Config] = {}
+    for variant in variants:
+        made[variant.name] = lay_over(config, {**variant.overrides, **shared, "name": variant.name})
+        if config.sft.enabled and not made.keys() - {variant.name}:
+            cold = RunFolder(made[variant.name].run_dir).cold_model
+            shared |= {"sft.enabled": False, "model.path": str(cold)}
+    return made
+
+
+def is_finished(config: Config) -> bool:
+    """Whether the run of exactly this config has its summary."""
+    folder = RunFolder(config.run_dir)
+    return folder.summary.exists() and load_config(folder.config_file) == config
+
+
+def run_sweep(config: Config, variants: Sequence[Variant], *, resume: bool, quiet: bool) -> list[SweepLine]:
+    """One run after another, then the table. Raises ChildFailed with a failed one's name; the others stay."""
+    made = configs(config, variants)
+    for one in made.values():
+        check_run(one, resume=resume)
+    for number, (name, one) in enumerate(made.items(), 1):
+        if is_finished(one):
+            continue
+        if not quiet:
+            print(f"variant {number} of {len(made)}: {name}", flush=True)
+        file = config.run_dir / f"{name}.yaml"
+        dump_config(one, file)
+        first = RunFolder(made[variants[0].name].run_dir)
+        give_evaluations(RunFolder(one.run_dir), cold_evaluations(first))
+        arguments = ["train", "--config", str(file), "--resume", *(["--json"] if quiet else [])]
+        try:
+            run_child(f"variant {name}", arguments, out=Path(os.devnull) if quiet else None)
+        except ChildFailed as error:
+            raise ChildFailed(f"{error}; go on with --resume", error.status) from None
+    lines = table(made, variants)
+    write(config.run_dir, lines)
+    return lines
+
+
+def cold_evaluations(folder: RunFolder) -> list[dict[str, Any]]:
+    """How a run's cold start did, on the validation split and on the held-out games."""
+    return [row for row in read_evaluations(folder.evaluations) if row["step"] == 0]
+
+
+def give_evaluations(folder: RunFolder, rows: Sequence[dict[str, Any]]) -> None:
+    """Tells a fresh run what is known of its cold start, so that it need not play those games again."""
+    if not folder.evaluations.exists():
+        for row in rows:
+            append_row(folder.evaluations, row)
+
+
+def final(folder: RunFolder) -> list[dict[str, Any]]:
+    """The evaluations that a run is judged by: the held-out panel after RL, and without one the end of the curve."""
+    rows = read_evaluations(folder.evaluations)
+    panel = [row for row in rows if row["label"] == TRAINED]
+    curve = sorted((row for row in rows if row["label"] not in TITLES), key=lambda row: row["step"])
+    return panel or curve[-1:]
+
+
+def table(made: Mapping[str, Config], variants: Sequence[Variant]) -> list[SweepLine]:
+    """Lines by temperature, in the variants' order. Games that a fault took from either side are left out of a gain."""
+    first: dict[float, dict[str, float]] = {}
+    lines: list[SweepLine] = []
+    for variant in variants:
+        for row in final(RunFolder(made[variant.name].run_dir)):
+            mine, temperature = row["success_by_task"], row["temperature"]
+            mean, low, high = mean_interval(list(mine.values()))
+            full = first.setdefault(temperature, mine)
+            gain = None
+            if full is not mine:
+                both = full.keys() & mine.keys()
+                gain = paired_gain({task: full[task] for task in both}, {task: mine[task] for task in both})
+            gains = dict(zip(("gain", "gain_low", "gain_high"), gain, strict=True)) if gain else {}
+            lines.append(SweepLine(variant=variant.name, title=variant.title, panel=row["split"],
+                                   temperature=temperature, games=len(mine), success=mean, low=low, high=high, **gains))
+    return sorted(lines, key=lambda line: -line.temperature)
+
+
+def as_text(lines: Sequence[SweepLine]) -> list[str]:
+    """For people, a line each."""
+    out = ["Success at the end, mean and 95% interval over games; gain over the first, paired by game:"]
+    for line in lines:
+        gain = "" if line.gain is None else f"  {line.gain:+6.1%} [{line.gain_low:+6.1%}, {line.gain_high:+6.1%}]"
+        out.append(f"  {line.title:<32} T={line.temperature:<4g} {line.success:6.1%} "
+                   f"[{line.low:6.1%}, {line.high:6.1%}]{gain}  {line.games} games of {line.panel}")
+    return out
+
+
+def write(folder: Path, lines: Sequence[SweepLine]) -> None:
+    """sweep.json and sweep.txt."""
+    rows = [asdict(line) for line in lines]
+    (folder / "sweep.json").write_text(json.dumps({"format": FORMAT, "table": rows}, indent=1) + "\n")
+    (folder / "sweep.txt").write_text("\n".join(as_text(lines)) + "\n")

@@ -1,0 +1,60 @@
+"""ALFWorld as runs choose it: see envservice/spec.py."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from envservice.alfworld.environment import AlfworldEnvironment, data_folder, holding, open_environment
+from envservice.alfworld.prompts import AlfworldCompactTemplate, AlfworldFullTemplate
+from envservice.alfworld.tasks import VARIABLE
+from envservice.alfworld.teacher import TEACHER
+from envservice.base import Environment
+from envservice.spec import EnvironmentSpec
+from services.config.tree import EnvSection
+from services.findings import Finding, installed
+
+_PUBLISHED_STEPS = 50
+"""The game's own limit."""
+_SPLITS = ("train", "valid_seen", "valid_unseen")
+
+
+def describe(env: EnvSection) -> str:
+    """Where the games come from, their types, and the engine."""
+    data = data_folder(env)
+    where = f"official, in {data}" if data else "generated"
+    return f"{where}, types {', '.join(env.alfworld.task_types)}, engine {env.alfworld.engine}"
+
+
+def check(environment: Environment, task: str) -> None:
+    """Parses the game, without the engine: the shipped one keeps megabytes for every game that it opens."""
+    assert isinstance(environment, AlfworldEnvironment)
+    environment.game(task)
+
+
+def findings() -> Iterator[Finding]:
+    """The games that the variable points to, and the shipped engine, which only comparisons need."""
+    yield _games()
+    missing = [name for name in ("alfworld", "textworld", "tatsu") if installed(name) is None]
+    yield Finding(check="alfworld extra", status="warning" if missing else "ok",
+                  detail=f"{', '.join(missing)} missing: no env.alfworld.engine=textworld" if missing else "installed",
+                  mend="scripts/setup --test" if missing else "")
+
+
+def _games() -> Finding:
+    folder = os.environ.get(VARIABLE)
+    if not folder:
+        return Finding(check=VARIABLE, status="ok", detail="not set: generated games are used")
+    root = Path(folder) / "json_2.1.1"
+    counts = {split: sum(1 for _ in (root / split).glob("*/*/game.tw-pddl")) for split in _SPLITS}
+    return Finding(check=VARIABLE, status="ok" if counts["train"] else "error",
+                   detail=", ".join(f"{split} {count}" for split, count in counts.items()),
+                   mend="" if counts["train"] else f"alfworld-download, or unset {VARIABLE} for generated games")
+
+
+SPEC = EnvironmentSpec(
+    open=open_environment, holding=holding, check=check, describe=describe, findings=findings, teacher=TEACHER,
+    prompts={"full": AlfworldFullTemplate, "compact": AlfworldCompactTemplate}, max_steps=_PUBLISHED_STEPS,
+    threaded=lambda env: env.alfworld.engine != "own",
+)

@@ -1,0 +1,1 @@
+"""The client of environment servers and its request batching."""

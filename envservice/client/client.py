@@ -1,0 +1,207 @@
+"""The async client of the environment API: one episode sees one unbroken game, whatever happens to the servers.
+
+    episode ──element──▶ lane of its replica ──one POST for all that queued meanwhile──▶ server
+       ▲                                                                                   │
+       └──────── result, typed error, or a fault: try again here or on another ◀───────────┘
+
+A server that has lost the session of an environment that cannot be replayed asks for the results so far, and gets them.
+Retries are safe because the API is idempotent: a repeated step gives its recorded result, or is rebuilt.
+The first replica of an episode is chosen by rendezvous hash of its id; it stays there until that replica fails.
+A replica that failed or is full is left alone for a while; the next in the episode's ranking serves meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+
+from envservice.base import Outcome
+from envservice.client.request_batching import ElementReply, Full, Replica, Unreachable, refusal
+from envservice.wire.schemas import Info, TaskList
+from services.errors import EnvFault, ReplayDiverged
+from services.telemetry.tracing import span, traceparent
+
+CONNECT_S = 5.0
+FULL_S = 1.0
+"""Pause where a single element of a request found the server full."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result(Outcome):
+    """An outcome with the digest of the game so far."""
+
+    digest: str
+
+
+class EnvClient:
+    """Speaks to one or several replicas of the same environment.
+
+    `timeout_s` bounds each call with all its retries; `attempts` the requests of one call that may fail.
+    Calls raise ReplayDiverged where a rebuilt game differs, EnvFault for all else; never a made-up result.
+    """
+
+    def __init__(
+        self, urls: Sequence[str], token: str | None = None, *, timeout_s: float = 60.0, attempts: int = 30,
+    ) -> None:
+        if not urls:
+            raise ValueError("a client needs the URL of at least one environment server")
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        # A third of the whole, so that a replica that hangs leaves time to ask another.
+        timeout = httpx.Timeout(timeout_s / 3, connect=min(CONNECT_S, timeout_s / 3))
+        # No proxies from the environment: servers are on this machine or in the cluster.
+        self._http = httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False)
+        self._replicas = [Replica(self._http, url.rstrip("/")) for url in urls]
+        self._timeout_s = timeout_s
+        self._attempts = attempts
+
+    async def __aenter__(self) -> EnvClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends all connections."""
+        await self._http.aclose()
+
+    async def info(self) -> Info:
+        """What the servers play."""
+        return Info.model_validate_json(await self._get("/v1/info"))
+
+    async def tasks(self, split: str) -> TaskList:
+        """The tasks of one split, sorted, with their digest."""
+        return TaskList.model_validate_json(await self._get(f"/v1/tasks/{split}"))
+
+    def episode(self, episode_id: str, task: str) -> EpisodeHandle:
+        """A handle on one episode; nothing is sent before its reset. Ids are unique to one attempt at one episode."""
+        return EpisodeHandle(self, self.ranking(episode_id), episode_id, task)
+
+    def ranking(self, key: str) -> list[Replica]:
+        """Rendezvous hash: all clients rank alike, and losing a replica moves only its own episodes."""
+        return sorted(self._replicas, key=lambda r: hashlib.blake2b(f"{r.url} {key}".encode()).digest())
+
+    async def call(self, ranking: list[Replica], ask: Callable[[Replica], Awaitable[T]]) -> tuple[T, Replica]:
+        """Asks the first replica that is open until one answers, and says which. Raises EnvFault."""
+        shut: dict[Replica, float] = {}
+        last: Exception | None = None
+        failures = 0
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while failures < self._attempts:
+                    replica = await _first_open(ranking, shut)
+                    try:
+                        return await ask(replica), replica
+                    except Unreachable as error:
+                        failures, last = failures + 1, error
+                    except Full as error:
+                        shut[replica], last = time.monotonic() + error.retry_after, error
+        except TimeoutError:
+            raise EnvFault(f"no answer within {self._timeout_s:g} s; last: {last}") from last
+        raise EnvFault(f"{failures} requests failed; last: {last}") from last
+
+    async def _get(self, path: str) -> bytes:
+        async def ask(replica: Replica) -> bytes:
+            try:
+                response = await self._http.get(replica.url + path)
+            except httpx.HTTPError as error:
+                replica.failed()
+                raise Unreachable(f"{replica.url}: {type(error).__name__} {error}") from error
+            if response.status_code != 200:
+                raise refusal(response)
+            return response.content
+
+        content, _ = await self.call(self._replicas, ask)
+        return content
+
+
+class EpisodeHandle:
+    """One episode. Its calls are awaited one after the other; a call that raised may be made again."""
+
+    def __init__(self, client: EnvClient, ranking: list[Replica], episode_id: str, task: str) -> None:
+        self.episode_id = episode_id
+        self.task = task
+        self.replays = 0
+        """Times that the session had to be rebuilt, on another or a restarted server."""
+        self._client = client
+        self._ranking = ranking
+        self._actions: list[str] = []
+        self._results: list[Result] = []
+        self._digest = ""
+
+    async def reset(self) -> Result:
+        """The first observation; also starts the episode again."""
+        result = await self._ask("reset", {"episode_id": self.episode_id, "task": self.task})
+        self._actions, self._results, self._digest = [], [], result.digest
+        return result
+
+    async def step(self, action: str) -> Result:
+        """Takes one action."""
+        result = await self._ask("step", {
+            "episode_id": self.episode_id, "task": self.task, "actions": self._actions, "action": action,
+            "digest": self._digest,
+        })
+        self._actions.append(action)
+        self._results.append(result)
+        self._digest = result.digest
+        return result
+
+    async def close(self) -> None:
+        """Frees the session. One try: a server that cannot be reached frees it when its lease ends."""
+        element = msgspec.json.encode({"episode_id": self.episode_id})
+        with suppress(Unreachable):
+            await self._ranking[0].ask("close", element)
+
+    async def _ask(self, verb: str, element: dict[str, Any]) -> Result:
+        body = msgspec.json.encode(element)
+
+        async def ask(replica: Replica) -> ElementReply:
+            parent = traceparent()
+            reply = await replica.ask(verb, body, parent)
+            if reply.element.get("type") == "transcript_missing":
+                whole = msgspec.json.encode({**element, "transcript": self._results})
+                reply = await replica.ask(verb, whole, parent)
+            if reply.element.get("type") == "full":
+                raise Full(FULL_S)
+            return reply
+
+        with span(f"environment {verb}") as told:
+            reply, replica = await self._client.call(self._ranking, ask)
+            if told:
+                told.set(server=replica.url, rebuilt=reply.rebuilt)
+        if replica is not self._ranking[0]:  # stay where the session is
+            self._ranking = [replica, *(other for other in self._ranking if other is not replica)]
+        self.replays += reply.rebuilt
+        return _result(reply.element, f"{self.task} at step {len(self._actions)} on {replica.url}")
+
+
+async def _first_open(ranking: list[Replica], shut: dict[Replica, float]) -> Replica:
+    while True:
+        opens = [max(replica.open_at, shut.get(replica, 0.0)) for replica in ranking]
+        now = time.monotonic()
+        for replica, open_at in zip(ranking, opens, strict=True):
+            if open_at <= now:
+                return replica
+        await asyncio.sleep(min(opens) - now)
+
+
+def _result(element: dict[str, Any], where: str) -> Result:
+    if "type" in element:
+        kind = element["type"]
+        error = ReplayDiverged if kind in ("replay_diverged", "engine_mismatch") else EnvFault
+        raise error(f"{kind}: {element.get('message')} ({where})")
+    try:
+        return msgspec.convert(element, Result)
+    except msgspec.ValidationError as error:
+        raise EnvFault(f"an answer that is no result: {error} ({where})") from error

@@ -1,0 +1,54 @@
+"""ScienceWorld as runs choose it: see envservice/spec.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from envservice.base import Environment
+from envservice.scienceworld import installation
+from envservice.scienceworld.prompts import ScienceworldCompactTemplate, ScienceworldFullTemplate
+from envservice.scienceworld.simulator import MEMORY_BYTES
+from envservice.scienceworld.teacher import TEACHER
+from envservice.spec import EnvironmentSpec
+from services.config.tree import EnvSection
+from services.errors import UserError
+from services.findings import Finding
+
+
+def open_environment(env: EnvSection) -> Environment:
+    """Looks for the simulator and for Java, and starts neither. Raises UserError where one is missing."""
+    from envservice.scienceworld.environment import ScienceworldEnvironment
+
+    return ScienceworldEnvironment(env.scienceworld)
+
+
+def describe(env: EnvSection) -> str:
+    """Which tasks, and what is simplified."""
+    chosen = env.scienceworld
+    simpler = ", ".join(chosen.simplifications) or "nothing"
+    return (f"simulator {installation.VERSION}, level {chosen.level}, {len(chosen.tasks)} task types, "
+            f"simplified: {simpler}")
+
+
+def check(environment: Environment, task: str) -> None:
+    """Nothing can be found broken in a task without starting a JVM."""
+    environment.task_digest(task)
+
+
+def findings() -> Iterator[Finding]:
+    """The simulator and Java, which nothing else needs."""
+    try:
+        installation.find_jar()
+        command = installation.find_java()
+    except UserError as error:
+        yield Finding(check="ScienceWorld", status="warning", detail=error.what, mend=error.mend)
+    else:
+        yield Finding(check="ScienceWorld", status="ok", detail=f"simulator {installation.VERSION}, Java "
+                      f"{installation.java_version(command)} at {command}")
+
+
+SPEC = EnvironmentSpec(
+    open=open_environment, check=check, describe=describe, findings=findings, teacher=TEACHER,
+    prompts={"full": ScienceworldFullTemplate, "compact": ScienceworldCompactTemplate}, threaded=lambda _: True,
+    session_bytes=MEMORY_BYTES,
+)

@@ -1,0 +1,87 @@
+"""Search QA as runs choose it: see envservice/spec.py."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from envservice.base import Environment
+from envservice.search.prompts import SearchCompactTemplate, SearchFullTemplate
+from envservice.search.teacher import TEACHER
+from envservice.spec import EnvironmentSpec
+from services.config.tree import EnvSection
+from services.errors import EnvFault, UserError
+
+if TYPE_CHECKING:
+    from envservice.search.retrieval import Retriever
+
+PROBE_S = 5.0
+"""For a retriever's first answer."""
+
+
+def open_environment(env: EnvSection) -> Environment:
+    """Questions and documents of env.data, else the invented world; evidence from env.search.url where it is given.
+
+    Raises UserError for missing or malformed data.
+    """
+    from envservice.search.environment import SearchEnvironment
+    from envservice.search.facts import world
+    from envservice.search.questions import read_questions
+    from envservice.search.retrieval import HttpRetriever, IndexRetriever
+
+    data = env.data and env.data.expanduser()
+    questions = read_questions(data) if data else world().questions()
+    if env.search.url:
+        retriever: Retriever = HttpRetriever(env.search.url)
+    else:
+        retriever = _embedded(data) if data else IndexRetriever(world().documents())
+    return SearchEnvironment(
+        "search" if data else "search-gen", questions, retriever, turns=env.search.turns, topk=env.search.topk)
+
+
+def _embedded(data: Path) -> Retriever:
+    from envservice.bm25.build import IN_MEMORY, cache_folder
+    from envservice.search.questions import read_documents
+    from envservice.search.retrieval import IndexRetriever
+
+    file = data / "documents.jsonl"
+    if not file.is_file():
+        raise UserError(f"{data} has no documents.jsonl to search in", "add it, or set env.search.url to a retriever")
+    documents = read_documents(file)
+    if len(documents) <= IN_MEMORY:
+        return IndexRetriever(documents)
+    with file.open("rb") as source:
+        digest = hashlib.file_digest(source, "blake2b").hexdigest()
+    return IndexRetriever(documents, cache_folder("search", digest), digest=digest)
+
+
+def describe(env: EnvSection) -> str:
+    """Where questions and evidence come from."""
+    asked = f"questions of {env.data}" if env.data else "questions about an invented world"
+    evidence = f"evidence from {', '.join(env.search.url)}" if env.search.url else "BM25 in the server"
+    return f"{asked}, {evidence}, {env.search.turns} turns"
+
+
+def reachable(env: EnvSection) -> None:
+    """A search by each retriever of env.search.url: a wrong one would take every episode that searches.
+
+    Raises UserError within PROBE_S each.
+    """
+    import httpx
+
+    from envservice.search.retrieval import HttpRetriever
+
+    for url in env.search.url:
+        try:
+            HttpRetriever([url], deadline_s=PROBE_S).search("Who wrote this?", env.search.topk)
+        except (EnvFault, httpx.InvalidURL) as error:
+            mend = "give env.search.url in full, such as [http://HOST:8000/retrieve], or leave it out"
+            raise UserError(f"no retriever answers at {url} ({' '.join(str(error).split())})", mend) from None
+
+
+SPEC = EnvironmentSpec(
+    open=open_environment, describe=describe, reachable=reachable, teacher=TEACHER,
+    prompts={"full": SearchFullTemplate, "compact": SearchCompactTemplate},
+    threaded=lambda env: bool(env.search.url), stops=("</search>", "</answer>"),
+)

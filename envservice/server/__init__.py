@@ -1,0 +1,1 @@
+"""The environment server: HTTP API, sessions, capacity, metrics."""

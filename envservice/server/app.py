@@ -1,0 +1,226 @@
+"""The environment API over HTTP: the only module of this room that knows FastAPI."""
+
+from __future__ import annotations
+
+import hmac
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.routing import APIRoute
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from envservice.base import Environment
+from envservice.server.batches import Batches, Element, Verb
+from envservice.server.metrics import ServerMetrics
+from envservice.server.sessions import SessionStore
+from envservice.wire.problems import Problem
+from envservice.wire.schemas import (
+    MAX_BATCH,
+    MAX_BODY,
+    REPLAYS_HEADER,
+    TRACES_HEADER,
+    CloseRequest,
+    CloseResult,
+    Info,
+    ProblemBody,
+    ResetRequest,
+    SplitInfo,
+    StepRequest,
+    StepResult,
+    TaskList,
+)
+from services.errors import UserError
+
+OPEN_PATHS = ("/healthz",)
+"""Asked by probes that hold no token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How an environment is served."""
+
+    max_sessions: int = 1024
+    record_bytes: int | None = None
+    """What all sessions together may record; see sessions.py for what is dropped. None: no bound."""
+    lease_s: float = 300.0
+    """A session idle for so long is dropped; its next step rebuilds it."""
+    token: str | None = None
+    """Bearer token that every route but /healthz asks for; None: open."""
+    threaded: bool = False
+    """Step in a thread of its own: for engines that take milliseconds."""
+    recycle_s: float | None = None
+    """Age at which the process starts again, give or take a tenth; None: never."""
+    recycle_bytes: int | None = None
+    """The same for memory of its own; see capacity.py for what counts."""
+
+
+def create_app(environment: Environment, settings: Settings) -> FastAPI:
+    """The application over one environment. All state lives in it, so a process may hold several.
+
+    `state.batches` are its Batches, which whoever serves it tends.
+    """
+    store = SessionStore(environment, limit=settings.max_sessions, lease_s=settings.lease_s,
+                         record_bytes=settings.record_bytes)
+    metrics = ServerMetrics(environment.name, store)
+
+    def refuse(_request: Request, problem: Exception) -> Response:
+        assert isinstance(problem, Problem)
+        metrics.refused(problem.kind)
+        return _problem_response(problem)
+
+    app = FastAPI(
+        title="gagpo environment API", version="1", docs_url=None, redoc_url=None,
+        description="Replayable sessions: a step carries all that a server needs to rebuild the session it belongs to.",
+    )
+    app.state.batches = Batches(store, metrics, threaded=settings.threaded)
+    app.include_router(_episodes(app.state.batches, metrics))
+    app.include_router(_reads(environment, metrics))
+    app.add_exception_handler(Problem, refuse)
+    app.add_exception_handler(HTTPException, lambda request, error: refuse(request, _from_http(error)))
+    if settings.token is not None:
+        app.add_middleware(_BearerToken, token=settings.token, refuse=refuse)
+    return app
+
+
+class _DirectRoute(APIRoute):
+    """Hands the request to its endpoint as it is: solving dependencies costs more than the engine's step."""
+
+    def get_route_handler(self) -> Callable[[Request], Any]:
+        return self.endpoint
+
+
+def _episodes(batches: Batches, metrics: ServerMetrics) -> APIRouter:
+    router = APIRouter(prefix="/v1", route_class=_DirectRoute, tags=["episodes"])
+
+    async def answer(request: Request, verb: Verb[Element]) -> Response:
+        with metrics.request(request.scope["path"]):
+            parents = request.headers.get(TRACES_HEADER)
+            reply = await batches.answer(verb, await _read(request), parents.split(",") if parents else ())
+        headers = {REPLAYS_HEADER: ",".join(map(str, reply.rebuilt))} if reply.rebuilt else None
+        return Response(reply.body, media_type="application/json", headers=headers)
+
+    @router.post("/episodes:reset", **_documented(ResetRequest, StepResult))
+    async def reset(request: Request) -> Response:
+        """Start episodes from their first observation, whatever they were before."""
+        return await answer(request, batches.reset)
+
+    @router.post("/episodes:step", **_documented(StepRequest, StepResult))
+    async def step(request: Request) -> Response:
+        """Take one step in each of the episodes; repeating a step gives its recorded result.
+
+        The header `gagpo-replays` lists the positions of the elements whose session had to be rebuilt.
+        """
+        return await answer(request, batches.step)
+
+    @router.post("/episodes:close", **_documented(CloseRequest, CloseResult))
+    async def close(request: Request) -> Response:
+        """Drop sessions; those that this server does not hold are closed already."""
+        return await answer(request, batches.close)
+
+    return router
+
+
+def _reads(environment: Environment, metrics: ServerMetrics) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/v1/info")
+    def info() -> Info:
+        """What this server plays."""
+        splits: dict[str, SplitInfo] = {}
+        for split in environment.splits():
+            with suppress(UserError):  # a split without a game of the wanted types is none that this server plays
+                splits[split] = SplitInfo(tasks=len(environment.tasks(split)), digest=environment.digest(split))
+        return Info(
+            name=environment.name, engine=environment.engine, version=environment.version, replay=environment.replay,
+            splits=splits)
+
+    @router.get("/v1/tasks/{split}", responses={404: {"model": ProblemBody}})
+    def tasks(split: str) -> TaskList:
+        """The tasks of one split, sorted."""
+        try:
+            return TaskList(split=split, digest=environment.digest(split), tasks=environment.tasks(split))
+        except (UserError, KeyError) as error:
+            raise Problem("not_found", str(error), field="split") from None
+
+    @router.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        """Answers as soon as the server takes requests; open to probes without a token."""
+        return {"status": "ok"}
+
+    @router.get("/metrics", response_class=Response)
+    def scrape() -> Response:
+        """Prometheus text."""
+        return Response(metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+    return router
+
+
+def _documented(element: type[BaseModel], result: Any) -> dict[str, Any]:
+    """What OpenAPI says of a route that reads and writes its bodies itself."""
+    items = element.model_json_schema(ref_template="#/components/schemas/{model}")
+    items.pop("$defs", None)  # what a request refers to is part of an answer, and published as such
+    body = {"type": "array", "maxItems": MAX_BATCH, "items": items}
+    errors: dict[int | str, Any] = {status: {"model": ProblemBody} for status in (401, 413, 422, 503)}
+    return {
+        "response_model": None,
+        "responses": {200: {"model": list[result | ProblemBody]}, **errors},
+        "openapi_extra": {"requestBody": {"required": True, "content": {"application/json": {"schema": body}}}},
+    }
+
+
+async def _read(request: Request) -> bytes:
+    """The body, refused as soon as it is known to be too large."""
+    declared = request.headers.get("content-length", "0")
+    chunks: list[bytes] = []
+    size = int(declared) if declared.isdecimal() else 0
+    if size <= MAX_BODY:
+        size = 0
+        async for chunk in request.stream():
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > MAX_BODY:
+                break
+    if size > MAX_BODY:
+        raise Problem("too_large", f"the body has more than {MAX_BODY} bytes")
+    return b"".join(chunks)
+
+
+def _from_http(error: Exception) -> Problem:
+    assert isinstance(error, HTTPException)
+    return Problem("method_not_allowed" if error.status_code == 405 else "not_found", str(error.detail))
+
+
+def _problem_response(problem: Problem) -> Response:
+    headers: dict[str, str] = {}
+    if problem.retry_after is not None:
+        headers["retry-after"] = str(math.ceil(problem.retry_after))
+    if problem.kind == "unauthorized":
+        headers["www-authenticate"] = "Bearer"
+    return JSONResponse(problem.body(), status_code=problem.status, headers=headers)
+
+
+class _BearerToken:
+    """Refuses requests without the token, in constant time, before anything of them is read."""
+
+    def __init__(self, app: ASGIApp, token: str, refuse: Callable[[Request, Exception], Response]) -> None:
+        self._app = app
+        self._expected = f"Bearer {token}".encode()
+        self._refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            given = Headers(scope=scope).get("authorization", "").encode("latin-1")
+            if not hmac.compare_digest(given, self._expected):
+                problem = Problem("unauthorized", "this server asks for its bearer token", field="authorization")
+                await self._refuse(Request(scope), problem)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)

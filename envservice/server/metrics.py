@@ -1,0 +1,81 @@
+"""The server's own metrics, as services/telemetry/names.py declares them; several apps can live in one process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+from prometheus_client import generate_latest
+
+from envservice.server.sessions import SessionStore
+from envservice.wire.problems import STATUS
+from services.telemetry.meters import Meters
+
+VERBS = ("reset", "step", "close")
+"""Their routes are there from the start, at 0: a rate needs two scrapes, and a short run may leave time for one."""
+
+
+class ServerMetrics:
+    """Counts what one server does. A step takes but microseconds, so the children of labels are looked up once, and
+    counters are moved when somebody asks."""
+
+    def __init__(self, environment: str, store: SessionStore) -> None:
+        """`environment`: its name."""
+        self._meters = meters = Meters("environment")
+        self._store = store
+        self._resets = self._steps = self._replays = 0
+        self._reset_seconds, self._step_seconds, self._replay_seconds = (
+            meters(f"gagpo_env_{what}_seconds", environment=environment) for what in ("reset", "step", "replay"))
+        for kind in STATUS:
+            meters("gagpo_env_errors_total", type=kind)
+        for verb in VERBS:
+            meters("gagpo_env_request_seconds", route=f"/v1/episodes:{verb}")
+        meters("gagpo_env_sessions_limit").set(store.limit)
+
+    def reset(self, since: float) -> None:
+        """An episode was started; `since`: time.perf_counter() before it."""
+        self._resets += 1
+        self._reset_seconds.observe(time.perf_counter() - since)
+
+    def stepped(self, since: float, *, rebuilt: bool) -> None:
+        """A step was answered, after its session had been rebuilt or without that."""
+        self._steps += 1
+        seconds = time.perf_counter() - since
+        if rebuilt:
+            self._replays += 1
+            self._replay_seconds.observe(seconds)
+        else:
+            self._step_seconds.observe(seconds)
+
+    def refused(self, kind: str) -> None:
+        """A request or an element ended in a Problem."""
+        self._meters("gagpo_env_errors_total", type=kind).inc()
+
+    @contextmanager
+    def request(self, route: str) -> Iterator[None]:
+        """Times a whole request that succeeds."""
+        since = time.perf_counter()
+        yield
+        self._meters("gagpo_env_request_seconds", route=route).observe(time.perf_counter() - since)
+
+    def render(self) -> bytes:
+        """Prometheus text."""
+        self._meters("gagpo_env_sessions").set(len(self._store))
+        for what, total in (("resets", self._resets), ("steps", self._steps), ("replays", self._replays),
+                            ("sessions_expired", self._store.expired)):
+            self._meters.follow(f"gagpo_env_{what}_total", total)
+        self._meters("gagpo_env_resident_memory_bytes").set(resident_bytes())
+        return generate_latest(self._meters.registry)
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process and of the engines that it runs as processes of their own."""
+    own, total = psutil.Process(), 0
+    for process in (own, *own.children(recursive=True)):
+        try:
+            total += process.memory_info().rss
+        except psutil.NoSuchProcess:  # it ended between the list and the look
+            continue
+    return total

@@ -1,0 +1,243 @@
+"""Live sessions that can be lost at any moment, because each can be rebuilt from its task and actions.
+
+The store is entered by one thread at a time (app.py says which), so it holds no locks: of two concurrent steps of one
+episode the second finds the first already recorded, and gets its result if it is the same step, a conflict otherwise.
+
+What a step of index i finds, and what follows:
+
+    no session             open, replay actions[:i], check the digest, step      (counted as a replay)
+    fewer than i actions   replay the missing ones, check the digest, step       (counted as a replay)
+    exactly i actions      check the digest, step
+    more than i actions    check the digest, give the recorded result if the action is the same
+    another history        conflict
+
+To replay is to take the actions again where the environment is pure. Where it is not (`replay: transcript`), the
+results that the client has kept are folded in instead, and the digest holds them to what was answered then. It finds
+mistakes, not lies: whoever may step an episode may also make one up.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import msgspec
+
+from envservice.base import Environment, Outcome, RecordedSession, Session
+from envservice.wire.digest import engine_tag, first_digest, next_digest, tag_of
+from envservice.wire.problems import Problem
+from envservice.wire.schemas import StepRequest, StepResult
+from services.telemetry.logs import get_logger
+
+log = get_logger("sessions")
+RETRY_AFTER_S = 5.0
+"""Longest wait that a full store asks for: sessions also end by being closed, not only by their lease."""
+
+_OBJECTS = 400
+"""Bytes of what a step records beside action and answer: objects, digest, places in lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A result, encoded once for all its repetitions."""
+
+    body: bytes
+    """JSON of schemas.StepResult."""
+    digest: str
+    done: bool
+    rebuilt: bool = False
+    """The session had to be rebuilt for this answer."""
+
+
+@dataclass(slots=True)
+class _Live:
+    task: str
+    session: Session
+    answers: list[Answer]
+    """The reset's, then one per action."""
+    actions: list[str] = field(default_factory=list)
+    expires: float = 0.0
+    recorded: int = 0
+    """Bytes of actions and answers."""
+
+
+class SessionStore:
+    """At most `limit` sessions of one environment; one that is idle for `lease_s` seconds is dropped.
+
+    So are those used least recently where all together have recorded more than `record_bytes`, but never the one in
+    use; None: no bound. Methods raise Problem.
+    """
+
+    def __init__(
+        self, environment: Environment, *, limit: int = 1024, lease_s: float = 300.0,
+        record_bytes: int | None = None, clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._environment = environment
+        self.limit = limit
+        self.expired = 0
+        """Sessions whose lease has ended, or whose memory others needed."""
+        self._lease_s = lease_s
+        self._record_bytes = record_bytes
+        self._held = 0
+        self._clock = clock
+        self._tag = engine_tag(environment)
+        self._contents: dict[str, str] = {}  # task -> digest of its content
+        self._live: dict[str, _Live] = {}  # in order of use, so leases end from the front
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def reset(self, episode_id: str, task: str) -> Answer:
+        """Starts the episode from its first observation, whatever it was before; a task that is not here ends none."""
+        content = self._content(task)
+        self._take(episode_id)  # before the new one is opened: a session may be a process
+        live = self._open(task, content)
+        self._keep(episode_id, live)
+        return live.answers[0]
+
+    def step(self, request: StepRequest) -> Answer:
+        """Takes one step, rebuilding the session first where needed. Repeating a step gives its recorded answer."""
+        asked = tag_of(request.digest)
+        if asked not in ("", self._tag):
+            raise Problem("engine_mismatch", f"this server plays {self._tag}, not {asked}", field="digest")
+        self.expire()
+        live = self._take(request.episode_id)
+        rebuilt = live is None or len(live.actions) < len(request.actions)
+        try:
+            live = self._open(request.task, self._content(request.task)) if live is None else live
+            answer = self._advance(live, request)
+        except Problem as problem:
+            sound = problem.kind in ("conflict", "transcript_missing", "malformed") or (
+                problem.kind == "replay_diverged" and not rebuilt)  # somebody's mistake, or somebody's lie
+            if live is not None and sound:
+                self._keep(request.episode_id, live)
+            raise
+        self._keep(request.episode_id, live)
+        return Answer(answer.body, answer.digest, answer.done, rebuilt=True) if rebuilt else answer
+
+    def close(self, episode_id: str) -> bool:
+        """Drops the session; False where this store does not hold it."""
+        return self._take(episode_id) is not None
+
+    def expire(self) -> None:
+        """Drops the sessions whose lease has ended."""
+        now = self._clock()
+        while self._live:
+            oldest = next(iter(self._live))
+            if self._live[oldest].expires > now:
+                return
+            self._take(oldest)
+            self.expired += 1
+
+    def clear(self) -> None:
+        """Drops all sessions."""
+        self._live.clear()
+        self._held = 0
+
+    def _advance(self, live: _Live, request: StepRequest) -> Answer:
+        index = len(request.actions)
+        common = min(index, len(live.actions))
+        if live.task != request.task or live.actions[:common] != request.actions[:common]:
+            raise Problem("conflict", "this episode has another history", field="actions")
+        if common < index:
+            self._replay(live, request.actions[common:], self._recorded(request, common))
+        if live.answers[index].digest != request.digest:
+            raise Problem("replay_diverged", f"after {index} actions the digest is another", field="digest")
+        if index < len(live.actions):
+            if live.actions[index] != request.action:
+                raise Problem("conflict", f"step {index} was taken with another action", field="action")
+            return live.answers[index + 1]
+        if live.answers[index].done:
+            raise Problem("conflict", "the episode is over", field="action")
+        return self._apply(live, request.action)
+
+    def _recorded(self, request: StepRequest, common: int) -> Sequence[StepResult | None]:
+        """What the actions from `common` on have led to; None each where taking them again tells."""
+        if self._environment.replay == "pure":
+            return [None] * (len(request.actions) - common)
+        if request.transcript is None:
+            raise Problem("transcript_missing", f"the results of {len(request.actions)} actions are needed",
+                          field="transcript")
+        if len(request.transcript) != len(request.actions):
+            raise Problem("malformed", f"{len(request.transcript)} results of {len(request.actions)} actions",
+                          field="transcript")
+        return request.transcript[common:]
+
+    def _replay(self, live: _Live, actions: Sequence[str], results: Sequence[StepResult | None]) -> None:
+        for action, past in zip(actions, results, strict=True):
+            if live.answers[-1].done:
+                raise Problem("replay_diverged", "the rebuilt episode ended before its last action", field="actions")
+            self._apply(live, action, None if past is None else Outcome(**past.model_dump(exclude={"digest"})))
+
+    def _content(self, task: str) -> str:
+        """Digest of the task's content."""
+        try:
+            return self._contents.get(task) or self._environment.task_digest(task)
+        except KeyError:
+            raise Problem("unknown_task", f"no task {task!r} here", field="task") from None
+        except Exception as error:
+            raise _fault(task, error) from error
+
+    def _open(self, task: str, content: str) -> _Live:
+        self.expire()
+        if len(self._live) >= self.limit:
+            lease_ends = next(iter(self._live.values())).expires - self._clock()
+            wait = min(max(lease_ends, 1.0), RETRY_AFTER_S)
+            raise Problem("full", f"all {self.limit} sessions are taken", retry_after=wait)
+        try:
+            session = self._environment.open(task)
+            outcome = session.reset()
+        except Exception as error:
+            raise _fault(task, error) from error
+        self._contents[task] = content
+        answer = _encode(outcome, first_digest(self._tag, content, task, outcome))
+        return _Live(task=task, session=session, answers=[answer], recorded=_size(answer))
+
+    def _apply(self, live: _Live, action: str, past: Outcome | None = None) -> Answer:
+        try:
+            if past is None:
+                outcome = live.session.step(action)
+            else:
+                outcome = past
+                cast("RecordedSession", live.session).recall(action, past)
+        except Exception as error:
+            raise _fault(live.task, error) from error
+        answer = _encode(outcome, next_digest(live.answers[-1].digest, action, outcome))
+        live.actions.append(action)
+        live.answers.append(answer)
+        live.recorded += sys.getsizeof(action) + _size(answer)
+        return answer
+
+    def _take(self, episode_id: str) -> _Live | None:
+        live = self._live.pop(episode_id, None)
+        self._held -= 0 if live is None else live.recorded
+        return live
+
+    def _keep(self, episode_id: str, live: _Live) -> None:
+        live.expires = self._clock() + self._lease_s
+        self._live[episode_id] = live
+        self._held += live.recorded
+        while self._record_bytes is not None and self._held > self._record_bytes and len(self._live) > 1:
+            self._take(next(iter(self._live)))
+            self.expired += 1
+
+
+def _size(answer: Answer) -> int:
+    return sys.getsizeof(answer.body) + _OBJECTS
+
+
+def _encode(outcome: Outcome, digest: str) -> Answer:
+    body = msgspec.json.encode({
+        "observation": outcome.observation, "admissible_actions": outcome.admissible_actions,
+        "reward": float(outcome.reward), "done": outcome.done, "won": outcome.won, "info": outcome.info,
+        "digest": digest,
+    })
+    return Answer(body, digest, outcome.done)
+
+
+def _fault(task: str, error: Exception) -> Problem:
+    log.exception("the engine failed", task=task)
+    return Problem("env_fault", f"{type(error).__name__}: {error}")

@@ -1,0 +1,1 @@
+"""What client and server exchange: schemas, session digests, typed problems."""

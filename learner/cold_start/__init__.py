@@ -1,0 +1,1 @@
+"""Imitation before reinforcement learning: tokenizer, model from scratch, next-token training."""

@@ -1,0 +1,150 @@
+"""Next-token training on demonstrations: the cold start. One process, a wall-clock budget.
+
+What makes a tiny model learn to copy within minutes: small batches (many updates), the loss on the prompt too (it is
+full of repeats, which train induction heads), and orthogonalised momentum for the matrices
+(Muon: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from learner.cold_start.sft_data import IGNORE, Batch, TokenRow, batches
+from services.config.tree import SftSection
+from services.errors import LearnerFault
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+MUON_LR = 0.02
+"""Step of the orthogonalised updates: their size does not depend on the gradient's, so neither does this."""
+WARMUP_UPDATES = 50
+FINAL_LR = 0.05
+"""Share of the learning rate that is left at the end of the cosine."""
+_REPORT_SECONDS = 10.0
+_RECENT = 100
+"""Updates that the reported losses average over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SftProgress:
+    """Where training stands. Losses are means over the last 100 updates."""
+
+    updates: int
+    rows: int
+    epochs: float
+    seconds: float
+    loss_response: float
+    """Nats per whole response."""
+    loss_prompt: float
+    """Nats per prompt token."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For sft.json."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """When training ends: after `minutes`, or after exactly `updates` where that is given (reproducible)."""
+
+    minutes: float = math.inf
+    updates: int | None = None
+
+    def spent(self, updates: int, seconds: float) -> float:
+        """Share of the budget used, in [0, 1]."""
+        share = updates / self.updates if self.updates is not None else seconds / (60 * self.minutes)
+        return min(1.0, share)
+
+
+def lr_factor(updates: int, spent: float) -> float:
+    """Linear warm-up over 50 updates, times a cosine from 1 to FINAL_LR over the budget."""
+    cosine = FINAL_LR + (1 - FINAL_LR) * (1 + math.cos(math.pi * spent)) / 2
+    return min(1.0, (updates + 1) / WARMUP_UPDATES) * cosine
+
+
+def optimizers(model: PreTrainedModel, *, lr: float, muon: bool) -> list[torch.optim.Optimizer]:
+    """AdamW; with `muon` only for embeddings, head, norms and biases, and Muon for the matrices between them."""
+    import torch
+
+    from learner.cold_start.muon import Muon
+
+    named = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
+    matrices = [w for name, w in named if muon and w.ndim == 2 and "embed" not in name and "lm_head" not in name]
+    chosen = {id(weight) for weight in matrices}
+    rest = [weight for _, weight in named if id(weight) not in chosen]
+    made: list[torch.optim.Optimizer] = [torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.99), weight_decay=0.01)]
+    if matrices:
+        made.append(Muon(matrices, lr=MUON_LR, weight_decay=0.01))
+    return made
+
+
+def losses(model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """(mean nats per response, mean nats per prompt token) of one batch, differentiable."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    logits = model(input_ids=torch.from_numpy(batch.ids), use_cache=False).logits
+    nats = cross_entropy(
+        logits.flatten(0, 1).float(), torch.from_numpy(batch.targets).flatten(), ignore_index=IGNORE, reduction="none")
+    is_response = torch.from_numpy(batch.is_response).flatten()
+    prompt_tokens = int((batch.targets != IGNORE).sum() - batch.is_response.sum())
+    response = (nats * is_response).sum() / len(batch.ids)
+    return response, (nats * ~is_response).sum() / max(1, prompt_tokens)
+
+
+def train(
+    model: PreTrainedModel, rows: Sequence[TokenRow], section: SftSection, *, budget: Budget, pad_id: int, seed: int,
+    muon: bool = True, report: Callable[[SftProgress], None] | None = None,
+) -> SftProgress:
+    """Trains in place on mean nats per response token + section.prompt_loss x mean nats per prompt token.
+
+    Raises LearnerFault at a loss that is not finite, ValueError where there are no rows.
+    """
+    if not rows:
+        raise ValueError("no demonstrations to train on")
+    response_tokens = sum(len(row.ids) - row.prompt_tokens for row in rows) / len(rows)
+    made = optimizers(model, lr=section.lr, muon=muon)
+    base = [[group["lr"] for group in optimizer.param_groups] for optimizer in made]
+    recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)
+    stream = batches(rows, batch_rows=section.batch_rows, pad_id=pad_id, seed=seed)
+    start = reported = time.monotonic()
+    updates = seen = 0
+    model.train()
+    while (spent := budget.spent(updates, time.monotonic() - start)) < 1:
+        batch = next(stream)
+        response, prompt = losses(model, batch)
+        loss = response / response_tokens + section.prompt_loss * prompt
+        _update(made, base, loss, lr_factor(updates, spent))
+        updates, seen = updates + 1, seen + len(batch.ids)
+        recent.append((response.item(), prompt.item()))
+        if report is not None and time.monotonic() - reported >= _REPORT_SECONDS:
+            reported = time.monotonic()
+            report(_progress(recent, updates, seen, len(rows), reported - start))
+    model.eval()
+    return _progress(recent, updates, seen, len(rows), time.monotonic() - start)
+
+
+def _update(made: list[torch.optim.Optimizer], base: list[list[float]], loss: torch.Tensor, factor: float) -> None:
+    if not math.isfinite(value := loss.item()):
+        raise LearnerFault(f"the cold start's loss became {value}")
+    loss.backward()
+    for optimizer, rates in zip(made, base, strict=True):
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * factor
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def _progress(
+    recent: deque[tuple[float, float]], updates: int, seen: int, total: int, seconds: float
+) -> SftProgress:
+    response, prompt = (sum(values) / len(values) for values in zip(*recent, strict=True))
+    return SftProgress(updates=updates, rows=seen, epochs=seen / total, seconds=seconds,
+                    loss_response=response, loss_prompt=prompt)

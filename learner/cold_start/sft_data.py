@@ -1,0 +1,111 @@
+"""Demonstrated steps as token rows, and their order in training.
+
+Legend: P prompt tokens, R response tokens, L = P + R, B rows of a batch, T longest L of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from learner.cold_start.tokenizer import STOP
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+IGNORE = -100
+_WINDOW = 32
+"""Batches within which rows are sorted by length: long enough that padding is rare, short enough to stay random."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """One demonstrated step: what the policy read and what it should answer."""
+
+    prompt: str
+    response: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRow:
+    """An example in tokens."""
+
+    ids: np.ndarray
+    """int32 [L], prompt then response."""
+    prompt_tokens: int
+    """P: positions [P, L) are the response."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Rows padded on the right. Causal attention never looks there, so no mask is needed."""
+
+    ids: np.ndarray
+    """int64 [B, T]."""
+    targets: np.ndarray
+    """int64 [B, T]: the next token, IGNORE where there is none."""
+    is_response: np.ndarray
+    """bool [B, T]: the target belongs to the response."""
+
+
+def encode(
+    tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], *, chat: bool, max_tokens: int,
+    stops: Sequence[str] = (STOP,),
+) -> list[TokenRow]:
+    """Rows of at most `max_tokens`; longer examples are left out, since a cut prompt would teach wrong answers.
+
+    With `chat` the prompt is one user message in the tokenizer's chat template. Where the tokenizer lacks a token for
+    one of `stops` (any model that was not made here), the answer ends with its end-of-text token.
+    """
+    prompts = [example.prompt for example in examples]
+    if chat:
+        prompts = [_chat(tokenizer, prompt) for prompt in prompts]
+    ending = [] if tokenizer.get_vocab().keys() >= set(stops) else [tokenizer.eos_token_id]
+    prompt_ids = _ids(tokenizer, prompts)
+    response_ids = _ids(tokenizer, [example.response for example in examples])
+    rows = [
+        TokenRow(ids=np.asarray([*prompt, *response, *ending], dtype=np.int32), prompt_tokens=len(prompt))
+        for prompt, response in zip(prompt_ids, response_ids, strict=True)
+    ]
+    return [row for row in rows if len(row.ids) <= max_tokens]
+
+
+def _chat(tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
+    message = [{"role": "user", "content": prompt}]
+    return str(tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True))
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
+    return tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []  # pyright: ignore[reportReturnType]
+
+
+def batches(rows: Sequence[TokenRow], *, batch_rows: int, pad_id: int, seed: int) -> Iterator[Batch]:
+    """Endless: every epoch visits each row once, in an order drawn from `seed`, alike lengths together."""
+    random = np.random.default_rng(seed)
+    lengths = np.asarray([len(row.ids) for row in rows])
+    while True:
+        order = random.permutation(len(rows))
+        epoch: list[np.ndarray] = []
+        for start in range(0, len(order), _WINDOW * batch_rows):
+            window = order[start : start + _WINDOW * batch_rows]
+            window = window[np.argsort(lengths[window], kind="stable")]
+            parts = [window[at : at + batch_rows] for at in range(0, len(window), batch_rows)]
+            epoch.extend(parts[at] for at in random.permutation(len(parts)))
+        yield from (_pad([rows[at] for at in part], pad_id) for part in epoch)
+
+
+def _pad(rows: Iterable[TokenRow], pad_id: int) -> Batch:
+    chosen = list(rows)
+    width = max(len(row.ids) for row in chosen)
+    ids = np.full((len(chosen), width), pad_id, dtype=np.int64)
+    targets = np.full((len(chosen), width), IGNORE, dtype=np.int64)
+    is_response = np.zeros((len(chosen), width), dtype=bool)
+    for at, row in enumerate(chosen):
+        length = len(row.ids)
+        ids[at, :length] = row.ids
+        targets[at, : length - 1] = row.ids[1:]
+        is_response[at, row.prompt_tokens - 1 : length - 1] = True
+    return Batch(ids=ids, targets=targets, is_response=is_response)

@@ -1,0 +1,132 @@
+"""What the estimators share: rewards, returns, scores, the penalty, means and spreads. Lists are [episode][step].
+
+The penalty p of an invalid step means the same to every estimator:
+    local    p comes off the credit of that step alone: its score S, its step return or its Â; never off a return R̂
+    reward   p comes off its reward r_t, so that it also reaches all earlier steps and the episode's score
+    none     invalid steps are steps like any other
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
+from math import fsum, sqrt
+from typing import ClassVar
+
+from learner.credit.types import Credit, Group, Nested
+from services.config.tree import CreditSection
+
+EPSILON = 1e-6
+
+
+class WithinGroup:
+    """Base of the estimators that need neither tokens, nor a critic, nor other groups."""
+
+    needs_tokens: ClassVar[bool] = False
+    needs_critic: ClassVar[bool] = False
+
+    def batch(self, credits: list[Credit], options: CreditSection) -> list[Credit]:  # noqa: ARG002 the hook's form
+        """Groups are on one scale already: nothing to do."""
+        return credits
+
+
+def rewards(group: Group, options: CreditSection) -> Nested:
+    """r_t, less the penalty in mode `reward`."""
+    if options.penalty_mode == "reward":
+        return [[step.reward - options.penalty * step.invalid for step in episode] for episode in group]
+    return [[step.reward for step in episode] for episode in group]
+
+
+def penalized(rows: Nested, group: Group, options: CreditSection) -> Nested:
+    """The rows, less the penalty on invalid steps in mode `local`; unchanged in the others."""
+    if options.penalty_mode != "local":
+        return rows
+    return [[x - options.penalty if step.invalid else x for x, step in zip(row, episode, strict=True)]
+            for row, episode in zip(rows, group, strict=True)]
+
+
+def backward(row: Sequence[float], decay: float) -> list[float]:
+    """x_t + decay x_{t+1} + decay² x_{t+2} + ...; [T] to [T]."""
+    out, total = [0.0] * len(row), 0.0
+    for t in range(len(row) - 1, -1, -1):
+        total = out[t] = row[t] + decay * total
+    return out
+
+
+def discounted(group: Group, options: CreditSection) -> Nested:
+    """R̂_t = r_t + γ R̂_{t+1}, R̂ = 0 after the last step."""
+    return [backward(row, options.gamma) for row in rewards(group, options)]
+
+
+def scores(group: Group, options: CreditSection) -> tuple[Nested, list[float]]:
+    """Row scores S_it, and the sample that their mean and spread are taken over.
+
+    S_it = R_i, the episode's undiscounted reward, less the local penalty of step (i, t). The sample holds all S_it
+    (statistics `rows`), or each R_i once (`trajectories`), which knows no local penalty.
+    """
+    totals = [fsum(row) for row in rewards(group, options)]
+    rows = penalized([[total] * len(episode) for total, episode in zip(totals, group, strict=True)], group, options)
+    return rows, totals if options.statistics == "trajectories" else list(chain.from_iterable(rows))
+
+
+def by_state(group: Group, rows: Nested) -> dict[str, list[float]]:
+    """The numbers of all steps taken in each state; every occurrence counts, repeats within one episode too."""
+    found: dict[str, list[float]] = {}
+    for episode, row in zip(group, rows, strict=True):
+        for step, x in zip(episode, row, strict=True):
+            found.setdefault(step.state, []).append(x)
+    return found
+
+
+def state_values(group: Group, rows: Nested) -> dict[str, tuple[float, int]]:
+    """State -> (mean, occurrences)."""
+    return {state: (average(xs), len(xs)) for state, xs in by_state(group, rows).items()}
+
+
+def average(xs: Sequence[float]) -> float:
+    """The mean, in any order of the numbers (fsum); of equal numbers exactly their value, not a rounding beside it."""
+    return xs[0] if min(xs) == max(xs) else fsum(xs) / len(xs)
+
+
+def center(sample: Sequence[float], ddof: int) -> tuple[float, float]:
+    """Mean and spread, the standard deviation + ε, in any order of the sample.
+
+    A single number is compared with nothing: (0, 1). Equal numbers have no spread to divide by: (their value, 1), so
+    that they are exactly 0 apart, and a penalised step outside the sample is not blown up by 1/ε.
+    """
+    if len(sample) == 1:
+        return 0.0, 1.0
+    mean = average(sample)
+    if min(sample) == max(sample):
+        return mean, 1.0
+    return mean, sqrt(fsum([(x - mean) ** 2 for x in sample]) / (len(sample) - ddof)) + EPSILON
+
+
+def normalized(rows: Nested, ddof: int) -> Nested:
+    """(x - mean) / spread over all rows."""
+    mean, spread = center(list(chain.from_iterable(rows)), ddof)
+    return [[(x - mean) / spread for x in row] for row in rows]
+
+
+def normalized_together(credits: list[Credit], options: CreditSection) -> list[Credit]:
+    """Batch hook of `normalize: batch`: Â of all groups to one zero mean and unit spread; else the identity.
+
+    What `group` added to Â, an episode-level term, stays beside it at its own scale.
+    """
+    if options.normalize != "batch":
+        return credits
+    mean, spread = center([x for credit in credits for row in credit.raw_advantages for x in row], options.ddof)
+    return [replace(credit, advantages=[
+        [(x - mean) / spread + (a - x) for x, a in zip(raw, row, strict=True)]
+        for raw, row in zip(credit.raw_advantages, credit.advantages, strict=True)]) for credit in credits]
+
+
+def plus(rows: Nested, weight: float, others: Nested) -> Nested:
+    """rows + weight · others."""
+    return [[x + weight * y for x, y in zip(row, other, strict=True)] for row, other in zip(rows, others, strict=True)]
+
+
+def states(group: Group) -> list[list[str]]:
+    """The state keys."""
+    return [[step.state for step in episode] for episode in group]

@@ -1,0 +1,195 @@
+"""State keys: which steps of a group share a value (`learner.credit.state_key`).
+
+    observation  equal raw feedback texts, character by character (paper, section 3)
+    prompt       equal prompt tokens: all that the policy saw, its history and its choices included
+    normalized   texts that are equal once case, white space, punctuation and numbers are folded
+    similarity   greedy clusters of texts by difflib's ratio (GiGPO's option for noisy text)
+    embedding    greedy clusters of texts by the cosine of counted character trigrams
+
+A key is 32 hexadecimal digits over (group, task, what stands for the step). For a key of texts that is a text: pooled
+texts have the same stand-in, chosen among all texts of the group. Steps of two groups or two tasks never share a key.
+
+Greedy: texts are taken once each, in order of first appearance, episode by episode; a text joins the first cluster
+whose first member it resembles, else it founds one. So clusters depend on the order of the episodes (which is that of
+k, whoever finished first); the other keys do not.
+
+The state that an episode's budget cut it off in takes part after all others, so it moves no step to another cluster
+and no step's value. A prompt was never made of it: `prompt` has no key for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from functools import partial
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+from services.config.tree import CreditSection
+from services.records import Episode
+
+Pool = Callable[[Sequence[str], float], dict[str, str]]
+"""(distinct texts in order of appearance, threshold) -> each text's stand-in. A text may look back, never ahead."""
+CUT: tuple[str, ...] = ("turns", "context")
+"""Ends that a budget brought about, not the game."""
+BUCKETS = 4096
+"""Of the hashed trigrams."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keys:
+    """State keys of one group."""
+
+    steps: list[list[str]]
+    """[episode][step]: the key of s_t."""
+    cut_in: list[str | None]
+    """[episode]: the key of the state that its budget cut it off in; None: the game ended, or there is no such key."""
+
+
+def keys_of_group(group: Sequence[Episode], options: CreditSection) -> Keys:
+    """Keys of the K episodes of one group, in their order."""
+    return KEYS[options.state_key](group, options)
+
+
+def pooled(rows: Sequence[Sequence[str]], cuts: Iterable[str], pool: Pool, threshold: float) -> dict[str, str]:
+    """Text -> stand-in, for all texts of a group: those of its steps, [episode][step], and those it was cut off in."""
+    return pool(list(dict.fromkeys(chain(chain.from_iterable(rows), cuts))), threshold)
+
+
+def state_key(group: str, task: str, anchor: str | bytes) -> str:
+    """32 hexadecimal digits. Each part is preceded by its length, so no two triples run together."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in (group, task, anchor):
+        data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "big"))
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def _text_keys(pool: Pool, group: Sequence[Episode], options: CreditSection) -> Keys:
+    rows = [[step.observation for step in episode.steps] for episode in group]
+    cuts = [episode.final_observation if episode.end in CUT else "" for episode in group]
+    stand_in = pooled(rows, filter(None, cuts), pool, options.similarity)
+    steps: list[list[str]] = []
+    cut_in: list[str | None] = []
+    keys: dict[tuple[str, str], dict[str, str]] = {}
+    for episode, row, cut in zip(group, rows, cuts, strict=True):
+        of = episode.ticket.group, episode.ticket.task
+        if of not in keys:
+            made = {text: state_key(*of, text) for text in set(stand_in.values())}
+            keys[of] = {text: made[stand] for text, stand in stand_in.items()}
+        steps.append([keys[of][text] for text in row])
+        cut_in.append(keys[of][cut] if cut else None)
+    return Keys(steps=steps, cut_in=cut_in)
+
+
+def _prompt_keys(group: Sequence[Episode], options: CreditSection) -> Keys:  # noqa: ARG001 the registry's form
+    """As little-endian int32, whatever the platform."""
+    steps = [[state_key(episode.ticket.group, episode.ticket.task, step.prompt_ids.astype("<i4").tobytes())
+              for step in episode.steps] for episode in group]
+    return Keys(steps=steps, cut_in=[None] * len(group))
+
+
+def exact(texts: Sequence[str], threshold: float) -> dict[str, str]:  # noqa: ARG001 the registry's form
+    """Each text stands for itself."""
+    return {text: text for text in texts}
+
+
+def normalized(texts: Sequence[str], threshold: float) -> dict[str, str]:  # noqa: ARG001 the registry's form
+    """The folded text stands for all texts that fold to it: see `fold`."""
+    return {text: fold(text) for text in texts}
+
+
+def similarity(texts: Sequence[str], threshold: float) -> dict[str, str]:
+    """Joins where SequenceMatcher(a=text, b=first member).ratio() >= threshold.
+
+    The ratio is 2 M / (characters of both), M the matched characters; no more can match than the texts have in common
+    regardless of order, so most pairs are ruled out by counting characters, without a change to the result.
+    """
+    alphabet = {c: i for i, c in enumerate(sorted(set(chain.from_iterable(texts))))}
+    counts = np.zeros((len(texts), len(alphabet)), dtype=np.int64)
+    for i, text in enumerate(texts):
+        counts[i] = np.bincount(np.array([alphabet[c] for c in text], dtype=np.intp), minlength=len(alphabet))
+    lengths = counts.sum(axis=1)
+    matchers: dict[int, SequenceMatcher[str]] = {}
+
+    def resembles(new: int, founders: npt.NDArray[np.intp]) -> int | None:
+        common = np.minimum(counts[founders], counts[new]).sum(axis=1)
+        possible = 2.0 * common / (lengths[founders] + lengths[new]) >= threshold
+        for founder in founders[possible].tolist():
+            matcher = matchers.setdefault(founder, SequenceMatcher(None, "", texts[founder]))
+            matcher.set_seq1(texts[new])
+            if matcher.ratio() >= threshold:
+                return founder
+        return None
+
+    return _greedy(texts, resembles)
+
+
+def embedding(texts: Sequence[str], threshold: float) -> dict[str, str]:
+    """Joins where the cosine of the trigram counts is >= threshold; the first member stands for its cluster.
+
+    A text's embedding is [BUCKETS] counts of the byte trigrams of its words (case and punctuation folded, numbers
+    kept), each hashed to a bucket. It depends on no other text. Sums of counts are exact, so the result is the same
+    on every machine.
+    """
+    vectors = np.stack([_embed(text) for text in texts])
+    norms = (vectors * vectors).sum(axis=1)
+
+    def resembles(new: int, founders: npt.NDArray[np.intp]) -> int | None:
+        alike = vectors[founders] @ vectors[new] >= threshold * np.sqrt(norms[founders] * norms[new])
+        return int(founders[alike.argmax()]) if alike.any() else None
+
+    return _greedy(texts, resembles)
+
+
+def fold(text: str) -> str:
+    """Words in lower case, one space between them, `#` for each that holds a digit.
+
+    In order: Unicode's compatibility form (NFKC) and case folding; numbers with inner . , : / become one digit, so
+    that 1,299.00 is one number; all but letters and digits parts words; a word with a digit (7, 1st, b07xyz3) is `#`.
+    """
+    one = re.sub(r"\d+(?:[.,:/]\d+)*", "0", _plain(text))
+    return " ".join("#" if "0" in word else word for word in _WORDS.findall(one))
+
+
+_WORDS = re.compile(r"[^\W_]+")
+
+
+def _plain(text: str) -> str:
+    return unicodedata.normalize("NFKC", text).casefold()
+
+
+def _embed(text: str) -> npt.NDArray[np.float64]:
+    """[BUCKETS]: a space before and after the words, so that even an empty text has a trigram."""
+    spaced = f"  {' '.join(_WORDS.findall(_plain(text)))} "
+    data = np.frombuffer(spaced.encode("utf-8", "surrogatepass"), dtype=np.uint8).astype(np.uint32)
+    grams = data[:-2] << 16 | data[1:-1] << 8 | data[2:]
+    buckets = grams * np.uint32(2654435761) >> 20  # Knuth's multiplicative hash, its upper 12 bits
+    return np.bincount(buckets, minlength=BUCKETS).astype(np.float64)
+
+
+def _greedy(texts: Sequence[str], resembles: Callable[[int, npt.NDArray[np.intp]], int | None]) -> dict[str, str]:
+    """`resembles(new, founders)`: the first of the founders (indices in order) that the new text joins."""
+    stand_in: dict[str, str] = {}
+    founders = np.empty(len(texts), dtype=np.intp)
+    count = 0
+    for new, text in enumerate(texts):
+        joined = resembles(new, founders[:count])
+        if joined is None:
+            joined = founders[count] = new
+            count += 1
+        stand_in[text] = texts[joined]
+    return stand_in
+
+
+TEXT_KEYS: dict[str, Pool] = {
+    "observation": exact, "normalized": normalized, "similarity": similarity, "embedding": embedding}
+KEYS: dict[str, Callable[[Sequence[Episode], CreditSection], Keys]] = {
+    "prompt": _prompt_keys, **{name: partial(_text_keys, pool) for name, pool in TEXT_KEYS.items()}}

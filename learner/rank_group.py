@@ -1,0 +1,68 @@
+"""The ranks of one learner, and how rank 0 leads them.
+
+Rank 0 alone talks to the store. It tells the others what to do by broadcast; they obey in a loop and never wait for
+anything else, so the collectives inside each command always meet. The first death ends all: a closed connection fails
+every collective at once, and the supervisor makes a new gang from the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+COLLECTIVE_S = 60.0
+"""Every collective inside a command."""
+COMMAND_S = 24 * 3600.0
+"""The wait for a command: rank 0 may wait long for episodes, and its own deadlines and the watchdog judge that."""
+STOP = "stop"
+
+
+class RankGroup:
+    """One rank's place in the process group. `rendezvous` is `host:port` of rank 0; a gang of one needs none."""
+
+    def __init__(self, rank: int, world: int, rendezvous: str | None = None, *, gpu: bool = False) -> None:
+        if rendezvous is None and world > 1:
+            raise ValueError(f"{world} ranks need a rendezvous")
+        self.rank = rank
+        self.world = world
+        self.device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
+        store = HashStore() if rendezvous is None else None
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if gpu else "gloo", rank=rank, world_size=world, store=store,
+            init_method=None if rendezvous is None else f"tcp://{rendezvous}", timeout=timedelta(seconds=COLLECTIVE_S))
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=COMMAND_S))
+        self._commands = cast(dist.ProcessGroup, group)
+        self.mesh: DeviceMesh = init_device_mesh(self.device.type, (world,))
+
+    def tell(self, command: str, argument: Any = None) -> None:
+        """Rank 0: the others start `command`; the caller then does its own part."""
+        if self.world > 1:
+            dist.broadcast_object_list([(command, argument)], src=0, group=self._commands)
+
+    def follow(self, commands: Mapping[str, Callable[[Any], object]]) -> None:
+        """Ranks above 0: obey until told to stop."""
+        while True:
+            box: list[Any] = [None]
+            dist.broadcast_object_list(box, src=0, group=self._commands)
+            command, argument = box[0]
+            if command == STOP:
+                return
+            commands[command](argument)
+
+    def reduce(self, values: list[float], op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> list[float]:
+        """Element-wise over all ranks, in float64."""
+        tensor = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(tensor, op=op, group=self._commands)
+        return tensor.tolist()
+
+    def leave(self) -> None:
+        """Ends the process group; rank 0 sends the others home first."""
+        if self.rank == 0:
+            self.tell(STOP)
+        dist.destroy_process_group()

@@ -1,0 +1,237 @@
+"""Config files: YAML in, dotted overrides, one-line errors, and the digest that tells two runs apart.
+
+The tree itself is services/config/tree.py. Light: pydantic and yaml only.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from services.config.tree import Config
+from services.errors import UserError
+
+FORMAT = 1
+SHIPPED = Path(__file__).resolve().parents[2] / "deploy" / "configs"
+"""Configs that come with the package; a bare name such as `alfworld-tiny` is looked up here."""
+
+Tree = dict[str, Any]
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML with the floats that people write (3e-4 is a string in YAML 1.1), and without silent duplicates."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        if twice := {str(key) for key in keys if keys.count(key) > 1}:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"key {min(twice)} is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+0123456789."))
+
+
+def config_keys(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
+    """Dotted names of all leaves of the tree, in the order of their declaration."""
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from config_keys(field.annotation, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def find_config(path: Path | str) -> Path:
+    """The file itself, or the shipped config of that name, with or without its folder and `.yaml`.
+
+    Raises UserError naming what is shipped.
+    """
+    if Path(path).is_file():
+        return Path(path)
+    wanted = str(path).removesuffix(".yaml")
+    shipped = {file.relative_to(SHIPPED).as_posix().removesuffix(".yaml"): file
+               for file in sorted(SHIPPED.rglob("*.yaml"))}
+    for name, file in shipped.items():
+        if wanted in (name, file.stem):
+            return file
+    raise UserError(f"there is no config file {path}",
+                    f"give a path, or one of the shipped names: {', '.join(shipped) or 'none'}")
+
+
+def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
+    """The config in `path`, laid over that of its `base`, with overrides such as `learner.lr=3e-4` over both.
+
+    Raises UserError for a missing file, bad YAML, an unknown key (naming the nearest) or a value out of range.
+    """
+    file = find_config(path)
+    tree = _read(file)
+    for override in overrides:
+        _lay(tree, override)
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise _one_line(error, file) from None
+
+
+def default_config(overrides: Sequence[str] = ()) -> Config:
+    """The defaults of all keys under overrides, for commands that need no run. Raises UserError as load_config does."""
+    tree: Tree = {"name": "default", "steps": 1}
+    for override in overrides:
+        _lay(tree, override)
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise _one_line(error, Path("the command line")) from None
+
+
+def lay_over(config: Config, values: Mapping[str, object]) -> Config:
+    """`config` with other values at some dotted keys. Raises UserError for an unknown key or a value out of range."""
+    tree = config.model_dump(mode="json")
+    for key, value in values.items():
+        _check_key(key, "what is laid over the config")
+        _set(tree, key, value)
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise _one_line(error, config.run_dir) from None
+
+
+def config_digest(config: Config, *, but: re.Pattern[str] | None = None) -> str:
+    """blake2b over all values, save those whose dotted key `but` matches: the same run, the same on every machine."""
+    kept = {key: value for key, value in flatten(config).items() if but is None or not but.fullmatch(key)}
+    return hashlib.blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def dump_config(config: Config, path: Path) -> None:
+    """Writes the resolved config, which load_config reads back to the same digest. Replaced in one step."""
+    text = yaml.safe_dump({"format": FORMAT, **config.model_dump(mode="json")}, sort_keys=False, allow_unicode=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.new")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
+
+
+def flatten(config: Config) -> dict[str, Any]:
+    """Dotted key -> value, as JSON values."""
+    tree = config.model_dump(mode="json")
+    return {key: _at(tree, key) for key in config_keys()}
+
+
+def _at(tree: Tree, key: str) -> Any:
+    value: Any = tree
+    for part in key.split("."):
+        value = value[part]
+    return value
+
+
+def _read(file: Path, above: tuple[Path, ...] = ()) -> Tree:
+    """A file's tree over those of its bases, each over the one before it. `above`: who builds on this file."""
+    if file in above:
+        raise UserError(f"{file} is its own base", "take `base` out of one of these files")
+    tree = _parse(file)
+    bases = tree.pop("base", [])
+    _check_keys(tree, file)
+    merged: Tree = {}
+    for base in bases if isinstance(bases, list) else [bases]:
+        merged = _merge(merged, _read(_find_base(file, str(base)), (*above, file)))
+    return _merge(merged, tree)
+
+
+def _find_base(file: Path, base: str) -> Path:
+    """Beside `file`, else a shipped one."""
+    beside = [path for path in (file.parent / base, file.parent / f"{base}.yaml") if path.is_file()]
+    return beside[0] if beside else find_config(base)
+
+
+def _merge(below: Tree, above: Tree) -> Tree:
+    """Sections are merged key by key, all else is replaced."""
+    merged = dict(below)
+    for key, value in above.items():
+        known = merged.get(key)
+        merged[key] = _merge(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _parse(file: Path) -> Tree:
+    try:
+        tree = yaml.load(file.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} is not YAML: {' '.join(str(error).split())}", "mend the file") from None
+    if not isinstance(tree, dict):
+        raise UserError(f"{file} holds no settings", "give it lines such as `name: my-run`")
+    version = tree.pop("format", FORMAT)
+    if version != FORMAT:
+        raise UserError(f"{file} has format {version}", f"use a gagpo that reads it: this one reads format {FORMAT}")
+    return tree
+
+
+def _lay(tree: Tree, override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise UserError(f"{override!r} is not an override", "write it as section.key=value")
+    _check_key(key, "the command line")
+    try:
+        value = yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
+    except yaml.YAMLError:
+        raise UserError(f"the value of {override!r} is not YAML", "quote it") from None
+    _set(tree, key, value)
+
+
+def _set(tree: Tree, key: str, value: object) -> None:
+    *sections, leaf = key.split(".")
+    for section in sections:
+        below = tree.setdefault(section, {})
+        if not isinstance(below, dict):
+            raise UserError(f"{section} is {below!r} in the config file", "make it a section with keys of its own")
+        tree = below
+    tree[leaf] = value
+
+
+def _check_keys(tree: Tree, file: Path, prefix: str = "") -> None:
+    for name, value in tree.items():
+        _check_key(f"{prefix}{name}", str(file))
+        if isinstance(value, dict):
+            _check_keys(value, file, f"{prefix}{name}.")
+
+
+def _check_key(key: str, where: str) -> None:
+    keys = list(config_keys())
+    if key in keys or any(known.startswith(f"{key}.") for known in keys):
+        return
+    raise UserError(f"unknown key {key} in {where}", f"did you mean {_nearest(key, keys)}?")
+
+
+def _nearest(key: str, keys: list[str]) -> str:
+    """The most similar key by its whole path or by its last part; all of them where a last part is found as it is."""
+    leaf = key.rpartition(".")[2]
+    same = [known for known in keys if known.rpartition(".")[2] == leaf]
+    if same:
+        return " or ".join(same)
+
+    def alike(known: str) -> float:
+        parts = ((key, known), (leaf, known.rpartition(".")[2]))
+        return sum(difflib.SequenceMatcher(None, mine, theirs).ratio() for mine, theirs in parts)
+
+    return max(keys, key=alike)
+
+
+def _one_line(error: ValidationError, file: Path) -> UserError:
+    first, *others = error.errors(include_url=False)
+    key = ".".join(str(part) for part in first["loc"])
+    more = f" (and {len(others)} more)" if others else ""
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "missing":
+        return UserError(f"{key} is not set{more}", f"set it in {file} or give {key}=VALUE")
+    if first["type"] == "value_error":
+        return UserError(f"{key}: {message}{more}", f"change it in {file} or override it on the command line")
+    mend = re.sub(r"^(Input|String) should", "it should", message)
+    return UserError(f"{key} cannot be {first['input']!r}{more}", mend)

@@ -1,0 +1,241 @@
+"""The one config tree, its `env` from config_env.py. Light: pydantic only. Files live in deploy/configs/, reading
+them in config_file.py.
+
+Every key is listed by tests/architecture/test_config_keys.py, so that a new one is a reviewed decision.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator, model_validator
+
+from services.config.env import EnvSection, Section
+
+ENV_TOKEN_VARIABLE = "GAGPO_ENV_TOKEN"  # noqa: S105 - the variable's name
+"""Environment variable with the bearer token of environment servers. Neither a config key nor an
+option: configs are written out, and every user of a machine can read its command lines."""
+EXPLORE_TOKEN_VARIABLE = "GAGPO_EXPLORE_TOKEN"  # noqa: S105 - the variable's name
+"""The same of the explorer, where others than this machine may look."""
+
+
+class ModelSection(Section):
+    """The policy: a local Hugging Face folder, or a small Qwen2 made from scratch by the cold start."""
+
+    path: Path | None = None
+    hidden: int = Field(default=64, ge=8)
+    layers: int = Field(default=3, ge=1)
+    heads: int = Field(default=2, ge=1)
+    intermediate: int = Field(default=160, ge=8)
+    tie_embeddings: bool = True
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+class SftSection(Section):
+    """The cold start: demonstrations by a scripted player, then next-token training."""
+
+    enabled: bool = True
+    minutes: float = Field(default=4.0, gt=0)
+    """Optimisation time; making demonstrations and the tokenizer comes on top."""
+    demos_per_game: int = Field(default=3, ge=1)
+    noise: float = Field(default=0.15, ge=0, lt=1)
+    """Share of demonstrated steps that are random or corrupted: executed, not trained on."""
+    jump: float = Field(default=0.2, ge=0, le=1)
+    """ALFWorld: probability that the scripted player searches a random place next."""
+    batch_rows: int = Field(default=16, ge=1)
+    lr: float = Field(default=3e-3, gt=0)
+    prompt_loss: float = Field(default=0.5, ge=0)
+    """Weight of the next-token loss on the prompt."""
+
+
+class RolloutSection(Section):
+    """The samplers."""
+
+    workers: int = Field(default=1, ge=1)
+    slots: int = Field(default=64, ge=1)
+    """Episodes that one worker plays at once."""
+    cpus: float = Field(default=1, ge=0)
+    gpus: float = Field(default=0, ge=0)
+    temperature: float = Field(default=1.0, gt=0)
+    max_prompt_tokens: int = Field(default=2048, ge=16)
+    max_response_tokens: int = Field(default=512, ge=1)
+    kv_cache_gb: float = Field(default=1.0, gt=0)
+    threads: int = Field(default=2, ge=1)
+    exact: bool = False
+    """One request at a time, float32, no prefix cache: a run, interrupted or not, ends with the same bits."""
+
+
+class CreditSection(Section):
+    """Which step earned it: reference in docs/algorithms.md."""
+
+    estimator: str = "gagpo"
+    """learner/credit/registry.py lists them."""
+    gamma: float = Field(default=0.95, ge=0, le=1)
+    lam: float = Field(default=0.8, ge=0, le=1)
+    penalty: float = Field(default=0.1, ge=0)
+    penalty_mode: Literal["local", "reward", "none"] = "local"
+    normalize: Literal["group", "batch", "none"] = "group"
+    ddof: Literal[0, 1] = 1
+    bootstrap: bool = False
+    """GAGPO: an episode cut at its last turn ends in the value of the state it was cut in, where the group knows it."""
+    broadcast: float = Field(default=0.0, ge=0)
+    """GAGPO: weight of an episode-level term, GRPO's advantage, added to every step."""
+    prior: float = Field(default=2.0, ge=0)
+    """GAGPO leave-one-out: steps of other episodes that the value one step before weighs as much as."""
+    mode: Literal["mean_std_norm", "mean_norm"] = "mean_std_norm"
+    """GiGPO and GRPO: whether deviations are divided by their spread."""
+    statistics: Literal["rows", "trajectories"] = "rows"
+    """GRPO, RLOO, group baselines, GiGPO's episode term: means over the steps of a group, or over its episodes."""
+    omega: float = Field(default=1.0, ge=0)
+    """GiGPO: weight of the step-level term."""
+    state_key: Literal["observation", "prompt", "normalized", "similarity", "embedding"] = "observation"
+    """Which steps share a value; learner/credit/state_keys.py."""
+    similarity: float = Field(default=0.95, gt=0, lt=1)
+    """Threshold of the keys `similarity` and `embedding`."""
+
+    @model_validator(mode="after")
+    def _cut(self) -> CreditSection:
+        if self.bootstrap and self.state_key == "prompt":
+            raise ValueError("bootstrap needs a key of the text that an episode was cut off in, and state_key=prompt "
+                             "has none: no prompt was made of it")
+        return self
+
+
+class LossSection(Section):
+    """The policy objective."""
+
+    ratio: Literal["sequence", "token"] = "sequence"
+    aggregation: Literal["actions", "tokens"] = "actions"
+    """Mean of the policy term: over actions, each the mean of its tokens, or over all tokens alike."""
+    clip_low: float = Field(default=0.2, gt=0)
+    clip_high: float = Field(default=0.2, gt=0)
+    kl: float = Field(default=0.01, ge=0)
+    entropy: float = Field(default=0.001, ge=0)
+    is_cap: float = Field(default=2.0, gt=0)
+    """Truncation of the importance weights at staleness >= 1."""
+
+
+class CriticSection(Section):
+    """The value model of estimators that learn one (PPO): the policy's first weights with a scalar head."""
+
+    lr: float = Field(default=1e-5, gt=0)
+    value_clip: float = Field(default=0.5, gt=0)
+    """How far a value may move from the one before the step, before its loss stops to count the movement."""
+
+
+class LearnerSection(Section):
+    """The gang that trains."""
+
+    ranks: int = Field(default=1, ge=1)
+    cpus: float = Field(default=1, ge=0)
+    gpus: float = Field(default=0, ge=0)
+    threads: int = Field(default=2, ge=1)
+    groups_per_step: int = Field(default=16, ge=1)
+    group_size: int = Field(default=8, ge=1)
+    """Episodes of one task; 1 only where a critic gives each something to be compared with."""
+    staleness: int = Field(default=0, ge=0)
+    lr: float = Field(default=1e-6, gt=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = Field(default=0.01, ge=0)
+    grad_clip: float = Field(default=1.0, gt=0)
+    minibatch_rows: int = Field(default=256, ge=1)
+    """Steps (rows) per optimizer update."""
+    token_budget: int = Field(default=16384, ge=64)
+    """Tokens per packed forward pass."""
+    dynamic_sampling: int = Field(default=0, ge=0)
+    """DAPO: groups whose episodes all earn the same are replaced, at most so many times groups_per_step a step;
+    0: never."""
+    credit: CreditSection = CreditSection()
+    critic: CriticSection = CriticSection()
+    loss: LossSection = LossSection()
+
+
+class EvalSection(Section):
+    """Evaluation tickets at one exact version."""
+
+    every: int = Field(default=5, ge=0)
+    """Learner steps between evaluations on the validation split; 0: none."""
+    episodes: int = Field(default=128, ge=1)
+    temperature: float = Field(default=0.4, gt=0)
+    panel: int = Field(default=0, ge=0)
+    """Held-out games of the before/after table at the end; 0: no table."""
+    panel_temperatures: tuple[float, ...] = (1.0, 0.4)
+    panel_samples: int = Field(default=1, ge=1)
+    """Episodes per held-out game and temperature."""
+    compare_cold_start: bool = False
+    """Also spend the minutes that RL took on more cold start, and add it to the table."""
+
+
+class CheckpointSection(Section):
+    """Learner state on disk."""
+
+    every: int = Field(default=5, ge=1)
+    keep: int = Field(default=2, ge=1)
+    """Newest checkpoints kept, beside the best by evaluation."""
+
+
+class RedisSection(Section):
+    """The store. None: a private server is started for the run."""
+
+    url: str | None = None
+
+
+class RaySection(Section):
+    """The cluster. None: $RAY_ADDRESS, and without that a private local one."""
+
+    address: str | None = None
+
+
+class MetricsSection(Section):
+    """Where the run's figures go."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=0, ge=0, le=65535)
+    """0: a free one, which the run's file for Prometheus names."""
+    sinks: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    """Where the rows of metrics.jsonl and evaluations.jsonl go besides; each needs its package."""
+    traces: str | None = None
+    """OTLP/HTTP receiver of a trace of each ticket, `http://127.0.0.1:4318`; None: nothing is traced."""
+
+    @field_validator("traces")
+    @classmethod
+    def _receiver(cls, url: str | None) -> str | None:
+        if url is not None and not (urlsplit(url).scheme in ("http", "https") and urlsplit(url).hostname):
+            raise ValueError(f"{url!r} is no address of an OTLP/HTTP receiver, such as http://127.0.0.1:4318")
+        return url
+
+
+class Config(Section):
+    """A whole run."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
+    runs_dir: Path = Path("runs")
+    seed: int = 0
+    steps: int = Field(ge=1)
+    """Learner steps."""
+    env: EnvSection = EnvSection()
+    model: ModelSection = ModelSection()
+    sft: SftSection = SftSection()
+    rollout: RolloutSection = RolloutSection()
+    learner: LearnerSection = LearnerSection()
+    eval: EvalSection = EvalSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    redis: RedisSection = RedisSection()
+    ray: RaySection = RaySection()
+    metrics: MetricsSection = MetricsSection()
+
+    @property
+    def run_dir(self) -> Path:
+        """runs_dir / name."""
+        return self.runs_dir / self.name
+
+    def evaluates(self, step: int) -> bool:
+        """Whether the version of `step` is evaluated: every eval.every learner steps, and after the last."""
+        return self.eval.every > 0 and (step % self.eval.every == 0 or step == self.steps)
+
+    @property
+    def capacity_slack(self) -> int:
+        """Groups that may be issued beyond steps trained: (1 + staleness) x groups_per_step."""
+        return (1 + self.learner.staleness) * self.learner.groups_per_step

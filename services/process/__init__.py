@@ -1,0 +1,1 @@
+"""Operating-system matters: child processes, threads, addresses, shared folders, installed packages."""

@@ -1,0 +1,40 @@
+"""All our packages must come from one installation.
+
+They are bare folder names, so a folder called `services` in a Ray working_dir or beside the script would shadow ours,
+and a process would run half of one version and half of another. Every command calls `check_one_installation` first.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from services.errors import UserError
+
+OURS = ("services", "envservice", "rollout", "learner", "deploy")
+
+
+def installation_root() -> Path:
+    """The folder that holds this very package."""
+    return Path(__file__).resolve().parents[2]
+
+
+def found_in(package: str) -> Path | None:
+    """The folder from which `import package` would take it; None where it is not importable. Imports nothing."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(next(iter(spec.submodule_search_locations))).resolve().parent
+
+
+def check_one_installation() -> None:
+    """Raises UserError naming the package that is missing or comes from elsewhere."""
+    root = installation_root()
+    for package in OURS:
+        place = found_in(package)
+        if place is None:
+            raise UserError(f"package {package} is missing from {root}", "install gagpo again: scripts/setup")
+        if place != root:
+            raise UserError(
+                f"package {package} comes from {place}, but services from {root}",
+                f"rename or remove {place / package}, or start from another folder")

@@ -1,0 +1,81 @@
+"""What a run's processes tell each other beside the work: the newest weights, incarnations, heartbeats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import redis
+
+from services.records import Version
+from services.store.connection import Connection, fault
+from services.store.lease import Lease
+
+
+class Backlog(msgspec.Struct, frozen=True, kw_only=True):
+    """The stream of unplayed tickets at one moment."""
+
+    waiting: int
+    """In nobody's hands."""
+    claimed: int
+    oldest_s: float
+    """Age of the oldest by Redis' clock; 0 without any."""
+    retained_bytes: int
+    """Of all episodes held."""
+
+
+class RunState(Connection):
+    """The notice board of a run."""
+
+    def backlog(self) -> Backlog:
+        """How much work waits, and since when."""
+        depth, first, held = self.read(
+            ("XLEN", "tickets"), ("XRANGE", "tickets", "-", "+", "COUNT", 1), ("HGET", "counters", "bytes"))
+        if not first:  # before the first issue there is no consumer group to ask for
+            return Backlog(waiting=0, claimed=0, oldest_s=0.0, retained_bytes=int(held or 0))
+        (pending,) = self.read(("XPENDING", "tickets", "workers"))
+        claimed = min(int(pending["pending"]), depth)
+        return Backlog(waiting=depth - claimed, claimed=claimed, retained_bytes=int(held or 0),
+                       oldest_s=max(0.0, self._now() - int(first[0][0].split(b"-")[0]) / 1000))
+
+    def _now(self) -> float:
+        try:
+            seconds, microseconds = self.redis.time()
+        except redis.RedisError as error:
+            raise fault("TIME", error) from error
+        return seconds + microseconds / 1e6
+
+    def incarnation(self, lease: Lease, *, above: int = 0) -> int:
+        """A new learner incarnation. `above`: the checkpoint's, so that an emptied Redis starts beyond it."""
+        return int(self.script("incarnation", *lease.fence, above, role=lease.role))
+
+    def publish_version(self, lease: Lease, version: Version, path: str) -> None:
+        """Points every rollout worker to new weights; `path` is the checkpoint's export to fall back on."""
+        self.script("publish", *lease.fence, msgspec.json.encode((version, path)), role=lease.role)
+
+    def version(self) -> tuple[Version, str] | None:
+        """What was published last; None before the first."""
+        (pointer,) = self.read(("HGET", "counters", "version"))
+        return msgspec.json.decode(pointer, type=tuple[Version, str]) if pointer else None
+
+    def mark_evaluated(self, lease: Lease, step: int) -> None:
+        """The controller has all episodes of the evaluation at `step`: newer weights may be published."""
+        self.script("mark_evaluated", *lease.fence, step, role=lease.role)
+
+    def evaluated(self) -> int:
+        """The newest step whose evaluation is complete; -1 before the first."""
+        (step,) = self.read(("HGET", "counters", "evaluated"))
+        return -1 if step is None else int(step)
+
+    def beat(self, name: str, snapshot: Mapping[str, Any], ttl_s: float = 10.0) -> None:
+        """A sign of life that counts for `ttl_s`."""
+        self.script("beat", name, msgspec.json.encode(snapshot), int(ttl_s * 1000))
+
+    def beats(self) -> dict[str, dict[str, Any]]:
+        """The last snapshot of each living process, by name."""
+        flat = self.script("beat")
+        return {
+            name.decode(): msgspec.json.decode(snapshot)
+            for name, snapshot in zip(flat[::2], flat[1::2], strict=True)
+        }

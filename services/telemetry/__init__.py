@@ -1,0 +1,1 @@
+"""Metrics, heartbeats, logs and traces of every process."""

@@ -1,0 +1,184 @@
+"""Every metric that the system exports: its name, type, labels and meaning. Light: no imports of ours.
+
+Names follow the Prometheus conventions: prefix gagpo_, base units, `_total` for counters, `_ratio` for what lies in
+[0, 1]. A label is bounded either by its list of values or by a number of distinct ones, beyond which they count as
+`other`. Metrics that travel with heartbeats carry a further label `worker`; services/telemetry/exposition.py adds and
+bounds it.
+`python -m services.telemetry.names docs/operations.md` writes the table there anew.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+Role = Literal["environment", "rollout", "learner", "controller", "weights"]
+Bound = tuple[str, ...] | int
+
+TURN_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+QUEUE_BUCKETS = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600)
+ENGINE_BUCKETS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+LENGTH_BUCKETS = (1, 2, 5, 10, 15, 20, 30, 40, 50, 75, 100)
+SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
+PHASES = ("wait", "credit", "pack", "forward_backward", "optimizer", "publish", "checkpoint")
+DROP_REASONS = ("env", "engine", "worker_lost", "weights_gone", "over_age", "uniform_reward", "other")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """One metric."""
+
+    name: str
+    """As Prometheus shows it, `_total` included."""
+    kind: Literal["counter", "gauge", "histogram"]
+    roles: tuple[Role, ...]
+    help: str
+    labels: Mapping[str, Bound] = field(default_factory=dict)
+    buckets: tuple[float, ...] = ()
+
+
+def _declare(role: Role, kind: Literal["counter", "gauge"], name: str, text: str, /, **labels: Bound) -> Declared:
+    return Declared(name=f"gagpo_{name}", kind=kind, roles=(role,), help=text, labels=labels)
+
+
+def _histogram(role: Role, name: str, buckets: tuple[float, ...], text: str, /,
+               **labels: Bound) -> Declared:
+    return Declared(name=f"gagpo_{name}", kind="histogram", roles=(role,), help=text, labels=labels, buckets=buckets)
+
+
+ENVIRONMENT = (
+    _declare("environment", "counter", "env_resets_total", "Episodes started."),
+    _declare("environment", "counter", "env_steps_total", "Steps answered, repeated ones included."),
+    _declare("environment", "counter", "env_replays_total", "Sessions rebuilt from their actions."),
+    _declare("environment", "counter", "env_errors_total", "Refused requests and elements.", type=32),
+    _declare("environment", "gauge", "env_sessions", "Live sessions."),
+    _declare("environment", "gauge", "env_sessions_limit", "Sessions that may live at once."),
+    _declare("environment", "counter", "env_sessions_expired_total", "Sessions dropped as idle, or for memory."),
+    _declare("environment", "gauge", "env_resident_memory_bytes", "Of the server and of its engines' processes."),
+    _histogram("environment", "env_reset_seconds", ENGINE_BUCKETS, "Starting an episode.", environment=4),
+    _histogram("environment", "env_step_seconds", ENGINE_BUCKETS, "One step of a live session.", environment=4),
+    _histogram("environment", "env_replay_seconds", ENGINE_BUCKETS, "One step, its session's rebuilding included.",
+               environment=4),
+    _histogram("environment", "env_request_seconds", ENGINE_BUCKETS, "Whole requests, by route.", route=8),
+)
+ROLLOUT = (
+    _declare("rollout", "counter", "rollout_episodes_total",
+             "Episodes by what became of them: refused ones were answered by somebody else before, failed ones ended "
+             "in a fault.", outcome=("accepted", "refused", "failed")),
+    _declare("rollout", "counter", "rollout_episode_ends_total", "Finished episodes by their end.",
+             end=("won", "lost", "turns", "context")),
+    _declare("rollout", "counter", "rollout_tokens_total", "Tokens put in and sampled.", kind=("prompt", "response")),
+    _declare("rollout", "counter", "rollout_env_steps_total", "Turns of finished episodes."),
+    _declare("rollout", "counter", "rollout_replays_total", "Sessions that servers had to rebuild for this worker."),
+    _declare("rollout", "counter", "rollout_redeliveries_total", "Tickets claimed that somebody had claimed before."),
+    _declare("rollout", "gauge", "rollout_slots", "Episodes that the worker may play at once."),
+    _declare("rollout", "gauge", "rollout_tickets", "Tickets in hand; held ones wait for a version or a slot.",
+             state=("playing", "held")),
+    _declare("rollout", "gauge", "rollout_kv_used_ratio", "Share of the engine's KV cache that requests hold."),
+    _declare("rollout", "gauge", "rollout_version_incarnation", "Learner incarnation of the weights held."),
+    _declare("rollout", "gauge", "rollout_version_step", "Learner step of the weights held."),
+    _declare("rollout", "gauge", "rollout_version_lag_steps", "Learner steps by which they are behind the newest."),
+    _declare("rollout", "gauge", "rollout_version_lag_incarnations", "Learner starts by which they are behind it."),
+    _histogram("rollout", "rollout_queue_seconds", QUEUE_BUCKETS, "From the issue of a ticket to its episode's start."),
+    _histogram("rollout", "rollout_turn_seconds", TURN_BUCKETS, "One answer of the engine, its queue included."),
+    _histogram("rollout", "rollout_episode_seconds", QUEUE_BUCKETS, "One episode."),
+    _histogram("rollout", "rollout_episode_length_steps", LENGTH_BUCKETS, "Turns of an episode."),
+    _histogram("rollout", "rollout_update_seconds", TURN_BUCKETS, "Pause of the sampler for one weight update."),
+)
+STORE = (
+    _declare("controller", "counter", "store_groups_issued_total", "Training groups issued."),
+    _declare("controller", "counter", "store_groups_trained_total", "Training groups in manifests."),
+    _declare("controller", "counter", "store_groups_dropped_total", "Training groups dropped, by whomever."),
+    _declare("controller", "gauge", "store_groups_ready", "Finished groups that wait to be read.",
+             kind=("train", "eval")),
+    _declare("controller", "gauge", "store_tickets", "Unplayed tickets: new ones, and those in a worker's hands.",
+             state=("waiting", "claimed")),
+    _declare("controller", "gauge", "store_oldest_ticket_age_seconds", "Age of the oldest unplayed ticket."),
+    _declare("controller", "gauge", "store_retained_bytes", "Bytes of all episodes held."),
+)
+DROPS = Declared(
+    name="gagpo_groups_dropped_total", kind="counter", roles=("controller", "learner"),
+    help="Groups that this process dropped, by class of reason.", labels={"reason": DROP_REASONS})
+CONTROLLER = (
+    _declare("controller", "gauge", "controller_capacity_groups", "Training groups that may still be issued now."),
+    _declare("controller", "gauge", "controller_state", "1 for what the controller is doing.",
+             state=("starting", "training", "evaluating")),
+    _declare("controller", "gauge", "controller_progress_timestamp_seconds",
+             "When any count of the store moved last; before the first time, when the controller began."),
+    _declare("controller", "counter", "controller_restarts_total", "Deaths of members that were mended."),
+    _declare("controller", "gauge", "eval_step", "Learner step of the last evaluation."),
+    _declare("controller", "gauge", "eval_success_ratio", "Success in the last evaluation, `all` and by task type.",
+             task_type=32),
+    _declare("controller", "gauge", "eval_episode_length_steps", "Mean turns in the last evaluation."),
+)
+LEARNER = (
+    _declare("learner", "counter", "learner_steps_total", "Learner steps taken by this process."),
+    _declare("learner", "gauge", "learner_step", "Learner steps that the weights have taken."),
+    _declare("learner", "counter", "learner_phase_seconds_total", "Time spent, by phase of a step.", phase=PHASES),
+    _declare("learner", "counter", "learner_tokens_total", "Tokens of the groups trained on; trained ones count "
+             "prompts too.", kind=("sampled", "trained")),
+    _declare("learner", "gauge", "learner_loss", "Parts of the last step's loss.",
+             part=("policy", "value", "kl", "entropy")),
+    _declare("learner", "gauge", "learner_gradient_norm", "Of the last step, before clipping."),
+    _declare("learner", "gauge", "learner_clipped_ratio", "Share of ratios outside the clip range."),
+    _declare("learner", "gauge", "learner_importance_ratio_mean", "Mean of new over old probability."),
+    _declare("learner", "gauge", "learner_logprob_difference",
+             "Learner's against sampler's logprobs, absolute, per token.", stat=("mean", "max")),
+    _declare("learner", "gauge", "learner_flop_utilization_ratio",
+             "FLOPs of the last step's passes over those that its GPUs could do; none on CPUs and in float32."),
+    _declare("learner", "gauge", "learner_staleness_steps", "Age of the episodes at consumption.",
+             stat=("mean", "max")),
+    _declare("learner", "gauge", "learner_checkpoint_timestamp_seconds",
+             "When the newest checkpoint was durable; before the first, when the learner began."),
+    DROPS,
+    _declare("learner", "gauge", "train_success_ratio", "Success of the episodes of the last step."),
+    _declare("learner", "gauge", "train_episode_return", "Their mean return, as training sees it."),
+    _declare("learner", "gauge", "train_episode_length_steps", "Their mean number of turns."),
+    _declare("learner", "gauge", "train_steps_ratio", "Share of their turns that were not well-formed or not "
+             "admissible.", kind=("invalid", "inadmissible")),
+    _histogram("learner", "credit_state_group_size", SIZE_BUCKETS,
+               "Steps that share a state within their group, one observation per step."),
+    _declare("learner", "gauge", "credit_singleton_ratio", "Share of steps whose state no other step has."),
+    _declare("learner", "gauge", "credit_active_ratio", "Share of steps with an advantage other than 0."),
+    _declare("learner", "gauge", "credit_advantage_iqr", "Interquartile range of the advantages."),
+    _declare("learner", "gauge", "credit_advantage_above_one_ratio", "Share of advantages beyond 1 or -1."),
+)
+CATALOGUE: Mapping[str, Declared] = {
+    one.name: one for one in (*ENVIRONMENT, *ROLLOUT, *LEARNER, *STORE, *CONTROLLER)}
+BEGIN, END = "<!-- metrics: begin -->", "<!-- metrics: end -->"
+
+
+def table() -> str:
+    """The catalogue as a Markdown table."""
+    lines = ["| metric | type | from | labels | what |", "|---|---|---|---|---|"]
+    lines += [f"| `{one.name}` | {one.kind} | {', '.join(one.roles)} | {_labels(one.labels)} | {one.help} |"
+              for one in CATALOGUE.values()]
+    return "\n".join(lines)
+
+
+def _labels(labels: Mapping[str, Bound]) -> str:
+    return "; ".join(f"{name}: at most {bound}" if isinstance(bound, int) else f"{name}: {', '.join(bound)}"
+                     for name, bound in labels.items())
+
+
+def with_table(page: str) -> str:
+    """`page` with the table between its markers. Raises ValueError where it has none."""
+    head, begin, rest = page.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"the page has no {BEGIN} and {END}")
+    return f"{head}{BEGIN}\n{table()}\n{END}{tail}"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Rewrites the tables of the pages named."""
+    for name in arguments:
+        path = Path(name)
+        path.write_text(with_table(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

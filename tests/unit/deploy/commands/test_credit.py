@@ -1,0 +1,168 @@
+import argparse
+import io
+import json
+from typing import get_args
+
+import pytest
+
+from deploy.commands import credit as command_credit
+from services.config.tree import CreditSection
+from services.errors import UserError
+
+EX2 = [[("S", 0), ("U", 0), ("M", 10)], [("S", 0), ("W", 0), ("M", 0), ("E", 0)]]
+
+
+def run(monkeypatch, capsys, text, *arguments):
+    parser = argparse.ArgumentParser()
+    command_credit.add_parser(parser.add_subparsers())
+    args = parser.parse_args(["credit", *arguments])
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    assert args.run(args) == 0
+    return capsys.readouterr().out
+
+
+def group(episodes):
+    return json.dumps({"episodes": [{"steps": [{"state": s, "reward": r, "invalid": False} for s, r in episode]}
+                                    for episode in episodes]})
+
+
+def test_json_has_the_fixed_form(monkeypatch, capsys):
+    out = json.loads(run(monkeypatch, capsys, group(EX2)))
+    assert set(out) == {"returns", "values", "deltas", "raw_advantages", "advantages"}
+    assert out["values"]["M"] == [5.0, 2]
+    assert out["advantages"][0] == pytest.approx([1.0346, -0.2593, 1.3647], abs=5e-5)
+    assert [len(row) for row in out["deltas"]] == [3, 4]
+
+
+def test_options_reach_the_estimator(monkeypatch, capsys):
+    out = json.loads(run(monkeypatch, capsys, group(EX2), "--gamma", "0.5", "--lam", "0", "--normalize", "none"))
+    assert out["advantages"] == out["raw_advantages"] == out["deltas"]
+    assert out["returns"][0] == [2.5, 5, 10]
+
+
+def test_a_file_and_the_table(monkeypatch, capsys, tmp_path):
+    path = tmp_path / "group.json"
+    path.write_text(group(EX2))
+    lines = run(monkeypatch, capsys, "", str(path), "--table").splitlines()
+    assert lines[0].split() == ["episode", "step", "state", "return", "value", "count", "delta", "raw", "advantage"]
+    assert len(lines) == 9
+    assert lines[1].split()[-1] == "1.0346"
+    assert lines[-1] == ("steps per state: 1.40; share of steps whose state has "
+                         "1: 42.9%, 2-4: 57.1%, 5-8: 0.0%, >8: 0.0%")
+
+
+def test_the_table_shows_long_states_on_one_line(monkeypatch, capsys):
+    """As environments send them: line breaks, hundreds of characters."""
+    text = "You arrive.\n\n" + "x" * 500
+    lines = run(monkeypatch, capsys, group([[(text, 1)]]), "--table").splitlines()
+    assert lines[1].split()[2:5] == ["You", "arrive.", "x" * 47 + "…"]
+
+
+def test_the_table_shows_the_value_that_each_step_was_measured_by(monkeypatch, capsys):
+    """Estimators whose value is not the state's alone: A at S is 10 - 0 and 0 - 10, each against the other."""
+    out = run(monkeypatch, capsys, group([[("S", 10)], [("S", 0)]]), "--table", "--estimator", "gagpo_loo")
+    head, first, second, _ = (line.split() for line in out.splitlines())
+    assert "count" not in head
+    assert float(first[head.index("value")]) != float(second[head.index("value")])
+
+
+def test_every_key_of_the_config_is_an_option(monkeypatch, capsys):
+    """A new switch of credit can be seen at work here, or is refused with its reason."""
+    with pytest.raises(SystemExit):
+        run(monkeypatch, capsys, "", "--help")
+    shown = capsys.readouterr().out
+    for name in CreditSection.model_fields:
+        assert f"--{name.replace('_', '-')}" in shown
+    assert "gagpo, " in shown
+    for name, value in command_credit.REFUSED:
+        assert value in get_args(CreditSection.model_fields[name].annotation)
+
+
+def test_weight_and_mode_reach_the_estimator(monkeypatch, capsys):
+    """GiGPO on ex2 of docs/algorithms.md's example, worked by hand: A_E + ω A_S, deviations as they are."""
+    def first(*arguments):
+        options = ("--estimator", "gigpo", "--mode", "mean_norm", *arguments)
+        return json.loads(run(monkeypatch, capsys, group(EX2), *options))["advantages"][0]
+
+    assert first() == pytest.approx([10.2268, 5.7143, 10.7143], abs=5e-5)
+    assert first("--omega", "0") == pytest.approx([5.7143] * 3, abs=5e-5)
+    assert first("--omega", "0", "--statistics", "trajectories") == pytest.approx([5.0] * 3)
+
+
+def test_a_state_key_pools_texts(monkeypatch, capsys):
+    """The drawers are one state, named by the text that stands for them; a difference of one word keeps the fridge."""
+    texts = [[("The drawer 1 is closed.", 8), ("The fridge 1 is open.", 0)], [("the Drawer 2 is closed", 0)]]
+    for key, names in {
+        "observation": {"The drawer 1 is closed.", "The fridge 1 is open.", "the Drawer 2 is closed"},
+        "normalized": {"the drawer # is closed", "the fridge # is open"},
+        "similarity": {"The drawer 1 is closed.", "The fridge 1 is open."},
+        "embedding": {"The drawer 1 is closed.", "The fridge 1 is open."},
+    }.items():
+        out = json.loads(run(monkeypatch, capsys, group(texts), "--state-key", key, "--similarity", "0.75"))
+        assert set(out["values"]) == names
+        if len(names) == 2:
+            assert [4.0, 2] in out["values"].values()
+
+
+def test_a_bootstrap_ends_in_the_final_state(monkeypatch, capsys):
+    """γ = 1/2: the second episode was cut off in X, which is worth 8: δ_S = ½·8 - V̄(S) = 4 - 2, not -2.
+
+    V̄ itself stays: S has returns 4 and 0.
+    """
+    data = {"episodes": [{"steps": [{"state": "S", "reward": 0}, {"state": "X", "reward": 8}]},
+                         {"steps": [{"state": "S", "reward": 0}], "final_state": "X"}]}
+    for option, delta in (("--bootstrap", 2), ("--no-bootstrap", -2)):
+        out = json.loads(run(monkeypatch, capsys, json.dumps(data), "--gamma", "0.5", option))
+        assert out["values"] == {"S": [2, 2], "X": [8, 1]}
+        assert out["deltas"] == [[2, 0], [delta]]
+
+
+def test_a_final_state_is_pooled_too(monkeypatch, capsys):
+    data = {"episodes": [{"steps": [{"state": "S", "reward": 0}, {"state": "Drawer 1", "reward": 8}]},
+                         {"steps": [{"state": "S", "reward": 0}], "final_state": "drawer 7!"}]}
+    for key, delta in (("normalized", 2), ("observation", -2)):
+        options = ("--gamma", "0.5", "--bootstrap", "--state-key", key)
+        out = json.loads(run(monkeypatch, capsys, json.dumps(data), *options))
+        assert out["deltas"][1] == [delta]
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ('{"episodes": []}', "episodes"),
+        ('{"episodes": [{"steps": []}]}', r"episodes\.0\.steps"),
+        ('{"episodes": [{"steps": [{"state": "S", "reward": NaN}]}]}', r"episodes\.0\.steps\.0\.reward"),
+        ('{"episodes": [{"steps": [{"state": "S", "reward": "1"}]}]}', r"episodes\.0\.steps\.0\.reward"),
+        ('{"episodes": [{"steps": [{"state": 1, "reward": 1}]}]}', r"episodes\.0\.steps\.0\.state"),
+        ('{"episodes": [{"steps": [{"state": "S"}]}]}', r"episodes\.0\.steps\.0\.reward"),
+        ('{"episodes": [{"steps": [{"state": "S", "reward": 1, "invalid": 1}]}]}', r"steps\.0\.invalid"),
+        ('{"episodes": [{"steps": [{"state": "S", "reward": 1, "rewrad": 1}]}]}', r"steps\.0\.rewrad"),
+        ('{"episodes": [{"steps": [{"state": "S", "reward": 1}], "final_state": 3}]}', r"episodes\.0\.final_state"),
+        ('{"episodes": [{"steps": [{"state": "S", "reward": 1}], "final": "S"}]}', r"episodes\.0\.final"),
+        ("{", "input"),
+        ("", "input"),
+    ],
+)
+def test_bad_input_names_the_field_in_one_line(monkeypatch, capsys, text, field):
+    with pytest.raises(UserError, match=field) as caught:
+        run(monkeypatch, capsys, text)
+    assert "\n" not in str(caught.value)
+
+
+def test_other_mistakes_are_one_line(monkeypatch, capsys, tmp_path):
+    for arguments, match in [
+        (["--estimator", "gagp"], "use one of: gagpo"),
+        (["--estimator", "ppo"], "--estimator ppo: it needs a critic"),
+        (["--estimator", "reinforce_pp"], "--estimator reinforce_pp: it needs response tokens"),
+        (["--gamma", "1.5"], "--gamma"),
+        (["--gamma", "nan"], "--gamma"),
+        (["--omega", "-1"], "--omega"),
+        (["--similarity", "1"], "--similarity"),
+        (["--normalize", "batch"], "--normalize batch: the input is one group"),
+        (["--state-key", "prompt"], "--state-key prompt: the input has texts"),
+        (["--state-key", "prompt", "--bootstrap"], "--state-key prompt: the input has texts"),
+        ([str(tmp_path / "none.json")], "cannot read"),
+    ]:
+        with pytest.raises(UserError, match=match) as caught:
+            run(monkeypatch, capsys, group(EX2), *arguments)
+        assert "\n" not in str(caught.value)

@@ -1,0 +1,46 @@
+"""The cold start from games to a model folder, for a fraction of a second of training."""
+
+import json
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from deploy.commands.sft import cold_start
+from services.config.file import load_config
+from services.errors import UserError
+
+
+@pytest.fixture
+def config(monkeypatch):
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    return load_config("alfworld-tiny", [
+        "env.alfworld.task_types=[look]", "env.max_steps=12", "sft.demos_per_game=1", "model.hidden=32",
+        "model.heads=1", "model.layers=1", "learner.threads=1"])
+
+
+def test_a_cold_start_writes_a_model_that_loads_and_can_be_continued(config, tmp_path):
+    lines: list[str] = []
+    first = cold_start(config, tmp_path / "first", minutes=0.005, report=lines.append)
+    facts = json.loads((first / "sft.json").read_text())
+    assert facts["format"] == 1
+    assert facts["continued_from"] is None
+    assert facts["training"]["updates"] >= 1
+    shown = facts["demonstrations"]
+    assert shown["split"] == "train"
+    assert shown["rows"] > shown["won"] > 0
+    assert any(line.startswith("demonstrations:") for line in lines)
+    tokenizer = AutoTokenizer.from_pretrained(first)
+    assert AutoModelForCausalLM.from_pretrained(first).config.vocab_size == len(tokenizer) == facts["vocabulary"]
+
+    second = cold_start(config, tmp_path / "second", minutes=0.005, continue_from=first, report=lines.append)
+    more = json.loads((second / "sft.json").read_text())
+    assert more["continued_from"] == str(first)
+    assert more["demonstrations"]["digest"] == shown["digest"]  # the same games,
+    assert more["demonstrations"]["rows"] != shown["rows"]  # other demonstrations
+    assert AutoTokenizer.from_pretrained(second).get_vocab() == tokenizer.get_vocab()
+
+
+def test_a_model_path_without_a_model_is_named(config, tmp_path):
+    config = config.model_copy(update={"model": config.model.model_copy(update={"path": tmp_path / "none"})})
+    with pytest.raises(UserError, match="holds no model"):
+        cold_start(config, tmp_path / "out", minutes=0.005, report=lambda _: None)

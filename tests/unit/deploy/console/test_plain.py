@@ -1,0 +1,97 @@
+"""Rates, time left, and lines that pass."""
+
+import io
+import threading
+import time
+
+import pytest
+from rich.console import Console
+
+from deploy.console.plain import Pace, Parts, StatusLines, span
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def console(*, terminal: bool) -> Console:
+    return Console(file=io.StringIO(), force_terminal=terminal, width=100, color_system=None)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(20, "20 s"), (150, "2 min"), (3900, "1 h 05 min")])
+def test_spans_are_for_people(seconds: float, text: str):
+    assert span(seconds) == text
+
+
+def test_a_rate_counts_from_the_first_call_about_the_same_work():
+    """20 games at hand when it is first told of; 10 more in 5 s, so 70 take 35 s."""
+    clock = Clock()
+    pace = Pace(clock)
+    assert pace.at("heldout", 20, 100, "games") == "heldout 20/100 games"
+    clock.now = 5.0
+    assert pace.at("heldout", 30, 100, "games") == "heldout 30/100 games  2 games/s  about 35 s left"
+    assert pace.at("seen", 0, 4, "games") == "seen 0/4 games"
+    clock.now = 25.0
+    assert pace.at("seen", 2, 4, "games") == "seen 2/4 games  10 s each  about 20 s left"
+    assert pace.at("seen", 4, 4, "games") == "seen 4/4 games  5 s each  20 s"
+
+
+def test_without_a_terminal_lines_are_plain_and_seldom():
+    out, clock = console(terminal=False), Clock()
+    with StatusLines(out, clock=clock) as lines:
+        lines.note("[kept] as it is")
+        for clock.now in (1.0, 5.0, 12.0):
+            lines.at("heldout", clock.now, 20, "games")
+    assert out.file.getvalue().splitlines() == [
+        "[kept] as it is", "heldout 1/20 games", "heldout 12/20 games  1 games/s  about 8 s left"]
+
+
+def test_each_part_has_its_line_and_a_long_one_has_more():
+    out, clock = console(terminal=False), Clock()
+    with StatusLines(out, clock=clock) as lines:
+        for clock.now, part in ((0.0, 0), (2.0, 1), (4.0, 1), (12.0, 1)):
+            lines.at("bench", part, 4, "parts", doing=f"at {clock.now:.0f}")
+    assert out.file.getvalue().splitlines() == [
+        "bench 0/4 parts  at 0", "bench 1/4 parts  2 s each  about 6 s left  at 2",
+        "bench 1/4 parts  12 s each  about 36 s left  at 12"]
+
+
+def test_unlike_parts_have_no_time_left_and_a_silent_one_says_how_long_it_took():
+    """A second for the first of two parts says nothing of the second, which is silent for 25 s."""
+    out, clock = console(terminal=False), Clock()
+    with StatusLines(out) as lines, Parts(lines, "bench webshop", every_s=0.05, clock=clock) as parts:
+        parts.at("pages", 0, 2)
+        clock.now = 1.0
+        parts.at("ranking", 1, 2)
+        for clock.now in (11.0, 26.0):
+            end, known = time.monotonic() + 20, len(out.file.getvalue())
+            while len(out.file.getvalue()) == known:
+                assert time.monotonic() < end
+                time.sleep(0.01)
+    assert out.file.getvalue().splitlines() == [
+        "bench webshop 0/2 parts  pages", "bench webshop 1/2 parts  ranking  1 s so far",
+        "bench webshop 1/2 parts  ranking  11 s so far", "bench webshop 1/2 parts  ranking  26 s so far"]
+
+
+def test_parts_stop_to_speak_when_they_are_done():
+    out = console(terminal=False)
+    with StatusLines(out) as lines, Parts(lines, "bench", every_s=0.01, clock=lambda: 0.0) as parts:
+        parts.at("it", 0, 1)
+    said = out.file.getvalue()
+    time.sleep(0.05)
+    assert out.file.getvalue() == said
+    assert "parts" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_in_a_terminal_what_passes_leaves_nothing_behind():
+    out = console(terminal=True)
+    with StatusLines(out) as lines:
+        lines.at("heldout", 1, 20, "games", doing="[this]")
+        lines.note("stays")
+    shown = out.file.getvalue()
+    assert "\nheldout" not in shown
+    assert "stays" in shown
+    assert shown.rindex("\x1b[2K") > shown.rindex("stays")

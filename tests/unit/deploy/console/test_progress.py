@@ -1,0 +1,131 @@
+"""What is shown while a run goes on: plain lines into a file, a live view in a terminal."""
+
+import io
+
+from rich.console import Console
+
+from deploy.console.progress import KEEP_NOTES, ProgressView, as_score, sparkline
+
+STEP = {"step": 2, "success_rate": 0.25, "episode_length": 12.5, "inadmissible_share": 0.1, "loss/policy": -0.0123,
+        "grad_norm": 0.5, "seconds/wait": 3.0, "seconds/optimizer": 1.5}
+EVALUATION = {"label": "step-000002", "step": 2, "temperature": 0.4, "success_rate": 0.5, "success_low": 0.4,
+              "success_high": 0.6, "tasks": 8, "split": "valid"}
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def console(*, terminal: bool) -> Console:
+    return Console(file=io.StringIO(), force_terminal=terminal, width=100, color_system=None)
+
+
+def everything(progress: ProgressView, clock: Clock) -> None:
+    with progress:
+        progress.stage("reinforcement learning")
+        clock.now = 75.0
+        progress.note("rollout worker 0 died [exit 9]; starting it again")
+        progress.step(STEP)
+        progress.evaluation(EVALUATION)
+
+
+def test_without_a_terminal_every_event_is_one_plain_line():
+    """In order, with the time since the start, and brackets are text, not markup."""
+    out, clock = console(terminal=False), Clock()
+    everything(ProgressView("run", 4, console=out, clock=clock), clock)
+    assert out.file.getvalue().splitlines() == [
+        "[00:00] reinforcement learning",
+        "[01:15] rollout worker 0 died [exit 9]; starting it again",
+        "[01:15] step    2/4  success  25.0%  length  12.5  inadmissible 10.0%  loss -0.0123  grad 0.50    4.5 s"
+        "  about 9 s left",
+        "[01:15] evaluation step-000002  T=0.4   50.0% [40.0%, 60.0%] on 8 games of valid",
+    ]
+
+
+def test_a_long_line_is_not_folded():
+    out = console(terminal=False)
+    with ProgressView("run", 4, console=out) as progress:
+        progress.note("x" * 300)
+    assert len(out.file.getvalue().splitlines()) == 1
+
+
+def test_a_step_whose_gradient_was_not_finite_is_shown_too():
+    """It is null in metrics.jsonl."""
+    out, clock = console(terminal=False), Clock()
+    progress = ProgressView("run", 4, console=out, clock=clock)
+    progress.step({**STEP, "grad_norm": None, "loss/policy": None})
+    assert "loss not finite  grad not finite" in out.file.getvalue()
+    out.print(progress.render())
+
+
+def test_in_a_terminal_one_view_shows_where_the_run_is():
+    out, clock = console(terminal=True), Clock()
+    everything(ProgressView("tiny", 4, console=out, clock=clock), clock)
+    shown = out.file.getvalue()
+    for text in ("tiny", "1:15", "reinforcement learning (75 s)", "2 / 4   4.5 s each  about 9 s left", "25.0%",
+                 "evaluation @2", "died [exit 9]"):
+        assert text in shown, text
+    assert "[01:15]" not in shown
+
+
+def test_an_evaluation_tells_its_rate_and_the_time_left():
+    """Ten games in five seconds: ten more take another five. Plain lines ten seconds apart, the last is its result."""
+    for terminal in (True, False):
+        out, clock = console(terminal=terminal), Clock()
+        progress = ProgressView("run", 4, console=out, clock=clock)
+        with progress:
+            for clock.now, done in ((1.0, 0), (6.0, 10), (12.0, 15), (13.0, 20)):
+                progress.playing("step-000002", done, 20)
+        if terminal:
+            out.print(progress.render())
+            assert "step-000002 20/20 games  1.67 games/s  12 s" in out.file.getvalue()
+        else:
+            assert out.file.getvalue().splitlines() == [
+                "[00:01] evaluation step-000002 0/20 games",
+                "[00:12] evaluation step-000002 15/20 games  1.36 games/s  about 4 s left"]
+
+
+def test_the_view_can_be_drawn_before_anything_happened():
+    out = console(terminal=True)
+    out.print(ProgressView("tiny", 4, console=out, clock=Clock()).render())
+    assert "0 / 4" in out.file.getvalue()
+
+
+def test_only_the_last_notes_are_kept():
+    out = console(terminal=False)
+    progress = ProgressView("tiny", 4, console=out, clock=Clock())
+    for n in range(KEEP_NOTES + 3):
+        progress.note(f"note {n}.")
+    view = console(terminal=False)
+    view.print(progress.render())
+    assert "note 2." not in view.file.getvalue()
+    assert f"note {KEEP_NOTES + 2}." in view.file.getvalue()
+
+
+def test_every_line_is_recorded_with_a_terminal_and_without():
+    for terminal in (True, False):
+        lines: list[str] = []
+        clock = Clock()
+        everything(ProgressView("run", 4, console=console(terminal=terminal), record=lines.append, clock=clock), clock)
+        assert [line.split()[0] for line in lines] == ["reinforcement", "rollout", "step", "evaluation"]
+
+
+def test_a_sparkline_spans_nought_to_one_and_keeps_the_last():
+    assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
+    assert sparkline([0.0] * 50 + [1.0]) == "▁" * 39 + "█"
+
+
+def test_the_clock_never_shows_sixty_seconds():
+    out, clock = console(terminal=False), Clock()
+    with ProgressView("run", 4, console=out, clock=clock) as progress:
+        clock.now = 119.7
+        progress.note("nearly two minutes")
+    assert out.file.getvalue().startswith("[01:59]")
+
+
+def test_a_score_of_the_environments_own_is_told_where_there_is_one():
+    assert as_score({"task_score": 0.6172}) == ", score 0.617"
+    assert as_score({"task_score": None}) == as_score({}) == ""

@@ -1,0 +1,51 @@
+"""The presets of the paper's table: each loads, has what its estimator needs, and holds its sources' numbers."""
+
+import pytest
+
+from deploy.launch import preflight
+from learner.credit.registry import estimator
+from services.config.file import SHIPPED, load_config
+from services.config.tree import Config
+
+PRESETS = {file.stem: load_config(file) for file in sorted((SHIPPED / "paper").glob("*.yaml"))}
+
+
+def test_all_methods_of_the_table_are_there():
+    table = {f"{env}-{size}-{method}" for env in ("alfworld", "webshop") for size in ("1.5b", "7b")
+             for method in ("ppo", "rloo", "grpo", "gigpo", "gagpo")}
+    assert set(PRESETS) == table | {"alfworld-1.5b-dapo", "alfworld-1.5b-gspo"}
+
+
+@pytest.mark.parametrize("config", PRESETS.values(), ids=PRESETS)
+def test_what_all_share(config: Config):
+    """128 episodes a step, the pipeline's optimizer, and an estimator with all that it needs."""
+    learner = config.learner
+    preflight._credit(config)
+    assert learner.groups_per_step * learner.group_size == 128
+    assert (learner.lr, learner.loss.kl, learner.loss.entropy, config.eval.temperature) == (1e-6, 0.01, 0.001, 0.4)
+    sizes = (config.env.max_steps, config.rollout.max_prompt_tokens, learner.minibatch_rows)
+    assert sizes == {"alfworld": (50, 2048, 256), "webshop": (15, 4096, 64)}[config.env.name]
+    assert (learner.group_size == 1) == estimator(learner.credit.estimator).needs_critic
+
+
+@pytest.mark.parametrize(("name", "steps", "loss", "credit"), [
+    ("alfworld-1.5b-gagpo", 160, ("sequence", "actions", 0.2, 0.2), {"gamma": 0.95, "lam": 0.8}),
+    ("webshop-7b-gagpo", 160, ("sequence", "actions", 0.2, 0.2), {"gamma": 0.95, "lam": 0.8}),
+    ("webshop-1.5b-gigpo", 160, ("token", "tokens", 0.2, 0.2), {"gamma": 0.95, "omega": 1, "mode": "mean_norm"}),
+    ("webshop-7b-ppo", 150, ("token", "tokens", 0.2, 0.2), {"gamma": 1, "lam": 1}),
+    ("alfworld-7b-gigpo", 160, ("token", "tokens", 0.2, 0.2), {"gamma": 0.95, "omega": 1, "mode": "mean_std_norm"}),
+    ("alfworld-7b-grpo", 160, ("token", "tokens", 0.2, 0.2), {"mode": "mean_std_norm", "statistics": "rows"}),
+    ("alfworld-7b-rloo", 150, ("token", "tokens", 0.2, 0.2), {"statistics": "rows"}),
+    ("alfworld-7b-ppo", 150, ("token", "tokens", 0.2, 0.2), {"gamma": 1, "lam": 1}),
+    ("alfworld-1.5b-dapo", 150, ("token", "tokens", 0.2, 0.28), {"estimator": "grpo"}),
+    ("alfworld-1.5b-gspo", 200, ("sequence", "actions", 3e-4, 4e-4), {"estimator": "grpo"}),
+])
+def test_numbers_of_each(name: str, steps: int, loss: tuple[object, ...], credit: dict[str, object]):
+    config = PRESETS[name]
+    section = config.learner.loss
+    assert config.steps == steps
+    assert (section.ratio, section.aggregation, section.clip_low, section.clip_high) == loss
+    assert config.learner.credit.model_dump().items() >= credit.items()
+    assert config.learner.dynamic_sampling == (9 if name.endswith("dapo") else 0)
+    assert config.learner.ranks == config.rollout.workers == (4 if "7b" in name else 1)
+    assert (config.learner.critic.lr, config.learner.critic.value_clip) == (1e-5, 0.5)

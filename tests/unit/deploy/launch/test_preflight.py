@@ -1,0 +1,189 @@
+"""What is refused before anything heavy starts, each in one line."""
+
+import json
+import socket
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from deploy.launch import machine, preflight
+from services.config.file import load_config
+from services.config.tree import Config
+from services.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def roomy(monkeypatch: pytest.MonkeyPatch):
+    """A machine that is large enough, whatever it is that runs the tests, and generated games."""
+    monkeypatch.setattr(machine, "cpu_count", lambda: 2.0)
+    monkeypatch.setattr(machine, "available_memory", lambda: 16 * machine.GIB)
+    monkeypatch.setattr(machine, "gpu_names", list)
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+def config(*overrides: str) -> Config:
+    return load_config("alfworld-tiny", ("eval.episodes=8", "eval.panel=8", *overrides))
+
+
+def refusal(*overrides: str) -> str:
+    with pytest.raises(UserError) as error:
+        preflight.check(config(*overrides))
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_a_plan_that_fits_passes():
+    preflight.check(config())
+
+
+@pytest.mark.parametrize(("override", "expected"), [
+    ("rollout.workers=2", "the plan reserves 3 CPUs, and this machine has 2"),
+    ("rollout.threads=4", "rollout.threads=4, and this machine has 2 CPUs; set rollout.threads=2"),
+    ("rollout.kv_cache_gb=40", "GiB of memory, and 16.0 are available"),
+    ("rollout.gpus=1", "the plan asks for 1 GPUs, and this machine has 0"),
+    ("learner.gpus=0.5", "the plan asks for 0.5 GPUs, and this machine has 0"),
+    ("learner.token_budget=400", "holds no whole row of up to 504 tokens"),
+    ("env.max_sessions=100", "1 workers with 128 slots play more games than the environment servers' 100 sessions"),
+    ("learner.groups_per_step=1000000", "games to train on"),
+    ("eval.panel=1000000", "and 1000000 are asked for"),
+    ("sft.enabled=false", "there is no policy to start from"),
+    ("model.heads=3", "make heads that the sampler cannot serve"),
+    ("model.path=absent", "there is no model at absent"),
+    ("env.data=absent", "absent"),
+    ("redis.url=ftp://x", "redis.url is not a Redis address"),
+])
+def test_a_plan_that_cannot_work_is_refused(override: str, expected: str):
+    assert expected in refusal(override)
+
+
+def test_sessions_that_do_not_fit_into_memory_are_no_sessions():
+    assert refusal("env.name=scienceworld", "env.prompt=compact", "env.memory_gb=2").endswith(
+        "than the environment servers' 6 sessions; lower rollout.slots, or raise env.memory_gb")
+
+
+@pytest.mark.parametrize(("overrides", "expected"), [
+    (("learner.credit.estimator=gagp",), "there is no credit estimator 'gagp'"),
+    (("learner.credit.estimator=ppo",), "its own advantage, and learner.loss.ratio=sequence has one ratio per action"),
+    (("learner.group_size=1",), "learner.group_size=1 leaves estimator gagpo nothing to compare"),
+    (("learner.credit.estimator=ppo", "learner.loss.ratio=token", "learner.group_size=1",
+      "learner.dynamic_sampling=1"), "that is every group"),
+])
+def test_an_estimator_that_lacks_what_it_needs_is_refused(overrides: tuple[str, ...], expected: str):
+    assert expected in refusal(*overrides)
+
+
+def test_a_critic_needs_no_group_to_compare_with():
+    preflight.check(config("learner.credit.estimator=ppo", "learner.loss.ratio=token", "learner.group_size=1"))
+
+
+def test_exact_sampling_needs_float32():
+    assert "rollout.exact needs float32" in refusal("rollout.exact=true", "model.dtype=bfloat16")
+
+
+def test_a_redis_that_does_not_answer_is_refused_within_seconds():
+    start = time.monotonic()
+    assert "Redis cannot be reached" in refusal(f"redis.url=redis://127.0.0.1:{free_port()}/0")
+    assert time.monotonic() - start < 20
+
+
+def test_a_server_that_does_not_answer_is_refused():
+    url = f"http://127.0.0.1:{free_port()}"
+    assert refusal(f"env.urls=[{url}]") == (
+        f"no environment server answers at {url} (ConnectError); "
+        "start one with `gagpo serve-env`, or leave env.urls out")
+
+
+class Retriever(BaseHTTPRequestHandler):
+    """Knows one form of a request, that of the path: `/query` or `/queries`; elsewhere it answers two lines of 404."""
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        known = self.path[1:] in ("query", "queries") and self.path[1:] in body
+        reply = json.dumps({"result": [[{"document": {"contents": "a fact"}, "score": 1.0}]]}) if known else "no\nsuch"
+        self.send_response(200 if known else 404)
+        self.send_header("content-length", str(len(reply)))
+        self.end_headers()
+        self.wfile.write(reply.encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+def test_a_retriever_is_asked_once_in_both_forms_and_a_wrong_url_is_refused():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Retriever) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        url, played = f"http://127.0.0.1:{server.server_port}", ("env.name=search", "env.max_steps=4")
+        try:
+            preflight.check_parts(config(*played, f"env.search.url=[{url}/query,{url}/queries]"))
+            said = refusal(*played, f"env.search.url=[{url}/query,{url}]")
+        finally:
+            server.shutdown()
+            thread.join(timeout=10)
+    mend = "give env.search.url in full, such as [http://HOST:8000/retrieve], or leave it out"
+    assert said == f"no retriever answers at {url} ({url} answered 404: no such); {mend}"
+    assert refusal(*played, "env.search.url=['http://[']").endswith(mend)
+
+
+def test_on_a_ray_that_runs_already_the_machine_is_its_own_business():
+    preflight.check(config("rollout.workers=2", "rollout.gpus=1", "ray.address=10.0.0.1:6379"))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 600}))
+    header = json.dumps({"__metadata__": {"format": "pt"}, "w": {"dtype": "F32", "shape": [3, 5]}}).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+def test_a_model_folder_that_is_whole_passes(model: Path):
+    preflight.check(config(f"model.path={model}"))
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_model_folder_must_be_whole(name: str, model: Path):
+    (model / name).unlink()
+    assert f"the model at {model} has no " in refusal(f"model.path={model}")
+
+
+def test_rows_longer_than_the_model_are_refused(model: Path):
+    text = refusal(f"model.path={model}", "rollout.max_prompt_tokens=700")
+    assert "prompt and response may take 724 tokens, and the model has 600 positions" in text
+
+
+def test_a_broken_model_config_is_named(model: Path):
+    (model / "config.json").write_text("{")
+    assert f"{model / 'config.json'} is broken" in refusal(f"model.path={model}")
+
+
+def test_broken_game_data_is_named(tmp_path: Path):
+    for split in ("train", "valid_seen", "valid_unseen"):
+        for index in range(8):
+            trial = tmp_path / "json_2.1.1" / split / f"pick_and_place_simple-Mug-None-Shelf-{index}" / "trial_T1"
+            trial.mkdir(parents=True)
+            (trial / "game.tw-pddl").write_text('{"pddl_problem": "", "solvable": true}')
+    text = refusal(f"env.data={tmp_path}", "learner.groups_per_step=1", "eval.episodes=1", "eval.panel=1")
+    assert "is broken" in text
+    assert "pick_and_place_simple" in text
+
+
+def test_an_evaluation_is_not_held_to_the_panels_of_a_training_run():
+    """Its tasks may come from a split with more games than the held-out one."""
+    wanted = config("eval.panel=900")
+    with pytest.raises(UserError, match="heldout split has"):
+        preflight.check(wanted)
+    preflight.check_parts(wanted)

@@ -1,0 +1,96 @@
+"""Whether a local server answers, whatever proxies the environment names."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from deploy.launch import machine, preflight
+from deploy.launch.probe import answers
+from deploy.launch.processes import free_port
+from envservice.wire.schemas import Info
+from services.config.file import load_config
+from services.config.tree import ENV_TOKEN_VARIABLE
+from services.errors import UserError
+
+CONTAINERFILE = Path(preflight.__file__).parents[1] / "docker" / "Containerfile"
+
+
+class Answer(BaseHTTPRequestHandler):
+    """200 at /healthz, what a server of the toy plays at /v1/info, for one token; 503 elsewhere."""
+
+    def do_GET(self) -> None:
+        body, status = b"", 200 if self.path == "/healthz" else 503
+        if self.path == "/v1/info":
+            status = 200 if self.headers["authorization"] == "Bearer secret" else 401
+            body = Info(name="toy", engine="corridor", version="1", replay="pure", splits={}).model_dump_json().encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Of a server on this machine, and a proxy in the environment that is not there."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join(timeout=10)
+
+
+def test_only_200_is_an_answer(port: int):
+    assert answers(f"http://127.0.0.1:{port}/healthz")
+    assert not answers(f"http://127.0.0.1:{port}/elsewhere")
+    assert not answers(f"http://127.0.0.1:{free_port()}/healthz")
+
+
+def test_preflight_finds_a_server_past_the_proxy(port: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(machine, "cpu_count", lambda: 2.0)
+    monkeypatch.setattr(machine, "available_memory", lambda: 16 * machine.GIB)
+    preflight.check_parts(load_config("alfworld-tiny", [f"env.urls=[http://127.0.0.1:{port}]", "redis.url=null"]))
+
+
+def test_the_health_check_of_images_asks_past_the_proxy(port: int):
+    (command,) = re.findall(r"^HEALTHCHECK (?:.*\\\n)?\s*CMD (.*)$", CONTAINERFILE.read_text(), re.MULTILINE)
+    _, option, program = json.loads(command)
+    for asked, status in ((port, 0), (free_port(), 1)):
+        done = subprocess.run([sys.executable, option, program.replace("8100", str(asked))], env=os.environ,
+                              capture_output=True, timeout=60, check=False)
+        assert done.returncode == status, done.stderr
+
+
+def test_servers_that_play_another_version_than_results_would_name_are_refused(
+    port: int, monkeypatch: pytest.MonkeyPatch,
+):
+    url = f"http://127.0.0.1:{port}"
+
+    def refusal(where: str = url, *, engine: str = "corridor 1") -> str:
+        with pytest.raises(UserError) as error:
+            preflight.check_versions([where], env="toy", engine=engine)
+        return str(error.value)
+
+    monkeypatch.delenv(ENV_TOKEN_VARIABLE, raising=False)
+    assert refusal() == f"{url} asks for another token; set {ENV_TOKEN_VARIABLE} to the one that it has"
+    monkeypatch.setenv(ENV_TOKEN_VARIABLE, "secret")
+    preflight.check_versions([url], env="toy", engine="corridor 1")
+    assert refusal(engine="corridor 2") == (
+        f"{url} plays toy by corridor 1, and this config toy by corridor 2; give both the same settings and packages")
+    assert refusal(f"{url}/elsewhere").startswith(f"{url}/elsewhere does not say what it plays (HTTPStatusError)")
+    assert refusal(f"http://127.0.0.1:{free_port()}").endswith("start it with `gagpo serve-env` of this version")

@@ -1,0 +1,57 @@
+"""Panels are cut by their name alone."""
+
+import pytest
+
+from deploy.launch.task_sets import cut, open_panels
+from services.config.file import load_config
+from services.errors import UserError
+
+TASKS = [f"toy/valid/{n:03d}" for n in range(100)]
+
+
+def test_a_panel_is_sorted_distinct_and_the_same_whatever_the_order():
+    panel = cut(TASKS, 20, name="heldout")
+    assert len(set(panel)) == 20
+    assert list(panel) == sorted(panel)
+    assert cut(TASKS[::-1], 20, name="heldout") == panel
+
+
+def test_names_give_different_panels_and_neither_is_the_head_of_the_list():
+    assert cut(TASKS, 20, name="heldout") != cut(TASKS, 20, name="validation")
+    assert cut(TASKS, 20, name="heldout") != tuple(TASKS[:20])
+
+
+def test_all_of_a_split_or_none_of_it():
+    assert cut(TASKS, 100, name="heldout") == tuple(TASKS)
+    assert cut(TASKS, 0, name="heldout") == ()
+
+
+@pytest.mark.parametrize(("name", "key"), [("heldout", "eval.panel"), ("validation", "eval.episodes")])
+def test_more_than_there_are_says_which_key_to_lower(name: str, key: str):
+    with pytest.raises(UserError, match=f"has 100 games of the chosen kinds, and 101 are asked for; lower {key}"):
+        cut(TASKS, 101, name=name)
+
+
+def test_a_runs_panels_are_disjoint_and_do_not_depend_on_its_seed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    panels = open_panels(load_config("alfworld-tiny", ["eval.episodes=8", "eval.panel=16"]))
+    assert panels.env_name == "alfworld-gen"
+    assert (len(panels.validation), len(panels.heldout)) == (8, 16)
+    train = set(panels.train)
+    assert not train & set(panels.validation)
+    assert not train & set(panels.heldout)
+    assert not set(panels.validation) & set(panels.heldout)
+    assert open_panels(load_config("alfworld-tiny", ["seed=7", "eval.episodes=8", "eval.panel=16"])) == panels
+
+
+def test_panels_say_what_plays_them_and_so_does_the_name_that_a_folder_is_held_to():
+    """verl_compat changes prices and splits: its results are others, and a run never goes on from one to the other."""
+    small = ["eval.episodes=8", "eval.panel=8"]
+    fixed = open_panels(load_config("webshop-tiny", small))
+    compat = open_panels(load_config("webshop-tiny", [*small, "env.webshop.verl_compat=true"]))
+    assert fixed.engine.startswith("own 1+catalogue+")
+    assert "verl-compat" not in fixed.engine
+    assert compat.engine.startswith("own 1+catalogue+")
+    assert compat.engine.endswith("+verl-compat")
+    assert compat.games.endswith(f"), {compat.engine}")
+    assert fixed.games.endswith(f"), {fixed.engine}")

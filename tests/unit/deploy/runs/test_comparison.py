@@ -1,0 +1,42 @@
+"""The before/after table by hand-worked numbers."""
+
+from typing import Any
+
+import pytest
+
+from deploy.runs.comparison import COLD, TRAINED, as_lines, compare
+
+
+def line(label: str, wins: dict[str, float]) -> dict[str, Any]:
+    mean = sum(wins.values()) / len(wins)
+    return {"label": label, "temperature": 1.0, "tasks": len(wins), "success_rate": mean, "success_low": mean,
+            "success_high": mean, "success_by_task": wins}
+
+
+def test_no_panel_no_table() -> None:
+    assert compare([line("step-000005", {"a": 1.0})]) is None
+
+
+def test_the_gain_is_paired_by_game() -> None:
+    """Games gain 1, 0, 0, 0: mean .25, sample sd .5, standard error .25, half-width .49."""
+    before, after = {"a": 0, "b": 1, "c": 0, "d": 1}, {"a": 1, "b": 1, "c": 0, "d": 1}
+    comparison = compare([line(COLD, before), line(TRAINED, after)])
+    assert comparison is not None
+    (gain,) = comparison.gains
+    assert gain.gain == 0.25
+    assert gain.low == pytest.approx(0.25 - 0.48999, abs=1e-4)
+    assert "paired by game: no difference shown" in "\n".join(as_lines(comparison, env="alfworld-gen"))
+
+
+@pytest.mark.parametrize(("before", "after", "verdict"), [(0.0, 1.0, "better"), (1.0, 0.0, "worse")])
+def test_a_steady_difference_is_told_either_way(before: float, after: float, verdict: str) -> None:
+    games = [str(i) for i in range(20)]
+    comparison = compare([line(COLD, dict.fromkeys(games, before)), line(TRAINED, dict.fromkeys(games, after))])
+    assert comparison is not None
+    assert as_lines(comparison, env="alfworld-gen")[-1].endswith(f"paired by game: {verdict}")
+
+
+def test_a_game_that_a_fault_took_from_one_side_is_left_out() -> None:
+    comparison = compare([line(COLD, {"a": 0.0, "b": 0.0}), line(TRAINED, {"a": 1.0})])
+    assert comparison is not None
+    assert comparison.gains[0].gain == 1.0

@@ -1,0 +1,90 @@
+"""Whose folder it is, and whether a run may start or go on in it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from deploy.runs.folder import check_run, learning_digest, open_run
+from services.config.file import load_config
+from services.config.tree import Config
+from services.errors import UserError
+
+GAMES = "3 games of alfworld-gen (ab), own 1"
+
+
+def config(folder: Path, **changes: object) -> Config:
+    return Config.model_validate({"name": "r", "steps": 3, "runs_dir": folder, **changes})
+
+
+def test_a_fresh_folder_gets_an_identity_and_the_resolved_config(tmp_path: Path):
+    folder, run = open_run(config(tmp_path), games=GAMES, resume=False)
+    assert folder.path == tmp_path / "r"
+    assert run.startswith("r-")
+    assert json.loads(folder.identity_file.read_text()) == {
+        "format": 1, "run": run, "learning": learning_digest(config(tmp_path)), "games": GAMES}
+    assert load_config(folder.config_file) == config(tmp_path)
+
+
+def test_two_runs_of_one_name_never_share_their_keys(tmp_path: Path):
+    """The id prefixes the keys of a shared Redis; a folder that was deleted makes another run."""
+    assert open_run(config(tmp_path / "a"), games=GAMES, resume=False)[1] != open_run(
+        config(tmp_path / "b"), games=GAMES, resume=False)[1]
+
+
+def test_resume_goes_on_under_the_same_id(tmp_path: Path):
+    _, run = open_run(config(tmp_path), games=GAMES, resume=False)
+    assert open_run(config(tmp_path), games=GAMES, resume=True)[1] == run
+
+
+def test_resume_without_a_run_starts_one(tmp_path: Path):
+    assert open_run(config(tmp_path), games=GAMES, resume=True)[1].startswith("r-")
+
+
+def test_a_run_that_is_there_is_not_overwritten(tmp_path: Path):
+    open_run(config(tmp_path), games=GAMES, resume=False)
+    with pytest.raises(UserError, match="holds a run already; go on with it by --resume"):
+        open_run(config(tmp_path), games=GAMES, resume=False)
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_folder_of_another_config_is_refused(tmp_path: Path, resume: bool):
+    folder, run = open_run(config(tmp_path), games=GAMES, resume=False)
+    with pytest.raises(UserError, match="belongs to a run with another config"):
+        open_run(config(tmp_path, seed=1), games=GAMES, resume=resume)
+    assert json.loads(folder.identity_file.read_text())["run"] == run
+    assert load_config(folder.config_file) == config(tmp_path)
+
+
+@pytest.mark.parametrize(("changes", "may_go_on"), [
+    ({"steps": 9}, True), ({"eval": {"every": 1}}, True), ({"checkpoint": {"keep": 5}}, True),
+    ({"redis": {"url": "redis://elsewhere:1/0"}}, True), ({"rollout": {"workers": 4}}, True),
+    ({"learner": {"ranks": 2}}, True), ({"env": {"urls": ("http://a:1",)}}, True),
+    ({"rollout": {"temperature": 0.5}}, False),
+    ({"learner": {"lr": 1.0}}, False), ({"env": {"max_steps": 7}}, False), ({"model": {"layers": 2}}, False),
+    ({"sft": {"minutes": 9.0}}, False), ({"name": "s"}, False),
+])
+def test_how_far_and_where_may_change_but_not_what_is_learnt(tmp_path: Path, changes: dict, may_go_on: bool):
+    same = learning_digest(config(tmp_path)) == learning_digest(config(tmp_path, **changes))
+    assert same == may_go_on
+
+
+def test_a_check_writes_nothing(tmp_path: Path):
+    check_run(config(tmp_path), resume=False)
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_folder_of_other_games_is_refused(tmp_path: Path):
+    """The same config on generated and on official games: their results never mix."""
+    open_run(config(tmp_path), games=GAMES, resume=False)
+    with pytest.raises(UserError, match="was played on 3 games of alfworld-gen"):
+        open_run(config(tmp_path), games="5 games of alfworld (cd)", resume=True)
+
+
+def test_a_folder_of_another_version_of_the_environment_is_refused_in_one_line(tmp_path: Path):
+    open_run(config(tmp_path), games=GAMES, resume=False)
+    with pytest.raises(UserError) as error:
+        open_run(config(tmp_path), games=f"{GAMES}+verl-compat", resume=True)
+    assert str(error.value) == (
+        f"{tmp_path / 'r'} was played on {GAMES}, and now there is {GAMES}+verl-compat; "
+        "give this run another name (name=...), or the data and settings that it had")

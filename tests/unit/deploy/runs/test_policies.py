@@ -1,0 +1,46 @@
+"""Which model a command plays, and by which config."""
+
+from pathlib import Path
+
+import pytest
+
+from deploy.runs.policies import resolve
+from services.config.file import dump_config
+from services.config.tree import Config
+from services.errors import UserError
+
+
+def model_at(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def test_a_run_stands_for_its_trained_model_and_its_config(tmp_path: Path):
+    model = model_at(tmp_path / "run" / "model")
+    dump_config(Config(name="mine", steps=7), tmp_path / "run" / "config.yaml")
+    config, found = resolve(tmp_path / "run", None, {"eval.temperature": 0.7, "env.max_steps": None})
+    assert (found, config.name, config.eval.temperature) == (model, "mine", 0.7)
+    assert config.env.max_steps == Config(name="mine", steps=7).env.max_steps
+    assert config.model.path == model
+    assert not config.sft.enabled
+
+
+def test_a_model_inside_a_run_is_played_by_the_runs_config(tmp_path: Path):
+    model = model_at(tmp_path / "run" / "model-cold-start")
+    dump_config(Config(name="mine", steps=7), tmp_path / "run" / "config.yaml")
+    assert resolve(model, None, {})[0].name == "mine"
+
+
+def test_a_model_alone_needs_a_config(tmp_path: Path):
+    model = model_at(tmp_path / "model")
+    with pytest.raises(UserError, match="--config"):
+        resolve(model, None, {})
+    assert resolve(model, "alfworld-tiny", {}, ["eval.panel=8"])[0].eval.panel == 8
+
+
+def test_a_run_without_a_trained_model_is_said(tmp_path: Path):
+    (tmp_path / "run").mkdir()
+    dump_config(Config(name="mine", steps=7), tmp_path / "run" / "config.yaml")
+    with pytest.raises(UserError, match="holds no model"):
+        resolve(tmp_path / "run", None, {})

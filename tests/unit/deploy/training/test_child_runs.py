@@ -1,0 +1,49 @@
+"""Commands as child processes: real ones, short ones."""
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from deploy.training.child_runs import Child, ChildFailed, failed, run_child
+
+
+def servers() -> list[psutil.Process]:
+    """Environment servers that this process has started and that live."""
+    return [child for child in psutil.Process().children()
+            if child.status() != psutil.STATUS_ZOMBIE and "serve-env" in child.cmdline()]
+
+
+def test_a_command_that_ends_well_leaves_its_output(tmp_path: Path):
+    run_child("the help", ["bench", "--help"], log=tmp_path / "log", out=tmp_path / "out", deadline_s=60)
+    assert "gagpo bench" in (tmp_path / "out").read_text()
+    assert (tmp_path / "log").read_text() == ""
+
+
+def test_a_failed_one_gives_its_status_and_its_last_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    log = tmp_path / "run.log"
+    with pytest.raises(ChildFailed) as caught:
+        run_child("run x", ["status", str(tmp_path / "none")], log=log, deadline_s=60)
+    assert caught.value.status == 2
+    assert str(caught.value) == f"run x ended with status 2; its last lines are above, all are in {log}"
+    assert failed(caught.value) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert "is no run's folder" in said[0]
+    assert said[1].startswith("error: run x ended")
+
+
+def test_one_that_takes_too_long_is_ended(tmp_path: Path):
+    child = Child("a server", ["serve-env", "--config", "alfworld-tiny", "--port", "0"], log=tmp_path / "log")
+    child.start()
+    with pytest.raises(ChildFailed, match="a server ran for more than 0 minutes"):
+        child.wait(0.1)
+    assert servers() == []
+
+
+def test_leaving_ends_the_child(tmp_path: Path):
+    child = Child("a server", ["serve-env", "--config", "alfworld-tiny", "--port", "0"], log=tmp_path / "log")
+    child.start()
+    assert not child.ended(60)
+    assert len(servers()) == 1
+    child.stop()
+    assert servers() == []

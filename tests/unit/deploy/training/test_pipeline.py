@@ -1,0 +1,54 @@
+"""When a run evaluates what."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from deploy.console.progress import ProgressView
+from deploy.launch.task_sets import TaskSets
+from deploy.runs.folder import RunFolder
+from deploy.training.pipeline import TrainingRun
+from learner.checkpoint import Checkpoints, Position
+from services.config.tree import Config
+from services.records import Version
+from services.store.archive import EpisodeArchive
+from services.telemetry.metrics_file import read_evaluations
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> TrainingRun:
+    """Evaluates every third of seven steps, and the last."""
+    config = Config.model_validate({"name": "t", "steps": 7, "runs_dir": tmp_path, "eval": {"every": 3}})
+    panels = TaskSets(env_name="toy", engine="corridor 1", train=("toy/train/0",), validation=("toy/valid/0",),
+                    validation_split="valid", heldout=(), heldout_split="test", heldout_digest="", games="",
+                    task_type=lambda _: "toy")
+    return TrainingRun(config=config, folder=RunFolder(tmp_path), run="t-1", panels=panels,
+                       progress=ProgressView("t", 7))
+
+
+def due(training: TrainingRun) -> list[int]:
+    versions = [Version(incarnation=1, step=step) for step in range(8)]
+    return [request.version.step for request in map(training.evaluation_of, versions) if request is not None]
+
+
+def test_a_version_is_evaluated_once_its_checkpoint_is_there(training: TrainingRun):
+    """The policy that RL starts from needs none."""
+    checkpoints = Checkpoints(training.folder.path / "checkpoints", keep=1)
+    found = [due(training)]
+    for step in (2, 3, 7):
+        checkpoints.commit(Position(step=step, incarnation=1, next_group=step, trained=step), lambda _: None)
+        found.append(due(training))
+    assert found == [[0], [0], [0, 3], [0, 3, 6, 7]]
+
+
+def test_evaluations_and_the_summary_say_which_version_of_which_environment_played(training: TrainingRun):
+    row = {"label": "panel-trained", "step": 7, "temperature": 1.0, "split": "test", "tasks": 1, "dropped": 0,
+           "success_rate": 1.0, "success_low": 1.0, "success_high": 1.0, "success_by_task": {"toy/test/0": 1.0}}
+    training.folder.config_file.write_text("name: t\n")
+    training.keep_evaluation(dict(row), [], EpisodeArchive(training.folder.path / "episodes"))
+    (kept,) = read_evaluations(training.folder.evaluations)
+    assert (kept["env"], kept["engine"]) == ("toy", "corridor 1")
+    training.report()
+    assert json.loads(training.folder.summary.read_text())["engine"] == "corridor 1"
+    assert "<th>engine</th><td>corridor 1</td>" in (training.folder.path / "report.html").read_text()

@@ -1,0 +1,136 @@
+"""The paper's ablation table as one command: its rows, what they share, and the numbers."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from deploy.runs.folder import RunFolder, open_run
+from deploy.training import sweep
+from deploy.training.child_runs import ChildFailed
+from deploy.training.sweep import ABLATIONS, Variant
+from services.config.file import dump_config, load_config
+from services.config.tree import Config
+from services.errors import UserError
+from services.telemetry.metrics_file import append_row, read_rows
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return load_config("alfworld-tiny", [f"runs_dir={tmp_path}", "name=swept"])
+
+
+def write(folder: RunFolder, label: str, step: int, by_task: dict[str, float], temperature: float = 1.0) -> None:
+    append_row(folder.evaluations, {"label": label, "step": step, "temperature": temperature, "split": "heldout",
+                                    "success_by_task": by_task})
+
+
+def test_the_rows_of_the_papers_table(config: Config):
+    """Each differs from the first in the keys of its open decision and in no other."""
+    made = sweep.configs(config, ABLATIONS)
+    laid = {name: (one.learner.credit.lam, one.learner.loss.ratio, one.learner.loss.aggregation,
+                   one.learner.credit.broadcast, one.learner.credit.normalize) for name, one in made.items()}
+    assert laid == {
+        "full": (0.8, "sequence", "actions", 0.0, "group"),
+        "no-temporal": (0.0, "sequence", "actions", 0.0, "group"),
+        "monte-carlo": (1.0, "sequence", "actions", 0.0, "group"),
+        "token-ratio": (0.8, "token", "tokens", 0.0, "group"),
+        "trajectory-reward": (0.8, "sequence", "actions", 1.0, "group"),
+        "batch-norm": (0.8, "sequence", "actions", 0.0, "batch"),
+        "no-norm": (0.8, "sequence", "actions", 0.0, "none"),
+    }
+
+
+def test_all_start_from_the_cold_start_that_the_first_makes(config: Config, tmp_path: Path):
+    made = list(sweep.configs(config, ABLATIONS).values())
+    assert (made[0].sft.enabled, made[0].model.path) == (True, None)
+    cold = tmp_path / "swept" / "full" / "model-cold-start"
+    assert {(one.sft.enabled, one.model.path) for one in made[1:]} == {(False, cold)}
+    assert {one.run_dir.parent for one in made} == {tmp_path / "swept"}
+    assert {one.seed for one in made} == {config.seed}
+
+
+def test_a_given_model_is_where_all_start(tmp_path: Path):
+    given = load_config("alfworld-tiny", [f"runs_dir={tmp_path}", "sft.enabled=false", f"model.path={tmp_path}"])
+    assert {one.model.path for one in sweep.configs(given, ABLATIONS).values()} == {tmp_path}
+
+
+@pytest.mark.parametrize(("laid", "what"), [
+    (["learner.credit.estimator=grpo"], "the estimator is grpo"), (["eval.every=0", "eval.panel=0"], "asks for none")])
+def test_what_cannot_be_compared_is_refused(tmp_path: Path, laid: list[str], what: str):
+    with pytest.raises(UserError, match=what):
+        sweep.configs(load_config("alfworld-tiny", [f"runs_dir={tmp_path}", *laid]), ABLATIONS)
+
+
+def test_a_folder_of_a_single_run_is_refused(config: Config):
+    open_run(config, games="g", resume=False)
+    with pytest.raises(UserError, match="holds a single run"):
+        sweep.configs(config, ABLATIONS)
+
+
+def test_the_table_by_hand(config: Config):
+    """Paired over games a and b alone: c was lost to a fault in the second run. Gains 1 and 0: mean .5."""
+    made = sweep.configs(config, ABLATIONS[:2])
+    full, second = (RunFolder(one.run_dir) for one in made.values())
+    write(full, "step-000030", 30, {"v": 1.0})
+    write(full, "panel-trained", 30, {"a": 0.0, "b": 1.0, "c": 1.0})
+    write(second, "panel-trained", 30, {"a": 1.0, "b": 1.0})
+    first, other = sweep.table(made, ABLATIONS[:2])
+    assert (first.variant, first.success, first.games, first.gain) == ("full", pytest.approx(2 / 3), 3, None)
+    assert (other.variant, other.success, other.games, other.gain) == ("no-temporal", 1.0, 2, 0.5)
+    assert other.gain_high - other.gain == pytest.approx(0.979982, abs=1e-6)
+    assert len(sweep.as_text([first, other])) == 3
+
+
+def test_without_a_panel_the_end_of_the_curve_counts(tmp_path: Path):
+    folder = RunFolder(tmp_path)
+    for step, value in ((20, 0.5), (0, 0.0), (10, 0.2)):
+        write(folder, f"step-{step:06d}", step, {"a": value})
+    assert [row["step"] for row in sweep.final(folder)] == [20]
+
+
+def test_a_run_is_told_once_how_its_cold_start_did(tmp_path: Path):
+    first, second = RunFolder(tmp_path / "first"), RunFolder(tmp_path / "second")
+    for label, step in (("step-000000", 0), ("step-000010", 10), ("panel-cold", 0), ("panel-trained", 10)):
+        write(first, label, step, {"a": 1.0})
+    for _ in range(2):
+        sweep.give_evaluations(second, sweep.cold_evaluations(first))
+    assert [row["label"] for row in read_rows(second.evaluations)] == ["step-000000", "panel-cold"]
+
+
+def test_finished_ones_are_passed_over_and_a_failed_one_is_named(config: Config):
+    """The first has its summary; the second finds no cold start, ends with its one line, and nothing follows."""
+    made = sweep.configs(config, ABLATIONS)
+    folder, _ = open_run(made["full"], games="g", resume=False)
+    dump_config(made["full"], folder.config_file)
+    folder.summary.write_text("{}")
+    with pytest.raises(ChildFailed, match=r"variant no-temporal ended with status 2; go on with --resume"):
+        sweep.run_sweep(config, ABLATIONS, resume=True, quiet=True)
+    assert folder.summary.exists()
+    assert not (config.run_dir / "monte-carlo.yaml").exists()
+    assert not (config.run_dir / "sweep.json").exists()
+
+
+def test_without_resume_a_sweep_that_has_begun_is_refused(config: Config):
+    open_run(sweep.configs(config, ABLATIONS)["full"], games="g", resume=False)
+    with pytest.raises(UserError, match="holds a run already"):
+        sweep.run_sweep(config, ABLATIONS, resume=False, quiet=True)
+
+
+def test_more_steps_are_not_finished(config: Config):
+    open_run(config, games="g", resume=False)
+    RunFolder(config.run_dir).summary.write_text("{}")
+    assert sweep.is_finished(config)
+    assert not sweep.is_finished(config.model_copy(update={"steps": 99}))
+
+
+def test_a_finished_sweep_writes_its_table_again(config: Config):
+    variants = (ABLATIONS[0], Variant(name="other", title="other", overrides={"learner.credit.lam": 0.5}))
+    for name, one in sweep.configs(config, variants).items():
+        folder, _ = open_run(one, games="g", resume=False)
+        folder.summary.write_text("{}")
+        write(folder, "panel-trained", 30, {"a": float(name == "full"), "b": 1.0})
+    lines = sweep.run_sweep(config, variants, resume=True, quiet=True)
+    assert [line.gain for line in lines] == [None, -0.5]
+    assert json.loads((config.run_dir / "sweep.json").read_text())["table"][1]["success"] == 0.5
+    assert "other" in (config.run_dir / "sweep.txt").read_text()

@@ -1,0 +1,114 @@
+"""Micro-batches, asked of a real app through ASGI."""
+
+import asyncio
+from collections.abc import Callable
+
+import httpx
+import pytest
+from toy_environment import ToyEnvironment
+
+from envservice.client.client import EnvClient
+from envservice.client import request_batching as lanes
+from envservice.server.app import Settings, create_app
+from services.errors import EnvFault
+
+TASK = "toy/train/00"
+
+
+class Wire(httpx.ASGITransport):
+    """The way to the app, noting how many elements each request carried; `answer` may stand in for the app."""
+
+    def __init__(self, settings: Settings, answer: Callable[[int], httpx.Response | None] = lambda n: None) -> None:
+        super().__init__(create_app(ToyEnvironment(), settings))
+        self.sizes: list[int] = []
+        self.answer = answer
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.sizes.append(request.content.count(b'"episode_id"'))
+        await asyncio.sleep(0.001)
+        return self.answer(len(self.sizes)) or await super().handle_async_request(request)
+
+
+def client_over(wire: Wire, monkeypatch: pytest.MonkeyPatch, *, timeout_s: float = 10.0) -> EnvClient:
+    plain = httpx.AsyncClient
+    monkeypatch.setattr(httpx, "AsyncClient", lambda **options: plain(**{**options, "transport": wire}))
+    return EnvClient(["http://toy"], timeout_s=timeout_s)
+
+
+async def walk(client: EnvClient, name: str, steps: int) -> None:
+    episode = client.episode(name, TASK)
+    await episode.reset()
+    for _ in range(steps):
+        await episode.step("wait")
+
+
+@pytest.mark.parametrize("in_flight", [1, 2, 3])
+async def test_all_that_is_queued_goes_together_and_nothing_is_left_behind(
+    in_flight: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(lanes, "IN_FLIGHT", in_flight)
+    wire = Wire(Settings())
+    async with client_over(wire, monkeypatch) as client, asyncio.timeout(10):
+        await asyncio.gather(*(walk(client, str(n), 10) for n in range(32)))
+    assert sum(wire.sizes) == 32 * 11
+    assert len(wire.sizes) <= 11 * in_flight + 2
+
+
+async def test_a_request_is_bounded_in_elements_and_bytes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(lanes, "BATCH", 8)
+    wire = Wire(Settings())
+    async with client_over(wire, monkeypatch) as client:
+        await asyncio.gather(*(walk(client, str(n), 1) for n in range(20)))
+        assert max(wire.sizes) == 8
+        monkeypatch.setattr(lanes, "BATCH_BYTES", 10)
+        wire.sizes.clear()
+        await asyncio.gather(*(walk(client, f"more {n}", 1) for n in range(5)))
+        assert wire.sizes == [1] * 10
+
+
+async def test_who_is_cancelled_before_sending_is_left_out(monkeypatch: pytest.MonkeyPatch):
+    wire = Wire(Settings())
+    async with client_over(wire, monkeypatch) as client:
+        going = [asyncio.create_task(walk(client, str(n), 3)) for n in range(4)]
+        going[0].cancel()
+        done = await asyncio.gather(*going, return_exceptions=True)
+    assert [type(one) for one in done] == [asyncio.CancelledError, type(None), type(None), type(None)]
+
+
+async def test_a_full_server_is_asked_again_when_it_said(monkeypatch: pytest.MonkeyPatch):
+    wire = Wire(Settings(max_sessions=1, lease_s=1))
+    async with client_over(wire, monkeypatch) as client:
+        first, second = client.episode("a", TASK), client.episode("b", TASK)
+        await first.reset()
+        waiting = asyncio.create_task(second.reset())
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        await first.step("wait")
+        assert first.replays == 0
+        await first.close()
+        await waiting
+    assert len(wire.sizes) == 5
+
+
+async def test_nonsense_and_server_errors_are_tried_again(monkeypatch: pytest.MonkeyPatch):
+    bad = {1: httpx.Response(502), 2: httpx.Response(200, content=b"<html>"), 3: httpx.Response(200, content=b"[]")}
+    wire = Wire(Settings(), bad.get)
+    async with client_over(wire, monkeypatch) as client:
+        await client.episode("e", TASK).reset()
+    assert len(wire.sizes) == 4
+
+
+@pytest.mark.parametrize(("status", "text"), [(401, "401"), (413, "413"), (422, "422")])
+async def test_a_refusal_is_a_fault_at_once(status: int, text: str, monkeypatch: pytest.MonkeyPatch):
+    wire = Wire(Settings(), lambda _: httpx.Response(status, json={}, request=httpx.Request("POST", "http://toy")))
+    async with client_over(wire, monkeypatch) as client:
+        with pytest.raises(EnvFault, match=text):
+            await client.episode("e", TASK).reset()
+    assert len(wire.sizes) == 1
+
+
+async def test_an_answer_that_is_no_result_is_a_fault(monkeypatch: pytest.MonkeyPatch):
+    wire = Wire(Settings(), lambda _: httpx.Response(200, json=[{"observation": "Hello."}]))
+    async with client_over(wire, monkeypatch) as client:
+        with pytest.raises(EnvFault, match="no result"):
+            await client.episode("e", TASK).reset()

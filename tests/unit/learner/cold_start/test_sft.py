@@ -1,0 +1,150 @@
+"""The cold start's training: what it trains on, when it ends, and that it learns."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from learner.cold_start.scratch_model import scratch_model
+from learner.cold_start.sft import FINAL_LR, Budget, losses, lr_factor, train
+from learner.cold_start.sft_data import IGNORE, Example, TokenRow, batches, encode
+from learner.cold_start.tokenizer import END, train_tokenizer
+from services.config.tree import ModelSection, SftSection
+from services.errors import LearnerFault, UserError
+
+EXAMPLES = [
+    Example(prompt=f"Now: a {noun} {number}\n", response=f"<think>{noun}</think><action>take {noun} {number}</action>")
+    for noun in ("mug", "pen", "book", "cup") for number in range(1, 9)
+]
+TINY = ModelSection(hidden=32, layers=2, heads=1, intermediate=64)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer([text for one in EXAMPLES for text in (one.prompt, one.response)])
+
+
+@pytest.fixture(scope="module")
+def rows(tokenizer):
+    return encode(tokenizer, EXAMPLES, chat=False, max_tokens=64)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def fresh(tokenizer, seed=0):
+    return scratch_model(TINY, tokenizer, max_positions=128, seed=seed)
+
+
+def fit(model, tokenizer, rows, **options):
+    options = {"budget": Budget(updates=5), "seed": 1, **options}
+    return train(model, rows, SftSection(batch_rows=8), pad_id=tokenizer.pad_token_id, **options)
+
+
+def test_a_row_is_prompt_then_answer(tokenizer, rows):
+    row = rows[0]
+    assert tokenizer.decode(row.ids[: row.prompt_tokens]) == EXAMPLES[0].prompt
+    assert tokenizer.decode(row.ids[row.prompt_tokens :]) == EXAMPLES[0].response
+
+
+def test_a_chat_prompt_goes_through_the_template_of_the_tokenizer(tokenizer):
+    (row,) = encode(tokenizer, EXAMPLES[:1], chat=True, max_tokens=64)
+    assert tokenizer.decode(row.ids[: row.prompt_tokens]) == f"<|user|>{EXAMPLES[0].prompt}{END}<|assistant|>"
+
+
+def test_examples_that_are_too_long_are_left_out_not_cut(tokenizer):
+    long = Example(prompt="Now: " + "a mug 1, " * 40, response=EXAMPLES[0].response)
+    assert len(encode(tokenizer, [long, EXAMPLES[0]], chat=False, max_tokens=64)) == 1
+
+
+def test_every_epoch_visits_each_row_once():
+    rows = [TokenRow(ids=np.full(2 + n % 5, n, dtype=np.int32), prompt_tokens=1) for n in range(1, 38)]
+    stream = batches(rows, batch_rows=4, pad_id=0, seed=3)
+    for _ in range(2):
+        seen = [int(row[0]) for _ in range(math.ceil(37 / 4)) for row in next(stream).ids]
+        assert sorted(seen) == list(range(1, 38))
+
+
+def test_targets_are_the_next_tokens_and_padding_has_none():
+    rows = [TokenRow(ids=np.array([5, 6, 7, 8]), prompt_tokens=2), TokenRow(ids=np.array([5, 9]), prompt_tokens=1)]
+    batch = next(batches(rows, batch_rows=2, pad_id=0, seed=0))
+    short, long = sorted(range(2), key=lambda at: int(batch.ids[at, 2]))
+    assert batch.ids[long].tolist() == [5, 6, 7, 8]
+    assert batch.targets[long].tolist() == [6, 7, 8, IGNORE]
+    assert batch.is_response[long].tolist() == [False, True, True, False]
+    assert batch.ids[short].tolist() == [5, 9, 0, 0]
+    assert batch.targets[short].tolist() == [9, IGNORE, IGNORE, IGNORE]
+    assert batch.is_response[short].tolist() == [True, False, False, False]
+
+
+def test_padding_does_not_change_the_loss(tokenizer, rows):
+    model = fresh(tokenizer)
+    picked = [rows[0], TokenRow(ids=np.concatenate([rows[1].ids, rows[1].ids]), prompt_tokens=rows[1].prompt_tokens)]
+    apart = [losses(model, next(batches([row], batch_rows=1, pad_id=0, seed=0))) for row in picked]
+    both = losses(model, next(batches(picked, batch_rows=2, pad_id=0, seed=0)))
+    assert both[0].item() == pytest.approx(sum(one[0].item() for one in apart) / 2, rel=1e-5)
+    weights = [row.prompt_tokens - 1 for row in picked]
+    expected = sum(one[1].item() * weight for one, weight in zip(apart, weights, strict=True)) / sum(weights)
+    assert both[1].item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_rate_warms_up_and_ends_at_a_twentieth():
+    assert lr_factor(0, 0.0) == pytest.approx(1 / 50)
+    assert lr_factor(49, 0.0) == 1.0
+    assert lr_factor(1000, 0.5) == pytest.approx((1 + FINAL_LR) / 2)
+    assert lr_factor(1000, 1.0) == pytest.approx(FINAL_LR)
+
+
+def test_a_fixed_number_of_updates_is_reproducible_to_the_bit(tokenizer, rows):
+    models = [fresh(tokenizer), fresh(tokenizer)]
+    done = [fit(model, tokenizer, rows) for model in models]
+    assert [one.updates for one in done] == [5, 5]
+    assert done[0].rows == 40
+    for left, right in zip(*(model.state_dict().values() for model in models), strict=True):
+        assert torch.equal(left, right)
+
+
+def test_a_time_budget_ends_on_time(tokenizer, rows):
+    done = fit(fresh(tokenizer), tokenizer, rows, budget=Budget(minutes=0.5 / 60))
+    assert done.updates > 0
+    assert 0.5 <= done.seconds < 5
+
+
+def test_it_learns_what_was_demonstrated(tokenizer, rows):
+    model = fresh(tokenizer)
+    fit(model, tokenizer, rows, budget=Budget(updates=300))
+    prompt = torch.tensor([tokenizer(EXAMPLES[11].prompt)["input_ids"]])
+    answer = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=8,
+                            pad_token_id=tokenizer.pad_token_id)
+    assert tokenizer.decode(answer[0, prompt.shape[1] :]).startswith(EXAMPLES[11].response)
+
+
+def test_a_loss_that_is_not_finite_stops_the_training(tokenizer, rows):
+    model = fresh(tokenizer)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.fill_(math.nan)
+    with pytest.raises(LearnerFault, match="became nan"):
+        fit(model, tokenizer, rows)
+
+
+def test_nothing_to_train_on_is_refused(tokenizer):
+    with pytest.raises(ValueError, match="no demonstrations"):
+        fit(fresh(tokenizer), tokenizer, [])
+
+
+def test_heads_that_the_sampler_cannot_serve_are_refused(tokenizer):
+    with pytest.raises(UserError, match="cannot serve"):
+        scratch_model(ModelSection(hidden=64, heads=4), tokenizer, max_positions=64, seed=0)
+
+
+def test_tied_and_untied_heads_follow_the_config(tokenizer):
+    tied = fresh(tokenizer)
+    untied = scratch_model(TINY.model_copy(update={"tie_embeddings": False}), tokenizer, max_positions=64, seed=0)
+    extra = sum(w.numel() for w in untied.parameters()) - sum(w.numel() for w in tied.parameters())
+    assert extra == len(tokenizer) * TINY.hidden

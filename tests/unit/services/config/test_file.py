@@ -1,0 +1,177 @@
+"""Configs: files, overrides, one-line errors, digests."""
+
+from pathlib import Path
+
+import pytest
+
+from services.config.file import SHIPPED, config_digest, config_keys, dump_config, find_config, load_config
+from services.errors import UserError
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.yaml"
+    path.write_text("name: mine\nsteps: 3\nlearner:\n  lr: 1e-4\n  loss: {kl: 0.5}\n")
+    return path
+
+
+def message(path: Path, *overrides: str) -> str:
+    with pytest.raises(UserError) as error:
+        load_config(path, overrides)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_values_of_the_file_and_defaults_of_the_tree(file: Path):
+    config = load_config(file, [])
+    assert (config.learner.lr, config.learner.loss.kl, config.learner.group_size) == (1e-4, 0.5, 8)
+
+
+@pytest.mark.parametrize(("override", "section", "key", "value"), [
+    ("learner.lr=3e-4", "learner", "lr", 3e-4),
+    ("learner.betas=[0.9, 0.99]", "learner", "betas", (0.9, 0.99)),
+    ("eval.compare_cold_start=true", "eval", "compare_cold_start", True),
+    ("env.urls=[http://a:1]", "env", "urls", ("http://a:1",)),
+    ("model.path=null", "model", "path", None),
+    ("redis.url=redis://host:1/0?a=b", "redis", "url", "redis://host:1/0?a=b"),
+])
+def test_overrides_are_typed_as_in_yaml(file: Path, override: str, section: str, key: str, value: object):
+    assert getattr(getattr(load_config(file, [override]), section), key) == value
+
+
+def test_the_last_override_wins_and_leaves_its_neighbours_alone(file: Path):
+    config = load_config(file, ["learner.loss.kl=1", "learner.loss.kl=2"])
+    assert (config.learner.loss.kl, config.learner.lr) == (2.0, 1e-4)
+
+
+@pytest.mark.parametrize(("key", "nearest"), [
+    ("learner.stalenes", "learner.staleness"),
+    ("learner.loss.cliplow", "learner.loss.clip_low"),
+    ("stepps", "steps"),
+    ("group_size", "learner.group_size"),
+    ("learner.token_budgett", "learner.token_budget"),
+    ("rollouts.slots", "rollout.slots"),
+])
+def test_an_unknown_key_names_the_nearest_by_its_whole_path(file: Path, key: str, nearest: str):
+    assert message(file, f"{key}=1").endswith(f"did you mean {nearest}?")
+
+
+def test_an_unknown_key_in_the_file_names_the_file(file: Path):
+    file.write_text("name: mine\nsteps: 3\nrollout: {slot: 4}\n")
+    assert message(file) == f"unknown key rollout.slot in {file}; did you mean rollout.slots?"
+
+
+def test_a_last_part_that_several_sections_have_names_them_all(file: Path):
+    assert message(file, "temperature=1").endswith("did you mean rollout.temperature or eval.temperature?")
+
+
+@pytest.mark.parametrize(("override", "expected"), [
+    ("rollout.slots=0", "rollout.slots cannot be 0; it should be greater than or equal to 1"),
+    ("learner.lr=fast", "learner.lr cannot be 'fast'; it should be a valid number, unable to parse string as a number"),
+    ("learner.credit.ddof=2", "learner.credit.ddof cannot be 2; it should be 0 or 1"),
+    ("name=a b", "name cannot be 'a b'; it should match pattern '^[A-Za-z0-9._-]+$'"),
+])
+def test_a_value_out_of_range_is_one_line(file: Path, override: str, expected: str):
+    assert message(file, override) == expected
+
+
+def test_a_bootstrap_without_a_state_to_end_in_is_refused(file: Path):
+    found = message(file, "learner.credit.bootstrap=true", "learner.credit.state_key=prompt")
+    assert "learner.credit: bootstrap needs a key" in found
+
+
+def test_what_must_be_set_is_named(file: Path):
+    file.write_text("name: mine\n")
+    assert message(file) == f"steps is not set; set it in {file} or give steps=VALUE"
+
+
+def test_several_errors_are_counted(file: Path):
+    assert "(and 1 more)" in message(file, "rollout.slots=0", "learner.lr=0")
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("name: [", "is not YAML"),
+    ("just words", "holds no settings"),
+    ("name: a\nname: b\nsteps: 1\n", "key name is given twice"),
+    ("format: 9\nname: a\nsteps: 1\n", "has format 9"),
+    ("name: a\nsteps: 1\nlearner: 3\n", "learner cannot be 3"),
+])
+def test_a_broken_file_is_one_line(file: Path, text: str, expected: str):
+    file.write_text(text)
+    assert expected in message(file)
+
+
+@pytest.mark.parametrize("override", ["learner.lr", "=3", "learner.lr=[1"])
+def test_a_broken_override_is_one_line(file: Path, override: str):
+    assert override in message(file, override)
+
+
+def test_a_missing_file_names_the_shipped_configs(tmp_path: Path):
+    assert "there is no config file" in message(tmp_path / "absent.yaml")
+
+
+WHOLE = [path for path in sorted(SHIPPED.rglob("*.yaml")) if path.parent.name != "parts"]
+"""A part is only ever a base among others."""
+
+
+@pytest.mark.parametrize("path", WHOLE, ids=lambda path: path.stem)
+def test_every_shipped_config_is_found_by_its_name_and_loads(path: Path):
+    """By its bare name, which no other has and its run takes, and by its name with the folder."""
+    assert find_config(path.stem) == path
+    assert find_config(path.name) == path
+    assert find_config(path.relative_to(SHIPPED)) == path
+    assert load_config(path.stem).name == path.stem
+
+
+def test_of_several_bases_each_is_laid_over_the_one_before_it(file: Path):
+    first, second, top = (file.with_name(name) for name in ("first.yaml", "second.yaml", "top.yaml"))
+    first.write_text("steps: 3\nenv: {max_steps: 7, history: 1}\n")
+    second.write_text("env: {history: 4}\n")
+    top.write_text("base: [first, second]\nname: top\n")
+    config = load_config(top)
+    assert (config.name, config.steps, config.env.max_steps, config.env.history) == ("top", 3, 7, 4)
+
+
+def test_a_config_builds_on_its_base(file: Path):
+    """On the file beside it; sections key by key, the nearer file wins, and an override wins over all."""
+    middle, top = file.with_name("middle.yaml"), file.with_name("top.yaml")
+    middle.write_text("base: mine\nsteps: 4\nlearner: {loss: {entropy: 0.25}}\n")
+    top.write_text("base: middle.yaml\nname: top\nlearner: {lr: 2e-4, betas: [0.5, 0.5]}\n")
+    config = load_config(top, ["learner.loss.is_cap=3"])
+    assert (config.name, config.steps, config.learner.lr) == ("top", 4, 2e-4)
+    loss = config.learner.loss
+    assert (loss.kl, loss.entropy, loss.is_cap) == (0.5, 0.25, 3)
+    file.write_text("name: mine\nsteps: 3\nlearner: {betass: 1}\n")
+    assert message(top).startswith(f"unknown key learner.betass in {file}")
+
+
+def test_a_base_may_be_a_shipped_config(file: Path):
+    file.write_text("base: alfworld-tiny\nname: mine\n")
+    assert load_config(file).env.alfworld.task_types == ("pick", "look")
+
+
+def test_a_base_that_is_not_there_or_turns_in_a_circle_is_one_line(file: Path):
+    file.write_text("base: absent\nname: mine\n")
+    assert "there is no config file absent" in message(file)
+    file.write_text("base: other\nname: mine\n")
+    file.with_name("other.yaml").write_text("base: mine\n")
+    assert message(file).startswith(f"{file} is its own base")
+
+
+def test_a_dumped_config_reads_back_to_the_same_digest(file: Path, tmp_path: Path):
+    config = load_config(file, ["env.data=games", "learner.lr=1e-5"])
+    dump_config(config, tmp_path / "run" / "config.yaml")
+    assert (tmp_path / "run" / "config.yaml").read_text().startswith("format: 1\n")
+    again = load_config(tmp_path / "run" / "config.yaml")
+    assert again == config
+    assert config_digest(again) == config_digest(config)
+
+
+def test_any_changed_value_changes_the_digest(file: Path):
+    assert config_digest(load_config(file)) != config_digest(load_config(file, ["learner.credit.lam=0.7"]))
+
+
+def test_keys_are_leaves_with_their_whole_path():
+    keys = list(config_keys())
+    assert {"name", "learner.lr", "learner.credit.gamma"} <= set(keys)
+    assert "learner" not in keys

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import math
+from typing import get_args
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from services.telemetry.exposition import MAX_WORKERS, render
+from services.telemetry.heartbeat import Beat, Pulse, decode
+from services.telemetry.meters import OTHER, Meters
+from services.telemetry.names import CATALOGUE, Role
+
+
+def series(beats: dict[str, Beat]) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    return {(sample.name, frozenset(sample.labels.items())): sample.value
+            for family in text_string_to_metric_families(render(beats).decode()) for sample in family.samples}
+
+
+def beat(pulse: Pulse) -> Beat:
+    return decode({pulse.name: pulse.beat()})[pulse.name]
+
+
+def at(name: str, **labels: str):
+    return name, frozenset(labels.items())
+
+
+def test_counters_begin_at_zero_with_all_their_labels():
+    shown = series({"rollout-0": beat(Pulse("rollout-0", "rollout"))})
+    for outcome in ("accepted", "refused", "failed"):
+        assert shown[at("gagpo_rollout_episodes_total", worker="rollout-0", outcome=outcome)] == 0
+    assert shown[at("gagpo_rollout_turn_seconds_count", worker="rollout-0")] == 0
+
+
+def test_types_survive_the_heartbeat():
+    """A histogram's buckets are cumulative, and two workers stay apart."""
+    beats = {}
+    for name, seconds in (("rollout-0", (0.02, 0.2)), ("rollout-1", (70.0,))):
+        pulse = Pulse(name, "rollout")
+        for value in seconds:
+            pulse.meters("gagpo_rollout_turn_seconds").observe(value)
+        beats[name] = beat(pulse)
+    text = render(beats).decode()
+    assert text.count("# TYPE gagpo_rollout_turn_seconds histogram") == 1
+    assert "_created" not in text
+    shown = series(beats)
+    assert shown[at("gagpo_rollout_turn_seconds_bucket", worker="rollout-0", le="0.025")] == 1
+    assert shown[at("gagpo_rollout_turn_seconds_bucket", worker="rollout-0", le="0.25")] == 2
+    assert shown[at("gagpo_rollout_turn_seconds_bucket", worker="rollout-0", le="+Inf")] == 2
+    assert shown[at("gagpo_rollout_turn_seconds_sum", worker="rollout-1")] == 70.0
+
+
+def test_worker_labels_are_bounded_and_nothing_is_left_out():
+    beats = {}
+    for index in range(MAX_WORKERS + 6):
+        pulse = Pulse(f"rollout-{index:04}", "rollout")
+        pulse.meters("gagpo_rollout_env_steps_total").inc(2)
+        beats[pulse.name] = beat(pulse)
+    shown = {labels: value for (name, labels), value in series(beats).items()
+             if name == "gagpo_rollout_env_steps_total"}
+    assert len(shown) == MAX_WORKERS + 1
+    assert shown[frozenset({("worker", OTHER)})] == 12
+
+
+def test_what_is_not_declared_is_not_shown():
+    known = beat(Pulse("learner-0", "learner"))
+    foreign = Beat(role="learner", doing="", since=0, progress=0, metrics={"evil": [("evil", {"x": "1"}, 1.0)]})
+    assert "evil" not in render({"a": foreign, "learner-0": known}).decode()
+
+
+def test_a_gauge_that_is_not_finite_has_no_series():
+    pulse = Pulse("learner-0", "learner")
+    assert at("gagpo_learner_gradient_norm", worker="learner-0") not in series({"learner-0": beat(pulse)}), "unset"
+    pulse.meters("gagpo_learner_gradient_norm").set(math.nan)
+    assert at("gagpo_learner_gradient_norm", worker="learner-0") not in series({"learner-0": beat(pulse)})
+    pulse.meters("gagpo_learner_gradient_norm").set(2.5)
+    assert series({"learner-0": beat(pulse)})[at("gagpo_learner_gradient_norm", worker="learner-0")] == 2.5
+
+
+def test_label_values_are_the_declared_ones_or_so_many():
+    meters = Meters("rollout")
+    with pytest.raises(ValueError, match="outcome='lost'"):
+        meters("gagpo_rollout_episodes_total", outcome="lost")
+    with pytest.raises(KeyError):
+        meters("gagpo_learner_step")
+    meters = Meters("controller")
+    bound = CATALOGUE["gagpo_eval_success_ratio"].labels["task_type"]
+    assert isinstance(bound, int)
+    for index in range(bound + 3):
+        meters("gagpo_eval_success_ratio", task_type=f"type-{index}").set(1)
+    labels = {labels["task_type"] for _, labels, _ in meters.snapshot()["gagpo_eval_success_ratio"]}
+    assert len(labels) == bound + 1
+    assert OTHER in labels
+
+
+def test_a_count_that_was_reset_does_not_lower_a_counter():
+    meters = Meters("controller")
+    for total in (5, 7, 3, 4):
+        meters.follow("gagpo_store_groups_issued_total", total)
+    assert meters.snapshot()["gagpo_store_groups_issued_total"][0][2] == 8
+
+
+def test_every_role_exports_what_it_declares():
+    for role in get_args(Role):
+        unlabelled = {one.name for one in CATALOGUE.values() if role in one.roles and not one.labels}
+        assert unlabelled <= {name for name, samples in Meters(role).snapshot().items() if samples}

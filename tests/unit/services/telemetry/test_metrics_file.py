@@ -1,0 +1,70 @@
+"""metrics.jsonl and the Prometheus text."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services.telemetry import metrics_file as metrics
+
+
+def test_rows_come_back_with_their_format(tmp_path: Path):
+    path = tmp_path / "run" / "metrics.jsonl"
+    metrics.append_row(path, {"step": 1, "grad_norm": np.float32(0.5)})
+    assert metrics.read_rows(path) == [{"format": 1, "step": 1, "grad_norm": 0.5}]
+
+
+def test_values_that_json_does_not_know_become_null(tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    metrics.append_row(path, {"step": 1, "loss/kl": float("nan"), "by_type": {"pick": float("inf")}})
+    assert json.loads(path.read_text()) == {"format": 1, "step": 1, "loss/kl": None, "by_type": {"pick": None}}
+
+
+def test_a_line_torn_by_a_crash_spoils_no_other(tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    metrics.append_row(path, {"step": 1})
+    with path.open("a") as file:
+        file.write('{"format": 1, "ste')
+    metrics.append_row(path, {"step": 2})
+    assert [row["step"] for row in metrics.read_rows(path)] == [1, 2]
+
+
+def test_a_step_taken_again_after_a_resume_counts_once(tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    for step, value in ((1, 0.1), (2, 0.2), (3, 0.3), (2, 0.4)):
+        metrics.append_row(path, {"step": step, "success_rate": value})
+    assert [(row["step"], row["success_rate"]) for row in metrics.read_metrics(path)] == [(1, 0.1), (2, 0.4), (3, 0.3)]
+
+
+def test_an_evaluation_made_again_counts_as_made_last(tmp_path: Path):
+    path = tmp_path / "evaluations.jsonl"
+    for label, temperature, rate in [("step-0", 1.0, 0.1), ("step-0", 0.4, 0.2), ("step-0", 1.0, 0.3)]:
+        metrics.append_row(path, {"label": label, "temperature": temperature, "success_rate": rate})
+    assert [row["success_rate"] for row in metrics.read_evaluations(path)] == [0.3, 0.2]
+
+
+def test_a_run_that_goes_on_from_a_checkpoint_drops_what_came_after_it(tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    metrics.drop_rows(path, after_step=0)
+    for step in (1, 2, 3):
+        metrics.append_row(path, {"step": step})
+    metrics.drop_rows(path, after_step=2)
+    assert metrics.read_rows(path) == [{"format": 1, "step": 1}, {"format": 1, "step": 2}]
+    metrics.append_row(path, {"step": 3})
+    assert len(metrics.read_rows(path)) == 3
+
+
+def test_no_file_is_no_rows(tmp_path: Path):
+    assert metrics.read_rows(tmp_path / "absent") == []
+
+
+def test_a_row_must_hold_exactly_the_frozen_keys():
+    row = dict.fromkeys(metrics.METRIC_KEYS, 0)
+    metrics.check_metrics(row)
+    with pytest.raises(ValueError, match=r"unknown .'tempo'"):
+        metrics.check_metrics({**row, "tempo": 1})
+    row.pop("seconds/wait")
+    with pytest.raises(ValueError, match=r"missing .'seconds/wait'"):
+        metrics.check_metrics(row)
+
