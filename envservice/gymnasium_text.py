@@ -100,7 +100,7 @@ class TextEnvironment:
         return number
 
 
-def text_family(
+def text_spec(
     make: Callable[[], TextGame], *, name: str, version: str = "1", max_steps: int = LONGEST,
     sizes: tuple[int, int, int] = (1000, 100, 300),
     prompts: Mapping[str, Callable[[int], PromptTemplate]] = PLAIN,

@@ -13,10 +13,10 @@ from services.config.tree import EnvSection
 from services.errors import UserError
 
 BUILT_IN: Mapping[str, str] = {
-    "alfworld": "envservice.alfworld.spec:FAMILY",
-    "webshop": "envservice.webshop.spec:FAMILY",
-    "search": "envservice.search.spec:FAMILY",
-    "scienceworld": "envservice.scienceworld.spec:FAMILY",
+    "alfworld": "envservice.alfworld.spec:SPEC",
+    "webshop": "envservice.webshop.spec:SPEC",
+    "search": "envservice.search.spec:SPEC",
+    "scienceworld": "envservice.scienceworld.spec:SPEC",
 }
 """`env.name` to `module:attribute`. Task ids begin with the name, or with the name, a dash and a variant."""
 
@@ -33,7 +33,7 @@ def find_spec(name: str) -> EnvironmentSpec:
                         f"set env.name to one of {', '.join(BUILT_IN)}, or to module:attribute of your own")
     found = _imported(target, module, attribute)
     if not isinstance(found, EnvironmentSpec):
-        raise UserError(f"{target} is a {type(found).__name__}, not a Family", "see envservice/spec.py")
+        raise UserError(f"{target} is a {type(found).__name__}, not an EnvironmentSpec", "see envservice/spec.py")
     return found
 
 
@@ -47,7 +47,8 @@ def _imported(target: str, module: str, attribute: str) -> Any:
             f"install {missing}")
         raise UserError(f"the environment {target} cannot be imported ({error})", mend) from None
     except AttributeError:
-        raise UserError(f"{module} has no {attribute}", "set env.name to module:attribute of a Family") from None
+        raise UserError(f"{module} has no {attribute}",
+                        "set env.name to module:attribute of an EnvironmentSpec") from None
 
 
 def stands_in_for(environment: str) -> str | None:

@@ -1,7 +1,7 @@
-"""What runs need of an environment beside its games. One Family per folder, found by name: registry.py.
+"""What runs need of an environment besides its games: one EnvironmentSpec per folder, found by registry.py.
 
-A module that holds a Family is imported by commands that only ask what there is, so what takes long to import or may
-be missing is imported by the functions that need it.
+Light commands import the module that holds an EnvironmentSpec. Import slow or optional packages inside the functions
+that need them.
 """
 
 from __future__ import annotations

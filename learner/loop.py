@@ -26,7 +26,6 @@ from learner.step_metrics import figures
 from learner.telemetry import step_taken, trace_step
 from learner.trainer import Learner, StepReport
 from services.config.tree import Config
-from services.controller.telemetry import reason_class, trace_drop
 from services.errors import DeadlineExceeded
 from services.records import Drop, Episode, Manifest, Version
 from services.store.archive import ArchiveRow, EpisodeArchive
@@ -35,6 +34,7 @@ from services.store.store import Store
 from services.telemetry.heartbeat import Pulse
 from services.telemetry.logs import bind, get_logger
 from services.telemetry.metrics_file import append_row, check_metrics, drop_rows
+from services.telemetry.tickets import reason_class, trace_drop
 from services.weights.pack import Packed, pack_tensors
 
 POLL_S = 0.1

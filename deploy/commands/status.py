@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
+from deploy.runs.configs import load_config
 from deploy.runs.folder import RunFolder
 from deploy.runs.live_status import Seen, look, value
-from services.config.file import load_config
 from services.errors import UserError
 from services.telemetry.heartbeat import BEAT_S, Beat
 from services.telemetry.metrics_file import read_evaluations, read_metrics

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from deploy.experiment.progress import RunsProgress
-from deploy.experiment.records import FORMAT, folder_digest, same_settings, settings_of, write
 from deploy.launch.task_sets import TaskSets
 from deploy.runs.folder import RunFolder
+from deploy.runs.records import FORMAT, folder_digest, same_settings, settings_of, write
 from deploy.training.child_runs import run_child
 from deploy.training.sweep import cold_evaluations
 from services.config.file import dump_config

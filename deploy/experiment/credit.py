@@ -17,7 +17,6 @@ from typing import Any
 
 from rich.console import Console
 
-from deploy.experiment import tables
 from deploy.experiment.common import COMMON, check_settings, prepare, require_official
 from deploy.experiment.design import (
     ARMS,
@@ -30,11 +29,13 @@ from deploy.experiment.design import (
     to_confirm,
 )
 from deploy.experiment.progress import RunsProgress
-from deploy.experiment.records import Record, read_records
 from deploy.experiment.runs import Runner, left, only_one
+from deploy.experiment.tables import as_lines, parts_of, planned
+from deploy.report.tables import by_seed, measures, summary_of
 from deploy.runs.comparison import COLD
+from deploy.runs.configs import load_config
+from deploy.runs.records import Record, read_records
 from deploy.training.child_runs import ChildFailed, failed
-from services.config.file import load_config
 from services.config.tree import Config
 from services.errors import UserError
 
@@ -72,9 +73,9 @@ def _wanted(args: argparse.Namespace) -> list[PlannedRun]:
 def _scores(records: Sequence[Record]) -> dict[str, list[float]]:
     """Arm -> success on held-out games at the first seeds."""
     first = [record for record in records if record.seed < CONFIRMING_SEEDS]
-    (heldout,) = (measure for measure in tables.measures(first) if measure.name == "heldout")
+    (heldout,) = (measure for measure in measures(first) if measure.name == "heldout")
     arms = {record.arm for record in first}
-    return {arm: list(tables.by_seed(first, arm, heldout.of).values()) for arm in arms}
+    return {arm: list(by_seed(first, arm, heldout.of).values()) for arm in arms}
 
 
 def _check_arms(config: Config, wanted: Sequence[PlannedRun]) -> None:
@@ -113,10 +114,10 @@ def _report(out: Path, *, as_json: bool) -> int:
     if not records:
         raise UserError(f"{out} holds no finished run", "run the experiment without --report")
     common = json.loads((out / COMMON).read_text()) if (out / COMMON).exists() else {}
-    lines = tables.as_lines(records, _cold(common))
+    lines = as_lines(records, _cold(common))
     (out / "table.md").write_text("\n".join(lines) + "\n")
-    parts = tables.parts(records)
-    summary = {"format": FORMAT, "parts": {title: tables.summary(part) for title, part in parts.items()}}
+    parts = parts_of(records)
+    summary = {"format": FORMAT, "parts": {title: summary_of(part, planned(part)) for title, part in parts.items()}}
     (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     for title, part in parts.items():
         write_figures(out / "figures" / title.lower().replace(" ", "-"), part, arms=ARMS, figures=PAPER)

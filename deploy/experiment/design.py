@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from deploy.report.arms import Arm
 from services.config.file import lay_over
 from services.config.tree import Config
 from services.errors import UserError
@@ -20,18 +20,6 @@ MORE_SEEDS = 5
 """Of the MAIN arms, beyond the first."""
 CONFIRMING_SEEDS = 100
 """The first of the seeds that confirm: none of them is ever used to choose what is confirmed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arm:
-    """One way to assign credit."""
-
-    title: str
-    colour: str
-    """Of its curves, the same in every figure (Okabe and Ito's colour-blind safe set)."""
-    overrides: Mapping[str, Any]
-    runnable: bool = True
-    """False: its estimator has changed since its runs. They are shown; none is made."""
 
 
 def _arm(title: str, colour: str, estimator: str, **more: object) -> Arm:

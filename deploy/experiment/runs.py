@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from deploy.experiment import records
 from deploy.experiment.common import COLD_START, keep_cold_evaluations
 from deploy.experiment.design import PlannedRun, config_of
 from deploy.experiment.progress import RunsProgress
+from deploy.runs import records
 from deploy.runs.folder import RunFolder
 from deploy.training.child_runs import POLL_S, Child
 from deploy.training.sweep import give_evaluations

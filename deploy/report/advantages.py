@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deploy.experiment.design import Arm
+from deploy.report.arms import Arm
 from deploy.report.figures import pyplot, save
 from services.statistics import seed_interval
 

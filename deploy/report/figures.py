@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.experiment.design import Arm
-from deploy.experiment.records import Record
-from deploy.experiment.tables import by_seed, measures
+from deploy.report.arms import Arm
+from deploy.report.tables import by_seed, measures
+from deploy.runs.records import Record
 from services.statistics import seed_interval
 
 AVERAGE_OVER = 5

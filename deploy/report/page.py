@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from deploy.experiment import tables
-from deploy.report import advantages
+from deploy.report import advantages, tables
 from deploy.report.figures import FIGURES, PAPER, pyplot, save, write_figures
 from deploy.report.runs import Compared, ReportedRun, compare_runs, read_run
 from deploy.runs.comparison import TITLES, Comparison, compare
@@ -52,7 +51,8 @@ def write_report(paths: Sequence[Path], out: Path) -> tuple[Path, dict[str, Any]
     temporary.replace(target)
     return target, {"format": FORMAT, "runs": {arm: [str(path) for path in paths]
                                                for arm, paths in compared.paths.items()},
-                    **tables.summary(compared.records, replace(design, columns=[*design.columns, *tables.SIZES[1:]]))}
+                    **tables.summary_of(compared.records,
+                                        replace(design, columns=[*design.columns, *tables.SIZES[1:]]))}
 
 
 def _design(compared: Compared) -> tables.Design:

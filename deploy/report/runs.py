@@ -11,13 +11,12 @@ from typing import Any
 
 import yaml
 
-from deploy.experiment.design import ARMS, Arm
-from deploy.experiment.records import PLACES, Record
+from deploy.report.arms import COLOURS, Arm
 from deploy.runs.folder import RunFolder
+from deploy.runs.records import PLACES, Record
 from services.errors import UserError
 from services.telemetry.metrics_file import MetricsRow, read_evaluations, read_metrics
 
-COLOURS = [arm.colour for arm in ARMS.values()]
 MAY_DIFFER = {*PLACES} - {"model.path", "sft.enabled"}
 """Another model to start from is another arm."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from deploy.runs.folder import RunFolder
 from services.config.tree import Config
-from services.config.file import load_config
+from deploy.runs.configs import load_config
 from services.errors import UserError
 
 

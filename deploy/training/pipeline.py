@@ -90,7 +90,7 @@ class TrainingRun:
         return self._sft(self.folder.cold_model, minutes=self.config.sft.minutes, continue_from=None)
 
     def _sft(self, out: Path, *, minutes: float, continue_from: Path | None) -> Path:
-        from deploy.commands.sft import cold_start
+        from deploy.training.cold_start import cold_start
 
         if not (out / "sft.json").exists():
             shutil.rmtree(out, ignore_errors=True)

@@ -20,8 +20,6 @@ from services.config.tree import Config
 from services.errors import UserError
 
 FORMAT = 1
-SHIPPED = Path(__file__).resolve().parents[2] / "deploy" / "configs"
-"""Configs that come with the package; a bare name such as `alfworld-tiny` is looked up here."""
 
 Tree = dict[str, Any]
 
@@ -50,16 +48,18 @@ def config_keys(section: type[BaseModel] = Config, prefix: str = "") -> Iterator
             yield prefix + name
 
 
-def find_config(path: Path | str) -> Path:
-    """The file itself, or the shipped config of that name, with or without its folder and `.yaml`.
+def find_config(path: Path | str, shipped_in: Path | None = None) -> Path:
+    """Returns the file itself, or the config of that name in `shipped_in`, with or without its folder and `.yaml`.
 
-    Raises UserError naming what is shipped.
+    Raises UserError that lists the shipped names.
     """
     if Path(path).is_file():
         return Path(path)
+    if shipped_in is None:
+        raise UserError(f"there is no config file {path}", "give the path of a YAML file")
     wanted = str(path).removesuffix(".yaml")
-    shipped = {file.relative_to(SHIPPED).as_posix().removesuffix(".yaml"): file
-               for file in sorted(SHIPPED.rglob("*.yaml"))}
+    shipped = {file.relative_to(shipped_in).as_posix().removesuffix(".yaml"): file
+               for file in sorted(shipped_in.rglob("*.yaml"))}
     for name, file in shipped.items():
         if wanted in (name, file.stem):
             return file
@@ -67,13 +67,15 @@ def find_config(path: Path | str) -> Path:
                     f"give a path, or one of the shipped names: {', '.join(shipped) or 'none'}")
 
 
-def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
-    """The config in `path`, laid over that of its `base`, with overrides such as `learner.lr=3e-4` over both.
+def load_config(path: Path | str, overrides: Sequence[str] = (), *, shipped_in: Path | None = None) -> Config:
+    """Reads `path`, lays it over its `base`, and lays overrides such as `learner.lr=3e-4` over both.
+
+    A bare name such as `alfworld-tiny` is looked up in `shipped_in`, for `path` and for `base` alike.
 
     Raises UserError for a missing file, bad YAML, an unknown key (naming the nearest) or a value out of range.
     """
-    file = find_config(path)
-    tree = _read(file)
+    file = find_config(path, shipped_in)
+    tree = _read(file, shipped_in)
     for override in overrides:
         _lay(tree, override)
     try:
@@ -133,7 +135,7 @@ def _at(tree: Tree, key: str) -> Any:
     return value
 
 
-def _read(file: Path, above: tuple[Path, ...] = ()) -> Tree:
+def _read(file: Path, shipped_in: Path | None, above: tuple[Path, ...] = ()) -> Tree:
     """A file's tree over those of its bases, each over the one before it. `above`: who builds on this file."""
     if file in above:
         raise UserError(f"{file} is its own base", "take `base` out of one of these files")
@@ -142,14 +144,14 @@ def _read(file: Path, above: tuple[Path, ...] = ()) -> Tree:
     _check_keys(tree, file)
     merged: Tree = {}
     for base in bases if isinstance(bases, list) else [bases]:
-        merged = _merge(merged, _read(_find_base(file, str(base)), (*above, file)))
+        merged = _merge(merged, _read(_find_base(file, str(base), shipped_in), shipped_in, (*above, file)))
     return _merge(merged, tree)
 
 
-def _find_base(file: Path, base: str) -> Path:
+def _find_base(file: Path, base: str, shipped_in: Path | None) -> Path:
     """Beside `file`, else a shipped one."""
     beside = [path for path in (file.parent / base, file.parent / f"{base}.yaml") if path.is_file()]
-    return beside[0] if beside else find_config(base)
+    return beside[0] if beside else find_config(base, shipped_in)
 
 
 def _merge(below: Tree, above: Tree) -> Tree:

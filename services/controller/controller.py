@@ -21,12 +21,13 @@ from typing import Any
 from services.config.tree import Config
 from services.controller.evaluation import Evaluation, summarise
 from services.controller.supervise import Member, Supervisor
-from services.controller.telemetry import Telemetry, capacity, trace_drop, trace_issue
+from services.controller.telemetry import Telemetry, capacity
 from services.controller.tickets import EvalRequest, TrainTickets, typed
 from services.errors import Fault
 from services.records import Drop, Episode, Version
 from services.store.lease import Lease
 from services.store.store import Store
+from services.telemetry.tickets import trace_drop, trace_issue
 
 TICK_S = 0.2
 STALL_S = 900.0

@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from services.controller.telemetry import trace_issue
 from services.controller.tickets import EvalRequest, typed
 from services.records import Drop, Episode
 from services.statistics import mean_interval
 from services.store.lease import Lease
 from services.store.store import Store
+from services.telemetry.tickets import trace_issue
 
 
 class Evaluation:

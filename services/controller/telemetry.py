@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from services.config.tree import Config
 from services.controller.supervise import Supervisor
-from services.records import Ticket
 from services.store.store import Counts, Store
 from services.telemetry.heartbeat import Pulse
 from services.telemetry.names import CATALOGUE
-from services.telemetry.tracing import record, root
-
-CLASSES = (
-    ("env: ", "env"), ("engine: ", "engine"), ("nobody has the weights", "weights_gone"), ("over-age", "over_age"),
-    ("uniform reward", "uniform_reward"), ("worker", "worker_lost"))
-"""How the reason of a drop begins, and its class."""
-
-
-def reason_class(reason: str) -> str:
-    """One of services.metric_names.DROP_REASONS."""
-    return next((name for start, name in CLASSES if reason.startswith(start)), "other")
-
-
-def trace_issue(tickets: Sequence[Ticket]) -> None:
-    """The roots of the traces of a group that is issued now."""
-    for ticket in tickets:
-        root(ticket.id, group=ticket.group, task=ticket.task, kind=ticket.kind)
-
-
-def trace_drop(group: str, size: int, reason: str) -> None:
-    """A group of so many tickets is dropped now."""
-    for k in range(size):
-        record("drop", Ticket.id_of(group, k), reason=reason)
+from services.telemetry.tickets import reason_class
 
 
 def capacity(config: Config, trained: int) -> int:

@@ -39,7 +39,7 @@ def test_nobody_but_the_folder_itself_imports_an_environment():
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_asking_for_one_environment_imports_no_other(name: str):
-    code = f"import sys\nfrom envservice.registry import find_family\nfind_family({name!r})\nprint(*sys.modules)"
+    code = f"import sys\nfrom envservice.registry import find_spec\nfind_spec({name!r})\nprint(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     loaded = {module.split(".")[1] for module in done.stdout.split() if module.startswith("envservice.")}

@@ -31,7 +31,7 @@ def test_the_command_line_loads_nothing_heavy(argv: list[str]):
 
 
 def test_a_config_is_read_without_anything_heavy():
-    assert loaded("from services.config.file import load_config\nload_config('alfworld-tiny')\n") == set()
+    assert loaded("from deploy.runs.configs import load_config\nload_config('alfworld-tiny')\n") == set()
 
 
 def test_the_environment_server_loads_no_trainer_and_no_store():

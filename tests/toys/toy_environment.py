@@ -104,7 +104,7 @@ class ToyEnvironment:
         return ToySession(task, self._drift, self._leak)
 
 
-FAMILY = EnvironmentSpec(open=lambda _: ToyEnvironment(), prompts=PLAIN, describe=lambda _: "corridors", max_steps=12)
+SPEC = EnvironmentSpec(open=lambda _: ToyEnvironment(), prompts=PLAIN, describe=lambda _: "corridors", max_steps=12)
 
 
 def solution(task: str) -> list[str]:

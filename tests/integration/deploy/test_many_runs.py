@@ -10,12 +10,12 @@ from rich.console import Console
 from deploy.experiment.common import keep_cold_evaluations, prepare
 from deploy.experiment.design import PlannedRun
 from deploy.experiment.progress import RunsProgress
-from deploy.experiment.records import read_records
 from deploy.experiment.runs import Runner, left
 from deploy.launch.task_sets import open_panels
+from deploy.runs.configs import load_config
 from deploy.runs.folder import RunFolder
+from deploy.runs.records import read_records
 from deploy.training import sweep
-from services.config.file import load_config
 from services.config.tree import Config
 
 pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(280)]

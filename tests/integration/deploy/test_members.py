@@ -17,7 +17,8 @@ import pytest
 
 from deploy.launch import preflight
 from deploy.launch.processes import EnvServer, free_port
-from services.config.file import dump_config, load_config
+from deploy.runs.configs import load_config
+from services.config.file import dump_config
 from services.controller.supervise import Supervisor
 from services.errors import EnvFault, UserError
 from services.telemetry.logs import configure_logs
@@ -97,10 +98,10 @@ def test_what_ends_a_server_is_in_the_run_s_log_with_its_traceback(tmp_path: Pat
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     (tmp_path / "broken_environment.py").write_text(
-        "import sys\nfrom envservice.family import Family\n\n"
+        "import sys\nfrom envservice.spec import EnvironmentSpec\n\n"
         "def explode(env):\n    print('the last straw', file=sys.stderr)\n    raise RuntimeError('no such dragon')\n\n"
-        "FAMILY = Family(open=explode, prompts={}, describe=str)\n")
-    dump_config(load_config("alfworld-tiny", ["env.name=broken_environment:FAMILY"]), tmp_path / "config.yaml")
+        "SPEC = EnvironmentSpec(open=explode, prompts={}, describe=str)\n")
+    dump_config(load_config("alfworld-tiny", ["env.name=broken_environment:SPEC"]), tmp_path / "config.yaml")
     with pytest.raises(EnvFault, match="server 0 ended at start: error: unexpected RuntimeError: no such dragon"):
         EnvServer(0, free_port(), tmp_path / "config.yaml", tmp_path).start()
     (failure,) = [event for event in events() if event["process"] == "environment-0" and event["level"] == "error"]
@@ -141,7 +142,7 @@ def test_a_server_ends_with_the_process_that_started_it(config_file: Path, tmp_p
     """Killed with SIGKILL, so that nothing could be cleaned up."""
     port = free_port()
     code = (
-        "import sys, time\nfrom pathlib import Path\nfrom deploy.members import EnvServer\n"
+        "import sys, time\nfrom pathlib import Path\nfrom deploy.launch.processes import EnvServer\n"
         "EnvServer(0, int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])).start()\n"
         "print('up', flush=True)\ntime.sleep(60)\n")
     parent = subprocess.Popen(

@@ -15,9 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from deploy.commands.status import table
 from deploy.launch.monitoring import monitoring
 from deploy.launch.topology import Topology
+from deploy.runs.configs import load_config
 from deploy.runs.folder import RunFolder
 from deploy.runs.live_status import Seen, look
-from services.config.file import dump_config, load_config
+from services.config.file import dump_config
 from services.controller.supervise import Supervisor
 from services.controller.telemetry import Telemetry
 from services.errors import UserError

@@ -9,7 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.config.file import dump_config, load_config
+from deploy.runs.configs import load_config
+from services.config.file import dump_config
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
 
@@ -17,7 +18,7 @@ COMMAND = """
 import sys, time
 from pathlib import Path
 from deploy import cli
-from services.config.file import load_config
+from deploy.runs.configs import load_config
 
 def run(args):
     from deploy.launch.topology import topology

@@ -88,7 +88,7 @@ def test_the_vault_is_played_over_http_by_the_pages_program(folder: Path, serve)
     assert done.stdout.endswith(": The safe opens.\n")
 
 
-@pytest.mark.parametrize(("options", "name"), [((), "vault"), (("env.name=nim:FAMILY",), "nim")])
+@pytest.mark.parametrize(("options", "name"), [((), "vault"), (("env.name=nim:SPEC",), "nim")])
 async def test_a_session_is_rebuilt_by_another_server(serve, options: tuple[str, ...], name: str):
     """Every step is asked of a server that has not seen the episode."""
     one, other = serve(*options), serve(*options)
@@ -112,4 +112,4 @@ def test_a_gymnasium_game_takes_fewer_than_forty_lines():
 
 
 def test_the_pages_config_is_one_file_over_a_shipped_one():
-    assert yaml.safe_load(FILES["vault.yaml"])["env"]["name"] == "vault.family:FAMILY"
+    assert yaml.safe_load(FILES["vault.yaml"])["env"]["name"] == "vault.spec:SPEC"

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from envservice.gymnasium_text import TextEnvironment, plays_twice, text_family
+from envservice.gymnasium_text import TextEnvironment, plays_twice, text_spec
 from envservice.registry import make_template
 from services.config.tree import EnvSection
 from services.errors import EnvFault, UserError
@@ -87,8 +87,8 @@ def test_a_game_of_its_seed_passes_the_check_and_one_of_shared_chance_does_not()
 
 
 def test_a_family_has_prompts_for_any_text(monkeypatch: pytest.MonkeyPatch):
-    family = text_family(Dice, name="dice", max_steps=4)
-    monkeypatch.setattr("envservice.registry.find_family", {"dice": family}.__getitem__)
+    family = text_spec(Dice, name="dice", max_steps=4)
+    monkeypatch.setattr("envservice.registry.find_spec", {"dice": family}.__getitem__)
     assert make_template(EnvSection(name="dice")).chat
     assert not make_template(EnvSection(name="dice", prompt="compact")).chat
     assert family.open(EnvSection()).name == "dice"

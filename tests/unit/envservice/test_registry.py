@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from toy_environment import FAMILY, ToyEnvironment
+from toy_environment import SPEC, ToyEnvironment
 
 from envservice import registry
 from envservice.spec import LONGEST, EnvironmentSpec
@@ -11,7 +11,7 @@ from services.config.file import default_config
 from services.config.tree import EnvSection
 from services.errors import UserError
 
-TOY = EnvSection(name="toy_environment:FAMILY", prompt="compact", max_steps=10)
+TOY = EnvSection(name="toy_environment:SPEC", prompt="compact", max_steps=10)
 
 
 @pytest.mark.parametrize("name", registry.BUILT_IN)
@@ -24,7 +24,7 @@ def test_what_comes_with_the_package_is_whole(name: str):
 
 
 def test_one_of_ones_own_is_found_by_module_and_attribute():
-    assert registry.find_spec(TOY.name) is FAMILY
+    assert registry.find_spec(TOY.name) is SPEC
     assert registry.open_environment(TOY).name == "toy"
     assert registry.make_template(TOY).name == "compact"
     registry.check_settings(TOY)
@@ -33,11 +33,11 @@ def test_one_of_ones_own_is_found_by_module_and_attribute():
 @pytest.mark.parametrize(("name", "what"), [
     ("alfwrld", "there is no environment 'alfwrld'; set env.name to one of alfworld"),
     ("toy_environment:", "there is no environment 'toy_environment:'"),
-    (":FAMILY", "there is no environment ':FAMILY'"),
-    ("../toys:FAMILY", "there is no environment '../toys:FAMILY'"),
-    ("nowhere.at_all:FAMILY", "install its package, or put its folder on PYTHONPATH"),
+    (":SPEC", "there is no environment ':SPEC'"),
+    ("../toys:SPEC", "there is no environment '../toys:SPEC'"),
+    ("nowhere.at_all:SPEC", "install its package, or put its folder on PYTHONPATH"),
     ("toy_environment:FAMILIES", "toy_environment has no FAMILIES"),
-    ("toy_environment:ToyEnvironment", "toy_environment:ToyEnvironment is a type, not a Family"),
+    ("toy_environment:ToyEnvironment", "toy_environment:ToyEnvironment is a type, not an EnvironmentSpec"),
 ])
 def test_a_name_of_nothing_is_one_line(name: str, what: str):
     with pytest.raises(UserError) as error:
@@ -50,12 +50,12 @@ def test_a_missing_dependency_of_ones_own_is_named(tmp_path: Path, monkeypatch: 
     (tmp_path / "needy_environment.py").write_text("import a_package_that_nobody_has\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError, match="; install a_package_that_nobody_has"):
-        registry.find_spec("needy_environment:FAMILY")
+        registry.find_spec("needy_environment:SPEC")
 
 
 @pytest.mark.parametrize(("changed", "what"), [
     ({"prompt": "fancy"}, "has no prompt 'fancy'; set env.prompt to one of full, compact"),
-    ({"max_steps": 13}, "env.max_steps=13, and an episode of toy_environment:FAMILY has at most 12 steps"),
+    ({"max_steps": 13}, "env.max_steps=13, and an episode of toy_environment:SPEC has at most 12 steps"),
 ])
 def test_settings_that_an_environment_does_not_have_are_refused(changed: dict[str, object], what: str):
     with pytest.raises(UserError) as error:

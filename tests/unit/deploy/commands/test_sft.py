@@ -5,8 +5,8 @@ import json
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from deploy.commands.sft import cold_start
-from services.config.file import load_config
+from deploy.runs.configs import load_config
+from deploy.training.cold_start import cold_start
 from services.errors import UserError
 
 

@@ -15,9 +15,10 @@ from prometheus_client import start_http_server
 
 from deploy.commands.status import speed, summary, table
 from deploy.launch.monitoring import target_groups
+from deploy.runs.configs import load_config
 from deploy.runs.folder import RunFolder
 from deploy.runs.live_status import Seen, look, rate
-from services.config.file import dump_config, load_config
+from services.config.file import dump_config
 from services.telemetry.exposition import serving
 from services.telemetry.heartbeat import Beat
 from services.telemetry.meters import Meters

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from deploy import cli
-from deploy.experiment import records
 from deploy.experiment.design import chosen
+from deploy.runs import records
 
 
 @pytest.fixture

@@ -17,8 +17,9 @@ from deploy.experiment.design import (
     runs,
     to_confirm,
 )
+from deploy.runs.configs import load_config
 from learner.credit.registry import ESTIMATORS
-from services.config.file import flatten, load_config
+from services.config.file import flatten
 from services.errors import UserError
 
 

@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from deploy.experiment import records
 from deploy.experiment.design import PlannedRun, config_of, runs
 from deploy.experiment.progress import RunsProgress
-from deploy.experiment.records import Record, settings_of
 from deploy.experiment.runs import Runner, left, only_one, path_of
+from deploy.runs import records
+from deploy.runs.configs import load_config
+from deploy.runs.records import Record, settings_of
 from deploy.training.child_runs import Child, ChildFailed
-from services.config.file import lay_over, load_config
+from services.config.file import lay_over
 from services.config.tree import Config
 from services.errors import UserError
 

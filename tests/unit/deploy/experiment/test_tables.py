@@ -2,32 +2,33 @@
 
 import pytest
 
-from deploy.experiment import tables
+from deploy.experiment.tables import as_lines, parts_of, planned
+from deploy.report.tables import differences, means, measures, volatility
 
 
 def test_volatility_is_the_spread_of_changes_over_the_mean():
     """1, 3, 2, 4: changes 2, -1, 2 with spread sqrt(3), mean 2.5."""
-    assert tables.volatility([1.0, 3.0, 2.0, 4.0]) == pytest.approx(0.692820, abs=1e-6)
-    assert tables.volatility([1.0, None, 1.0]) is None
+    assert volatility([1.0, 3.0, 2.0, 4.0]) == pytest.approx(0.692820, abs=1e-6)
+    assert volatility([1.0, None, 1.0]) is None
 
 
 def test_one_value_a_run(record):
     run = record("gagpo", 0, 0.5)
-    values = {measure.name: measure.of(run) for measure in tables.measures([run])}
+    values = {measure.name: measure.of(run) for measure in measures([run])}
     assert values == pytest.approx({
         "heldout": 0.5, "step_2": 0.25, "area": 0.5, "length": 10.0, "volatility": 0.692820, "iqr": 0.75, "tail": 0.2,
         "singletons": 0.3, "minutes": 3.0}, abs=1e-6)
 
 
 def test_means_are_over_seeds(three_seeds):
-    cell = tables.means(three_seeds)["gagpo"]["heldout"]
+    cell = means(three_seeds, planned(three_seeds))["gagpo"]["heldout"]
     assert (cell.mean, cell.n) == (pytest.approx(0.6), 3)
     assert cell.high - cell.mean == pytest.approx(0.248414, abs=1e-5)
 
 
 def test_differences_are_paired_by_seed(three_seeds):
     """.1, 0 and .2: mean .1, spread .1."""
-    cell = tables.differences(three_seeds)["gagpo", "gigpo"]["heldout"]
+    cell = differences(three_seeds, planned(three_seeds))["gagpo", "gigpo"]["heldout"]
     assert (cell.mean, cell.n) == (pytest.approx(0.1), 3)
     assert cell.high - cell.mean == pytest.approx(0.248414, abs=1e-5)
     assert cell.detectable == pytest.approx(0.309652, abs=1e-5)
@@ -35,26 +36,27 @@ def test_differences_are_paired_by_seed(three_seeds):
 
 def test_only_common_seeds_are_paired(three_seeds, record):
     more = [*three_seeds, record("gagpo", 3, 0.9), record("gigpo", 4, 0.1), record("gagpo_loo", 0, 0.5)]
-    found = tables.differences(more)
+    found = differences(more, planned(more))
     assert found["gagpo", "gigpo"]["heldout"].n == 3
     assert ("gagpo_loo", "gagpo") not in found
 
 
 def test_fresh_seeds_are_never_pooled_with_those_that_chose(three_seeds, record):
-    parts = tables.parts([*three_seeds, record("gagpo", 100, 0.0)])
+    parts = parts_of([*three_seeds, record("gagpo", 100, 0.0)])
     assert {title: len(part) for title, part in parts.items()} == {"First seeds": 6, "Fresh seeds": 1}
 
 
 def test_what_an_arm_lacks_leaves_its_cells_empty(record):
     """A curve without a finite value, and a run without the key at all."""
-    found = tables.means([record("ppo", 0, 0.5, **{"credit/advantage_iqr": [None] * 4})])
+    runs = [record("ppo", 0, 0.5, **{"credit/advantage_iqr": [None] * 4})]
+    found = means(runs, planned(runs))
     assert "iqr" not in found["ppo"]
     assert found["ppo"]["tail"].mean == pytest.approx(0.2)
 
 
 def test_the_table_reads_as_text(three_seeds, record):
     cold = {"success_rate": 0.25, "tasks": 256}
-    lines = tables.as_lines([*three_seeds, record("ppo", 0, 0.4)], cold)
+    lines = as_lines([*three_seeds, record("ppo", 0, 0.4)], cold)
     assert any(line.startswith("| GAGPO ") and "60.0% ±24.8" in line for line in lines)
     assert any(line.startswith("| GAGPO - GiGPO ") and "+10.0% ±24.8 " in line and "31.0%" in line for line in lines)
     assert any(line.startswith("| PPO ") and "| 40.0% " in line for line in lines)
@@ -66,4 +68,4 @@ def test_the_table_reads_as_text(three_seeds, record):
 def test_a_clear_difference_is_marked(record):
     runs = [record(arm, seed, value + seed / 1000) for seed in range(4)
             for arm, value in (("gagpo", 0.6 + seed / 500), ("gigpo", 0.4))]
-    assert any("*" in line for line in tables.as_lines(runs) if line.startswith("| GAGPO - GiGPO"))
+    assert any("*" in line for line in as_lines(runs) if line.startswith("| GAGPO - GiGPO"))

@@ -3,8 +3,8 @@
 import pytest
 
 from deploy.launch import preflight
+from deploy.runs.configs import SHIPPED, load_config
 from learner.credit.registry import estimator
-from services.config.file import SHIPPED, load_config
 from services.config.tree import Config
 
 PRESETS = {file.stem: load_config(file) for file in sorted((SHIPPED / "paper").glob("*.yaml"))}

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from deploy.launch import plan
-from services.config.file import load_config
+from deploy.runs.configs import load_config
 from services.config.tree import Config, ModelSection
 
 

@@ -10,7 +10,7 @@ from threading import Thread
 import pytest
 
 from deploy.launch import machine, preflight
-from services.config.file import load_config
+from deploy.runs.configs import load_config
 from services.config.tree import Config
 from services.errors import UserError
 

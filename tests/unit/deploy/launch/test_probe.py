@@ -15,8 +15,8 @@ import pytest
 from deploy.launch import machine, preflight
 from deploy.launch.probe import answers
 from deploy.launch.processes import free_port
+from deploy.runs.configs import load_config
 from envservice.wire.schemas import Info
-from services.config.file import load_config
 from services.config.tree import ENV_TOKEN_VARIABLE
 from services.errors import UserError
 

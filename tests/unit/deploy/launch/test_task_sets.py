@@ -3,7 +3,7 @@
 import pytest
 
 from deploy.launch.task_sets import cut, open_panels
-from services.config.file import load_config
+from deploy.runs.configs import load_config
 from services.errors import UserError
 
 TASKS = [f"toy/valid/{n:03d}" for n in range(100)]

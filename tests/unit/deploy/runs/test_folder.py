@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from deploy.runs.folder import check_run, learning_digest, open_run
-from services.config.file import load_config
+from deploy.runs.configs import load_config
 from services.config.tree import Config
 from services.errors import UserError
 

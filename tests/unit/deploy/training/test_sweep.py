@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from deploy.runs.configs import load_config
 from deploy.runs.folder import RunFolder, open_run
 from deploy.training import sweep
 from deploy.training.child_runs import ChildFailed
 from deploy.training.sweep import ABLATIONS, Variant
-from services.config.file import dump_config, load_config
+from services.config.file import dump_config
 from services.config.tree import Config
 from services.errors import UserError
 from services.telemetry.metrics_file import append_row, read_rows

@@ -7,8 +7,8 @@ import httpx
 import pytest
 from toy_environment import ToyEnvironment
 
-from envservice.client.client import EnvClient
 from envservice.client import request_batching as lanes
+from envservice.client.client import EnvClient
 from envservice.server.app import Settings, create_app
 from services.errors import EnvFault
 

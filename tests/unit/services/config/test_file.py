@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from services.config.file import SHIPPED, config_digest, config_keys, dump_config, find_config, load_config
+from deploy.runs.configs import SHIPPED, find_config, load_config
+from services.config.file import config_digest, config_keys, dump_config
 from services.errors import UserError
 
 

@@ -13,18 +13,18 @@ import pytest
 from collector import Collector
 
 from services.config.file import default_config
-from services.controller.telemetry import trace_drop, trace_issue
 from services.errors import EnvFault, UserError
 from services.records import Ticket
 from services.telemetry import spans
 from services.telemetry.logs import configure_logs
+from services.telemetry.tickets import trace_drop, trace_issue
 from services.telemetry.tracing import check, record, root, span, traceparent, tracing
 
 TICKET = "train/00000001#2"
 OFF = """
 import sys
-from services import tracing
-import envservice.client.client, envservice.server
+from services.telemetry import tracing
+import envservice.client.client, envservice.server.process
 with tracing.tracing(None, process="learner-0", run="r"):
     with tracing.span("turn", prompt_tokens=3) as told:
         assert told is None

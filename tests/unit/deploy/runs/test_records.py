@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.experiment import records
-from services.config.file import lay_over, load_config
+from deploy.runs import records
+from deploy.runs.configs import load_config
+from services.config.file import lay_over
 from services.config.tree import Config
 from services.errors import UserError
 from services.telemetry.metrics_file import METRIC_KEYS, append_row

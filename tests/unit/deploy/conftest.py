@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from deploy.experiment.records import Record
+from deploy.runs.records import Record
 
 
 def make(arm: str, seed: int, heldout: float, **curves: list[float | None]) -> Record:
