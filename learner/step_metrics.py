@@ -12,7 +12,8 @@ from services.records import Episode, Manifest, Version
 
 def figures(version: Version | None, manifest: Manifest, groups: Sequence[Sequence[Episode]],
             measured: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, Any]:
-    """All keys of services.telemetry.metrics_file.METRIC_KEYS. `version`: published after the step; `seconds`: the loop's phases.
+    """All keys of services.telemetry.metrics_file.METRIC_KEYS. `version`: published after the step; `seconds`: the
+    loop's phases.
 
     Shares are over environment steps, ages in learner steps at consumption, tokens_trained counts prompts too.
     """

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.config.tree import Config
 from services.config.file import config_digest, dump_config
+from services.config.tree import Config
 from services.errors import UserError
 
 FORMAT = 1

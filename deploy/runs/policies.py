@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from deploy.runs.configs import load_config
 from deploy.runs.folder import RunFolder
 from services.config.tree import Config
-from deploy.runs.configs import load_config
 from services.errors import UserError
 
 

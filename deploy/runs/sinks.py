@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from services.config.tree import Config
 from services.config.file import flatten
-from services.telemetry.overhead import counted
+from services.config.tree import Config
 from services.errors import UserError
+from services.telemetry.overhead import counted
 
 PROJECT = "gagpo"
 """In W&B; $WANDB_PROJECT goes before it."""

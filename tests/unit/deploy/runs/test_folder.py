@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.runs.folder import check_run, learning_digest, open_run
 from deploy.runs.configs import load_config
+from deploy.runs.folder import check_run, learning_digest, open_run
 from services.config.tree import Config
 from services.errors import UserError
 
