@@ -1,5 +1,5 @@
 # Two commands do all of it on a fresh machine: `make train` and `make test`.
-.PHONY: help train monitor test check setup clean
+.PHONY: help train monitor test check docs setup clean
 
 CONFIG ?= deploy/configs/alfworld-tiny.yaml
 RUNS ?= runs
@@ -19,6 +19,9 @@ test:  ## set up and pass all checks and tests
 
 check: setup  ## style, types and the import line
 	@exec scripts/check
+
+docs: setup  ## write docs/reference/ from the code
+	@.venv/bin/python -m deploy.reference
 
 setup:  ## make .venv
 	@scripts/setup

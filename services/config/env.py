@@ -22,8 +22,10 @@ class AlfworldSection(Section):
     """Which ALFWorld games, and which engine."""
 
     engine: Literal["own", "textworld"] = "own"
+    """Our engine, or the one that ALFWorld ships (textworld), for comparisons."""
     task_types: tuple[Literal["pick", "look", "clean", "heat", "cool", "two"], ...] = (
         "pick", "look", "clean", "heat", "cool", "two")
+    """Task types that are played."""
 
 
 class WebshopSection(Section):
@@ -34,6 +36,7 @@ class WebshopSection(Section):
     goals: Literal["synthetic", "human"] = "synthetic"
     """Human ones need items_human_ins.json."""
     observation: Literal["text", "text_rich"] = "text"
+    """How pages are shown: plain text, or text_rich with the markers of buttons."""
     show_attributes: bool = False
     """Item pages also offer the page of attributes, which the original leaves off."""
     strict_options: bool = False
@@ -88,7 +91,9 @@ class EnvSection(Section):
     data: Path | None = None
     """Where the environment's data lies; None: where its variable points, and without that what it ships."""
     max_steps: int = Field(default=50, ge=1)
+    """Turns of one episode, at most. Each environment has a limit of its own: 50 for ALFWorld, never more than 200."""
     reward_scale: float = 10.0
+    """Training uses the environment's reward times this."""
     prompt: str = "full"
     """A template of the environment. compact: for small models; full: the text that the papers' pipelines use."""
     history: int = Field(default=2, ge=0)

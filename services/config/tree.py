@@ -25,27 +25,39 @@ class ModelSection(Section):
     """The policy: a local Hugging Face folder, or a small Qwen2 made from scratch by the cold start."""
 
     path: Path | None = None
+    """A local Hugging Face folder with the model to train. None: the cold start makes a model from scratch."""
     hidden: int = Field(default=64, ge=8)
+    """Width of a model made from scratch."""
     layers: int = Field(default=3, ge=1)
+    """Layers of a model made from scratch."""
     heads: int = Field(default=2, ge=1)
+    """Attention heads of a model made from scratch."""
     intermediate: int = Field(default=160, ge=8)
+    """Width of the feed-forward layers of a model made from scratch."""
     tie_embeddings: bool = True
+    """Whether a model made from scratch shares its input and output embeddings."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the sampler and of exports. With bfloat16 the learner computes in it too,
+    over float32 weights."""
 
 
 class SftSection(Section):
     """The cold start: demonstrations by a scripted player, then next-token training."""
 
     enabled: bool = True
+    """Whether a cold start comes before RL. Without it, model.path must name a model."""
     minutes: float = Field(default=4.0, gt=0)
     """Optimisation time; making demonstrations and the tokenizer comes on top."""
     demos_per_game: int = Field(default=3, ge=1)
+    """Demonstrations of each training game."""
     noise: float = Field(default=0.15, ge=0, lt=1)
     """Share of demonstrated steps that are random or corrupted: executed, not trained on."""
     jump: float = Field(default=0.2, ge=0, le=1)
     """ALFWorld: probability that the scripted player searches a random place next."""
     batch_rows: int = Field(default=16, ge=1)
+    """Rows of one update."""
     lr: float = Field(default=3e-3, gt=0)
+    """Learning rate of AdamW."""
     prompt_loss: float = Field(default=0.5, ge=0)
     """Weight of the next-token loss on the prompt."""
 
@@ -54,15 +66,23 @@ class RolloutSection(Section):
     """The samplers."""
 
     workers: int = Field(default=1, ge=1)
+    """Number of samplers. Each has an engine of its own."""
     slots: int = Field(default=64, ge=1)
     """Episodes that one worker plays at once."""
     cpus: float = Field(default=1, ge=0)
+    """CPUs that Ray reserves for one worker."""
     gpus: float = Field(default=0, ge=0)
+    """GPUs that Ray reserves for one worker."""
     temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature of training episodes."""
     max_prompt_tokens: int = Field(default=2048, ge=16)
+    """Longest prompt. A longer one ends the episode."""
     max_response_tokens: int = Field(default=512, ge=1)
+    """Longest answer of one turn."""
     kv_cache_gb: float = Field(default=1.0, gt=0)
+    """GB of KV cache of one worker."""
     threads: int = Field(default=2, ge=1)
+    """OpenMP threads of one worker."""
     exact: bool = False
     """One request at a time, float32, no prefix cache: a run, interrupted or not, ends with the same bits."""
 
@@ -73,11 +93,18 @@ class CreditSection(Section):
     estimator: str = "gagpo"
     """learner/credit/registry.py lists them."""
     gamma: float = Field(default=0.95, ge=0, le=1)
+    """Discount γ per turn."""
     lam: float = Field(default=0.8, ge=0, le=1)
+    """λ of GAE."""
     penalty: float = Field(default=0.1, ge=0)
+    """Subtracted for an invalid step, as penalty_mode says."""
     penalty_mode: Literal["local", "reward", "none"] = "local"
+    """Where the penalty is subtracted: from the step's own advantage (local), from its reward, or nowhere."""
     normalize: Literal["group", "batch", "none"] = "group"
+    """GAGPO and its variants: advantages are normalised over each group, over the batch of all groups of a learner
+    step, or not at all."""
     ddof: Literal[0, 1] = 1
+    """1: sample standard deviation. 0: population standard deviation."""
     bootstrap: bool = False
     """GAGPO: an episode cut at its last turn ends in the value of the state it was cut in, where the group knows it."""
     broadcast: float = Field(default=0.0, ge=0)
@@ -107,12 +134,17 @@ class LossSection(Section):
     """The policy objective."""
 
     ratio: Literal["sequence", "token"] = "sequence"
+    """One importance ratio per action (sequence) or per token. An estimator with a critic needs token."""
     aggregation: Literal["actions", "tokens"] = "actions"
     """Mean of the policy term: over actions, each the mean of its tokens, or over all tokens alike."""
     clip_low: float = Field(default=0.2, gt=0)
+    """The ratio is clipped below at 1 - clip_low."""
     clip_high: float = Field(default=0.2, gt=0)
+    """The ratio is clipped above at 1 + clip_high."""
     kl: float = Field(default=0.01, ge=0)
+    """Weight of the k3 estimate of the KL divergence to the initial policy. 0 saves the reference model."""
     entropy: float = Field(default=0.001, ge=0)
+    """Weight of the entropy bonus."""
     is_cap: float = Field(default=2.0, gt=0)
     """Truncation of the importance weights at staleness >= 1."""
 
@@ -121,6 +153,7 @@ class CriticSection(Section):
     """The value model of estimators that learn one (PPO): the policy's first weights with a scalar head."""
 
     lr: float = Field(default=1e-5, gt=0)
+    """Learning rate of the critic's AdamW."""
     value_clip: float = Field(default=0.5, gt=0)
     """How far a value may move from the one before the step, before its loss stops to count the movement."""
 
@@ -129,17 +162,27 @@ class LearnerSection(Section):
     """The gang that trains."""
 
     ranks: int = Field(default=1, ge=1)
+    """Processes that train together."""
     cpus: float = Field(default=1, ge=0)
+    """CPUs that Ray reserves for one rank."""
     gpus: float = Field(default=0, ge=0)
+    """GPUs that Ray reserves for one rank."""
     threads: int = Field(default=2, ge=1)
+    """Torch threads of one rank, and of the cold start."""
     groups_per_step: int = Field(default=16, ge=1)
+    """Groups of one learner step."""
     group_size: int = Field(default=8, ge=1)
     """Episodes of one task; 1 only where a critic gives each something to be compared with."""
     staleness: int = Field(default=0, ge=0)
+    """Learner steps by which an episode's weights may be behind. 0: on-policy."""
     lr: float = Field(default=1e-6, gt=0)
+    """Learning rate of AdamW."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """Betas of AdamW."""
     weight_decay: float = Field(default=0.01, ge=0)
+    """Weight decay of AdamW."""
     grad_clip: float = Field(default=1.0, gt=0)
+    """Norm that gradients are clipped to."""
     minibatch_rows: int = Field(default=256, ge=1)
     """Steps (rows) per optimizer update."""
     token_budget: int = Field(default=16384, ge=64)
@@ -158,10 +201,13 @@ class EvalSection(Section):
     every: int = Field(default=5, ge=0)
     """Learner steps between evaluations on the validation split; 0: none."""
     episodes: int = Field(default=128, ge=1)
+    """Games of one evaluation: a fixed task set of the validation split."""
     temperature: float = Field(default=0.4, gt=0)
+    """Sampling temperature of evaluations."""
     panel: int = Field(default=0, ge=0)
     """Held-out games of the before/after table at the end; 0: no table."""
     panel_temperatures: tuple[float, ...] = (1.0, 0.4)
+    """Sampling temperatures of the before/after table."""
     panel_samples: int = Field(default=1, ge=1)
     """Episodes per held-out game and temperature."""
     compare_cold_start: bool = False
@@ -172,6 +218,7 @@ class CheckpointSection(Section):
     """Learner state on disk."""
 
     every: int = Field(default=5, ge=1)
+    """Learner steps between checkpoints. Every evaluated step has a checkpoint too."""
     keep: int = Field(default=2, ge=1)
     """Newest checkpoints kept, beside the best by evaluation."""
 
@@ -180,18 +227,21 @@ class RedisSection(Section):
     """The store. None: a private server is started for the run."""
 
     url: str | None = None
+    """Address of a Redis that runs already. None: the run starts a private one in its folder."""
 
 
 class RaySection(Section):
     """The cluster. None: $RAY_ADDRESS, and without that a private local one."""
 
     address: str | None = None
+    """Address of a Ray cluster. None: $RAY_ADDRESS, and if that is unset a private local Ray."""
 
 
 class MetricsSection(Section):
     """Where the run's figures go."""
 
     host: str = "127.0.0.1"
+    """Address on which `gagpo train` serves the run's metrics."""
     port: int = Field(default=0, ge=0, le=65535)
     """0: a free one, which the run's file for Prometheus names."""
     sinks: tuple[Literal["tensorboard", "wandb"], ...] = ()
@@ -211,8 +261,11 @@ class Config(Section):
     """A whole run."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
+    """The run's name, and the name of its folder."""
     runs_dir: Path = Path("runs")
+    """Folder of the run folders. On a cluster: an absolute path on shared storage."""
     seed: int = 0
+    """Seed of everything that is drawn at random."""
     steps: int = Field(ge=1)
     """Learner steps."""
     env: EnvSection = EnvSection()

@@ -4,15 +4,13 @@ Names follow the Prometheus conventions: prefix gagpo_, base units, `_total` for
 [0, 1]. A label is bounded either by its list of values or by a number of distinct ones, beyond which they count as
 `other`. Metrics that travel with heartbeats carry a further label `worker`; services/telemetry/exposition.py adds and
 bounds it.
-`python -m services.telemetry.names docs/operations.md` writes the table there anew.
+`python -m deploy.reference` makes docs/reference/metrics.md of them.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 Role = Literal["environment", "rollout", "learner", "controller", "weights"]
@@ -148,37 +146,3 @@ LEARNER = (
 )
 CATALOGUE: Mapping[str, Declared] = {
     one.name: one for one in (*ENVIRONMENT, *ROLLOUT, *LEARNER, *STORE, *CONTROLLER)}
-BEGIN, END = "<!-- metrics: begin -->", "<!-- metrics: end -->"
-
-
-def table() -> str:
-    """The catalogue as a Markdown table."""
-    lines = ["| metric | type | from | labels | what |", "|---|---|---|---|---|"]
-    lines += [f"| `{one.name}` | {one.kind} | {', '.join(one.roles)} | {_labels(one.labels)} | {one.help} |"
-              for one in CATALOGUE.values()]
-    return "\n".join(lines)
-
-
-def _labels(labels: Mapping[str, Bound]) -> str:
-    return "; ".join(f"{name}: at most {bound}" if isinstance(bound, int) else f"{name}: {', '.join(bound)}"
-                     for name, bound in labels.items())
-
-
-def with_table(page: str) -> str:
-    """`page` with the table between its markers. Raises ValueError where it has none."""
-    head, begin, rest = page.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"the page has no {BEGIN} and {END}")
-    return f"{head}{BEGIN}\n{table()}\n{END}{tail}"
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Rewrites the tables of the pages named."""
-    for name in arguments:
-        path = Path(name)
-        path.write_text(with_table(path.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

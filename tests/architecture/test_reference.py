@@ -1,0 +1,44 @@
+"""docs/reference/ says what the code says: run `python -m deploy.reference` (or `make docs`) after a change."""
+
+import re
+
+import pytest
+
+from deploy.cli import build_parser
+from deploy.reference.commands import subcommands
+from deploy.reference.configuration import docstrings, sections
+from deploy.reference.markdown import table
+from deploy.reference.pages import FOLDER, pages
+from services.config.file import config_keys
+from services.telemetry.names import CATALOGUE
+
+PAGES = pages()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_what_the_code_gives(name: str):
+    assert (FOLDER / name).read_text() == PAGES[name], "run: python -m deploy.reference"
+
+
+def test_no_other_page_is_there():
+    assert {page.name for page in FOLDER.iterdir()} == set(PAGES)
+
+
+def test_each_config_key_has_one_row():
+    assert sorted(re.findall(r"^\| `([a-z_.]+)` \|", PAGES["configuration.md"], re.MULTILINE)) == sorted(config_keys())
+
+
+def test_each_config_key_has_a_docstring():
+    bare = [f"{name}.{key}" for name, section in sections() for key in section.model_fields
+            if not key.startswith("_") and key not in docstrings(section) and not hasattr(
+                section.model_fields[key].annotation, "model_fields")]
+    assert bare == []
+
+
+def test_each_metric_and_each_command_is_there():
+    assert [name for name in CATALOGUE if f"| `{name}` |" not in PAGES["metrics.md"]] == []
+    assert [name for name in subcommands(build_parser()) if f"## gagpo {name}\n" not in PAGES["commands.md"]] == []
+
+
+def test_a_cell_cannot_break_its_table():
+    assert table(["a"], [["x | y\nz"]]).splitlines()[-1] == r"| x \| y z |"
