@@ -26,6 +26,7 @@ from services.statistics import mean_interval, paired_gain
 from services.telemetry.metrics_file import append_row, read_evaluations
 
 FORMAT = 1
+CREDIT = "learner.credit."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +75,6 @@ def configs(config: Config, variants: Sequence[Variant]) -> dict[str, Config]:
 
     Raises UserError where the runs could not be compared.
     """
-    if not config.learner.credit.estimator.startswith("gagpo"):
-        raise UserError(f"the ablations are GAGPO's, and the estimator is {config.learner.credit.estimator}",
-                        "set learner.credit.estimator=gagpo")
     if not config.eval.panel and not config.eval.every:
         raise UserError("a sweep compares by evaluations, and this config asks for none", "set eval.panel=256")
     if RunFolder(config.run_dir).identity():
@@ -86,10 +84,23 @@ def configs(config: Config, variants: Sequence[Variant]) -> dict[str, Config]:
     made: dict[str, Config] = {}
     for variant in variants:
         made[variant.name] = lay_over(config, {**variant.overrides, **shared, "name": variant.name})
+        _check_variant(variant, made[variant.name])
         if config.sft.enabled and not made.keys() - {variant.name}:
             cold = RunFolder(made[variant.name].run_dir).cold_model
             shared |= {"sft.enabled": False, "model.path": str(cold)}
     return made
+
+
+def _check_variant(variant: Variant, config: Config) -> None:
+    """Refuses a variant that would train the same as the first one, because its estimator ignores what it sets."""
+    from learner.credit.registry import keys_read
+
+    credit = config.learner.credit
+    ignored = sorted(key for key in variant.overrides if key.startswith(CREDIT)
+                     and key.removeprefix(CREDIT) not in keys_read(credit))
+    if ignored:
+        raise UserError(f"variant {variant.name} sets {ignored[0]}, and estimator {credit.estimator} does not read it",
+                        "set learner.credit.estimator=gagpo")
 
 
 def is_finished(config: Config) -> bool:

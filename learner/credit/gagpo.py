@@ -28,11 +28,13 @@ from learner.credit.group_operations import (
     state_values,
     states,
 )
-from learner.credit.grpo import episode_term
+from learner.credit.grpo import EPISODE, episode_term
 from learner.credit.types import Credit, CreditStep, Group, Nested
 from services.config.tree import CreditSection
 
 Values = dict[str, tuple[float, int]]
+RECURSION = frozenset({"gamma", "lam", "penalty", "penalty_mode", "normalize", "ddof", "bootstrap", "state_key"})
+"""The keys that GAGPO and its variants read."""
 
 
 class Gagpo:
@@ -40,6 +42,11 @@ class Gagpo:
 
     needs_tokens: ClassVar[bool] = False
     needs_critic: ClassVar[bool] = False
+
+    def reads(self, options: CreditSection) -> frozenset[str]:
+        """GRPO's keys count only when its term is added."""
+        own = RECURSION | {"broadcast"}
+        return own | EPISODE if options.broadcast else own
 
     def group(self, group: Group, options: CreditSection) -> Credit:
         """Credit of one group; see the module's formulas."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from learner.credit.gagpo import RECURSION
 from learner.credit.group_operations import (
     backward,
     discounted,
@@ -31,6 +32,10 @@ class GagpoBootstrapped:
 
     needs_tokens: ClassVar[bool] = False
     needs_critic: ClassVar[bool] = False
+
+    def reads(self, options: CreditSection) -> frozenset[str]:  # noqa: ARG002 the same keys under all options
+        """The keys of GAGPO's recursion."""
+        return RECURSION
 
     def group(self, group: Group, options: CreditSection) -> Credit:
         """Credit of one group; see the module's formulas."""

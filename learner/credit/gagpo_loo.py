@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from math import fsum
 from typing import ClassVar
 
+from learner.credit.gagpo import RECURSION
 from learner.credit.group_operations import (
     by_state,
     discounted,
@@ -39,6 +40,10 @@ class GagpoLeaveOneOut:
 
     needs_tokens: ClassVar[bool] = False
     needs_critic: ClassVar[bool] = False
+
+    def reads(self, options: CreditSection) -> frozenset[str]:  # noqa: ARG002 the same keys under all options
+        """The keys of GAGPO's recursion and the prior of its values."""
+        return RECURSION | {"prior"}
 
     def group(self, group: Group, options: CreditSection) -> Credit:
         """Credit of one group; see the module's formulas."""

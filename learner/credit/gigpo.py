@@ -11,13 +11,18 @@ A state that only one step has gives A_S = 0. The value of a state is the mean o
 from __future__ import annotations
 
 from learner.credit.group_operations import WithinGroup, by_state, center, discounted, penalized, plus, states
-from learner.credit.grpo import episode_term
+from learner.credit.grpo import EPISODE, episode_term
 from learner.credit.types import Credit, Group
 from services.config.tree import CreditSection
 
 
 class Gigpo(WithinGroup):
     """Episode- and step-level credit."""
+
+    def reads(self, options: CreditSection) -> frozenset[str]:
+        """GRPO's keys, and those of the step-level term."""
+        own = EPISODE | {"gamma", "omega", "state_key"}
+        return own - {"ddof"} if options.mode == "mean_norm" else own
 
     def group(self, group: Group, options: CreditSection) -> Credit:
         """Credit of one group; raw_advantages are A with no term divided by a spread."""

@@ -16,9 +16,16 @@ from learner.credit.group_operations import WithinGroup, center, discounted, sco
 from learner.credit.types import Credit, Group, Nested
 from services.config.tree import CreditSection
 
+EPISODE = frozenset({"penalty", "penalty_mode", "ddof", "mode", "statistics"})
+"""The keys that GRPO's advantage reads, also as a term of other estimators."""
+
 
 class Grpo(WithinGroup):
     """Episode-level credit."""
+
+    def reads(self, options: CreditSection) -> frozenset[str]:
+        """The divisor of the spread counts only when deviations are divided by it."""
+        return EPISODE - {"ddof"} if options.mode == "mean_norm" else EPISODE
 
     def group(self, group: Group, options: CreditSection) -> Credit:
         """Credit of one group; raw_advantages are the deviations S - mean."""

@@ -20,6 +20,10 @@ class Ppo(WithinGroup):
 
     needs_critic: ClassVar[bool] = True
 
+    def reads(self, options: CreditSection) -> frozenset[str]:  # noqa: ARG002 the same keys under all options
+        """The penalty shapes the scores; γ and λ shape the learner's estimation over tokens."""
+        return frozenset({"penalty", "penalty_mode", "gamma", "lam"})
+
     def group(self, group: Group, options: CreditSection) -> Credit:
         """raw_advantages and advantages are the row scores."""
         rows, _ = scores(group, options)

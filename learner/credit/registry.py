@@ -11,7 +11,9 @@ from learner.credit.ppo import Ppo
 from learner.credit.reinforce_pp import ReinforcePlusPlus
 from learner.credit.reinforce_pp_baseline import ReinforcePlusPlusBaseline
 from learner.credit.rloo import Rloo
+from learner.credit.state_keys import CLUSTERED
 from learner.credit.types import Estimator
+from services.config.tree import CreditSection
 from services.errors import UserError
 
 ESTIMATORS: dict[str, Estimator] = {
@@ -33,3 +35,16 @@ def estimator(name: str) -> Estimator:
     if found is None:
         raise UserError(f"there is no credit estimator {name!r}", f"use one of: {', '.join(ESTIMATORS)}")
     return found
+
+
+def keys_read(options: CreditSection) -> frozenset[str]:
+    """The keys of `learner.credit` that do something under these options; any other may be set and changes nothing.
+
+    Raises UserError for an estimator that does not exist.
+    """
+    read = estimator(options.estimator).reads(options) | {"estimator"}
+    if options.penalty_mode == "none":
+        read -= {"penalty"}
+    if "state_key" in read and options.state_key in CLUSTERED:
+        read |= {"similarity"}
+    return read

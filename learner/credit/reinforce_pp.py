@@ -23,6 +23,10 @@ class ReinforcePlusPlus:
     needs_tokens: ClassVar[bool] = True
     needs_critic: ClassVar[bool] = False
 
+    def reads(self, options: CreditSection) -> frozenset[str]:  # noqa: ARG002 the same keys under all options
+        """Scores are whitened over the batch; groups and states play no part."""
+        return frozenset({"penalty", "penalty_mode", "ddof"})
+
     def group(self, group: Group, options: CreditSection) -> Credit:
         """The scores: they are whitened by `batch`. Raises ValueError for a step whose tokens are not known."""
         return scored(group, options, scores(group, options)[0])

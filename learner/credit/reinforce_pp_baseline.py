@@ -20,6 +20,10 @@ class ReinforcePlusPlusBaseline:
     needs_tokens: ClassVar[bool] = True
     needs_critic: ClassVar[bool] = False
 
+    def reads(self, options: CreditSection) -> frozenset[str]:  # noqa: ARG002 the same keys under all options
+        """As REINFORCE++, and what the baseline of a group is the mean of."""
+        return frozenset({"penalty", "penalty_mode", "ddof", "statistics"})
+
     def group(self, group: Group, options: CreditSection) -> Credit:
         """The centred scores: they are whitened by `batch`. Raises ValueError for a step whose tokens are not known."""
         rows, sample = scores(group, options)

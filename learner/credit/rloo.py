@@ -16,6 +16,10 @@ from services.config.tree import CreditSection
 class Rloo(WithinGroup):
     """Leave-one-out baseline; nothing is divided by a spread."""
 
+    def reads(self, options: CreditSection) -> frozenset[str]:  # noqa: ARG002 the same keys under all options
+        """Nothing is divided by a spread and no state is valued, so their keys do nothing."""
+        return frozenset({"penalty", "penalty_mode", "statistics"})
+
     def group(self, group: Group, options: CreditSection) -> Credit:
         """Credit of one group; a lone member is compared with nothing and keeps its score."""
         rows, sample = scores(group, options)

@@ -39,7 +39,9 @@ Pool = Callable[[Sequence[str], float], dict[str, str]]
 CUT: tuple[str, ...] = ("turns", "context")
 """Ends that a budget brought about, not the game."""
 BUCKETS = 4096
-"""Of the hashed trigrams."""
+"""Number of buckets that trigrams are hashed into."""
+CLUSTERED = frozenset({"similarity", "embedding"})
+"""The keys that compare texts by the threshold `learner.credit.similarity`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,6 +71,11 @@ class Estimator(Protocol):
     needs_critic: ClassVar[bool]
     """Advantages here are scores; the learner turns them into token advantages by the values of a critic."""
 
+    def reads(self, options: CreditSection) -> frozenset[str]:
+        """The keys of `learner.credit` that can change an advantage under these options. A key that only decides how
+        another one is read (`similarity` of `state_key`) is left to registry.keys_read."""
+        ...
+
     def group(self, group: Group, options: CreditSection) -> Credit:
         """Credit within one group; pure. Needs all K episodes, no other group."""
         ...
