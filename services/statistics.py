@@ -72,6 +72,29 @@ def seed_interval(values: Sequence[float]) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
+def paired_test(differences: Sequence[float]) -> tuple[float, float, float, float]:
+    """Returns (mean, low, high, p) of paired differences over seeds: Student's 95% interval and two-sided p-value.
+
+    Raises ValueError for fewer than two differences.
+    """
+    if len(differences) < 2:
+        raise ValueError("a paired test needs two differences")
+    mean, low, high = seed_interval(differences)
+    error = spread(differences) / math.sqrt(len(differences))
+    if not error:
+        return mean, low, high, 0.0 if mean else 1.0
+    return mean, low, high, max(0.0, 1.0 - _student_mass(abs(mean) / error, len(differences) - 1))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Returns Holm's adjusted p-values, in the given order (Holm 1979, step-down)."""
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    adjusted, running = [0.0] * len(p_values), 0.0
+    for rank, i in enumerate(order):
+        running = adjusted[i] = min(1.0, max(running, (len(p_values) - rank) * p_values[i]))
+    return adjusted
+
+
 def detectable(differences: Sequence[float]) -> float:
     """The smallest true mean difference that as many pairs with this spread find with 80% power, two-sided at 5%.
 

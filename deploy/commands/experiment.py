@@ -8,6 +8,7 @@ from pathlib import Path
 
 EXPERIMENTS = {
     "credit": "deploy.experiment.credit",
+    "loglinear": "deploy.experiment.loglinear",
     "tabular": "deploy.experiment.tabular",
 }
 """Name -> module with `run(args) -> int`, imported when it is asked for."""
@@ -21,11 +22,13 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
         description="credit: trains one small agent per arm and seed from one cold start, on the official games, and\n"
         "writes a small record of each run, a table with intervals over seeds, paired differences and figures\n"
         "into --out. What has a record is not run again, so the same command goes on after any interruption.\n"
+        "loglinear: estimators and state keys with a log-linear policy on ALFWorld games, seconds per run.\n"
         "tabular: estimators against the exact advantages of small mazes, and how fast a policy learns by them.",
         epilog="examples:\n  gagpo experiment credit --parallel 2 --hours 4\n"
         "  gagpo experiment credit --confirm --parallel 2\n"
         "  gagpo experiment credit --report\n"
         "  gagpo experiment credit --out mine --arms gagpo,gigpo --seeds 3\n"
+        "  gagpo experiment loglinear --parallel 2 --hours 1\n"
         "  gagpo experiment tabular --seeds 100 --out mine",
     )
     parser.add_argument("name", choices=sorted(EXPERIMENTS))

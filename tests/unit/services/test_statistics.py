@@ -4,7 +4,15 @@ import math
 
 import pytest
 
-from services.statistics import detectable, mean_interval, paired_gain, seed_interval, student_t
+from services.statistics import (
+    detectable,
+    holm,
+    mean_interval,
+    paired_gain,
+    paired_test,
+    seed_interval,
+    student_t,
+)
 
 
 def test_mean_interval_of_two_values() -> None:
@@ -54,3 +62,19 @@ def test_what_three_pairs_could_have_shown() -> None:
 
 def test_more_pairs_of_one_spread_show_less() -> None:
     assert detectable([0.0, 1.0] * 10) < detectable([0.0, 1.0] * 5) < detectable([0.0, 1.0])
+
+
+def test_a_paired_test_is_students_over_seeds():
+    """1, 2, 3: mean 2, standard error 1 / sqrt(3), t = 3.4641 at 2 degrees of freedom: p = 0.0742."""
+    mean, low, high, p = paired_test([1.0, 2.0, 3.0])
+    assert (mean, high - mean, mean - low) == (2.0, pytest.approx(2.48414, abs=1e-4), pytest.approx(2.48414, abs=1e-4))
+    assert p == pytest.approx(0.0742, abs=1e-4)
+    assert paired_test([0.0, 0.0])[3] == 1.0
+    with pytest.raises(ValueError, match="two differences"):
+        paired_test([1.0])
+
+
+def test_holm_steps_down_and_never_orders_p_values_anew():
+    """Sorted .01, .02, .04 times 3, 2, 1: .03, .04, .04, each at least the one before."""
+    assert holm([0.04, 0.01, 0.02]) == pytest.approx([0.04, 0.03, 0.04])
+    assert holm([0.6, 0.5]) == [1.0, 1.0]

@@ -1,0 +1,304 @@
+"""`gagpo experiment loglinear`: estimators and state keys on ALFWorld games with a log-linear policy, seconds per run.
+
+The plan, with its primary outcome and contrasts, is docs/experiments/loglinear.md. Every arm of a seed meets the same
+tasks and the same random numbers. A run is kept as one line of <out>/runs.jsonl; what is there is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+
+from deploy.experiment.loglinear_policy import (
+    DIMENSIONS,
+    Floats,
+    Play,
+    demonstrate,
+    play,
+    probabilities,
+    score_gradient,
+)
+from envservice.base import Environment
+from envservice.registry import open_environment
+from learner.credit.gagpo_graph import GagpoGraph
+from learner.credit.registry import estimator
+from learner.credit.types import Credit, CreditStep, Estimator
+from services.config.tree import CreditSection, EnvSection
+from services.errors import UserError
+from services.seeds import seed_for
+from services.statistics import holm, paired_test, seed_interval
+
+FORMAT = 1
+SEEDS = 60
+FIRST_SEED = 1000
+"""Fresh: no seed of a pilot is among these."""
+STEPS, GROUPS, K = 30, 8, 8
+HELDOUT = 128
+STARTS = {"warm": 0.15, "blind": 0.10}
+"""Name -> the factor on the cloned weights. Warm wins about a quarter of the held-out games, blind 5 to 15%."""
+RATES = (0.03, 0.08, 0.2)
+RATE = 0.08
+"""The learning rate of the primary outcome."""
+BETAS = (0.9, 0.999)
+CLONED_GAMES, CLONE_UPDATES, CLONE_ROWS = 150, 60, 400
+
+BASE = CreditSection(penalty=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class LoglinearArm:
+    """An estimator with its options, and a state key."""
+
+    estimator: str
+    key: str
+    lam: float = BASE.lam
+
+    def make(self) -> tuple[Estimator, CreditSection]:
+        """Returns the estimator and its options."""
+        options = BASE.model_copy(update={"estimator": self.estimator, "lam": self.lam})
+        if self.estimator == "graph":
+            return GagpoGraph(), options
+        if self.estimator == "graph_group":
+            return GagpoGraph(leave_out=False), options
+        return estimator(self.estimator), options
+
+
+ARMS: dict[str, LoglinearArm] = {
+    "grpo": LoglinearArm("grpo", "observation"),
+    "gigpo": LoglinearArm("gigpo", "observation"),
+    "gigpo+adm": LoglinearArm("gigpo", "admissible"),
+    "gagpo": LoglinearArm("gagpo", "observation"),
+    "gagpo-mc": LoglinearArm("gagpo", "observation", 1.0),
+    "gagpo+adm": LoglinearArm("gagpo", "admissible"),
+    "gagpo-mc+adm": LoglinearArm("gagpo", "admissible", 1.0),
+    "gagpo+stay": LoglinearArm("gagpo", "stay"),
+    "loo": LoglinearArm("gagpo_loo", "observation"),
+    "loo+adm": LoglinearArm("gagpo_loo", "admissible"),
+    "loo+stay": LoglinearArm("gagpo_loo", "stay"),
+    "graph+adm": LoglinearArm("graph", "admissible"),
+    "graph+stay": LoglinearArm("graph", "stay"),
+    "graph-group+adm": LoglinearArm("graph_group", "admissible"),
+}
+"""Keys: `observation` is the paper's; `admissible` adds the admissible actions; `stay` is `admissible`, but an action
+that changes nothing leads back to the state it was taken in."""
+
+CONTRASTS = (("gagpo", "gigpo"), ("loo+adm", "gagpo"), ("loo+adm", "gigpo"), ("graph+adm", "gigpo"),
+             ("loo+stay", "loo+adm"), ("graph+stay", "graph+adm"), ("gagpo+adm", "gagpo"), ("gigpo+adm", "gigpo"))
+"""(a, b): a - b, paired by seed. Holm's correction is over these, within one start and outcome."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoglinearRun:
+    """One finished run: success of the training episodes of each step, and of the held-out games at the end."""
+
+    arm: str
+    seed: int
+    start: str
+    rate: float
+    success: list[float]
+    heldout: float
+    unchanged: float
+    """Share of turns whose action changed nothing, over the last five steps."""
+    games: str
+    seconds: float
+    format: int = FORMAT
+
+    @property
+    def area(self) -> float:
+        """Mean success over all training steps."""
+        return fmean(self.success)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Makes the runs that are missing, then prints and writes the table."""
+    file = args.out / "runs.jsonl"
+    if args.report and not file.exists():
+        raise UserError(f"{file} is not there", "run the experiment without --report")
+    wanted = list(planned(args.arms, args.seeds or SEEDS))
+    if not args.report:
+        args.out.mkdir(parents=True, exist_ok=True)
+        _make(file, wanted, args.parallel, 3600 * args.hours if args.hours else float("inf"))
+    runs = read_runs(file)
+    lines = as_lines(runs)
+    (args.out / "table.md").write_text("\n".join(["```", *lines, "```"]) + "\n")
+    print(json.dumps([asdict(one) for one in runs]) if args.json else "\n".join(lines))
+    return 0
+
+
+def planned(arms: str | None, seeds: int) -> Iterator[tuple[str, int, str, float]]:
+    """(arm, seed, start, rate), the primary rate first and balanced by seed. Raises UserError for an unknown arm."""
+    chosen = list(ARMS) if arms is None else [name.strip() for name in arms.split(",")]
+    if unknown := [name for name in chosen if name not in ARMS]:
+        raise UserError(f"there is no arm {unknown[0]!r}", f"choose among {', '.join(ARMS)}")
+    for rate in (RATE, *(other for other in RATES if other != RATE)):
+        for seed, start, arm in product(range(FIRST_SEED, FIRST_SEED + seeds), STARTS, chosen):
+            yield arm, seed, start, rate
+
+
+def _make(file: Path, wanted: Sequence[tuple[str, int, str, float]], parallel: int, budget_s: float) -> None:
+    done = {(one.arm, one.seed, one.start, one.rate) for one in read_runs(file)}
+    missing = [one for one in wanted if one not in done]
+    began = time.monotonic()
+    print(f"{len(missing)} of {len(wanted)} runs to make, {parallel} at once", file=sys.stderr)
+    with ProcessPoolExecutor(parallel) as pool, file.open("a", encoding="utf-8") as out:
+        for first in range(0, len(missing), 4 * parallel):
+            if time.monotonic() - began > budget_s:
+                print(f"the time is over: {len(missing) - first} runs are left for the next time", file=sys.stderr)
+                return
+            batch = [pool.submit(train, *one) for one in missing[first:first + 4 * parallel]]
+            for finished in as_completed(batch):
+                out.write(json.dumps(asdict(finished.result())) + "\n")
+            out.flush()
+
+
+def read_runs(file: Path) -> list[LoglinearRun]:
+    """Returns the finished runs; [] without a file. Raises UserError for a line that is no run."""
+    try:
+        return [LoglinearRun(**json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
+    except (json.JSONDecodeError, TypeError) as error:
+        raise UserError(f"{file} has a line that is no run ({error})", "delete that line") from None
+
+
+@cache
+def _environment() -> Environment:
+    return open_environment(EnvSection())
+
+
+@cache
+def cloned() -> Floats:
+    """Weights [DIMENSIONS] cloned from the scripted searcher, the same in every process."""
+    environment = _environment()
+    rng = random.Random(seed_for("loglinear", "clone"))
+    tasks = rng.sample(environment.tasks(environment.training_splits()[0]), CLONED_GAMES)
+    turns = [turn for task in tasks
+             for turn in demonstrate(environment.open(task), random.Random(seed_for("clone", task)))]
+    adam = Adam(0.2, betas=(0.9, 0.99))
+    for _ in range(CLONE_UPDATES):
+        gradient = np.zeros(DIMENSIONS)
+        for turn in rng.sample(turns, CLONE_ROWS):
+            turn.probabilities = probabilities(adam.theta, turn.features)
+            score_gradient(turn, 1 / CLONE_ROWS, gradient)
+        adam.step(gradient)
+    return adam.theta
+
+
+class Adam:
+    """Adam that ascends, on one vector of weights."""
+
+    def __init__(self, rate: float, *, betas: tuple[float, float] = BETAS, theta: Floats | None = None) -> None:
+        self.theta = np.zeros(DIMENSIONS) if theta is None else theta.copy()
+        self._rate, self._betas, self._steps = rate, betas, 0
+        self._m, self._v = np.zeros(DIMENSIONS), np.zeros(DIMENSIONS)
+
+    def step(self, gradient: Floats) -> None:
+        """Takes one step along `gradient` [DIMENSIONS]."""
+        (a, b), self._steps = self._betas, self._steps + 1
+        self._m = a * self._m + (1 - a) * gradient
+        self._v = b * self._v + (1 - b) * gradient**2
+        scale = np.sqrt(self._v / (1 - b**self._steps)) + 1e-8
+        self.theta = self.theta + self._rate * self._m / (1 - a**self._steps) / scale
+
+
+def train(arm: str, seed: int, start: str, rate: float) -> LoglinearRun:
+    """Makes one run."""
+    began, environment = time.monotonic(), _environment()
+    training, _, heldout = (environment.tasks(split) for split in environment.training_splits())
+    chosen, options = ARMS[arm].make()
+    adam = Adam(rate, theta=STARTS[start] * cloned())
+    success: list[float] = []
+    unchanged: list[bool] = []
+    for step in range(STEPS):
+        tasks = random.Random(seed_for(seed, "tasks", step)).sample(training, GROUPS)
+        groups = [[_play(environment, task, adam.theta, seed, step, k) for k in range(K)] for task in tasks]
+        credits = chosen.batch(
+            [chosen.group(credit_steps(group, ARMS[arm].key), options) for group in groups], options)
+        success.append(fmean(one.won for group in groups for one in group))
+        unchanged += [not turn.changed for group in groups for one in group for turn in one.turns
+                      if step >= STEPS - 5]
+        adam.step(gradient_of(groups, credits))
+    tested = random.Random(seed_for(seed, "heldout")).sample(heldout, min(HELDOUT, len(heldout)))
+    won = fmean(_play(environment, task, adam.theta, seed, STEPS, 0).won for task in tested)
+    return LoglinearRun(arm=arm, seed=seed, start=start, rate=rate, success=success, heldout=won,
+                        unchanged=fmean(unchanged), games=environment.name, seconds=time.monotonic() - began)
+
+
+def _play(environment: Environment, task: str, theta: Floats, seed: int, step: int, k: int) -> Play:
+    return play(environment.open(task), theta, random.Random(seed_for(seed, task, step, k)))
+
+
+def gradient_of(groups: Sequence[Sequence[Play]], credits: Sequence[Credit]) -> Floats:
+    """Returns the mean over all turns of A ∇ log π, [DIMENSIONS]."""
+    gradient = np.zeros(DIMENSIONS)
+    turns = sum(len(one.turns) for group in groups for one in group)
+    for group, credit in zip(groups, credits, strict=True):
+        for one, row in zip(group, credit.advantages, strict=True):
+            for turn, advantage in zip(one.turns, row, strict=True):
+                if advantage:
+                    score_gradient(turn, advantage / turns, gradient)
+    return gradient
+
+
+def credit_steps(group: Sequence[Play], key: str) -> list[list[CreditStep]]:
+    """Returns the group as estimators see it; the reward is 1 at the last turn of an episode that was won."""
+    return [[CreditStep(state=state, reward=float(one.won and t == len(one.turns) - 1))
+             for t, state in enumerate(_keys(one, key))] for one in group]
+
+
+def _keys(one: Play, key: str) -> Iterator[str]:
+    state = ""
+    for t, turn in enumerate(one.turns):
+        if not (key == "stay" and t and not one.turns[t - 1].changed):
+            state = turn.observation if key == "observation" else "\n".join([turn.observation, *turn.admissible])
+        yield state
+
+
+def as_lines(runs: Sequence[LoglinearRun]) -> list[str]:
+    """Returns the tables: means by arm, then the contrasts with Holm's correction."""
+    lines: list[str] = []
+    for start, rate in sorted({(one.start, one.rate) for one in runs}, key=lambda x: (x[1] != RATE, x)):
+        mine = [one for one in runs if (one.start, one.rate) == (start, rate)]
+        lines += [f"{start} start, learning rate {rate:g}, {mine[0].games} games; success in %, mean and 95% interval",
+                  f"  {'arm':18}{'seeds':>6}{'training area':>18}{'held-out':>18}{'changed nothing':>17}"]
+        for arm in ARMS:
+            its = [one for one in mine if one.arm == arm]
+            if its:
+                lines.append(f"  {arm:18}{len(its):>6}{_points([x.area for x in its]):>18}"
+                             f"{_points([x.heldout for x in its]):>18}{fmean(x.unchanged for x in its):>17.1%}")
+        lines += _contrasts(mine)
+    return lines
+
+
+def _contrasts(mine: Sequence[LoglinearRun]) -> list[str]:
+    lines = [f"  {'paired difference':32}{'pairs':>6}{'training area':>26}{'held-out':>26}"]
+    value = {(one.arm, one.seed): one for one in mine}
+    tests: dict[tuple[str, str], list[tuple[float, float, float, float]]] = {}
+    counts: dict[tuple[str, str], int] = {}
+    for a, b in CONTRASTS:
+        seeds = sorted(seed for arm, seed in value if arm == a and (b, seed) in value)
+        if len(seeds) > 1:
+            counts[a, b] = len(seeds)
+            tests[a, b] = [paired_test([100 * (of(value[a, s]) - of(value[b, s])) for s in seeds])
+                           for of in (lambda x: x.area, lambda x: x.heldout)]
+    corrected = [holm([test[i][3] for test in tests.values()]) for i in range(2)]
+    for n, (pair, test) in enumerate(tests.items()):
+        cells = [f"{mean:+.1f} ±{high - mean:.1f} p={corrected[i][n]:.2g}" for i, (mean, _, high, _) in enumerate(test)]
+        lines.append(f"  {' - '.join(pair):32}{counts[pair]:>6}{cells[0]:>26}{cells[1]:>26}")
+    return [*lines, "  p: Student's t over seeds, Holm's correction over the contrasts of this block", ""]
+
+
+def _points(values: Sequence[float]) -> str:
+    mean, _, high = seed_interval(values)
+    return f"{100 * mean:.1f} ±{100 * (high - mean):.1f}"
+

@@ -1,0 +1,187 @@
+"""A log-linear policy over hand-made features of ALFWorld's actions: small enough that a run takes seconds of CPU.
+
+    π(a | h) = exp(θ·φ(h, a)) / Σ_b exp(θ·φ(h, b))
+
+The candidates are the admissible actions and up to two plausible ones that are not: taking the sought object where it
+may not be, and going to where the agent stands. So the policy can waste a step on "Nothing happens.", as language
+models do. A feature is a description of the action crossed with one part of what the agent remembers, and with all of
+it. Features are hashed into DIMENSIONS weights.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import zlib
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from envservice.alfworld.prompts import choices, task_of
+from envservice.alfworld.searcher import Searcher, kind_of, parse_task
+from envservice.base import Outcome, Session
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+DIMENSIONS = 1 << 14
+HORIZON = 50
+MACHINES = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
+NOTHING = "Nothing happens."
+_ARRIVED = re.compile(r"You arrive at (?:the )?(\w+ \d+)\.|You are facing the (\w+ \d+)\.")
+_NAME = re.compile(r"\w+ \d+")
+
+
+@dataclass(slots=True, kw_only=True)
+class Memory:
+    """What the agent remembers of an episode, updated from what it reads."""
+
+    type: str
+    kind: str
+    """Kind of the sought object, such as `mug`."""
+    target: str
+    """Kind of the receptacle to put it into; of the lamp for `look`."""
+    here: str = ""
+    holding: bool = False
+    treated: bool = False
+    placed: int = 0
+    visits: Counter[str] = field(default_factory=Counter[str])
+    last: deque[str] = field(default_factory=lambda: deque[str](maxlen=3))
+
+    @staticmethod
+    def of(first: Outcome) -> Memory:
+        """The memory at the start of an episode."""
+        kind, thing, target = parse_task(task_of(first))
+        return Memory(type=kind, kind=thing, target=target)
+
+    def read(self, action: str, now: Outcome) -> None:
+        """Takes in one turn."""
+        self.last.append(action)
+        if now.observation.startswith(NOTHING):
+            return
+        if found := _ARRIVED.search(now.observation):
+            self.here = found[1] or found[2]
+            self.visits[self.here] += 1
+        verb, _, rest = action.partition(" ")
+        sought = kind_of(_first_name(rest)) == self.kind
+        if verb == "take" and sought:
+            self.holding, self.treated = True, False
+        elif verb == "move" and sought:
+            self.placed += kind_of(rest.rpartition(" to ")[2]) == self.target
+            self.holding = False
+        elif verb in MACHINES and sought:
+            self.treated = verb == self.type
+
+
+def _first_name(words: str) -> str:
+    found = _NAME.search(words)
+    return found[0] if found else ""
+
+
+def candidates(memory: Memory, now: Outcome) -> list[str]:
+    """The actions that the policy chooses among, in a fixed order."""
+    listed = choices(now)
+    extra = [f"go to {memory.here}", f"take {memory.kind} 1 from {memory.here}"] if memory.here else []
+    return listed + [action for action in extra if action not in now.admissible_actions]
+
+
+def features(memory: Memory, now: Outcome, actions: Sequence[str]) -> Ints:
+    """[A, F]: the indices of each action's features."""
+    listed = set(now.admissible_actions)
+    held = (memory.holding, memory.treated, min(memory.placed, 1))
+    rows = []
+    for action in actions:
+        verb, names = _words(action)
+        place = kind_of(names[-1]) if names else ""
+        about = (memory.type, verb, any(kind_of(name) == memory.kind for name in names), place == memory.target,
+                 place == MACHINES.get(memory.type), action in listed)
+        seen = min(memory.visits[names[-1]], 2) if names else 0
+        rows.append(_row(about, held, seen, action in memory.last, place))
+    return np.array(rows, dtype=np.int64)
+
+
+@lru_cache(maxsize=1 << 16)
+def _words(action: str) -> tuple[str, list[str]]:
+    verb, _, rest = action.partition(" ")
+    return verb, _NAME.findall(rest)
+
+
+@lru_cache(maxsize=1 << 18)
+def _row(about: tuple[object, ...], held: tuple[object, ...], seen: int, again: bool, place: str) -> list[int]:
+    crossed = (("a", *about), ("h", *about, *held), ("v", *about, seen), ("l", *about, again),
+               ("hv", *about, *held, seen, again), ("p", *about[:2], place, held[0]))
+    return [zlib.crc32("\x1f".join(map(str, parts)).encode()) % DIMENSIONS for parts in crossed]
+
+
+@dataclass(slots=True, kw_only=True)
+class Turn:
+    """One decision: the features of the candidates, their probabilities, and the one that was taken."""
+
+    observation: str
+    admissible: tuple[str, ...]
+    features: Ints
+    """[A, F]."""
+    probabilities: Floats
+    """[A]."""
+    chosen: int
+    changed: bool
+    """False if the action changed nothing: "Nothing happens." and the same admissible actions."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Play:
+    """One episode of the policy."""
+
+    turns: list[Turn]
+    won: bool
+
+
+def play(session: Session, theta: Floats, rng: random.Random) -> Play:
+    """Plays one episode of at most HORIZON turns. Each turn takes one number of `rng`, whatever is chosen."""
+    now = session.reset()
+    memory, turns = Memory.of(now), []
+    while len(turns) < HORIZON and not now.done:
+        actions = candidates(memory, now)
+        found = features(memory, now, actions)
+        p = probabilities(theta, found)
+        chosen = min(int(np.searchsorted(np.cumsum(p), rng.random() * float(p.sum()), side="right")), len(p) - 1)
+        before, now = now, session.step(actions[chosen])
+        changed = not (now.observation.startswith(NOTHING) and now.admissible_actions == before.admissible_actions)
+        turns.append(Turn(observation=before.observation, admissible=tuple(before.admissible_actions), features=found,
+                          probabilities=p, chosen=chosen, changed=changed))
+        memory.read(actions[chosen], now)
+    return Play(turns=turns, won=now.won)
+
+
+def probabilities(theta: Floats, found: Ints) -> Floats:
+    """[A]: softmax of the sums of weights."""
+    logits = theta[found].sum(axis=1)
+    weights = np.exp(logits - logits.max())
+    return weights / weights.sum()
+
+
+def score_gradient(turn: Turn, weight: float, out: Floats) -> None:
+    """Adds weight · ∇ log π(chosen) to `out` [DIMENSIONS]."""
+    np.add.at(out, turn.features[turn.chosen], weight)
+    np.add.at(out, turn.features, -weight * turn.probabilities[:, None])
+
+
+def demonstrate(session: Session, rng: random.Random) -> list[Turn]:
+    """The scripted searcher's episode as decisions; turns whose action is no candidate are left out."""
+    now = session.reset()
+    memory, searcher, turns = Memory.of(now), Searcher(now, jump=0.1, rng=rng), []
+    while len(turns) < HORIZON and not now.done:
+        actions = candidates(memory, now)
+        action = searcher.act(now).action
+        if action in actions:
+            found = features(memory, now, actions)
+            turns.append(Turn(observation=now.observation, admissible=tuple(now.admissible_actions), features=found,
+                              probabilities=np.full(len(actions), 1 / len(actions)), chosen=actions.index(action),
+                              changed=True))
+        now = session.step(action)
+        memory.read(action, now)
+    return turns

@@ -1,0 +1,98 @@
+"""The log-linear experiment: its policy, keys, statistics, and that what is there is not run again."""
+
+import argparse
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deploy.experiment import loglinear
+from deploy.experiment.loglinear import ARMS, CONTRASTS, Adam, LoglinearRun, as_lines, credit_steps, planned, train
+from deploy.experiment.loglinear_policy import DIMENSIONS, HORIZON, Play, Turn, play, probabilities, score_gradient
+from envservice.registry import open_environment
+from services.config.tree import EnvSection
+from services.errors import UserError
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch):
+    """Generated games, whatever the machine has."""
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    loglinear._environment.cache_clear()
+    loglinear.cloned.cache_clear()
+    yield open_environment(EnvSection())
+    loglinear._environment.cache_clear()
+    loglinear.cloned.cache_clear()
+
+
+def turn(observation: str, *, changed: bool = True, admissible: tuple[str, ...] = ("look",)) -> Turn:
+    return Turn(observation=observation, admissible=admissible, features=np.array([[0, 1], [2, 3]]),
+                probabilities=np.array([0.25, 0.75]), chosen=0, changed=changed)
+
+
+def test_the_gradient_of_a_decision_is_its_features_less_the_expected_ones():
+    out = np.zeros(DIMENSIONS)
+    score_gradient(turn("o"), 2.0, out)
+    assert out[:4].tolist() == pytest.approx([1.5, 1.5, -1.5, -1.5])
+
+
+def test_probabilities_are_a_softmax():
+    theta = np.zeros(DIMENSIONS)
+    theta[2] = np.log(3)
+    assert probabilities(theta, np.array([[0, 1], [2, 3]])).tolist() == pytest.approx([0.25, 0.75])
+
+
+def test_adam_takes_a_first_step_of_its_rate():
+    adam = Adam(0.08)
+    adam.step(np.full(DIMENSIONS, -3.0))
+    assert adam.theta[:2].tolist() == pytest.approx([-0.08, -0.08])
+
+
+def test_an_action_that_changes_nothing_stays_in_its_state_under_that_key_alone():
+    one = Play(turns=[turn("a", changed=False), turn("Nothing happens."), turn("b")], won=True)
+    keys = ("observation", "admissible", "stay")
+    states = {key: [step.state for step in credit_steps([one], key)[0]] for key in keys}
+    assert states["observation"] == ["a", "Nothing happens.", "b"]
+    assert states["admissible"] == ["a\nlook", "Nothing happens.\nlook", "b\nlook"]
+    assert states["stay"] == ["a\nlook", "a\nlook", "b\nlook"]
+    assert [step.reward for step in credit_steps([one], "stay")[0]] == [0.0, 0.0, 1.0]
+
+
+def test_an_episode_is_the_same_for_the_same_numbers_and_ends_at_the_horizon(environment):
+    task = environment.tasks("train")[0]
+    first, again = (play(environment.open(task), np.zeros(DIMENSIONS), random.Random(3)) for _ in range(2))
+    assert [t.chosen for t in first.turns] == [t.chosen for t in again.turns]
+    assert len(first.turns) <= HORIZON
+
+
+def test_a_run_is_a_function_of_its_arm_and_seed(environment, monkeypatch):
+    for name, value in (("STEPS", 2), ("GROUPS", 1), ("K", 2), ("HELDOUT", 2), ("CLONED_GAMES", 2), ("CLONE_ROWS", 5)):
+        monkeypatch.setattr(loglinear, name, value)
+    first, again = (train("graph+adm", 5, "warm", 0.08) for _ in range(2))
+    assert (first.success, first.heldout) == (again.success, again.heldout)
+    assert first.games == "alfworld-gen"
+
+
+def test_runs_are_planned_seed_by_seed_with_the_primary_rate_first():
+    wanted = list(planned(None, 2))
+    assert len(wanted) == len(set(wanted)) == len(ARMS) * 2 * 2 * 3
+    assert {rate for *_, rate in wanted[:len(ARMS) * 4]} == {loglinear.RATE}
+    assert {seed for _, seed, *_ in wanted[:len(ARMS) * 2]} == {loglinear.FIRST_SEED}
+    with pytest.raises(UserError, match="there is no arm 'gagpoo'"):
+        list(planned("gagpoo", 1))
+    assert {arm for pair in CONTRASTS for arm in pair} <= set(ARMS)
+
+
+def test_the_table_has_means_and_corrected_differences(tmp_path: Path, capsys):
+    runs = [LoglinearRun(arm=arm, seed=seed, start="warm", rate=0.08, success=[value + seed / 1000], heldout=value,
+                         unchanged=0.05, games="alfworld", seconds=1.0)
+            for seed in range(4) for arm, value in (("gagpo", 0.5 + seed / 100), ("gigpo", 0.6))]
+    text = "\n".join(as_lines(runs))
+    assert "gagpo - gigpo" in text
+    assert "-8.5 ±2.1" in text  # differences -10, -9, -8, -7 of held-out success
+    (tmp_path / "runs.jsonl").write_text("".join(json.dumps(loglinear.asdict(one)) + "\n" for one in runs))
+    args = argparse.Namespace(out=tmp_path, report=True, arms=None, seeds=None, json=False, parallel=1, hours=None)
+    assert loglinear.run(args) == 0
+    assert capsys.readouterr().out.strip() == text.strip()

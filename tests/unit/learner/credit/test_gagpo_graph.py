@@ -1,0 +1,88 @@
+"""Graph values by hand, and against a slow iteration of the same equations."""
+
+import random
+
+import pytest
+
+from learner.credit.gagpo_graph import GagpoGraph, Graph
+from learner.credit.group_operations import discounted, rewards
+from learner.credit.types import CreditStep
+from services.config.tree import CreditSection
+
+PLAIN = CreditSection(gamma=0.5, lam=0.8, prior=1.0, penalty=0.0, normalize="none")
+
+
+def episode(*states: str, reward: float = 0.0) -> list[CreditStep]:
+    return [CreditStep(state=state, reward=reward if t == len(states) - 1 else 0.0) for t, state in enumerate(states)]
+
+
+def graph_of(group, options=PLAIN):
+    return Graph(group, rewards(group, options), [row[0] for row in discounted(group, options)], options)
+
+
+def test_values_solve_the_graph_of_the_other_episodes():
+    """Episode 1 won by a, b: V(b) = (1 + m) / 2 and V(a) = (γ V(b) + m) / 2 with m = γ, its start return.
+
+    γ = κ = 0.5 and 1: m = 0.5, V(b) = 0.75, V(a) = (0.375 + 0.5) / 2 = 0.4375.
+    """
+    group = [episode("a", "c"), episode("a", "b", reward=1.0)]
+    credit = GagpoGraph().group(group, PLAIN)
+    assert credit.baselines is not None
+    assert credit.baselines[0] == pytest.approx([0.4375, 0.4375])  # nobody else was in c: it carries V(a)
+    assert credit.deltas is not None
+    assert credit.deltas[0] == pytest.approx([0.5 * 0.4375 - 0.4375, -0.4375])
+
+
+def test_lambda_is_one_where_no_other_episode_has_been():
+    """Â_0 = δ_0 + γ · 1 · δ_1 = -0.21875 - 0.5 · 0.4375."""
+    group = [episode("a", "c"), episode("a", "b", reward=1.0)]
+    assert GagpoGraph().group(group, PLAIN).raw_advantages[0][0] == pytest.approx(-0.4375)
+
+
+def test_lambda_shrinks_with_visits():
+    """One other visit of b and κ = 1: λ_1 = 1 - 0.2 / 2 = 0.9."""
+    group = [episode("a", "b"), episode("a", "b", reward=1.0)]
+    credit = GagpoGraph().group(group, PLAIN)
+    assert credit.deltas is not None
+    first, second = credit.deltas[0]
+    assert credit.raw_advantages[0][0] == pytest.approx(first + 0.5 * 0.9 * second)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_graph_solves_its_own_equations(seed: int):
+    """Loops, repeated states and singletons: iterating the equation from 0 reaches the same values."""
+    rng = random.Random(seed)
+    group = [episode(*(str(rng.randrange(6)) for _ in range(rng.randint(1, 12))), reward=float(rng.random() < 0.5))
+             for _ in range(5)]
+    options = PLAIN.model_copy(update={"gamma": 0.95, "prior": 2.0})
+    index = {state: i for i, state in enumerate(dict.fromkeys(s.state for e in group for s in e))}
+    for without in (None, 0, 3):
+        solved, visits, mean = graph_of(group, options).values(without)
+        kept = [e for i, e in enumerate(group) if i != without]
+        values = dict.fromkeys(index, 0.0)
+        for _ in range(2000):
+            total = dict.fromkeys(index, options.prior * mean)
+            for steps in kept:
+                for t, step in enumerate(steps):
+                    after = values[steps[t + 1].state] if t + 1 < len(steps) else 0.0
+                    total[step.state] += step.reward + options.gamma * after
+            values = {state: total[state] / (visits[index[state]] + options.prior) for state in index}
+        assert [solved[index[state]] for state in index] == pytest.approx([values[state] for state in index], abs=1e-9)
+
+
+@pytest.mark.parametrize("won", [0.0, 1.0])
+def test_a_uniform_group_of_one_step_has_no_credit(won: float):
+    credit = GagpoGraph().group([episode("a", reward=won) for _ in range(4)], PLAIN)
+    assert credit.advantages == [[pytest.approx(0.0)]] * 4
+
+
+def test_a_lone_episode_is_judged_against_nothing():
+    """K = 1: no other episode, so V = 0 and the advantage is the return."""
+    assert GagpoGraph().group([episode("a", "b", reward=1.0)], PLAIN).raw_advantages == [pytest.approx([0.5, 1.0])]
+
+
+def test_values_of_the_whole_group_are_one_solution_for_all():
+    group = [episode("a", "b", reward=1.0), episode("a", "b")]
+    credit = GagpoGraph(leave_out=False).group(group, PLAIN)
+    assert credit.baselines is not None
+    assert credit.baselines[0] == credit.baselines[1]
