@@ -30,6 +30,7 @@ from deploy.experiment.loglinear_policy import (
     probabilities,
     score_gradient,
 )
+from deploy.experiment.loglinear_table import RATE, LoglinearRun, as_lines, read_runs
 from envservice.base import Environment
 from envservice.registry import open_environment
 from learner.credit.gagpo_graph import GagpoGraph
@@ -38,9 +39,7 @@ from learner.credit.types import Credit, CreditStep, Estimator
 from services.config.tree import CreditSection, EnvSection
 from services.errors import UserError
 from services.seeds import seed_for
-from services.statistics import holm, paired_test, seed_interval
 
-FORMAT = 1
 SEEDS = 60
 FIRST_SEED = 1000
 """Fresh: no seed of a pilot is among these."""
@@ -49,8 +48,6 @@ HELDOUT = 128
 STARTS = {"warm": 0.15, "blind": 0.10}
 """Name -> the factor on the cloned weights. Warm wins about a quarter of the held-out games, blind 5 to 15%."""
 RATES = (0.03, 0.08, 0.2)
-RATE = 0.08
-"""The learning rate of the primary outcome."""
 BETAS = (0.9, 0.999)
 CLONED_GAMES, CLONE_UPDATES, CLONE_ROWS = 150, 60, 400
 
@@ -94,33 +91,6 @@ ARMS: dict[str, LoglinearArm] = {
 """Keys: `observation` is the paper's; `admissible` adds the admissible actions; `stay` is `admissible`, but an action
 that changes nothing leads back to the state it was taken in."""
 
-CONTRASTS = (("gagpo", "gigpo"), ("loo+adm", "gagpo"), ("loo+adm", "gigpo"), ("graph+adm", "gigpo"),
-             ("loo+stay", "loo+adm"), ("graph+stay", "graph+adm"), ("gagpo+adm", "gagpo"), ("gigpo+adm", "gigpo"))
-"""(a, b): a - b, paired by seed. Holm's correction is over these, within one start and outcome."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoglinearRun:
-    """One finished run: success of the training episodes of each step, and of the held-out games at the end."""
-
-    arm: str
-    seed: int
-    start: str
-    rate: float
-    success: list[float]
-    heldout: float
-    unchanged: float
-    """Share of turns whose action changed nothing, over the last five steps."""
-    games: str
-    seconds: float
-    format: int = FORMAT
-
-    @property
-    def area(self) -> float:
-        """Mean success over all training steps."""
-        return fmean(self.success)
-
-
 def run(args: argparse.Namespace) -> int:
     """Makes the runs that are missing, then prints and writes the table."""
     file = args.out / "runs.jsonl"
@@ -161,14 +131,6 @@ def _make(file: Path, wanted: Sequence[tuple[str, int, str, float]], parallel: i
             for finished in as_completed(batch):
                 out.write(json.dumps(asdict(finished.result())) + "\n")
             out.flush()
-
-
-def read_runs(file: Path) -> list[LoglinearRun]:
-    """Returns the finished runs; [] without a file. Raises UserError for a line that is no run."""
-    try:
-        return [LoglinearRun(**json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
-    except (json.JSONDecodeError, TypeError) as error:
-        raise UserError(f"{file} has a line that is no run ({error})", "delete that line") from None
 
 
 @cache
@@ -221,7 +183,7 @@ def train(arm: str, seed: int, start: str, rate: float) -> LoglinearRun:
     unchanged: list[bool] = []
     for step in range(STEPS):
         tasks = random.Random(seed_for(seed, "tasks", step)).sample(training, GROUPS)
-        groups = [[_play(environment, task, adam.theta, seed, step, k) for k in range(K)] for task in tasks]
+        groups = [[_play(task, adam.theta, seed, step, k) for k in range(K)] for task in tasks]
         credits = chosen.batch(
             [chosen.group(credit_steps(group, ARMS[arm].key), options) for group in groups], options)
         success.append(fmean(one.won for group in groups for one in group))
@@ -229,13 +191,13 @@ def train(arm: str, seed: int, start: str, rate: float) -> LoglinearRun:
                       if step >= STEPS - 5]
         adam.step(gradient_of(groups, credits))
     tested = random.Random(seed_for(seed, "heldout")).sample(heldout, min(HELDOUT, len(heldout)))
-    won = fmean(_play(environment, task, adam.theta, seed, STEPS, 0).won for task in tested)
+    won = fmean(_play(task, adam.theta, seed, STEPS, 0).won for task in tested)
     return LoglinearRun(arm=arm, seed=seed, start=start, rate=rate, success=success, heldout=won,
                         unchanged=fmean(unchanged), games=environment.name, seconds=time.monotonic() - began)
 
 
-def _play(environment: Environment, task: str, theta: Floats, seed: int, step: int, k: int) -> Play:
-    return play(environment.open(task), theta, random.Random(seed_for(seed, task, step, k)))
+def _play(task: str, theta: Floats, seed: int, step: int, k: int) -> Play:
+    return play(_environment().open(task), theta, random.Random(seed_for(seed, task, step, k)))
 
 
 def gradient_of(groups: Sequence[Sequence[Play]], credits: Sequence[Credit]) -> Floats:
@@ -262,43 +224,3 @@ def _keys(one: Play, key: str) -> Iterator[str]:
         if not (key == "stay" and t and not one.turns[t - 1].changed):
             state = turn.observation if key == "observation" else "\n".join([turn.observation, *turn.admissible])
         yield state
-
-
-def as_lines(runs: Sequence[LoglinearRun]) -> list[str]:
-    """Returns the tables: means by arm, then the contrasts with Holm's correction."""
-    lines: list[str] = []
-    for start, rate in sorted({(one.start, one.rate) for one in runs}, key=lambda x: (x[1] != RATE, x)):
-        mine = [one for one in runs if (one.start, one.rate) == (start, rate)]
-        lines += [f"{start} start, learning rate {rate:g}, {mine[0].games} games; success in %, mean and 95% interval",
-                  f"  {'arm':18}{'seeds':>6}{'training area':>18}{'held-out':>18}{'changed nothing':>17}"]
-        for arm in ARMS:
-            its = [one for one in mine if one.arm == arm]
-            if its:
-                lines.append(f"  {arm:18}{len(its):>6}{_points([x.area for x in its]):>18}"
-                             f"{_points([x.heldout for x in its]):>18}{fmean(x.unchanged for x in its):>17.1%}")
-        lines += _contrasts(mine)
-    return lines
-
-
-def _contrasts(mine: Sequence[LoglinearRun]) -> list[str]:
-    lines = [f"  {'paired difference':32}{'pairs':>6}{'training area':>26}{'held-out':>26}"]
-    value = {(one.arm, one.seed): one for one in mine}
-    tests: dict[tuple[str, str], list[tuple[float, float, float, float]]] = {}
-    counts: dict[tuple[str, str], int] = {}
-    for a, b in CONTRASTS:
-        seeds = sorted(seed for arm, seed in value if arm == a and (b, seed) in value)
-        if len(seeds) > 1:
-            counts[a, b] = len(seeds)
-            tests[a, b] = [paired_test([100 * (of(value[a, s]) - of(value[b, s])) for s in seeds])
-                           for of in (lambda x: x.area, lambda x: x.heldout)]
-    corrected = [holm([test[i][3] for test in tests.values()]) for i in range(2)]
-    for n, (pair, test) in enumerate(tests.items()):
-        cells = [f"{mean:+.1f} ±{high - mean:.1f} p={corrected[i][n]:.2g}" for i, (mean, _, high, _) in enumerate(test)]
-        lines.append(f"  {' - '.join(pair):32}{counts[pair]:>6}{cells[0]:>26}{cells[1]:>26}")
-    return [*lines, "  p: Student's t over seeds, Holm's correction over the contrasts of this block", ""]
-
-
-def _points(values: Sequence[float]) -> str:
-    mean, _, high = seed_interval(values)
-    return f"{100 * mean:.1f} ±{100 * (high - mean):.1f}"
-

@@ -40,6 +40,11 @@ class GagpoGraph:
     needs_critic: ClassVar[bool] = False
     leave_out: bool = True
 
+    def reads(self, options: CreditSection) -> frozenset[str]:  # noqa: ARG002 the same keys under all options
+        """Returns the keys that the formulas read."""
+        return frozenset({"gamma", "lam", "penalty", "penalty_mode", "normalize", "ddof", "bootstrap", "prior",
+                          "state_key"})
+
     def group(self, group: Group, options: CreditSection) -> Credit:
         """Returns the credit of one group; see the module's formulas."""
         returns, given = discounted(group, options), rewards(group, options)

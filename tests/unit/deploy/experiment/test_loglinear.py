@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from deploy.experiment import loglinear
-from deploy.experiment.loglinear import ARMS, CONTRASTS, Adam, LoglinearRun, as_lines, credit_steps, planned, train
+from deploy.experiment.loglinear import ARMS, Adam, credit_steps, planned, train
 from deploy.experiment.loglinear_policy import DIMENSIONS, HORIZON, Play, Turn, play, probabilities, score_gradient
+from deploy.experiment.loglinear_table import CONTRASTS, RATE, LoglinearRun, as_lines
 from envservice.registry import open_environment
 from services.config.tree import EnvSection
 from services.errors import UserError
@@ -78,7 +79,7 @@ def test_a_run_is_a_function_of_its_arm_and_seed(environment, monkeypatch):
 def test_runs_are_planned_seed_by_seed_with_the_primary_rate_first():
     wanted = list(planned(None, 2))
     assert len(wanted) == len(set(wanted)) == len(ARMS) * 2 * 2 * 3
-    assert {rate for *_, rate in wanted[:len(ARMS) * 4]} == {loglinear.RATE}
+    assert {rate for *_, rate in wanted[:len(ARMS) * 4]} == {RATE}
     assert {seed for _, seed, *_ in wanted[:len(ARMS) * 2]} == {loglinear.FIRST_SEED}
     with pytest.raises(UserError, match="there is no arm 'gagpoo'"):
         list(planned("gagpoo", 1))

@@ -1,0 +1,89 @@
+"""The runs of `gagpo experiment loglinear` as they are kept, and the tables made of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from services.errors import UserError
+from services.statistics import holm, paired_test, seed_interval
+
+FORMAT = 1
+RATE = 0.08
+"""The learning rate of the primary outcome."""
+CONTRASTS = (("gagpo", "gigpo"), ("loo+adm", "gagpo"), ("loo+adm", "gigpo"), ("graph+adm", "gigpo"),
+             ("loo+stay", "loo+adm"), ("graph+stay", "graph+adm"), ("gagpo+adm", "gagpo"), ("gigpo+adm", "gigpo"))
+"""(a, b): a - b, paired by seed. Holm's correction is over these, within one start and outcome."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoglinearRun:
+    """One finished run: success of the training episodes of each step, and of the held-out games at the end."""
+
+    arm: str
+    seed: int
+    start: str
+    rate: float
+    success: list[float]
+    heldout: float
+    unchanged: float
+    """Share of turns whose action changed nothing, over the last five steps."""
+    games: str
+    seconds: float
+    format: int = FORMAT
+
+    @property
+    def area(self) -> float:
+        """Mean success over all training steps."""
+        return fmean(self.success)
+
+
+def read_runs(file: Path) -> list[LoglinearRun]:
+    """Returns the finished runs; [] without a file. Raises UserError for a line that is no run."""
+    try:
+        return [LoglinearRun(**json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
+    except (json.JSONDecodeError, TypeError) as error:
+        raise UserError(f"{file} has a line that is no run ({error})", "delete that line") from None
+
+
+def as_lines(runs: Sequence[LoglinearRun]) -> list[str]:
+    """Returns the tables: means by arm, then the contrasts with Holm's correction."""
+    lines: list[str] = []
+    for start, rate in sorted({(one.start, one.rate) for one in runs}, key=lambda x: (x[1] != RATE, x)):
+        mine = [one for one in runs if (one.start, one.rate) == (start, rate)]
+        lines += [f"{start} start, learning rate {rate:g}, {mine[0].games} games; success in %, mean and 95% interval",
+                  f"  {'arm':18}{'seeds':>6}{'training area':>18}{'held-out':>18}{'changed nothing':>17}"]
+        for arm in dict.fromkeys(one.arm for one in sorted(runs, key=lambda one: one.seed)):
+            its = [one for one in mine if one.arm == arm]
+            if its:
+                lines.append(f"  {arm:18}{len(its):>6}{_points([x.area for x in its]):>18}"
+                             f"{_points([x.heldout for x in its]):>18}{fmean(x.unchanged for x in its):>17.1%}")
+        lines += _contrasts(mine)
+    return lines
+
+
+def _contrasts(mine: Sequence[LoglinearRun]) -> list[str]:
+    lines = [f"  {'paired difference':32}{'pairs':>6}{'training area':>26}{'held-out':>26}"]
+    value = {(one.arm, one.seed): one for one in mine}
+    tests: dict[tuple[str, str], list[tuple[float, float, float, float]]] = {}
+    counts: dict[tuple[str, str], int] = {}
+    for a, b in CONTRASTS:
+        seeds = sorted(seed for arm, seed in value if arm == a and (b, seed) in value)
+        if len(seeds) > 1:
+            counts[a, b] = len(seeds)
+            tests[a, b] = [paired_test([100 * (of(value[a, s]) - of(value[b, s])) for s in seeds])
+                           for of in (lambda x: x.area, lambda x: x.heldout)]
+    corrected = [holm([test[i][3] for test in tests.values()]) for i in range(2)]
+    for n, (pair, test) in enumerate(tests.items()):
+        cells = [f"{mean:+.1f} ±{high - mean:.1f} p={corrected[i][n]:.2g}" for i, (mean, _, high, _) in enumerate(test)]
+        lines.append(f"  {' - '.join(pair):32}{counts[pair]:>6}{cells[0]:>26}{cells[1]:>26}")
+    return [*lines, "  p: Student's t over seeds, Holm's correction over the contrasts of this block", ""]
+
+
+def _points(values: Sequence[float]) -> str:
+    mean, _, high = seed_interval(values)
+    return f"{100 * mean:.1f} ±{100 * (high - mean):.1f}"
+
