@@ -20,8 +20,10 @@ test:  ## set up and pass all checks and tests
 check: setup  ## style, types and the import line
 	@exec scripts/check
 
-docs: setup  ## write docs/reference/ from the code
-	@.venv/bin/python -m deploy.reference
+docs: setup  ## build the site into build/site
+	@.venv/bin/python -m deploy.reference >/dev/null
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict --quiet
+	@echo "open build/site/index.html; its search needs a web server: python3 -m http.server -d build/site"
 
 setup:  ## make .venv
 	@scripts/setup

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from learner.credit.types import Credit, CreditStep, Estimator
 
 EXAMPLE = """An episode that its budget cut off may say what it saw last: {"steps": [...], "final_state": "S"}.
-Options are the config's keys under learner.credit: docs/operations.md.
+Options are the config's keys under learner.credit: docs/reference/configuration.md.
 
 example:
   echo '{"episodes": [{"steps": [{"state": "S", "reward": 10, "invalid": false}]},

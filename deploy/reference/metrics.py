@@ -8,7 +8,7 @@ from deploy.reference.markdown import code, document, table
 from services.telemetry.names import CATALOGUE, Bound
 
 INTRODUCTION = """Every metric that gagpo exports, as services/telemetry/names.py declares it. \
-[Operations](../operations.md#metrics) says where they are served.
+[Watch runs](../operate/metrics.md) says where they are served.
 
 Counters start at 0 in each process, as Prometheus expects. A gauge that has not been set yet has no series. \
 Rollout workers, the learner and the controller add the label `worker`."""

@@ -63,7 +63,7 @@ def commands(block: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def test_every_block_of_the_guide_is_run_here():
-    assert set(FILES) == {"vault/game.py", "vault/prompt.py", "vault/family.py", "vault.yaml", "play.py", "nim.py"}
+    assert set(FILES) == {"vault/game.py", "vault/prompt.py", "vault/spec.py", "vault.yaml", "play.py", "nim.py"}
     assert GUIDE.count("\n```") == 2 * (len(FILES) + len(CONSOLE))
 
 
