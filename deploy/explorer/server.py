@@ -9,9 +9,9 @@ import uvicorn
 
 from deploy.explorer.app import create_app
 from deploy.explorer.runs import ExploredRun
-from envservice.server.process import bind
 from services.config.tree import EXPLORE_TOKEN_VARIABLE
 from services.errors import UserError
+from services.http.server import bind, server_config
 from services.process.addresses import is_local
 
 DRAIN_S = 2
@@ -30,6 +30,5 @@ def serve(runs: Sequence[ExploredRun], *, host: str, port: int, token: str | Non
         name, number = listener.getsockname()[:2]
         print(f"exploring on http://{f'[{name}]' if ':' in name else name}:{number}/"
               f"{'?token=$' + EXPLORE_TOKEN_VARIABLE if token else ''}", flush=True)
-        config = uvicorn.Config(create_app(runs, token), log_level="warning", access_log=False, lifespan="off",
-                                timeout_graceful_shutdown=DRAIN_S)
+        config = server_config(create_app(runs, token), local_only=token is None, timeout_graceful_shutdown=DRAIN_S)
         uvicorn.Server(config).run(sockets=[listener])

@@ -21,7 +21,8 @@ from pydantic import BaseModel, Field, model_validator
 from envservice.search.facts import world
 from envservice.search.questions import read_documents
 from envservice.search.retrieval import IndexRetriever
-from envservice.server.process import bind
+from services.http.server import bind, server_config
+from services.process.addresses import is_local
 
 TOPK = 3
 Query = Annotated[str, Field(max_length=8192)]
@@ -77,8 +78,7 @@ def main() -> None:
     args = parser.parse_args()
     with contextlib.closing(bind(args.host, args.port)) as listener:
         retriever = IndexRetriever(read_documents(args.documents) if args.documents else world().documents())
-        server = uvicorn.Server(uvicorn.Config(
-            create_retrieval_app(retriever), log_level="warning", access_log=False, lifespan="off"))
+        server = uvicorn.Server(server_config(create_retrieval_app(retriever), local_only=is_local(args.host)))
         print(f"{len(retriever)} documents on http://{args.host}:{listener.getsockname()[1]}/retrieve", flush=True)
         asyncio.run(server.serve(sockets=[listener]))
 

@@ -32,6 +32,7 @@ from envservice.server.app import Settings, create_app
 from envservice.server.batches import Batches
 from envservice.server.capacity import GIB, own_memory_bytes
 from services.errors import UserError
+from services.http.server import bind, server_config
 from services.process.addresses import is_local
 from services.telemetry import tracing
 from services.telemetry.logs import get_logger
@@ -44,23 +45,6 @@ PARENT_POLL_S = 0.5
 TEND_S = 0.5
 INHERITED = "GAGPO_ENV_LISTENER"
 """Where a server that starts again finds its socket: the number of a file descriptor."""
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. Raises UserError where the address cannot be had."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # Accepted sockets inherit it. Without it the body of a reply waits 40 ms for the delayed ACK of its head.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(1024)
-    except OSError as error:
-        listener.close()
-        raise UserError(
-            f"cannot listen on {host}:{port}: {error.strerror}", "choose another --port, or 0 for a free one") from None
-    return listener
 
 
 def check_exposure(host: str, token: str | None) -> None:
@@ -101,8 +85,7 @@ async def _serve(
     app = create_app(environment, settings)
     batches: Batches = app.state.batches
     server = _Server(
-        uvicorn.Config(app, log_config=None, log_level="warning", access_log=False, lifespan="off",
-                       timeout_graceful_shutdown=DRAIN_S, timeout_keep_alive=75),
+        server_config(app, local_only=settings.token is None, timeout_graceful_shutdown=DRAIN_S),
         ready=partial(_say_ready, environment, settings, _url(listener)), drain=batches.refuse_more)
     watches = [asyncio.create_task(_tend(server, listener, batches, settings))]
     if parent is not None:

@@ -5,30 +5,27 @@ Only who beats now is shown, so the dead leave no series. Beyond MAX_WORKERS nam
 
 from __future__ import annotations
 
+import asyncio
 import math
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, generate_latest
 from prometheus_client.registry import Collector
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.errors import StoreFault, UserError
+from services.process.addresses import is_local
 from services.telemetry.heartbeat import Beat
-from services.telemetry.logs import get_logger
 from services.telemetry.meters import OTHER
 from services.telemetry.names import CATALOGUE
 from services.telemetry.overhead import counted
 
 MAX_WORKERS = 64
 """Distinct worker labels in one exposition, so that no restart fills Prometheus."""
-REQUEST_S = 10.0
-"""How long a client may take to send its request."""
-log = get_logger("exposition")
 
 Beats = Mapping[str, Beat]
 
@@ -72,47 +69,31 @@ def serving(read: Callable[[], Beats], *, host: str, port: int) -> Iterator[str]
 
     Port 0 takes a free one. Raises UserError where the address cannot be taken.
     """
+    from services.http.server import bind, serving_in_thread
+
     try:
-        server = ThreadingHTTPServer((host, port), _handler(read))
-    except OSError as error:
-        raise UserError(f"metrics cannot be served on {host}:{port} ({error.strerror})",
-                        "set metrics.port to a free one, or to 0") from error
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
-    thread.start()
-    try:
-        yield f"{host}:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(REQUEST_S)
+        listener = bind(host, port)
+    except UserError as error:
+        raise UserError(f"metrics: {error.what}", "set metrics.port to a free one, or to 0") from None
+    address = f"{host}:{listener.getsockname()[1]}"
+    with serving_in_thread(_application(read), listener, local_only=is_local(host), name="metrics"):
+        yield address
 
 
-def _handler(read: Callable[[], Beats]) -> type[BaseHTTPRequestHandler]:
+def _application(read: Callable[[], Beats]) -> ASGIApp:
+    """The endpoint as an ASGI application. The store is read in a thread: it may take seconds to answer."""
     bodies: dict[str, tuple[str, Callable[[Beats], bytes]]] = {
         "/metrics": (CONTENT_TYPE_LATEST, render), "/status": ("application/json", msgspec.json.encode)}
 
-    class Handler(BaseHTTPRequestHandler):
-        timeout = REQUEST_S
-
-        def do_GET(self) -> None:
-            found = bodies.get(self.path.partition("?")[0])
-            if found is None:
-                self.send_error(404)
-                return
-            kind, make = found
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] not in ("GET", "HEAD") or scope["path"] not in bodies:
+            response = Response("not found", 404)
+        else:
+            kind, make = bodies[scope["path"]]
             try:
-                body = make(read())
+                response = Response(await asyncio.to_thread(lambda: make(read())), headers={"content-type": kind})
             except StoreFault as fault:
-                self.send_error(503, explain=str(fault))
-                return
-            self.send_response(200)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+                response = Response(str(fault), 503)
+        await response(scope, receive, send)
 
-        def log_message(self, format: str, *args: Any) -> None:
-            log.debug("request", line=format % args)
-
-    return Handler
+    return application

@@ -15,9 +15,11 @@ sys.path.insert(0, str(TOYS))
 class ServerProcess:
     """A toy server in a process of its own, so that it can be killed."""
 
-    def __init__(self, *options: str, port: int = 0) -> None:
+    def __init__(self, *options: str, port: int = 0, descriptors: int | None = None) -> None:
         command = [sys.executable, str(TOYS / "toy_environment.py"), "--port", str(port), *options]
         self._log = tempfile.TemporaryFile("a+")  # noqa: SIM115 - ends with the server
+        if descriptors is not None:
+            command = ["bash", "-c", f'ulimit -n {descriptors} && exec "$@"', "bash", *command]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, text=True)
         assert self.process.stdout is not None
         ready = self.process.stdout.readline()
@@ -44,8 +46,8 @@ def start() -> Iterator[StartServer]:
     """Starts servers, and kills those that are left."""
     started: list[ServerProcess] = []
 
-    def start_one(*options: str, port: int = 0) -> ServerProcess:
-        started.append(ServerProcess(*options, port=port))
+    def start_one(*options: str, port: int = 0, descriptors: int | None = None) -> ServerProcess:
+        started.append(ServerProcess(*options, port=port, descriptors=descriptors))
         return started[-1]
 
     yield start_one

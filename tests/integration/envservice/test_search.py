@@ -17,8 +17,8 @@ from envservice.client.client import EnvClient
 from envservice.search.app import create_retrieval_app
 from envservice.search.facts import world
 from envservice.search.retrieval import HttpRetriever, IndexRetriever
-from envservice.server.process import bind
 from services.errors import EnvFault
+from services.http.server import bind
 
 GAGPO = Path(sys.executable).with_name("gagpo")
 

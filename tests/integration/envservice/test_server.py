@@ -17,8 +17,9 @@ import pytest
 from toy_environment import ToyEnvironment
 
 from envservice.server.app import Settings
-from envservice.server.process import bind, serve
+from envservice.server.process import serve
 from services.errors import UserError
+from services.http.server import bind
 
 Start = Callable[..., Any]
 TOY = Path(__file__).parents[2] / "toys" / "toy_environment.py"
@@ -43,7 +44,7 @@ async def test_sigterm_lets_the_request_in_flight_finish(start: Start):
     server = start()
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     body = b'[{"episode_id":"e","task":"toy/train/00"}]'
-    head = f"POST /v1/episodes:reset HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    head = f"POST /v1/episodes:reset HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode()
     writer.write(head + body[:10])
     await writer.drain()
     await asyncio.sleep(0.2)

@@ -1,0 +1,67 @@
+"""What a web page can send to a server on the reader's machine, and the refusal of it.
+
+A browser lets any page send a request to 127.0.0.1. Three headers tell such a request from a program's:
+
+    Host            421 if it names another machine: a page's own name that resolves to this one (DNS rebinding)
+    Origin          403 if it is another server's: a page of that server sent the request (CSRF)
+    Content-Type    415 unless it is JSON: pages can send forms and plain text without asking
+
+An Upgrade, such as to a websocket, is refused with 400: we speak nothing else, and parsers read nothing after it.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from starlette.requests import ClientDisconnect
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from services.process.addresses import is_local
+
+READS = ("GET", "HEAD", "OPTIONS")
+
+
+class Admission:
+    """Wraps a whole application. `local_only`: it has no token, so only a Host of this machine is answered."""
+
+    def __init__(self, app: ASGIApp, *, local_only: bool) -> None:
+        self._app, self._local_only = app, local_only
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._refusal(scope) if scope["type"] == "http" else None
+        if refusal is not None:
+            status, text = refusal
+            await PlainTextResponse(text, status, {"connection": "close"})(scope, receive, send)
+            return
+        try:
+            await self._app(scope, receive, send)
+        except ClientDisconnect:
+            return  # nobody waits for the answer, and it is no fault of the server's
+
+    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
+        host = origin = kind = None
+        for name, value in scope["headers"]:
+            if name == b"host":
+                host = value.decode("latin-1")
+            elif name == b"origin":
+                origin = value.decode("latin-1")
+            elif name == b"content-type":
+                kind = value.decode("latin-1")
+            elif name == b"upgrade":
+                return 400, "this server speaks HTTP/1.1 alone, so send no Upgrade"
+        if self._local_only and not names_this_machine(host or ""):
+            return 421, f"this server has no token, so it answers to localhost alone, not to {host!r}"
+        if origin is not None and origin.partition("://")[2] != host:
+            return 403, f"pages of {origin!r} may not use this server"
+        if kind is not None and scope["method"] not in READS and kind.partition(";")[0].strip() != "application/json":
+            return 415, f"send application/json instead of {kind!r}"
+        return None
+
+
+def names_this_machine(host: str) -> bool:
+    """Whether a Host header, which may have a port, names this machine by its loopback address or as localhost."""
+    try:
+        return is_local(urlsplit(f"//{host}").hostname or "")
+    except ValueError:
+        return False

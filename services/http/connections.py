@@ -1,0 +1,127 @@
+"""The connections that one endpoint holds, how long each may keep it waiting, and which one makes room for a new one.
+
+A client costs a descriptor from the moment it connects, long before it has shown a token. So an endpoint holds a
+bounded number of connections, and never waits long for a client:
+
+    a head that is being sent      HEAD_S
+    a body that is being sent      BODY_S, from the first byte of its head
+    nothing, after a response      KEEP_ALIVE_S
+
+When there is no room, the connection that has kept the endpoint waiting longest makes way, so half-open connections
+cannot keep others out. Connections with a request in work are never closed: if there are no others, the new one is
+refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections import defaultdict
+from collections.abc import Iterable
+from enum import Enum
+from pathlib import Path
+from typing import Protocol
+
+HEAD_S = 10.0
+BODY_S = 30.0
+KEEP_ALIVE_S = 75.0
+SWEEP_S = 1.0
+"""Seconds between two looks for connections that are overdue."""
+MOST = 1024
+"""Connections of one endpoint on a machine with descriptors to spare."""
+FEWEST = 8
+
+
+class Waits(Enum):
+    """The thing that an endpoint awaits from a client."""
+
+    HEAD = "head"
+    BODY = "body"
+    REQUEST = "request"
+    """The next request. uvicorn closes such a connection first, unless its client does not read the response."""
+
+
+DEADLINES = {Waits.HEAD: HEAD_S, Waits.BODY: BODY_S, Waits.REQUEST: KEEP_ALIVE_S + SWEEP_S}
+
+
+class Connection(Protocol):
+    """One connection as the table sees it."""
+
+    peer: str
+    since: float
+    """Time of the loop's clock since which `waits` has been so."""
+    overdue: bool
+
+    @property
+    def waits(self) -> Waits | None:
+        """What the endpoint awaits from this client; None while it works on a request."""
+        ...
+
+    def drop(self) -> None:
+        """Closes the connection at once."""
+        ...
+
+
+class Connections:
+    """All connections of one endpoint: at most `limit`, and at most half of them from one address."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._all: dict[Connection, None] = {}
+        self._peers: defaultdict[str, dict[Connection, None]] = defaultdict(dict)
+        self._sweeping = False
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def admit(self, new: Connection) -> bool:
+        """Takes the connection in, and drops another one if there is no room. False: it must be refused."""
+        of_peer = self._peers[new.peer]
+        for held, limit in ((of_peer, self._limit // 2), (self._all, self._limit)):
+            if len(held) >= limit and not self._drop_longest_waiting(held):
+                return False
+        self._all[new] = self._peers[new.peer][new] = None
+        if not self._sweeping:
+            self._sweeping = True
+            asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+        return True
+
+    def remove(self, connection: Connection) -> None:
+        """Forgets a connection that has ended, or was never admitted."""
+        self._all.pop(connection, None)
+        of_peer = self._peers[connection.peer]
+        of_peer.pop(connection, None)
+        if not of_peer:
+            del self._peers[connection.peer]
+
+    def _drop_longest_waiting(self, held: Iterable[Connection]) -> bool:
+        waiting = [connection for connection in held if connection.waits is not None]
+        if not waiting:
+            return False
+        self._drop(min(waiting, key=lambda connection: connection.since))
+        return True
+
+    def _drop(self, connection: Connection) -> None:
+        connection.drop()
+        self.remove(connection)
+
+    def _sweep(self) -> None:
+        """Drops connections that are overdue in two looks: if the loop was busy, their bytes may wait in the socket."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for connection in list(self._all):
+            waits = connection.waits
+            late = waits is not None and now - connection.since > DEADLINES[waits]
+            if late and connection.overdue:
+                self._drop(connection)
+            connection.overdue = late
+        self._sweeping = bool(self._all)
+        if self._sweeping:
+            loop.call_later(SWEEP_S, self._sweep)
+
+
+def connection_limit() -> int:
+    """The number of connections that leave half of this process's free descriptors to everything else."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = allowed - sum(1 for _ in Path("/proc/self/fd").iterdir())
+    return max(FEWEST, min(MOST, free // 2))

@@ -1,0 +1,137 @@
+"""uvicorn's protocol with limits on what a client may send: a bounded head, a bounded message, and deadlines.
+
+uvicorn bounds none of these when httptools parses, which it uses if it is installed (with vLLM it is; images of
+environment servers have h11). So bytes are counted before any parser sees them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from services.http.connections import Connections, Waits
+
+MAX_HEAD = 32 * 1024
+"""Bytes of a request's line and headers. The largest of ours carries the traces of 256 elements: 14 KiB."""
+MAX_MESSAGE = 16 * 1024 * 1024
+"""Bytes of a request with the overhead of its chunks. Applications have lower limits of their own."""
+TOO_LARGE = ("431 Request Header Fields Too Large", f"the head of a request may have {MAX_HEAD} bytes")
+TOO_MANY = ("503 Service Unavailable", "all connections are taken")
+_Uvicorn: Any = object  # the type checker knows neither of the two bases here
+
+
+class Limits(_Uvicorn):
+    """One connection, as a mixin of uvicorn's protocols. `limited` sets the table that counts it."""
+
+    table: Connections
+    overdue = False
+
+    @property
+    def arriving(self) -> bool:
+        """Whether the body of a request is being sent."""
+        raise NotImplementedError
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self.peer: str = self.client[0] if self.client else ""
+        self.since: float = self.loop.time()
+        self._head = self._message = 0
+        if not self.table.admit(self):
+            self._refuse(TOO_MANY)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.table.remove(self)
+        super().connection_lost(exc)
+
+    @property
+    def waits(self) -> Waits | None:
+        """See connections.Connection."""
+        if self.arriving:
+            return Waits.BODY
+        if self.cycle is None or self._head:
+            return Waits.HEAD
+        return Waits.REQUEST if self.cycle.response_complete else None
+
+    def drop(self) -> None:
+        """Discards what is not sent yet as well: a client that does not read must not hold its connection."""
+        self.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Feeds no more of a head than is allowed, so that no parser collects an endless one."""
+        while data and not self.transport.is_closing():
+            if self.arriving:
+                self._message += len(data)
+                if self._message > MAX_MESSAGE:
+                    self.drop()
+                    return
+                super().data_received(data)
+                return
+            if not self._head:
+                self.since = self.loop.time()
+            piece, data = data[:MAX_HEAD - self._head], data[MAX_HEAD - self._head:]
+            known = self.cycle
+            super().data_received(piece)
+            if self.cycle is not known:
+                self._head, self._message = 0, len(piece)
+            else:
+                self._head += len(piece)
+                if self._head >= MAX_HEAD and not self.transport.is_closing():
+                    self._refuse(TOO_LARGE)
+
+    def on_response_complete(self) -> None:
+        self.since = self.loop.time()
+        super().on_response_complete()
+
+    def _refuse(self, refusal: tuple[str, str]) -> None:
+        status, text = refusal
+        self.transport.write(f"HTTP/1.1 {status}\r\ncontent-type: text/plain\r\ncontent-length: {len(text)}\r\n"
+                             f"retry-after: 1\r\nconnection: close\r\n\r\n{text}".encode())
+        self.transport.close()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Logs nothing: admission.py refuses the request, and a client could write a log full of advice."""
+
+
+class LimitedH11(Limits, H11Protocol):
+    """With the parser that is always installed."""
+
+    @property
+    def arriving(self) -> bool:
+        return self.conn.their_state is h11.SEND_BODY
+
+
+LimitedProtocol: type[Limits] = LimitedH11
+with suppress(ImportError):
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+    class LimitedHttpTools(Limits, HttpToolsProtocol):
+        """With the faster parser."""
+
+        _in_message = False
+
+        @property
+        def arriving(self) -> bool:
+            return self._in_message
+
+        def on_headers_complete(self) -> None:
+            self._in_message = True
+            super().on_headers_complete()
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            if not self._in_message:  # nobody reads trailers, and there may be millions of them
+                super().on_header(name, value)
+
+        def on_message_complete(self) -> None:
+            self._in_message = False
+            super().on_message_complete()
+
+    LimitedProtocol = LimitedHttpTools
+
+
+def limited(table: Connections, protocol: type[Limits] = LimitedProtocol) -> type[asyncio.Protocol]:
+    """The protocol class of one endpoint, whose connections `table` counts."""
+    return type("Limited", (protocol,), {"table": table})

@@ -1,0 +1,98 @@
+"""How every HTTP endpoint of ours listens and is served: with the limits of this folder, and logs of bounded size."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from services.errors import UserError
+from services.http.admission import Admission
+from services.http.connections import KEEP_ALIVE_S, Connections, connection_limit
+from services.http.protocol import MAX_HEAD, limited
+
+BACKLOG = 1024
+STOP_S = 2
+"""Longest wait for requests in flight at the end of an endpoint that runs in a thread."""
+LINES_A_MINUTE = 20
+LOGGERS = ("uvicorn.error", "asyncio")
+"""The loggers that a client can make write: by broken requests, aborted ones, and connections without end."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one. Raises UserError if the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Accepted sockets inherit it. Without it the body of a reply waits 40 ms for the delayed ACK of its head.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise UserError(
+            f"cannot listen on {host}:{port}: {error.strerror}", "choose another --port, or 0 for a free one") from None
+    return listener
+
+
+def server_config(app: ASGIApp, *, local_only: bool, **options: Any) -> uvicorn.Config:
+    """The configuration of a server of `app`. `local_only` as in admission.py; `options` are uvicorn's."""
+    for name in LOGGERS:
+        logger = logging.getLogger(name)
+        if not any(isinstance(one, BoundedLog) for one in logger.filters):
+            logger.addFilter(BoundedLog())
+    return uvicorn.Config(
+        Admission(app, local_only=local_only), http=limited(Connections(connection_limit())), ws="none",
+        lifespan="off", log_config=None, log_level="warning", access_log=False, timeout_keep_alive=int(KEEP_ALIVE_S),
+        h11_max_incomplete_event_size=MAX_HEAD, **options)
+
+
+@contextmanager
+def serving_in_thread(app: ASGIApp, listener: socket.socket, *, local_only: bool, name: str) -> Iterator[None]:
+    """Serves `app` from a thread until the block ends, and closes the listener then."""
+    server = uvicorn.Server(server_config(app, local_only=local_only, timeout_graceful_shutdown=STOP_S))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name=name, daemon=True)
+    with closing(listener):
+        thread.start()
+        try:
+            yield
+        finally:
+            server.should_exit = True
+            thread.join(3 * STOP_S)
+
+
+class BoundedLog(logging.Filter):
+    """Lets a number of lines through each minute; the first one after that says how many were left out.
+
+    An error of the network or of the machine, such as too many open files, is one line without a traceback.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._since, self._written, self._left_out = 0.0, 0, 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now = time.monotonic()
+        if now - self._since >= 60:
+            self._since, self._written, left_out, self._left_out = now, 0, self._left_out, 0
+        else:
+            left_out = 0
+        self._written += 1
+        if self._written > LINES_A_MINUTE:
+            self._left_out += 1
+            return False
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, OSError):
+            record.msg, record.args = f"{record.getMessage().splitlines()[0]}: {error}", ()
+            record.exc_info = record.exc_text = None
+        if left_out:
+            record.msg, record.args = f"{record.getMessage()} ({left_out} lines before this one were left out)", ()
+        return True

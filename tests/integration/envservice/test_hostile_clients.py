@@ -1,0 +1,77 @@
+"""A server process under clients that never show a token: it goes on answering, and neither memory nor log grow."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+Start = Callable[..., Any]
+MIB = 1024**2
+
+
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=10)
+
+
+def healthy(server: Any) -> bool:
+    return httpx.get(f"{server.url}/healthz", trust_env=False, timeout=10).status_code == 200
+
+
+def log_bytes(server: Any) -> int:
+    return sum(len(str(line)) for line in server.log())
+
+
+@pytest.mark.parametrize("begin", [b"GET /", b"GET / HTTP/1.1\r\nhost: localhost\r\nx: "])
+def test_a_request_without_end_costs_no_memory(start: Start, begin: bytes):
+    server = start()
+    before = psutil.Process(server.process.pid).memory_info().rss
+    with connect(server.port) as client, contextlib.suppress(ConnectionError):
+        client.sendall(begin)
+        for _ in range(80):
+            client.sendall(b"a" * MIB)
+    assert psutil.Process(server.process.pid).memory_info().rss - before < 16 * MIB
+    assert healthy(server)
+
+
+def test_connections_without_end_leave_room_for_others(start: Start):
+    server = start(descriptors=128)
+    with contextlib.ExitStack() as stack:
+        for _ in range(300):
+            client = stack.enter_context(connect(server.port))
+            client.sendall(b"GET / HTTP/1.1\r\nhost: loc")
+        assert healthy(server)
+        assert psutil.Process(server.process.pid).num_fds() < 110, "descriptors are kept in reserve"
+    assert healthy(server)
+    assert log_bytes(server) < 10_000
+
+
+def test_a_client_that_aborts_is_not_logged(start: Start):
+    server = start()
+    for _ in range(20):
+        client = connect(server.port)
+        client.sendall(b"POST /v1/episodes:reset HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n[")
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset instead of an end
+        client.close()
+        assert healthy(server)
+    assert [line["event"] for line in server.log()] == ["started", "serving"]
+
+
+def test_what_a_web_page_can_send_is_refused(start: Start):
+    server = start()
+    body = b'[{"episode_id":"e","task":"toy/train/00"}]'
+    with httpx.Client(base_url=server.url, trust_env=False, timeout=10) as http:
+        def status(**headers: str) -> int:
+            return http.post("/v1/episodes:reset", content=body, headers=headers).status_code
+
+        assert status(origin="http://evil.example") == 403
+        assert status(host="evil.example") == 421
+        assert http.post("/v1/episodes:reset", content=body, headers={"content-type": "text/plain"}).status_code == 415
+        assert "gagpo_env_sessions 0.0" in http.get("/metrics").text
+        assert status() == 200

@@ -1,0 +1,60 @@
+"""Logs that clients can make a server write are bounded."""
+
+from __future__ import annotations
+
+import errno
+import logging
+
+import pytest
+
+from services.http import server
+from services.http.server import LINES_A_MINUTE, BoundedLog
+
+
+class Kept(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+@pytest.fixture
+def logger():
+    logger = logging.Logger("of one test")
+    logger.addFilter(BoundedLog())
+    logger.addHandler(Kept())
+    return logger
+
+
+def test_a_flood_is_cut_off_and_counted(logger, monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(server.time, "monotonic", lambda: now)
+    for number in range(1000):
+        logger.warning("line %d", number)
+    assert len(logger.handlers[0].records) == LINES_A_MINUTE
+    now += 61
+    logger.warning("a minute later")
+    logger.warning("and again")
+    assert [record.getMessage() for record in logger.handlers[0].records[LINES_A_MINUTE:]] == [
+        f"a minute later ({1000 - LINES_A_MINUTE} lines before this one were left out)", "and again"]
+
+
+def test_too_many_open_files_is_one_line(logger):
+    try:
+        raise OSError(errno.EMFILE, "Too many open files")
+    except OSError:
+        logger.exception("socket.accept() out of system resource\nsocket: <fd 7>")
+    (record,) = logger.handlers[0].records
+    assert logging.Formatter().format(record) == (
+        "socket.accept() out of system resource: [Errno 24] Too many open files")
+
+
+def test_a_mistake_of_ours_keeps_its_traceback(logger):
+    try:
+        raise KeyError("x")
+    except KeyError:
+        logger.exception("Exception in ASGI application")
+    (record,) = logger.handlers[0].records
+    assert "Traceback" in logging.Formatter().format(record)
