@@ -23,7 +23,7 @@ from rollout.engine import Engine
 from rollout.episode import EpisodeRunner
 from rollout.meter import Meter, queued
 from rollout.version_policy import Missing, may_start, next_version, wanted_elsewhere
-from services.errors import EnvFault, Fault, StoreFault
+from services.errors import EnvFault, Fault, GagpoError, StoreFault, described
 from services.records import Version
 from services.store.store import Claim, Store
 from services.telemetry.heartbeat import BEAT_S
@@ -87,22 +87,21 @@ class RolloutWorker:
                     await self._wake.wait()
 
     async def _claim(self) -> None:
-        """Fill the free slots. Tickets for another version are held beside them, at most one for each slot."""
-        startable = sum(self._may_start(claim) for claim in self._held.values())
-        room = min(self._slots - len(self._playing) - startable, self._slots - len(self._held))
-        claims = await self._ask(self._store.claim, self._name, room) if room > 0 else []
-        self._held |= {claim.ticket.id: claim for claim in claims}
-        self._meter.claimed(claims)
+        """Fill the free slots. Evaluation tickets of another version are held until the worker goes back for them."""
+        held = [claim.ticket for claim in self._held.values()]
+        room = self._slots - len(self._playing) - sum(ticket.kind == "eval" for ticket in held)
+        if room > 0:
+            # Training episodes must end before the worker goes back, so it begins no more of them.
+            train = not (self._at_pointer() and wanted_elsewhere(self._engine.version, held))
+            claims = await self._ask(self._store.claim, self._name, room, own=self._engine.version, train=train)
+            self._held |= {claim.ticket.id: claim for claim in claims}
+            self._meter.claimed(claims)
         # Read after the claim: whatever version a ticket was issued for is published by now.
         self._pointer = await self._ask(self._store.version)
 
     def _start(self, group: asyncio.TaskGroup) -> None:
-        visiting = wanted_elsewhere(self._engine.version, [claim.ticket for claim in self._held.values()])
         for claim in list(self._held.values()):
-            if len(self._playing) >= self._slots:
-                return
-            training = claim.ticket.exact_version is None
-            if self._may_start(claim) and not (training and visiting and self._at_pointer()):
+            if len(self._playing) < self._slots and self._may_start(claim):
                 del self._held[claim.ticket.id]
                 self._meter.started(claim)
                 task = group.create_task(self._play(claim), name=claim.ticket.id)
@@ -158,6 +157,13 @@ class RolloutWorker:
         except EnvFault as fault:
             await self._fail(claim, f"{fault.boundary}: {fault}")
             self._meter.failed()
+        except GagpoError:
+            raise
+        except Exception as error:
+            # The parser, the template or the environment's client could not handle this episode: others can go on.
+            log.exception("episode broke", task=claim.ticket.task, attempt=claim.attempt)
+            await self._fail(claim, f"episode: {described(error)}")
+            self._meter.failed()
         finally:
             del self._playing[claim.ticket.id]
             self._wake.set()
@@ -182,11 +188,11 @@ class RolloutWorker:
             await act()
             await asyncio.sleep(seconds)
 
-    async def _ask(self, call: Callable[..., T], *arguments: Any) -> T:
+    async def _ask(self, call: Callable[..., T], *arguments: Any, **named: Any) -> T:
         """A call of the store, which is synchronous, under a deadline."""
         try:
             async with asyncio.timeout(STORE_S):
-                return await asyncio.to_thread(call, *arguments)
+                return await asyncio.to_thread(call, *arguments, **named)
         except TimeoutError as error:
             raise StoreFault(f"{call.__name__} gave no answer in {STORE_S:.0f} s") from error
 

@@ -17,6 +17,8 @@ anything else exits with 1 and leaves its traceback in the run's log.
 
 from __future__ import annotations
 
+import traceback
+
 
 class GagpoError(Exception):
     """Root of all errors that this system raises on purpose."""
@@ -80,3 +82,11 @@ class DeadlineExceeded(Fault):
     """An await ran out of time."""
 
     boundary = "deadline"
+
+
+def described(error: BaseException) -> str:
+    """An exception that nobody foresaw as one line: its type, its text, and the line of code that raised it."""
+    text = " ".join(str(error).split()) or "no text"
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" (in {frames[-1].name}, {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {text}{place}"

@@ -1,37 +1,73 @@
--- ARGV: worker, how many, ms of idleness after which a claim is a dead worker's, 1 if the worker just started.
+-- ARGV: worker, how many, ms of idleness after which a claim is a dead worker's, 1 if the worker just started, and the
+-- incarnation and step of the weights that it holds: none for any training ticket, step -1 for no training ticket.
 -- Returns {entry, packed ticket, attempt} each; an attempt is a delivery, so dying with a ticket uses one up.
+--
+-- A training ticket is handed out only to weights that may sample it now. Tickets that cannot be played yet stay in the
+-- stream: in a worker's hands they would take the room of those that can, and its death would cost them an attempt.
+-- Evaluation tickets have a stream of their own, so that none of them waits behind such a training ticket.
 local worker, wanted, idle, fresh = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4] == '1'
-local claimed = {}
-if redis.call('EXISTS', tickets) == 0 then return claimed end
-
-local function take(entry, fields)
-  local attempt = redis.call('XPENDING', tickets, WORKERS, entry, entry, 1)[1][4]
-  if attempt <= MAX_ATTEMPTS then
-    claimed[#claimed + 1] = {entry, fields[2], attempt}
-    return
-  end
-  local ticket = cmsgpack.unpack(fields[2])
-  redis.call('HSET', failed, ticket.group .. '#' .. ticket.k, ticket.task .. '\nworker died')
-  withdraw(entry)
+local claimed, limit = {}, tonumber(ARGV[6])
+if limit then
+  local pointer = redis.call('HGET', counters, 'version')
+  if not pointer or cjson.decode(pointer)[1].incarnation ~= tonumber(ARGV[5]) then limit = -1 end
 end
 
-if fresh then
-  -- What an earlier process of this name held goes back to all: the loop below finds it first.
-  for _, pending in ipairs(redis.call('XPENDING', tickets, WORKERS, '-', '+', 100000, worker)) do
-    redis.call('XCLAIM', tickets, WORKERS, worker, 0, pending[1], 'IDLE', RETURNED, 'JUSTID')
+local function give_back_all(stream)
+  for _, pending in ipairs(redis.call('XPENDING', stream, WORKERS, '-', '+', 100000, worker)) do
+    redis.call('XCLAIM', stream, WORKERS, worker, 0, pending[1], 'IDLE', RETURNED, 'JUSTID')
   end
 end
 
-local cursor = '0-0'
-while #claimed < wanted do
-  local reply = redis.call('XAUTOCLAIM', tickets, WORKERS, worker, idle, cursor, 'COUNT', wanted - #claimed)
-  for _, entry in ipairs(reply[2]) do take(entry[1], entry[2]) end
-  cursor = reply[1]
-  if cursor == '0-0' then break end
+local function playable(entry, highest)
+  return not highest or cmsgpack.unpack(entry[2][2]).min_step <= highest
 end
 
-if #claimed < wanted then
-  local reply = redis.call('XREADGROUP', 'GROUP', WORKERS, worker, 'COUNT', wanted - #claimed, 'STREAMS', tickets, '>')
-  for _, entry in ipairs(reply and reply[1][2] or {}) do take(entry[1], entry[2]) end
+local function take(entry, attempt)
+  claimed[#claimed + 1] = {entry[1], entry[2][2], attempt}
+end
+
+local function redelivered(stream, highest)
+  for _, pending in ipairs(redis.call('XPENDING', stream, WORKERS, 'IDLE', idle, '-', '+', 1000)) do
+    if #claimed == wanted then return end
+    local entry = redis.call('XRANGE', stream, pending[1], pending[1])[1]
+    if pending[4] >= MAX_ATTEMPTS then
+      local ticket = cmsgpack.unpack(entry[2][2])
+      local id = ticket.group .. '#' .. ticket.k
+      redis.call('HSET', failed, id, ticket.task .. '\nworker died')
+      withdraw(id, entry[1])
+    elseif playable(entry, highest) then
+      redis.call('XCLAIM', stream, WORKERS, worker, 0, entry[1])
+      take(entry, pending[4] + 1)
+    end
+  end
+end
+
+local function last_delivered(stream)
+  local group = redis.call('XINFO', 'GROUPS', stream)[1]
+  for i = 1, #group, 2 do
+    if group[i] == 'last-delivered-id' then return group[i + 1] end
+  end
+end
+
+local function new(stream, highest)
+  if #claimed == wanted then return end
+  local count, room = 0, wanted - #claimed
+  for _, entry in ipairs(redis.call('XRANGE', stream, '(' .. last_delivered(stream), '+', 'COUNT', room)) do
+    if not playable(entry, highest) then break end
+    take(entry, 1)
+    count = count + 1
+  end
+  if count > 0 then redis.call('XREADGROUP', 'GROUP', WORKERS, worker, 'COUNT', count, 'STREAMS', stream, '>') end
+end
+
+for _, stream in ipairs({tickets, evals}) do
+  if redis.call('EXISTS', stream) == 1 then
+    local highest = stream == tickets and limit or nil
+    if fresh then give_back_all(stream) end -- what an earlier process of this name held
+    if highest ~= -1 then
+      redelivered(stream, highest)
+      new(stream, highest)
+    end
+  end
 end
 return claimed

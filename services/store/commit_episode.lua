@@ -8,7 +8,7 @@ end
 redis.call('HSET', episodes, id, blob) -- first: a Redis that is full refuses a script at its first write only
 redis.call('HDEL', outstanding, id)
 redis.call('HDEL', failed, id)
-withdraw(entry)
+withdraw(id, entry)
 redis.call('HINCRBY', counters, 'bytes', #blob)
 for k = 0, size - 1 do
   if redis.call('HEXISTS', outstanding, group .. '#' .. k) == 1 then return 1 end

@@ -20,7 +20,8 @@ OLDEST = (6, 2)
 """XAUTOCLAIM came with Redis 6.2."""
 RETRIES = 6
 """With waits of 0.05 s doubling up to 1 s: about 2.5 s, enough for a Redis that restarts at once."""
-KEYS = ("tickets", "outstanding", "groups", "ready", "episodes", "manifests", "drops", "failed", "counters")
+KEYS = ("tickets", "outstanding", "groups", "ready", "episodes", "manifests", "drops", "failed", "counters",
+        "evals")
 """In the order in which prelude.lua names them; the caller's lease and `beats` follow."""
 
 

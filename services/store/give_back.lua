@@ -3,11 +3,11 @@
 local id, entry, worker, attempt, cause = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 if redis.call('HGET', outstanding, id) ~= entry then return 0 end
 if redis.call('HEXISTS', failed, id) == 1 then return 1 end
-if not holds(entry, worker, attempt) then return 0 end
+if not holds(id, entry, worker, attempt) then return 0 end
 if attempt < MAX_ATTEMPTS then
-  redis.call('XCLAIM', tickets, WORKERS, worker, 0, entry, 'IDLE', RETURNED, 'JUSTID')
+  redis.call('XCLAIM', stream_of(id), WORKERS, worker, 0, entry, 'IDLE', RETURNED, 'JUSTID')
   return 0
 end
 redis.call('HSET', failed, id, cause)
-withdraw(entry)
+withdraw(id, entry)
 return 1

@@ -18,12 +18,13 @@ elseif redis.call('ZSCORE', groups, group) or redis.call('ZSCORE', ready, group)
   return 1
 end
 
-if redis.call('EXISTS', tickets) == 0 then
-  redis.call('XGROUP', 'CREATE', tickets, WORKERS, '0', 'MKSTREAM')
+local stream = stream_of(group)
+if redis.call('EXISTS', stream) == 0 then
+  redis.call('XGROUP', 'CREATE', stream, WORKERS, '0', 'MKSTREAM')
 end
 redis.call('ZADD', groups, redis.call('HINCRBY', counters, 'order', 1), group)
 for i = 7, #ARGV do
-  local entry = redis.call('XADD', tickets, '*', 'ticket', ARGV[i])
+  local entry = redis.call('XADD', stream, '*', 'ticket', ARGV[i])
   redis.call('HSET', outstanding, group .. '#' .. (i - 7), entry)
 end
 return 1

@@ -1,5 +1,6 @@
 -- Before every script: the names of its keys (connection.py gives the order) and what several scripts do.
-local tickets, outstanding, groups, ready, episodes, manifests, drops, failed, counters, lease = unpack(KEYS)
+local tickets, outstanding, groups, ready, episodes, manifests, drops, failed, counters, evals, lease, beats =
+  unpack(KEYS)
 local WORKERS = 'workers'   -- the consumer group
 local MAX_ATTEMPTS = 3
 local RETURNED = 1000000000 -- idle ms of a ticket that was handed back: anyone may claim it at once
@@ -17,10 +18,15 @@ local function count(name)
   return tonumber(redis.call('HGET', counters, name)) or 0
 end
 
--- Takes a ticket out of the stream, so that nobody can claim it again.
-local function withdraw(entry)
-  redis.call('XACK', tickets, WORKERS, entry)
-  redis.call('XDEL', tickets, entry)
+-- The stream of a ticket or a group, by its id.
+local function stream_of(id)
+  return string.sub(id, 1, 5) == 'eval/' and evals or tickets
+end
+
+-- Takes a ticket out of its stream, so that nobody can claim it again.
+local function withdraw(id, entry)
+  redis.call('XACK', stream_of(id), WORKERS, entry)
+  redis.call('XDEL', stream_of(id), entry)
 end
 
 -- Deletes the tickets and episodes of a group and returns the bytes freed. Each k of a living group is in one of the
@@ -32,7 +38,7 @@ local function forget(group)
     local entry = redis.call('HGET', outstanding, id)
     local bytes = redis.call('HSTRLEN', episodes, id)
     if not entry and bytes == 0 then break end
-    if entry then withdraw(entry) end
+    if entry then withdraw(id, entry) end
     redis.call('HDEL', outstanding, id)
     redis.call('HDEL', failed, id)
     redis.call('HDEL', episodes, id)
@@ -44,8 +50,8 @@ local function forget(group)
 end
 
 -- Whether this very claim still holds its ticket: a later claim has another worker or a higher delivery count.
-local function holds(entry, worker, attempt)
-  local pending = redis.call('XPENDING', tickets, WORKERS, entry, entry, 1)[1]
+local function holds(id, entry, worker, attempt)
+  local pending = redis.call('XPENDING', stream_of(id), WORKERS, entry, entry, 1)[1]
   return pending and pending[2] == worker and pending[4] == attempt
 end
 

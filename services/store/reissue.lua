@@ -2,11 +2,14 @@
 -- and nobody of the former life holds it. ARGV: epoch, holder. Returns how many.
 local fenced = lost(ARGV[1], ARGV[2])
 if fenced then return fenced end
-local unplayed = redis.call('XRANGE', tickets, '-', '+')
-for _, entry in ipairs(unplayed) do
-  local ticket = cmsgpack.unpack(entry[2][2])
-  local fresh = redis.call('XADD', tickets, '*', 'ticket', entry[2][2])
-  redis.call('HSET', outstanding, ticket.group .. '#' .. ticket.k, fresh)
-  withdraw(entry[1])
+local reissued = 0
+for _, stream in ipairs({tickets, evals}) do
+  for _, entry in ipairs(redis.call('XRANGE', stream, '-', '+')) do
+    local ticket = cmsgpack.unpack(entry[2][2])
+    local id, fresh = ticket.group .. '#' .. ticket.k, redis.call('XADD', stream, '*', 'ticket', entry[2][2])
+    redis.call('HSET', outstanding, id, fresh)
+    withdraw(id, entry[1])
+    reissued = reissued + 1
+  end
 end
-return #unplayed
+return reissued

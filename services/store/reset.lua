@@ -3,11 +3,13 @@
 local fenced = lost(ARGV[1], ARGV[2])
 if fenced then return fenced end
 local step, next, trained = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
-if redis.call('EXISTS', tickets) == 1 then
-  -- Not deleted: the stream goes on counting, so that no entry of old is ever mistaken for a new one.
-  redis.call('XGROUP', 'DESTROY', tickets, WORKERS)
-  redis.call('XTRIM', tickets, 'MAXLEN', 0)
-  redis.call('XGROUP', 'CREATE', tickets, WORKERS, '$')
+for _, stream in ipairs({tickets, evals}) do
+  if redis.call('EXISTS', stream) == 1 then
+    -- Not deleted: the stream goes on counting, so that no entry of old is ever mistaken for a new one.
+    redis.call('XGROUP', 'DESTROY', stream, WORKERS)
+    redis.call('XTRIM', stream, 'MAXLEN', 0)
+    redis.call('XGROUP', 'CREATE', stream, WORKERS, '$')
+  end
 end
 redis.call('DEL', outstanding, groups, ready, episodes, manifests, drops, failed)
 redis.call('HSET', counters, 'issued', next, 'dropped', next - trained, 'trained', trained, 'next_group', next,

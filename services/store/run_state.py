@@ -14,7 +14,7 @@ from services.store.lease import Lease
 
 
 class Backlog(msgspec.Struct, frozen=True, kw_only=True):
-    """The stream of unplayed tickets at one moment."""
+    """The streams of unplayed tickets at one moment."""
 
     waiting: int
     """In nobody's hands."""
@@ -25,19 +25,40 @@ class Backlog(msgspec.Struct, frozen=True, kw_only=True):
     """Of all episodes held."""
 
 
+class Counts(msgspec.Struct, frozen=True, kw_only=True):
+    """Training groups and steps so far, over all restarts."""
+
+    issued: int
+    dropped: int
+    trained: int
+    """Groups in manifests: begin_step is what frees capacity."""
+    outstanding_tickets: int
+    ready_groups: int
+    ready_eval: int
+    next_group: int
+    """The number that the next training group takes."""
+    last_step: int
+    """Newest manifest."""
+    retired_step: int
+    """Newest step whose episodes are deleted."""
+
+
 class RunState(Connection):
     """The notice board of a run."""
 
     def backlog(self) -> Backlog:
         """How much work waits, and since when."""
-        depth, first, held = self.read(
-            ("XLEN", "tickets"), ("XRANGE", "tickets", "-", "+", "COUNT", 1), ("HGET", "counters", "bytes"))
-        if not first:  # before the first issue there is no consumer group to ask for
-            return Backlog(waiting=0, claimed=0, oldest_s=0.0, retained_bytes=int(held or 0))
-        (pending,) = self.read(("XPENDING", "tickets", "workers"))
-        claimed = min(int(pending["pending"]), depth)
-        return Backlog(waiting=depth - claimed, claimed=claimed, retained_bytes=int(held or 0),
-                       oldest_s=max(0.0, self._now() - int(first[0][0].split(b"-")[0]) / 1000))
+        waiting, claimed, oldest = 0, 0, float("inf")
+        for stream in ("tickets", "evals"):
+            depth, first = self.read(("XLEN", stream), ("XRANGE", stream, "-", "+", "COUNT", 1))
+            if first:  # before the first issue there is no consumer group to ask for
+                (pending,) = self.read(("XPENDING", stream, "workers"))
+                held = min(int(pending["pending"]), depth)
+                waiting, claimed = waiting + depth - held, claimed + held
+                oldest = min(oldest, int(first[0][0].split(b"-")[0]) / 1000)
+        (retained,) = self.read(("HGET", "counters", "bytes"))
+        return Backlog(waiting=waiting, claimed=claimed, retained_bytes=int(retained or 0),
+                       oldest_s=max(0.0, self._now() - oldest))
 
     def _now(self) -> float:
         try:

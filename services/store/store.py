@@ -5,7 +5,8 @@
 
 | key          | holds                                                     | from, to                        |
 |--------------|-----------------------------------------------------------|---------------------------------|
-| tickets      | stream, group `workers`: one entry per unplayed ticket    | issue, commit or drop           |
+| tickets      | stream, group `workers`: one entry per training ticket    | issue, commit or drop           |
+| evals        | the same of evaluation tickets                            | issue, commit or drop           |
 | outstanding  | ticket id -> its entry in the stream                      | issue, commit or drop           |
 | groups       | unfinished groups, scored by order of issue               | issue, the last commit or drop  |
 | ready        | finished groups, scored by order of issue                 | the last commit, manifest       |
@@ -16,7 +17,7 @@
 | counters     | issued, dropped, trained, next_group, last_step, ...      |                                 |
 | lease:<role> | epoch, holder, expires                                    |                                 |
 
-Laws, which the model check holds: issued - dropped - trained = unfinished + ready training groups; a ticket is in the
+Laws, which the model check holds: issued - dropped - trained = unfinished + ready training groups; a ticket is in its
 stream, or failed, exactly while it is outstanding; a number of attempts is a number of deliveries of its entry.
 Synchronous: in asyncio call it through asyncio.to_thread.
 """
@@ -28,10 +29,20 @@ from typing import Literal
 
 import msgspec
 
-from services.records import Drop, Episode, Manifest, Ticket, TicketKind, Verdict, decode_episode, encode_episode
+from services.records import (
+    Drop,
+    Episode,
+    Manifest,
+    Ticket,
+    TicketKind,
+    Verdict,
+    Version,
+    decode_episode,
+    encode_episode,
+)
 from services.store import lease as leases
 from services.store.lease import Lease
-from services.store.run_state import RunState
+from services.store.run_state import Counts, RunState
 
 _PAGE = 64
 """Members looked up at a time; most groups are smaller."""
@@ -48,24 +59,6 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     entry: str
     """The ticket's entry in the stream."""
     worker: str
-
-
-class Counts(msgspec.Struct, frozen=True, kw_only=True):
-    """Training groups and steps so far, over all restarts."""
-
-    issued: int
-    dropped: int
-    trained: int
-    """Groups in manifests: begin_step is what frees capacity."""
-    outstanding_tickets: int
-    ready_groups: int
-    ready_eval: int
-    next_group: int
-    """The number that the next training group takes."""
-    last_step: int
-    """Newest manifest."""
-    retired_step: int
-    """Newest step whose episodes are deleted."""
 
 
 class Store(RunState):
@@ -154,15 +147,16 @@ class Store(RunState):
 
     # Rollout worker
 
-    def claim(self, worker: str, count: int, *, min_idle_s: float = 30.0) -> list[Claim]:
+    def claim(self, worker: str, count: int, *, own: Version | None = None, train: bool = True,
+              min_idle_s: float = 30.0) -> list[Claim]:
         """Up to `count` tickets, without waiting: given-back and dead workers' ones (idle > min_idle_s), then new ones.
 
-        The first claim of a process under a worker's name gives back all that the name held before.
+        `own` is the version that the worker holds: training tickets that it may not sample now stay in the stream, and
+        without `train` all do. The first claim of a process under a worker's name gives back all that the name held.
         """
-        if count < 1:
-            return []
         fresh = worker not in self._known_workers
-        replies = self.script("claim", worker, count, int(min_idle_s * 1000), int(fresh))
+        limits = [] if own is None and train else [own.incarnation if own else 0, own.step if own and train else -1]
+        replies = self.script("claim", worker, count, int(min_idle_s * 1000), int(fresh), *limits)
         self._known_workers.add(worker)
         return [
             Claim(ticket=_tickets.decode(packed), attempt=attempt, entry=entry.decode(), worker=worker)
@@ -173,8 +167,8 @@ class Store(RunState):
         """Keeps claims from going idle; call it every 5 s. Returns those that are not ours any more: stop them."""
         if not claims:
             return []
-        pairs = [part for claim in claims for part in (claim.entry, claim.attempt)]
-        return [claims[position] for position in self.script("renew_claims", worker, *pairs)]
+        held = [part for claim in claims for part in (claim.ticket.id, claim.entry, claim.attempt)]
+        return [claims[position] for position in self.script("renew_claims", worker, *held)]
 
     def commit_episode(self, claim: Claim, episode: Episode) -> Verdict:
         """Stores the episode if its ticket is outstanding, whoever claims it now: the first writer wins."""
@@ -229,7 +223,8 @@ class Store(RunState):
             return failed.decode().partition("\n")[0]
         if not entry:
             return ""
-        (found,) = self.read(("XRANGE", "tickets", entry, entry))
+        stream = "evals" if group.startswith("eval/") else "tickets"
+        (found,) = self.read(("XRANGE", stream, entry, entry))
         # Not found: its episode came in, its attempts ran out or the group was dropped since the first look.
         return _tickets.decode(found[0][1][b"ticket"]).task if found else self.task_of(group)
 

@@ -8,8 +8,9 @@ from services.records import Ticket
 from services.telemetry.tracing import record, root
 
 CLASSES = (
-    ("env: ", "env"), ("engine: ", "engine"), ("nobody has the weights", "weights_gone"), ("over-age", "over_age"),
-    ("uniform reward", "uniform_reward"), ("worker", "worker_lost"))
+    ("env: ", "env"), ("engine: ", "engine"), ("episode: ", "episode"),
+    ("nobody has the weights", "weights_gone"), ("over-age", "over_age"), ("uniform reward", "uniform_reward"),
+    ("worker", "worker_lost"))
 """How the reason of a drop begins, and its class."""
 
 

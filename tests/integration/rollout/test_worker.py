@@ -70,10 +70,10 @@ def issue(store: Store, lease, group: str, *, size: int = 4, min_step: int = 0, 
 
 
 @contextlib.asynccontextmanager
-async def working(world: SimpleNamespace, name: str = "rollout-0"):
+async def working(world: SimpleNamespace, name: str = "rollout-0", text: type[TokenText] = TokenText):
     """A worker that runs while the block does; what ends it earlier fails the test."""
     async with EnvClient([world.url], timeout_s=30) as client:
-        player = EpisodeRunner(worker=name, engine=world.engine, env=client, env_engine="corridor 1", text=TokenText(),
+        player = EpisodeRunner(worker=name, engine=world.engine, env=client, env_engine="corridor 1", text=text(),
                         limits=Limits(prompt_tokens=64, response_tokens=8, reward_scale=10.0))  # fmt: skip
         # A store of its own, as a process of its own would have: its first claim takes back what the dead one held.
         store = Store(world.redis_url, world.run)
@@ -184,6 +184,55 @@ async def test_tickets_wait_for_the_version_that_they_need(world):
         spans = [s for e in world.store.episodes(group) for step in e.steps for s in step.spans]
         assert {span.version for span in spans} == {version}
     assert all(e.oldest_step >= 2 for e in world.store.episodes("train/1"))
+
+
+async def test_tickets_for_weights_to_come_leave_room_for_an_evaluation_that_they_wait_for(world):
+    """The learner publishes step 4 only after the evaluation of step 3, one of whose tickets another worker lost."""
+    first = world.shelf.publish(3)
+    issue(world.store, world.lease, "eval/one", exact=first, size=1)
+    (lost,) = world.store.claim("rollout-1", 1)
+    for number in range(2):
+        issue(world.store, world.lease, f"train/{number}", min_step=4)
+    async with working(world) as worker:
+        await until(world, lambda: world.engine.version == first, worker)
+        world.store.fail(lost, "engine: it died")
+        await until(world, lambda: world.store.ready("eval"), worker)
+    assert world.store.backlog().claimed == 0, "tickets that cannot be played stay in the stream"
+
+
+async def test_an_episode_that_breaks_the_parser_takes_no_other_one_with_it(world, tmp_path):
+    """Its ticket alone is charged and dropped, with the line that raised; the worker plays on."""
+    configure_logs(tmp_path, process="rollout-0", show=None)
+
+    class Brittle(TokenText):
+        def prompt(self, first, turns, now):
+            if [turn.action for turn in turns] == ["take key"]:
+                raise LookupError("no rule for\na key")
+            return super().prompt(first, turns, now)
+
+    world.shelf.publish(5)
+    for number in range(4):
+        issue(world.store, world.lease, f"train/{number}", min_step=1)
+
+    def settled() -> bool:
+        counts, failed = world.store.counts(), world.store.failed_groups()
+        return bool(failed) and counts.outstanding_tickets == len(failed_tickets())
+
+    def failed_tickets() -> list[str]:
+        (names,) = world.store.read(("HKEYS", "failed"))
+        return sorted(name.decode() for name in names)
+
+    async with working(world, text=Brittle) as worker:
+        await until(world, settled, worker)
+    finished = [episode for number in range(4) for episode in world.store.episodes(f"train/{number}")]
+    assert len(finished) + len(failed_tickets()) == 16
+    assert {episode.attempt for episode in finished} == {1}, "no innocent ticket was charged"
+    reasons = {drop.reason for drop in world.store.failed_groups()}
+    assert all(r.startswith("episode: LookupError: no rule for a key (in prompt, test_worker.py:") for r in reasons)
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    broke = [line for line in lines if line["event"] == "episode broke"]
+    assert {line["ticket"] for line in broke} == set(failed_tickets())
+    assert all("Traceback" in line["exception"] for line in broke)
 
 
 async def test_a_version_that_is_gone_fails_its_tickets_with_the_reason(world, tmp_path):

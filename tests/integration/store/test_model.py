@@ -369,17 +369,17 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def redis_holds_what_the_model_says(self):
-        counters, entries, outstanding, groups, ready, episodes, drops, manifests, failed = self.eye.read(
-            ("HGETALL", "counters"), ("XLEN", "tickets"), ("HKEYS", "outstanding"), ("ZRANGE", "groups", 0, -1),
-            ("ZRANGE", "ready", 0, -1), ("HGETALL", "episodes"), ("LRANGE", "drops", 0, -1),
-            ("HGETALL", "manifests"), ("HKEYS", "failed"))
+        counters, training, evaluating, outstanding, groups, ready, episodes, drops, manifests, failed = self.eye.read(
+            ("HGETALL", "counters"), ("XLEN", "tickets"), ("XLEN", "evals"), ("HKEYS", "outstanding"),
+            ("ZRANGE", "groups", 0, -1), ("ZRANGE", "ready", 0, -1), ("HGETALL", "episodes"),
+            ("LRANGE", "drops", 0, -1), ("HGETALL", "manifests"), ("HKEYS", "failed"))
         count = {name: int(counters.get(name.encode(), 0)) for name in ("issued", "dropped", "trained", "bytes")}
         assert count == {
             "issued": self.next_group, "dropped": self.dropped, "trained": self.trained,
             "bytes": sum(map(len, episodes.values()))}
         assert self.next_group - self.dropped - self.trained == len(self.living("train"))
         assert {ticket.decode() for ticket in outstanding} == set(self.open)
-        assert entries == len(outstanding) - len(failed)
+        assert training + evaluating == len(outstanding) - len(failed)
         assert set(failed) <= set(outstanding)
         assert [group.decode() for group in ready] == self.ready("")
         assert [group.decode() for group in groups] == [g for g in self.living("") if g not in self.ready("")]

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -125,6 +126,24 @@ def test_part_of_a_group_is_not_issued(store, controller):
         with pytest.raises(ValueError, match=r"members 0\.\.1 of one group"):
             store.issue(controller, wrong, capacity=9)
     assert store.counts().issued == 0
+
+
+def test_training_tickets_go_only_to_weights_that_may_sample_them_now(store, controller, learner):
+    """A ticket that waits for newer weights stays in the stream, and no evaluation ticket waits behind it."""
+    held = Version(incarnation=1, step=4)
+    waiting = [msgspec.structs.replace(ticket, min_step=5) for ticket in tickets(0)]
+    store.issue(controller, waiting, capacity=9)
+    store.issue(controller, tickets(0, size=1, kind="eval"), capacity=9)
+    assert [c.ticket.kind for c in store.claim("a", 9, own=held)] == ["eval"], "before any version is published"
+    store.publish_version(learner, held, "")
+    assert store.claim("a", 9, own=held) == []
+    newer = msgspec.structs.replace(held, step=5)
+    (first,) = store.claim("a", 1, own=newer)
+    store.fail(first, "engine: it died")
+    assert store.claim("b", 9, own=held) == [], "given back, it still waits for newer weights"
+    assert store.claim("b", 9, own=msgspec.structs.replace(newer, incarnation=2)) == [], "weights of another life"
+    assert store.claim("b", 9, own=newer, train=False) == []
+    assert [c.attempt for c in store.claim("b", 9, own=newer)] == [2, 1]
 
 
 def test_a_claim_from_before_a_reset_cannot_answer_the_ticket_issued_anew(store, controller):

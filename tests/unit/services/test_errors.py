@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from services.errors import EnvFault, GagpoError, LeaseLost, UserError
+from services.errors import EnvFault, GagpoError, LeaseLost, UserError, described
 
 ERRORS = [UserError("no model", "give one"), EnvFault("gone"), LeaseLost("by another")]
 
@@ -15,3 +15,12 @@ def test_an_error_survives_pickling(error: GagpoError):
     assert type(again) is type(error)
     assert str(again) == str(error)
     assert vars(again) == vars(error)
+
+
+def test_an_unforeseen_exception_is_one_line_with_its_place():
+    try:
+        int("seven\nand eight")
+    except ValueError as error:
+        said = described(error)
+    assert said.startswith("ValueError: invalid literal for int() with base 10: 'seven\\nand eight' (in ")
+    assert described(KeyError()) == "KeyError: no text"
