@@ -13,17 +13,17 @@ SURPRISE = (0.1, 0.5, 1.5, 3.0)
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """With a true minus; a dash for what is not known."""
-    if value is None:
-        return "–"
-    text = f"{value:.{digits}f}"
-    return text.replace("-", "−") if float(text) else text.replace("-", "")
+    """A number with a true minus sign; a dash for one that is not known."""
+    from learner.credit.explanation import plain
+
+    return "–" if value is None else plain(value, digits)
 
 
 def signed(value: float | None, digits: int = 3) -> str:
-    """With its sign, + too."""
-    text = number(value, digits)
-    return f"+{text}" if value is not None and value > 0 and text.strip("0.") else text
+    """The same, with + before a number above zero."""
+    from learner.credit.explanation import signed as with_sign
+
+    return "–" if value is None else with_sign(value, digits)
 
 
 def percent(value: float | None) -> str:

@@ -52,7 +52,7 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Graph:
+class StateGraph:
     """Edges first, so that nodes lie above them."""
 
     width: int
@@ -61,7 +61,7 @@ class Graph:
     edges: list[Edge]
 
 
-def draw(group: Group, follow: int | None = None) -> Graph:
+def draw(group: Group, follow: int | None = None) -> StateGraph:
     """The states of a group that has state keys; `follow`: the episode whose path stands out."""
     moves: Counter[tuple[str, str, str]] = Counter()
     followed: set[tuple[str, str, str]] = set()
@@ -83,7 +83,8 @@ def draw(group: Group, follow: int | None = None) -> Graph:
                    shade=0, end=key[4:], k=0, t=0) for key, count in ends.items()]
     edges = [Edge(path=_path(places[a], places[b]), action=action, count=count, chosen=(a, b, action) in followed)
              for (a, b, action), count in sorted(moves.items(), key=lambda item: item[0] in followed)]
-    return Graph(width=max(width, 320), height=(max(layers.values()) + 1) * LAYER + MARGIN, nodes=nodes, edges=edges)
+    return StateGraph(width=max(width, 320), height=(max(layers.values()) + 1) * LAYER + MARGIN,
+                      nodes=nodes, edges=edges)
 
 
 def _state(group: Group, key: str, place: tuple[float, float], highest: float) -> Node:

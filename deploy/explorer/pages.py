@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from deploy.explorer.calculation import calculation
 from deploy.explorer.curves import evaluation_chart, training_charts
-from deploy.explorer.formulas import sums
 from deploy.explorer.graph import draw
 from deploy.explorer.groups import Alternative, Group, ShownEpisode, StepView, alternatives, credit_options, read_group
 from deploy.explorer.index import GroupEntry
@@ -33,7 +33,7 @@ class StepRow:
     visits: int
     episodes: int
     """That were in this state."""
-    sums: list[str]
+    calculation: list[str]
     """How its numbers come about, a line each."""
 
     @property
@@ -88,17 +88,20 @@ def group(run: ExploredRun, found: Group, k: int | None) -> dict[str, Any]:
 
 def episode(run: ExploredRun, found: Group, member: ShownEpisode) -> dict[str, Any]:
     """One row per step, and which of them lost it."""
+    from learner.credit.registry import estimator
+
     order = [other.k for other in found.episodes]
     at = order.index(member.k)
     rows = [_row(run, found, step, lines)
-            for step, lines in zip(member.steps, sums(found, member, run.credit), strict=True)]
+            for step, lines in zip(member.steps, calculation(found, member, run.credit), strict=True)]
     said = judge(found, member)
     return {
         "group": found, "entry": found.entry, "episode": member, "rows": rows,
         "worst": said.worst, "better": said.better, "cut": said.cut,
         "heading": heading(said, member), "sentences": sentences(said, member),
         "before": order[at - 1] if at else None, "after": order[at + 1] if at + 1 < len(order) else None,
-        "largest": found.largest, "command": command(run, found)}
+        "largest": found.largest, "command": command(run, found),
+        "legend": estimator(run.credit.estimator).legend(run.credit)}
 
 
 def _row(run: ExploredRun, found: Group, step: StepView, lines: list[str]) -> StepRow:
@@ -110,7 +113,7 @@ def _row(run: ExploredRun, found: Group, step: StepView, lines: list[str]) -> St
         step=step, pieces=pieces, response=run.text(step.tokens) or "".join(piece.text for piece in pieces),
         prompt=None if step.prompt_ids is None else run.text(step.prompt_ids),
         alternatives=alternatives(visits, step), visits=len(visits), episodes=len({visit.k for visit in visits}),
-        sums=lines)
+        calculation=lines)
 
 
 def _ratio(learner: float, sampler: float) -> float | None:

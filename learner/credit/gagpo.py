@@ -17,8 +17,24 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
+from learner.credit.explanation import (
+    ADVANTAGE,
+    DELTA,
+    RAW,
+    VALUE,
+    CalculationLine,
+    Explanation,
+    GroupScale,
+    delta_line,
+    mean_line,
+    penalty_of,
+    recursion_line,
+    scaled_line,
+    value_at,
+)
 from learner.credit.group_operations import (
     backward,
+    by_state,
     discounted,
     normalized,
     normalized_together,
@@ -63,6 +79,47 @@ class Gagpo:
     def batch(self, credits: list[Credit], options: CreditSection) -> list[Credit]:
         """The one normalisation of `normalize: batch`."""
         return normalized_together(credits, options)
+
+    def legend(self, options: CreditSection) -> dict[str, str]:
+        """V̄ is a mean over the group."""
+        return family_legend("the mean R̂ of all steps of the group in that state", options)
+
+    def explain(self, group: Group, credit: Credit, options: CreditSection, episode: int) -> Explanation:
+        """The penalty comes off Â here, after the recursion: the next step's Â enters without its own."""
+        steps, raw = group[episode], credit.raw_advantages[episode]
+        returns, scale = by_state(group, credit.returns), GroupScale.of(credit, options)
+        term = episode_term(group, options)[1][episode] if options.broadcast else None
+        lines: Explanation = []
+        for t, (step, delta) in enumerate(zip(steps, family_deltas(group, credit, options, episode), strict=True)):
+            last, off = t + 1 == len(steps), penalty_of(step, options)
+            back = 0.0 if last else penalty_of(steps[t + 1], options)
+            recursion = recursion_line(
+                (credit.deltas or [])[episode][t], None if last else raw[t + 1] + back, options.gamma * options.lam,
+                penalty=off, named="γλ Â(next, before its penalty)" if back else "γλ Â(next)")
+            lines.append([mean_line(returns[step.state]), delta, recursion])
+            if options.normalize != "batch":
+                lines[t].append(scaled_line(raw[t], scale,
+                                            term=None if term is None else (options.broadcast, term[t])))
+        return lines
+
+
+def family_legend(value: str, options: CreditSection) -> dict[str, str]:
+    """The legend of GAGPO and its variants; `value`: what V̄ is."""
+    scaled = {"group": "Â on the scale of its group", "batch": "Â on the scale of all groups of the learner step",
+              "none": "Â, not rescaled"}
+    return {VALUE: value, DELTA: "what the action changed, r + γ V̄(next) − V̄: below 0 it led to a state worth less",
+            RAW: f"advantage: δ, and what followed, fading by γλ = {options.gamma * options.lam:g} a step",
+            ADVANTAGE: scaled[options.normalize]}
+
+
+def family_deltas(group: Group, credit: Credit, options: CreditSection, episode: int) -> list[CalculationLine]:
+    """The line of δ at each step, for GAGPO and its variants: they differ in V alone."""
+    steps, r = group[episode], rewards(group, options)[episode]
+    v = [value_at(credit, episode, t) for t in range(len(steps))]
+    cut = steps[-1].cut_in if options.bootstrap else None
+    ended = (credit.values or {}).get(cut or "")
+    after = [*v[1:], None if ended is None else ended[0]]
+    return [delta_line(*numbers, options) for numbers in zip(r, v, after, strict=True)]
 
 
 def value_after(last: CreditStep, values: Values, options: CreditSection) -> float:

@@ -12,9 +12,21 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from learner.credit.gagpo import RECURSION
+from learner.credit.explanation import (
+    CalculationLine,
+    Explanation,
+    GroupScale,
+    mean_line,
+    penalty_of,
+    plain,
+    recursion_line,
+    scaled_line,
+    value_at,
+)
+from learner.credit.gagpo import RECURSION, family_deltas, family_legend
 from learner.credit.group_operations import (
     backward,
+    by_state,
     discounted,
     normalized,
     normalized_together,
@@ -61,6 +73,31 @@ class GagpoBootstrapped:
     def batch(self, credits: list[Credit], options: CreditSection) -> list[Credit]:
         """The one normalisation of `normalize: batch`."""
         return normalized_together(credits, options)
+
+    def legend(self, options: CreditSection) -> dict[str, str]:
+        """V̄ of a state that one episode met is its successor's."""
+        return family_legend("the mean R̂ of the group's steps in that state; where no other episode was in it, "
+                             "r + γ V̄ of the state that followed", options)
+
+    def explain(self, group: Group, credit: Credit, options: CreditSection, episode: int) -> Explanation:
+        """The penalty comes off A."""
+        steps, raw, shared = group[episode], credit.raw_advantages[episode], shared_states(group)
+        returns, scale, r = by_state(group, credit.returns), GroupScale.of(credit, options), rewards(group, options)
+        lines: Explanation = []
+        for t, (step, delta) in enumerate(zip(steps, family_deltas(group, credit, options, episode), strict=True)):
+            last = t + 1 == len(steps)
+            value = mean_line(returns[step.state])
+            if step.state not in shared:
+                then = 0.0 if last else value_at(credit, episode, t + 1)
+                value = CalculationLine(
+                    formula=f"V̄ = r + γ V̄(next), as no other episode was in this state = {r[episode][t]:g} + "
+                            f"{options.gamma:g} · {plain(then)}", result=r[episode][t] + options.gamma * then)
+            recursion = recursion_line((credit.deltas or [])[episode][t], None if last else raw[t + 1],
+                                       options.gamma * options.lam)
+            lines.append([value, delta, recursion])
+            if options.normalize != "batch":
+                lines[t].append(scaled_line(raw[t], scale, penalty=penalty_of(step, options)))
+        return lines
 
 
 def shared_states(group: Group) -> set[str]:

@@ -21,7 +21,17 @@ from collections.abc import Sequence
 from math import fsum
 from typing import ClassVar
 
-from learner.credit.gagpo import RECURSION
+from learner.credit.explanation import (
+    CalculationLine,
+    Explanation,
+    GroupScale,
+    penalty_of,
+    plain,
+    recursion_line,
+    scaled_line,
+    value_at,
+)
+from learner.credit.gagpo import RECURSION, family_deltas, family_legend
 from learner.credit.group_operations import (
     by_state,
     discounted,
@@ -64,6 +74,49 @@ class GagpoLeaveOneOut:
         """The one normalisation of `normalize: batch`."""
         return normalized_together(credits, options)
 
+    def legend(self, options: CreditSection) -> dict[str, str]:
+        """V̄ leaves the episode itself out."""
+        return family_legend("the mean R̂ of the other episodes' steps in that state, drawn towards V̄ of the step "
+                             "before", options)
+
+    def explain(self, group: Group, credit: Credit, options: CreditSection, episode: int) -> Explanation:
+        """The penalty comes off A; λ counts as 1 on the way from a state that no other episode was in."""
+        steps, raw, scale = group[episode], credit.raw_advantages[episode], GroupScale.of(credit, options)
+        others = [row for i, row in enumerate(credit.returns) if i != episode]
+        elsewhere = by_state([row for i, row in enumerate(group) if i != episode], others)
+        lines: Explanation = []
+        for t, (step, delta) in enumerate(zip(steps, family_deltas(group, credit, options, episode), strict=True)):
+            last = t + 1 == len(steps)
+            before = value_at(credit, episode, t - 1) if t else _mean([row[0] for row in others])
+            known = last or steps[t + 1].state in elsewhere
+            recursion = recursion_line(
+                (credit.deltas or [])[episode][t], None if last else raw[t + 1],
+                options.gamma * (options.lam if known else 1.0),
+                named="γλ Â(next)" if known else "γ Â(next, a state that no other episode was in)")
+            lines.append([_value_line(elsewhere.get(step.state, []), before, options.prior, first=not t), delta,
+                          recursion])
+            if options.normalize != "batch":
+                lines[t].append(scaled_line(raw[t], scale, penalty=penalty_of(step, options)))
+        return lines
+
+
+def _value_line(returns: Sequence[float], before: float, prior: float, *, first: bool) -> CalculationLine:
+    """V of a step from the returns of the other episodes in its state, and V of the step before."""
+    named = "mean first R̂ of the others" if first else "V̄(before)"
+    count = len(returns)
+    if not count:
+        return CalculationLine(formula=f"V̄ = {named}, as no other episode was in this state = {plain(before)}",
+                               result=before)
+    mean = fsum(returns) / count
+    return CalculationLine(
+        formula=f"V̄ = (n · mean R̂ + κ · {named}) / (n + κ), over the other episodes' n steps in this state = "
+                f"({count} · {plain(mean)} + {prior:g} · {plain(before)}) / ({count} + {prior:g})",
+        result=(fsum(returns) + prior * before) / (count + prior))
+
+
+def _mean(xs: Sequence[float]) -> float:
+    return fsum(xs) / len(xs) if xs else 0.0
+
 
 def others_values(group: Group, returns: Nested, prior: float) -> tuple[Nested, list[list[bool]]]:
     """V_i(t) for each step t of each episode i, and for the state that an episode was cut in, if it was; and whether
@@ -75,7 +128,7 @@ def others_values(group: Group, returns: Nested, prior: float) -> tuple[Nested, 
     for i, (episode, own_returns) in enumerate(zip(group, returns, strict=True)):
         own = _sums([episode], [own_returns])
         before = starts[:i] + starts[i + 1:]
-        value = fsum(before) / len(before) if before else 0.0
+        value = _mean(before)
         row: list[float] = []
         known: list[bool] = []
         for state in _passed(episode):

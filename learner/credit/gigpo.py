@@ -10,6 +10,7 @@ A state that only one step has gives A_S = 0. The value of a state is the mean o
 
 from __future__ import annotations
 
+from learner.credit.explanation import ADVANTAGE, RAW, VALUE, CalculationLine, Explanation, signed
 from learner.credit.group_operations import WithinGroup, by_state, center, discounted, penalized, plus, states
 from learner.credit.grpo import EPISODE, episode_term
 from learner.credit.types import Credit, Group
@@ -40,3 +41,30 @@ class Gigpo(WithinGroup):
         return Credit(returns=returns, values=values, deltas=None, states=states(group),
                       raw_advantages=plus(raw_e, options.omega, raw_s),
                       advantages=plus(advantages_e, options.omega, advantages_s))
+
+    def legend(self, options: CreditSection) -> dict[str, str]:
+        """V̄ is the mean that a step is compared with, of returns less penalties."""
+        divided = "" if options.mode == "mean_norm" else ", each term divided by its spread"
+        return {VALUE: "the mean Q of all steps of the group in that state, Q a step's R̂ less its penalty",
+                RAW: "GRPO's S − mean, plus ω (Q − V̄)", ADVANTAGE: f"Â{divided}"}
+
+    def explain(self, group: Group, credit: Credit, options: CreditSection, episode: int) -> Explanation:
+        """The two terms, undivided in Â and on their scales in A."""
+        q = penalized(credit.returns, group, options)
+        samples = by_state(group, q)
+        raw_e, advantages_e = episode_term(group, options)
+        lines: Explanation = []
+        for t, step in enumerate(group[episode]):
+            sample, x = samples[step.state], q[episode][t]
+            mean, spread = center(sample, options.ddof) if len(sample) > 1 else (x, 1.0)
+            term = (x - mean) / (1.0 if options.mode == "mean_norm" else spread)
+            lines.append([
+                CalculationLine(formula=f"V̄ = mean Q of the {len(sample)} steps in this state", result=mean),
+                _sum_line("Â = (S − mean S) + ω (Q − V̄)", raw_e[episode][t], options.omega, x - mean),
+                _sum_line("A = A_E + ω A_S", advantages_e[episode][t], options.omega, term)])
+        return lines
+
+
+def _sum_line(formula: str, episode_level: float, omega: float, step_level: float) -> CalculationLine:
+    return CalculationLine(formula=f"{formula} = {signed(episode_level)} + {omega:g} · ({signed(step_level)})",
+                           result=episode_level + omega * step_level)

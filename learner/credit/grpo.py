@@ -12,6 +12,7 @@ one step therefore lowers that step alone, and where all R_i are equal it is not
 
 from __future__ import annotations
 
+from learner.credit.explanation import ADVANTAGE, RAW, CalculationLine, Explanation, deviation_line, plain
 from learner.credit.group_operations import WithinGroup, center, discounted, scores, states
 from learner.credit.types import Credit, Group, Nested
 from services.config.tree import CreditSection
@@ -32,6 +33,26 @@ class Grpo(WithinGroup):
         raw, advantages = episode_term(group, options)
         return Credit(returns=discounted(group, options), values=None, deltas=None, raw_advantages=raw,
                       advantages=advantages, states=states(group))
+
+    def legend(self, options: CreditSection) -> dict[str, str]:
+        """No state is valued."""
+        over = "episodes" if options.statistics == "trajectories" else "steps"
+        return {RAW: f"S − mean, S the episode's reward less the step's penalty, the mean over the group's {over}",
+                ADVANTAGE: "Â" if options.mode == "mean_norm" else "Â / σ, σ the standard deviation of S"}
+
+    def explain(self, group: Group, credit: Credit, options: CreditSection, episode: int) -> Explanation:
+        """The same at all steps of an episode that earn no penalty."""
+        raw = credit.raw_advantages[episode]
+        return [[deviation_line(group, options, episode, t), _advantage_line(group, options, raw[t])]
+                for t in range(len(raw))]
+
+
+def _advantage_line(group: Group, options: CreditSection, raw: float) -> CalculationLine:
+    if options.mode == "mean_norm":
+        return CalculationLine(formula=f"A = Â = {plain(raw)}", result=raw)
+    _, spread = center(scores(group, options)[1], options.ddof)
+    return CalculationLine(formula=f"A = Â / σ, σ the spread of S = {plain(raw)} / {plain(spread)}",
+                           result=raw / spread)
 
 
 def episode_term(group: Group, options: CreditSection) -> tuple[Nested, Nested]:

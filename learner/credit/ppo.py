@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from learner.credit.explanation import ADVANTAGE, RAW, Explanation, score_line
 from learner.credit.group_operations import WithinGroup, discounted, scores, states
 from learner.credit.types import Credit, Group
 from services.config.tree import CreditSection
@@ -29,3 +30,12 @@ class Ppo(WithinGroup):
         rows, _ = scores(group, options)
         return Credit(returns=discounted(group, options), values=None, deltas=None, raw_advantages=rows,
                       advantages=rows, states=states(group))
+
+    def legend(self, options: CreditSection) -> dict[str, str]:  # noqa: ARG002 the same under all options
+        """The critic's values are those of tokens; no state has one."""
+        return {RAW: "the score of the step: the episode's reward less the step's penalty",
+                ADVANTAGE: "mean advantage of the answer's tokens, by the critic's values"}
+
+    def explain(self, group: Group, credit: Credit, options: CreditSection, episode: int) -> Explanation:  # noqa: ARG002
+        """A has no line: the critic made it."""
+        return [[score_line(group, options, episode, t)] for t in range(len(group[episode]))]

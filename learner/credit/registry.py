@@ -12,11 +12,11 @@ from learner.credit.reinforce_pp import ReinforcePlusPlus
 from learner.credit.reinforce_pp_baseline import ReinforcePlusPlusBaseline
 from learner.credit.rloo import Rloo
 from learner.credit.state_keys import CLUSTERED
-from learner.credit.types import Estimator
+from learner.credit.types import NamedEstimator
 from services.config.tree import CreditSection
 from services.errors import UserError
 
-ESTIMATORS: dict[str, Estimator] = {
+ESTIMATORS: dict[str, NamedEstimator] = {
     "gagpo": Gagpo(),
     "gagpo_loo": GagpoLeaveOneOut(),
     "gagpo_boot": GagpoBootstrapped(),
@@ -29,7 +29,7 @@ ESTIMATORS: dict[str, Estimator] = {
 }
 
 
-def estimator(name: str) -> Estimator:
+def estimator(name: str) -> NamedEstimator:
     """The estimator of that name. Raises UserError, listing those that exist."""
     found = ESTIMATORS.get(name)
     if found is None:

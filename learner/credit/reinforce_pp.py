@@ -12,9 +12,12 @@ from dataclasses import replace
 from math import fsum, sqrt
 from typing import ClassVar
 
+from learner.credit.explanation import ADVANTAGE, RAW, Explanation, score_line
 from learner.credit.group_operations import EPSILON, discounted, scores, states
 from learner.credit.types import Credit, Group, Nested
 from services.config.tree import CreditSection
+
+WHITENED = "Â on the scale of all response tokens of the learner step"
 
 
 class ReinforcePlusPlus:
@@ -34,6 +37,14 @@ class ReinforcePlusPlus:
     def batch(self, credits: list[Credit], options: CreditSection) -> list[Credit]:
         """Whitens all of them."""
         return whitened(credits, options.ddof)
+
+    def legend(self, options: CreditSection) -> dict[str, str]:  # noqa: ARG002 the same under all options
+        """No state is valued, and no group compared."""
+        return {RAW: "the episode's reward less the step's penalty", ADVANTAGE: WHITENED}
+
+    def explain(self, group: Group, credit: Credit, options: CreditSection, episode: int) -> Explanation:  # noqa: ARG002
+        """A has no line: all groups of the learner step take part in it."""
+        return [[score_line(group, options, episode, t)] for t in range(len(group[episode]))]
 
 
 def scored(group: Group, options: CreditSection, raw: Nested) -> Credit:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from learner.credit.explanation import ADVANTAGE, RAW, Explanation, deviation_line
 from learner.credit.group_operations import center, scores
-from learner.credit.reinforce_pp import scored, whitened
+from learner.credit.reinforce_pp import WHITENED, scored, whitened
 from learner.credit.types import Credit, Group
 from services.config.tree import CreditSection
 
@@ -33,3 +34,13 @@ class ReinforcePlusPlusBaseline:
     def batch(self, credits: list[Credit], options: CreditSection) -> list[Credit]:
         """Whitens all of them."""
         return whitened(credits, options.ddof)
+
+    def legend(self, options: CreditSection) -> dict[str, str]:
+        """No state is valued."""
+        over = "episodes" if options.statistics == "trajectories" else "steps"
+        return {RAW: f"S − mean, S the episode's reward less the step's penalty, the mean over the group's {over}",
+                ADVANTAGE: WHITENED}
+
+    def explain(self, group: Group, credit: Credit, options: CreditSection, episode: int) -> Explanation:  # noqa: ARG002
+        """A has no line: all groups of the learner step take part in it."""
+        return [[deviation_line(group, options, episode, t)] for t in range(len(group[episode]))]

@@ -8,6 +8,7 @@ which is S less the mean of the n - 1 other members. S as in grpo.py; mean over 
 
 from __future__ import annotations
 
+from learner.credit.explanation import ADVANTAGE, RAW, CalculationLine, Explanation, less, plain, score_of
 from learner.credit.group_operations import WithinGroup, average, discounted, scores, states
 from learner.credit.types import Credit, Group
 from services.config.tree import CreditSection
@@ -28,3 +29,23 @@ class Rloo(WithinGroup):
         advantages = [[scale * (s - mean) for s in row] for row in rows]
         return Credit(returns=discounted(group, options), values=None, deltas=None, raw_advantages=advantages,
                       advantages=advantages, states=states(group))
+
+    def legend(self, options: CreditSection) -> dict[str, str]:
+        """Â and A are one."""
+        over = "episodes" if options.statistics == "trajectories" else "steps"
+        return {RAW: f"the episode's reward less the step's penalty, against the mean of the group's other {over}",
+                ADVANTAGE: "Â, not rescaled"}
+
+    def explain(self, group: Group, credit: Credit, options: CreditSection, episode: int) -> Explanation:
+        """n / (n - 1) times the deviation from the mean is the distance to the mean of the others."""
+        _, sample = scores(group, options)
+        n = len(sample)
+        lines: Explanation = []
+        for t, raw in enumerate(credit.raw_advantages[episode]):
+            numbers, score = score_of(group, options, episode, t)
+            mean, scale = (average(sample), n / (n - 1)) if n > 1 else (0.0, 1.0)
+            lines.append([
+                CalculationLine(formula=f"Â = n / (n − 1) · (S − mean S) = {scale:.6g} · ({numbers}{less(mean)})",
+                                result=scale * (score - mean)),
+                CalculationLine(formula=f"A = Â = {plain(raw)}", result=raw)])
+        return lines

@@ -10,13 +10,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from services.config.tree import CreditSection
+
+if TYPE_CHECKING:
+    from learner.credit.explanation import Explanation
 
 Array = npt.NDArray[np.float64]
 Nested = list[list[float]]
@@ -71,17 +74,33 @@ class Estimator(Protocol):
     needs_critic: ClassVar[bool]
     """Advantages here are scores; the learner turns them into token advantages by the values of a critic."""
 
-    def reads(self, options: CreditSection) -> frozenset[str]:
-        """The keys of `learner.credit` that can change an advantage under these options. A key that only decides how
-        another one is read (`similarity` of `state_key`) is left to registry.keys_read."""
-        ...
-
     def group(self, group: Group, options: CreditSection) -> Credit:
         """Credit within one group; pure. Needs all K episodes, no other group."""
         ...
 
     def batch(self, credits: list[Credit], options: CreditSection) -> list[Credit]:
         """Called once with all groups of a learner step, in training order; the identity for most estimators."""
+        ...
+
+
+class NamedEstimator(Estimator, Protocol):
+    """An estimator of the registry: it also says which keys it reads, and explains a step to a person."""
+
+    def reads(self, options: CreditSection) -> frozenset[str]:
+        """The keys of `learner.credit` that can change an advantage under these options. A key that only decides how
+        another one is read (`similarity` of `state_key`) is left to registry.keys_read."""
+        ...
+
+    def legend(self, options: CreditSection) -> dict[str, str]:
+        """The meaning of the numbers that it gives a step, for people: symbol (V̄, δ, Â or A) -> text. Symbols that are
+        not in it have no number."""
+        ...
+
+    def explain(self, group: Group, credit: Credit, options: CreditSection, episode: int) -> Explanation:
+        """How the numbers of one episode come about, from the credit of its group: lines for each of its steps.
+
+        A number that other groups take part in (whitening, `normalize: batch`) has no line.
+        """
         ...
 
 

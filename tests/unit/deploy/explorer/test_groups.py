@@ -100,7 +100,7 @@ def test_an_archive_of_the_first_format_is_read_and_says_what_it_lacks(run_folde
     row = pages.episode(run, group, group.episodes[0])["rows"][0]
     assert (row.step.raw, row.prompt, row.pieces[0].ratio) == (None, None, None)
     assert row.step.advantage is not None
-    assert [line[:2] for line in row.sums] == ["V̄", "δ "]
+    assert [line[:2] for line in row.calculation] == ["V̄", "δ "]
 
 
 def test_the_failed_episode_shown_first_is_the_one_whose_choice_cost_most_and_a_cut_is_no_choice(run_folder):

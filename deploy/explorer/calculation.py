@@ -1,0 +1,46 @@
+"""How the numbers of a step come about: the estimator explains them, from the numbers of the archive.
+
+A line is shown only if it gives the archive's number again. What the archive does not hold (the state that an episode
+was cut off in, other groups of the learner step) costs a line in this way, so no page shows a sum that is not the
+run's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import nan
+
+from deploy.explorer.groups import Group, ShownEpisode, StepView
+from services.config.tree import CreditSection
+
+TOLERANCE = 1e-6
+
+
+def calculation(group: Group, episode: ShownEpisode, options: CreditSection) -> list[list[str]]:
+    """For each step of the episode its lines: V̄, δ, Â and A, as far as they can be worked out from its group."""
+    from learner.credit.explanation import ADVANTAGE, DELTA, RAW, VALUE
+    from learner.credit.registry import estimator
+    from learner.credit.types import Credit, CreditStep
+
+    if not group.has_credit:
+        return [[] for _ in episode.steps]
+    steps = [[CreditStep(state=step.state or "", reward=step.reward, invalid=not step.valid, tokens=len(step.tokens))
+              for step in other.steps] for other in group.episodes]
+    credit = Credit(
+        returns=_column(group, lambda step: step.ret), values=None, baselines=_column(group, lambda step: step.value),
+        deltas=_column(group, lambda step: step.delta), raw_advantages=_column(group, lambda step: step.raw),
+        advantages=_column(group, lambda step: step.advantage),
+        states=[[step.state for step in row] for row in steps])
+    explained = estimator(options.estimator).explain(steps, credit, options, group.episodes.index(episode))
+    shown: list[list[str]] = []
+    for step, lines in zip(episode.steps, explained, strict=True):
+        archived = {VALUE: step.value, DELTA: step.delta, RAW: step.raw, ADVANTAGE: step.advantage}
+        shown.append([str(line) for line in lines
+                      if (known := archived[line.symbol]) is not None and abs(line.result - known) < TOLERANCE])
+    return shown
+
+
+def _column(group: Group, number: Callable[[StepView], float | None]) -> list[list[float]]:
+    """[episode][step]; what the archive does not hold is not a number, and no line that needs it agrees with it."""
+    return [[nan if (found := number(step)) is None else found for step in episode.steps]
+            for episode in group.episodes]

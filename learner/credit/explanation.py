@@ -1,0 +1,156 @@
+"""A step's calculation for people: the lines that an estimator writes, with the step's own numbers put in.
+
+Each estimator's `explain` composes its lines from the pieces here, beside the code that computes the same numbers.
+A line takes its inputs from the credit that it explains and works out its own result, so a reader who compares the two
+finds out whether the formula is the one that the run followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from learner.credit.group_operations import average, center, rewards, scores
+from learner.credit.types import Credit, CreditStep, Group
+from services.config.tree import CreditSection
+
+VALUE, DELTA, RAW, ADVANTAGE = "V̄", "δ", "Â", "A"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalculationLine:
+    """One number of a step: `formula` is its symbol, the formula and the numbers; `result` is what they give."""
+
+    formula: str
+    result: float
+
+    @property
+    def symbol(self) -> str:
+        """The number that is explained: one of VALUE, DELTA, RAW, ADVANTAGE."""
+        return self.formula.partition(" ")[0]
+
+    def __str__(self) -> str:
+        return f"{self.formula} = {plain(self.result) if self.symbol == VALUE else signed(self.result)}"
+
+
+Explanation = list[list[CalculationLine]]
+"""[step][line] of one episode."""
+
+
+def plain(value: float, digits: int = 3) -> str:
+    """A number with a true minus sign, and never a negative zero."""
+    text = f"{value:.{digits}f}"
+    return text.replace("-", "−") if float(text) else text.replace("-", "")
+
+
+def signed(value: float, digits: int = 3) -> str:
+    """The same, with + before a number above zero."""
+    text = plain(value, digits)
+    return f"+{text}" if value > 0 and text.strip("0.") else text
+
+
+def less(value: float) -> str:
+    """` − 3.000`, or ` + 3.000` for the same below zero: the second half of a difference."""
+    return f" {'−' if value >= 0 else '+'} {plain(abs(value))}"
+
+
+def penalty_of(step: CreditStep, options: CreditSection) -> float:
+    """The local penalty of a step; 0 for a valid one and in the other modes."""
+    return options.penalty if step.invalid and options.penalty_mode == "local" else 0.0
+
+
+def value_at(credit: Credit, episode: int, step: int) -> float:
+    """V against a step, for estimators that have values."""
+    if credit.baselines is not None:
+        return credit.baselines[episode][step]
+    assert credit.values is not None
+    return credit.values[credit.states[episode][step]][0]
+
+
+def mean_line(sample: Sequence[float]) -> CalculationLine:
+    """V̄ as the mean return of all steps in the state."""
+    if len(sample) == 1:
+        return CalculationLine(formula="V̄ = its own R̂, as no other step of the group was in this state",
+                               result=sample[0])
+    return CalculationLine(formula=f"V̄ = mean R̂ of the {len(sample)} steps in this state", result=average(sample))
+
+
+def delta_line(reward: float, value: float, after: float | None, options: CreditSection) -> CalculationLine:
+    """δ; `after`: the value of what followed, None when the episode ended."""
+    taken = f"{reward:g}"
+    if after is None:
+        return CalculationLine(formula=f"δ = r − V̄, as the episode ended here = {taken} − {plain(value)}",
+                               result=reward - value)
+    return CalculationLine(
+        formula=f"δ = r + γ V̄(next) − V̄ = {taken} + {options.gamma:g} · {plain(after)} − {plain(value)}",
+        result=reward + options.gamma * after - value)
+
+
+def recursion_line(delta: float, after: float | None, decay: float, *, penalty: float = 0.0,
+                   named: str = "γλ Â(next)") -> CalculationLine:
+    """Â = δ + decay · Â(next) - penalty; `after`: Â of the next step, None when the episode ended."""
+    formula, off = ("Â = δ − penalty", f" − {penalty:g}") if penalty else ("Â = δ", "")
+    if after is None:
+        numbers = f" = {plain(delta)}{off}" if off else ""
+        return CalculationLine(formula=f"{formula}, as the episode ended here{numbers}", result=delta - penalty)
+    return CalculationLine(
+        formula=f"{formula.replace('δ', f'δ + {named}')} = {plain(delta)} + {decay:g} · ({signed(after)}){off}",
+        result=delta + decay * after - penalty)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupScale:
+    """Mean and spread of Â over the steps of a group, which `normalize: group` divides by."""
+
+    mean: float
+    spread: float
+    steps: int
+
+    @classmethod
+    def of(cls, credit: Credit, options: CreditSection) -> GroupScale | None:
+        """None unless A is normalised within the group."""
+        if options.normalize != "group":
+            return None
+        sample = list(chain.from_iterable(credit.raw_advantages))
+        mean, spread = center(sample, options.ddof)
+        return cls(mean=mean, spread=spread, steps=len(sample))
+
+
+def scaled_line(raw: float, scale: GroupScale | None, *, penalty: float = 0.0,
+                term: tuple[float, float] | None = None) -> CalculationLine:
+    """A from Â, less a penalty that comes after the norm; `term`: weight and value of what `broadcast` adds."""
+    names = f"{' − penalty' if penalty else ''}{' + broadcast · A of GRPO' if term else ''}"
+    numbers = f" − {penalty:g}" if penalty else ""
+    added = -penalty
+    if term is not None:
+        numbers += f" + {term[0]:g} · ({signed(term[1])})"
+        added += term[0] * term[1]
+    if scale is None:
+        return CalculationLine(formula=f"A = Â{names} = {plain(raw)}{numbers}", result=raw + added)
+    return CalculationLine(
+        formula=f"A = (Â − μ) / σ{names}, μ and σ over the group's {scale.steps} steps = "
+                f"({plain(raw)}{less(scale.mean)}) / {plain(scale.spread)}{numbers}",
+        result=(raw - scale.mean) / scale.spread + added)
+
+
+def score_of(group: Group, options: CreditSection, episode: int, step: int) -> tuple[str, float]:
+    """S of a step as a formula and its value: the episode's reward, less the step's local penalty."""
+    total, off = sum(rewards(group, options)[episode]), penalty_of(group[episode][step], options)
+    return (f"{plain(total)} − {off:g}" if off else plain(total)), total - off
+
+
+def deviation_line(group: Group, options: CreditSection, episode: int, step: int) -> CalculationLine:
+    """Â of estimators that compare episodes: S less the mean of S."""
+    _, sample = scores(group, options)
+    mean, _ = center(sample, options.ddof)
+    numbers, score = score_of(group, options, episode, step)
+    over = f"{len(sample)} {'episodes' if options.statistics == 'trajectories' else 'steps'}"
+    return CalculationLine(formula=f"Â = S − mean S of the group's {over} = {numbers}{less(mean)}", result=score - mean)
+
+
+def score_line(group: Group, options: CreditSection, episode: int, step: int) -> CalculationLine:
+    """Â of estimators that compare nothing within the group: S itself."""
+    numbers, score = score_of(group, options, episode, step)
+    named = "R − penalty" if penalty_of(group[episode][step], options) else "R"
+    return CalculationLine(formula=f"Â = S = {named}, R the reward of the episode = {numbers}", result=score)

@@ -1,0 +1,21 @@
+"""Names mean one thing, and the name of an estimator means something to learner/credit alone."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("deploy", "envservice", "learner", "rollout", "services")
+ASKED = re.compile(r"(credit|options)\.estimator\s*(==|!=|in\b|\.startswith)")
+
+
+def modules():
+    for room in ROOMS:
+        yield from (path for path in (ROOT / room).rglob("*.py"))
+
+
+def test_only_the_credit_package_compares_the_names_of_estimators():
+    """What depends on the estimator is asked of the estimator: its explanation, its legend, the keys it reads."""
+    files = [*modules(), *(ROOT / "deploy").rglob("*.html")]
+    found = [f"{path.relative_to(ROOT)}: {line.strip()}" for path in files if "learner/credit" not in str(path)
+             for line in path.read_text().splitlines() if ASKED.search(line)]
+    assert found == []
