@@ -2,22 +2,35 @@
 
 Durable before it is visible: everything is written into a temporary folder, synced, renamed, and only then named by
 the pointer, which is replaced atomically. A crash at any point leaves the previous checkpoint in force.
+
+`meta.json` lists every file with its size and digest. They tell a damaged checkpoint from a whole one; they do not
+stop somebody who can write into the folder, which is why learner/state_files.py reads nothing that could run code.
 """
 
 from __future__ import annotations
 
-import json
-import os
+import hashlib
+import re
 import shutil
+import stat
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-from services.errors import LearnerFault
+import msgspec
 
-FORMAT = 1
+from services.errors import LearnerFault, UserError
+from services.files import Damaged, read_json, sync, sync_tree, write_whole
+from services.telemetry.logs import get_logger
+
+FORMAT = 2
+PICKLED = 1
+"""The format of before: its state was pickled, so it is never loaded."""
 EXPORT = "hf"
+_FOLDER = re.compile(r"step-(\d{8,12})")
+log = get_logger("checkpoints")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +44,29 @@ class Position:
     """The first training group that no step has seen."""
     trained: int
     """Groups trained on."""
+
+
+class _File(msgspec.Struct, frozen=True):
+    bytes: int
+    blake2b: str
+
+
+class _Meta(msgspec.Struct, frozen=True, kw_only=True):
+    format: int
+    position: Position
+    files: dict[str, _File] = {}
+
+
+class _Pointer(msgspec.Struct, frozen=True, kw_only=True):
+    step: int
+    format: int = FORMAT
+
+
+class _Best(_Pointer, frozen=True, kw_only=True):
+    score: float
+
+
+_Found = TypeVar("_Found", bound=_Pointer)
 
 
 class Checkpoints:
@@ -51,14 +87,59 @@ class Checkpoints:
         return (self.folder(step) / "meta.json").stat().st_mtime
 
     def latest(self) -> Position | None:
-        """None before the first. Raises LearnerFault when the pointer names what is not there or not readable."""
-        pointer = _read_json(self.root / "latest.json")
-        if pointer is None:
-            return None
-        meta = _read_json(self.folder(pointer["step"]) / "meta.json")
-        if meta is None or meta["format"] != FORMAT:
-            raise LearnerFault(f"{self.folder(pointer['step'])} is missing or of another format than {FORMAT}")
-        return Position(**meta["position"])
+        """Where the newest checkpoint is whose meta.json can be read; None before the first.
+
+        Raises UserError where there are checkpoints, and none of them can be read.
+        """
+        readable = (meta.position for step in self._newest_first() if (meta := self._meta(step)) is not None)
+        found = next(readable, None)
+        if found is None and self.steps():
+            raise UserError(f"no checkpoint in {self.root} can be read", "restore one, or start anew by name=...")
+        return found
+
+    def newest_whole(self) -> Position | None:
+        """As latest, with every file held against its digest. Damaged checkpoints that are newer are set aside.
+
+        Raises UserError where there are checkpoints and none is whole; then all stay as they are.
+        """
+        damaged: dict[int, str] = {}
+        for step in self._newest_first():
+            try:
+                position = self.check(step)
+            except Damaged as error:
+                damaged[step] = error.what
+                continue
+            for broken, reason in damaged.items():
+                aside = self.folder(broken).with_name(f"damaged-{self.folder(broken).name}")
+                shutil.rmtree(aside, ignore_errors=True)
+                self.folder(broken).rename(aside)
+                log.warning("a damaged checkpoint is set aside, and the run goes on from an older one",
+                            damaged=reason, kept=str(aside), step=step)
+            if damaged:
+                self._write("latest.json", _Pointer(step=step))
+            return position
+        if damaged:
+            raise UserError(f"no checkpoint in {self.root} is whole ({next(iter(damaged.values()))})",
+                            "restore one, or start anew by name=...")
+        return None
+
+    def check(self, step: int) -> Position:
+        """Raises Damaged where a file of the checkpoint is not as it was written, UserError for an old format."""
+        folder = self.folder(step)
+        meta = self._read(folder)
+        if meta.format == PICKLED:
+            raise UserError(f"{folder} was written by an older gagpo, in a format that runs code when it is loaded",
+                            f"start a run from its weights: name=NEW model.path={folder / EXPORT} sft.enabled=false")
+        if meta.format != FORMAT or meta.position.step != step:
+            raise Damaged(f"{folder} has format {meta.format} and is of step {meta.position.step}", "restore it")
+        there = _listing(folder)
+        if changed := sorted(set(there) ^ set(meta.files)) or sorted(
+                name for name, facts in meta.files.items() if there[name] != facts.bytes):
+            raise Damaged(f"{folder / changed[0]} is missing, is too many or has another size", "restore it")
+        found = _digests(folder, list(meta.files))
+        if changed := sorted(name for name, facts in meta.files.items() if found[name] != facts.blake2b):
+            raise Damaged(f"{folder / changed[0]} is not as it was written", "restore it")
+        return meta.position
 
     def commit(self, position: Position, write: Callable[[Path], None]) -> Path:
         """Calls `write` with a temporary folder, then makes it the newest checkpoint; returns where it is."""
@@ -67,13 +148,16 @@ class Checkpoints:
             shutil.rmtree(torn)
         temporary.mkdir()
         write(temporary)
-        (temporary / "meta.json").write_text(json.dumps({"format": FORMAT, "position": asdict(position)}))
+        sizes = _listing(temporary)
+        files = {name: _File(sizes[name], digest) for name, digest in _digests(temporary, list(sizes)).items()}
+        (temporary / "meta.json").write_bytes(
+            msgspec.json.encode(_Meta(format=FORMAT, position=position, files=files)))
         sync_tree(temporary)
         if final.exists():  # a replayed step: the pointer still names an older one, or this very step's twin
             shutil.rmtree(final)
         temporary.rename(final)
-        _sync(self.root)
-        self._write_json("latest.json", {"format": FORMAT, "step": position.step})
+        sync(self.root)
+        self._write("latest.json", _Pointer(step=position.step))
         self._retain(position.step)
         return final
 
@@ -84,18 +168,50 @@ class Checkpoints:
         """
         if not self.folder(step).exists():
             raise LearnerFault(f"step {step} was evaluated, and its checkpoint is not in {self.root}")
-        best = _read_json(self.root / "best.json")
-        if best is None or score > best["score"]:
-            self._write_json("best.json", {"format": FORMAT, "step": step, "score": score})
+        best = self._pointer("best.json", _Best)
+        if best is None or score > best.score or not self.folder(best.step).exists():
+            self._write("best.json", _Best(step=step, score=score))
 
     def best(self) -> int | None:
         """The step of the best evaluated checkpoint."""
-        found = _read_json(self.root / "best.json")
-        return None if found is None else int(found["step"])
+        found = self._pointer("best.json", _Best)
+        return None if found is None else found.step
 
     def steps(self) -> list[int]:
         """All that are kept, oldest first."""
-        return sorted(int(path.name.removeprefix("step-")) for path in self.root.glob("step-*"))
+        found = (_FOLDER.fullmatch(path.name) for path in self.root.glob("step-*"))
+        return sorted(int(match[1]) for match in found if match)
+
+    def _newest_first(self) -> list[int]:
+        """Steps up to the one that latest.json names; all of them where it names none that is there."""
+        steps, pointer = self.steps()[::-1], self._pointer("latest.json", _Pointer)
+        if pointer is None or pointer.step not in steps:
+            if pointer is not None:
+                log.warning("latest.json names a checkpoint that is not there", step=pointer.step)
+            return steps
+        return [step for step in steps if step <= pointer.step]
+
+    def _meta(self, step: int) -> _Meta | None:
+        try:
+            return self._read(self.folder(step))
+        except Damaged as error:
+            log.warning("a checkpoint cannot be read", reason=error.what)
+            return None
+
+    def _read(self, folder: Path) -> _Meta:
+        try:
+            return read_json(folder / "meta.json", _Meta)
+        except OSError as error:
+            raise Damaged(f"{folder / 'meta.json'} cannot be read ({error.strerror})", "restore it") from None
+
+    def _pointer(self, name: str, kind: type[_Found]) -> _Found | None:
+        try:
+            return read_json(self.root / name, kind)
+        except FileNotFoundError:
+            return None
+        except Damaged as error:
+            log.warning("passed over", reason=error.what)
+            return None
 
     def _retain(self, newest: int) -> None:
         older = [step for step in self.steps() if step <= newest]
@@ -104,28 +220,22 @@ class Checkpoints:
             if step not in keep:
                 shutil.rmtree(self.folder(step))
 
-    def _write_json(self, name: str, value: dict[str, Any]) -> None:
-        temporary = self.root / f".{name}"
-        temporary.write_text(json.dumps(value))
-        _sync(temporary)
-        temporary.replace(self.root / name)
-        _sync(self.root)
+    def _write(self, name: str, value: _Pointer) -> None:
+        write_whole(self.root / name, msgspec.json.encode(value))
 
 
-def sync_tree(folder: Path) -> None:
-    """fsync of every file and folder below, then of the folder."""
-    for path in folder.rglob("*"):
-        _sync(path)
-    _sync(folder)
+def _listing(folder: Path) -> dict[str, int]:
+    """Path below `folder` -> size, of all files but meta.json; -1 for what is neither a plain file nor a folder."""
+    files = {path.relative_to(folder).as_posix(): path.lstat() for path in folder.rglob("*")}
+    return {name: facts.st_size if stat.S_ISREG(facts.st_mode) else -1 for name, facts in sorted(files.items())
+            if name != "meta.json" and not stat.S_ISDIR(facts.st_mode)}
 
 
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _digests(folder: Path, names: list[str]) -> dict[str, str]:
+    """Four files at a time: shards of large models are as fast to read as the disk allows."""
+    def digest(name: str) -> str:
+        with (folder / name).open("rb") as file:
+            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    return json.loads(path.read_text()) if path.exists() else None
+    with ThreadPoolExecutor(4) as threads:
+        return dict(zip(names, threads.map(digest, names), strict=True))

@@ -102,8 +102,8 @@ class TrainingLoop:
                 self.persist(forced=self.learner.step == self.config.steps)
 
     def restore(self) -> None:
-        """The newest checkpoint, a new incarnation, and a store that agrees with both: else the checkpoint wins."""
-        found = self.checkpoints.latest()
+        """The newest whole checkpoint, a new incarnation, a store that agrees with both: else the checkpoint wins."""
+        found = self.checkpoints.newest_whole()
         if found is not None:
             self.position = found
             self.learner.load(self.checkpoints.folder(found.step))

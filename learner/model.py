@@ -100,7 +100,8 @@ def load_policy(folder: Path, device: torch.device | str = "cpu") -> Policy:
     """Any local causal LM, weights in float32. Raises UserError where the folder holds none."""
     try:
         hf = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation=ATTENTION, local_files_only=True)
+            folder, dtype=torch.float32, attn_implementation=ATTENTION, local_files_only=True,
+            trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{folder} holds no causal language model ({str(error).splitlines()[0]})",
                         "set model.path to a folder with config.json and model.safetensors") from error

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
 
 from services.config.tree import LearnerSection
@@ -47,11 +47,14 @@ class Trainee(Generic[Model]):
         return value if math.isfinite(value) else math.nan
 
     def state(self) -> dict[str, Any]:
-        """Sharded weights and moments, for a distributed checkpoint."""
+        """Sharded weights and moments, for a distributed checkpoint; tied weights once, as a file holds them."""
         model, optimizer = get_state_dict(self.model, self.optimizer)
-        return {"model": model, "optimizer": optimizer}
+        every, once = ({name for name, _ in self.model.named_parameters(remove_duplicate=alone)}
+                       for alone in (False, True))
+        return {"model": {name: value for name, value in model.items() if name not in every - once},
+                "optimizer": optimizer}
 
     def load(self, state: dict[str, Any]) -> None:
         """The inverse of state."""
-        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"],
-                       optim_state_dict=state["optimizer"])
+        model = get_model_state_dict(self.model) | state["model"]
+        set_state_dict(self.model, self.optimizer, model_state_dict=model, optim_state_dict=state["optimizer"])

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
 from learner.batch import Groups, assign_credit, rows_of, with_advantages
 from learner.credit.registry import estimator
@@ -25,6 +24,7 @@ from learner.critic import make_critic
 from learner.model import frozen_reference, full_tensors, load_policy, shard
 from learner.packing import Floats, Rows
 from learner.rank_group import RankGroup
+from learner.state_files import load_state, save_state
 from learner.step import Stepper, Taken, Timer
 from learner.trainee import Trainee
 from learner.utilization import forward_flops, passes, utilization
@@ -150,11 +150,11 @@ class Learner:
         return state
 
     def _save(self, folder: Path) -> None:
-        state_dict_saver.save(self._state(), checkpoint_id=folder)
+        save_state(self._state(), folder)
 
     def _load(self, folder: Path) -> None:
         stepper, state = self._stepper, self._state()
-        state_dict_loader.load(state, checkpoint_id=folder)
+        load_state(state, folder)
         stepper.policy.load(state)
         if stepper.critic is not None:
             stepper.critic.trainee.load(state["critic"])

@@ -167,6 +167,7 @@ class Engine:
             AsyncEngineArgs(
                 model=str(self._path),
                 skip_tokenizer_init=True,
+                trust_remote_code=False,
                 dtype=self._dtype,  # pyright: ignore[reportArgumentType]  # checked by vLLM
                 seed=self._seed,
                 generation_config="vllm",

@@ -53,7 +53,7 @@ def load_text(model: str, env: EnvSection) -> PromptRenderer:
     from transformers import AutoTokenizer
 
     template = make_template(env)
-    tokenizer: Any = AutoTokenizer.from_pretrained(model)
+    tokenizer: Any = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     if template.chat and not tokenizer.chat_template:
         raise UserError(f"the tokenizer in {model} has no chat template", "use env.prompt=compact")
     return PromptRenderer(template=template, tokenizer=tokenizer, stops=find_spec(env.name).stops)

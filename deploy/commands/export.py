@@ -37,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
     step = _choose(checkpoints, args.which)
     if args.out.exists():
         raise UserError(f"{args.out} exists", "give a folder that does not exist yet")
+    checkpoints.check(step)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     temporary = args.out.with_name(f".{args.out.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)

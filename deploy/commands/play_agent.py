@@ -46,7 +46,7 @@ def load_agent(config: Config, model: Path, *, seed: int) -> Agent:
     disable_progress_bar()
     torch.manual_seed(seed)
     return Agent(
-        model=AutoModelForCausalLM.from_pretrained(model, local_files_only=True).eval(),
+        model=AutoModelForCausalLM.from_pretrained(model, local_files_only=True, trust_remote_code=False).eval(),
         text=load_text(str(model), config.env),
         temperature=config.eval.temperature, max_tokens=config.rollout.max_response_tokens)
 

@@ -141,8 +141,9 @@ def _start(
 
     disable_progress_bar()
     if path is not None:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype="float32", local_files_only=True)
-        return model, AutoTokenizer.from_pretrained(path, local_files_only=True)
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype="float32", local_files_only=True, trust_remote_code=False)
+        return model, AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     stride = max(1, 2 * len(examples) // TOKENIZER_TEXTS)
     texts = (text for one in examples[::stride] for text in (one.prompt, one.response))
     tokenizer = train_tokenizer(texts, family.stops, find_teacher(config.env).names)

@@ -32,7 +32,7 @@ from services.controller.evaluation import clear
 from services.controller.tickets import EvalRequest, TaskStream, TrainTickets
 from services.records import Episode, Version
 from services.store.archive import ArchiveRow, EpisodeArchive
-from services.telemetry.metrics_file import append_row, read_evaluations, read_rows
+from services.telemetry.metrics_file import append_row, drop_rows, read_evaluations, read_rows
 
 CONTROLLER_LEASE_S = 30.0
 
@@ -62,11 +62,19 @@ class TrainingRun:
     def execute(self) -> list[str]:
         """All stages; returns the lines of the final table (empty without a panel)."""
         self.progress.note(f"folder {self.folder.path.absolute()}{_will_it_stay(self.config.runs_dir)}")
+        self._settle()
         cold = self.cold_start()
         if not self.rl_is_done() or self.unplayed():
             self.folder.summary.unlink(missing_ok=True)
             self._run(cold)
         return self.report()
+
+    def _settle(self) -> None:
+        """Before anything starts: the newest checkpoint is whole, and no evaluation is of weights that are gone."""
+        if self.rl_is_done():
+            return
+        found = self._checkpoints().newest_whole()
+        drop_rows(self.folder.evaluations, after_step=found.step if found else 0)
 
     def _run(self, cold: Path) -> None:
         with ExitStack() as stack, topology(

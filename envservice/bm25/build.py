@@ -206,7 +206,7 @@ class _Writer:
             free[terms] += counts
 
     def _block(self, block: int, name: str) -> NDArray[Any]:
-        return np.load(self._blocks / f"{block}.{name}.npy")
+        return np.load(self._blocks / f"{block}.{name}.npy", allow_pickle=False)
 
     def _create(self, name: str, dtype: np.dtype[Any], size: int) -> NDArray[Any]:
         path = self._folder / f"{name}.npy"

@@ -170,4 +170,4 @@ def open_index(folder: Path, *, mapped: bool = True) -> Index:
 
 def _load(path: Path, mapped: bool) -> NDArray[Any]:
     worth_it = path.stat().st_size > mmap.PAGESIZE  # and an empty array cannot be mapped
-    return np.load(path, mmap_mode="r" if mapped and worth_it else None)
+    return np.load(path, mmap_mode="r" if mapped and worth_it else None, allow_pickle=False)

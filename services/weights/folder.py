@@ -18,5 +18,5 @@ def pack_folder(folder: Path, dtype: str) -> Packed:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # it would be drawn across the run's own progress
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), trust_remote_code=False)
     return pack_tensors(model.state_dict().items())

@@ -92,6 +92,6 @@ def test_a_submitted_run_uses_two_workers_and_two_ranks(cluster: dict[str, str],
     assert (folder / "report.html").exists()
     played = [pq.read_table(file).to_pylist() for file in (folder / "episodes").glob("*.parquet")]
     assert {row["worker"] for rows in played for row in rows} == {"rollout-0", "rollout-1"}
-    shards = {path.name for path in (folder / "checkpoints" / "step-00000002").glob("*.distcp")}
-    assert shards == {"__0_0.distcp", "__1_0.distcp"}
+    shards = {path.name for path in (folder / "checkpoints" / "step-00000002").glob("*.safetensors")}
+    assert {name.split("-model-")[0] for name in shards} == {"shard-00001", "shard-00002"}
     assert not (folder / "redis").exists(), "a private Redis was started beside the one that was given"

@@ -1,9 +1,11 @@
 import json
+import os
 
 import pytest
 
 from learner.checkpoint import Checkpoints, Position
-from services.errors import LearnerFault
+from services.errors import LearnerFault, UserError
+from services.files import Damaged
 
 
 def position(step):
@@ -14,12 +16,21 @@ def commit(checkpoints, step, text="x"):
     return checkpoints.commit(position(step), lambda folder: (folder / "data").write_text(text))
 
 
+def kept(folder, *steps):
+    checkpoints = Checkpoints(folder, keep=9)
+    for step in steps:
+        commit(checkpoints, step)
+    return checkpoints
+
+
 def test_latest_is_what_was_committed_last(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=2)
     assert checkpoints.latest() is None
+    assert checkpoints.newest_whole() is None
     folder = commit(checkpoints, 3)
     assert (folder / "data").read_text() == "x"
     assert Checkpoints(tmp_path, keep=2).latest() == position(3)
+    assert Checkpoints(tmp_path, keep=2).newest_whole() == position(3)
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path):
@@ -61,7 +72,61 @@ def test_a_replayed_step_replaces_its_twin(tmp_path):
     assert (commit(checkpoints, 1, "new") / "data").read_text() == "new"
 
 
-def test_a_pointer_to_nothing_is_a_fault(tmp_path):
-    (tmp_path / "latest.json").write_text(json.dumps({"format": 1, "step": 9}))
-    with pytest.raises(Exception, match="step-00000009"):
-        Checkpoints(tmp_path, keep=1).latest()
+@pytest.mark.parametrize("pointer", ['{"format": 2, "step": 9}', "", "[" * 100_000, '{"step": "x"}', "\x00", "null"])
+def test_a_pointer_to_nothing_falls_back_to_the_newest_that_is_there(tmp_path, pointer):
+    checkpoints = kept(tmp_path, 1, 2)
+    (tmp_path / "latest.json").write_text(pointer)
+    (tmp_path / "best.json").write_text(pointer)
+    assert checkpoints.latest() == checkpoints.newest_whole() == position(2)
+    checkpoints.record_score(2, 0.5)
+    assert checkpoints.best() == 2
+
+
+def cut(file):
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def flip(file):
+    file.write_bytes(bytes([file.read_bytes()[0] ^ 1]) + file.read_bytes()[1:])
+
+
+def link(file):
+    file.unlink()
+    file.symlink_to("/dev/zero")
+
+
+def add(file):
+    (file.parent / "more.safetensors").write_text("")
+
+
+@pytest.mark.parametrize("name", ["data", "meta.json"])
+@pytest.mark.parametrize("damage", [cut, flip, link, add, os.remove])
+def test_a_damaged_newest_one_is_set_aside_for_the_newest_whole_one(tmp_path, name, damage):
+    checkpoints = kept(tmp_path, 1, 2, 3)
+    damage(checkpoints.folder(3) / name)
+    assert checkpoints.newest_whole() == position(2)
+    assert checkpoints.steps() == [1, 2]
+    assert checkpoints.latest() == position(2)
+    assert (tmp_path / "damaged-step-00000003").is_dir()
+
+
+def test_where_none_is_whole_all_stay_and_one_line_says_so(tmp_path):
+    checkpoints = kept(tmp_path, 1, 2)
+    for step in (1, 2):
+        flip(checkpoints.folder(step) / "data")
+    with pytest.raises(UserError, match=r"is whole \(.*step-00000002/data is not as it was written\)"):
+        checkpoints.newest_whole()
+    assert checkpoints.steps() == [1, 2]
+    with pytest.raises(Damaged):
+        checkpoints.check(1)
+
+
+def test_a_pickled_checkpoint_is_refused_and_its_step_is_still_told(tmp_path):
+    """A run that was finished by an older version keeps its report; it cannot be made longer."""
+    checkpoints = kept(tmp_path, 4)
+    meta = checkpoints.folder(4) / "meta.json"
+    meta.write_text(json.dumps({"format": 1, "position": json.loads(meta.read_text())["position"]}))
+    assert checkpoints.latest() == position(4)
+    with pytest.raises(UserError, match=r"in a format that runs code when it is loaded; start a run from its"):
+        checkpoints.newest_whole()
+    assert checkpoints.steps() == [4]

@@ -13,7 +13,7 @@ from learner.checkpoint import Checkpoints, Position
 from services.config.tree import Config
 from services.records import Version
 from services.store.archive import EpisodeArchive
-from services.telemetry.metrics_file import read_evaluations
+from services.telemetry.metrics_file import append_row, read_evaluations
 
 
 @pytest.fixture
@@ -52,3 +52,16 @@ def test_evaluations_and_the_summary_say_which_version_of_which_environment_play
     training.report()
     assert json.loads(training.folder.summary.read_text())["engine"] == "corridor 1"
     assert "<th>engine</th><td>corridor 1</td>" in (training.folder.path / "report.html").read_text()
+
+
+def test_a_run_goes_on_from_a_whole_checkpoint_without_evaluations_of_lost_weights(training: TrainingRun):
+    checkpoints = Checkpoints(training.folder.path / "checkpoints", keep=9)
+    for step in (3, 6):
+        checkpoints.commit(Position(step=step, incarnation=1, next_group=step, trained=step),
+                           lambda folder: (folder / "w").write_text("weights") and None)
+    for step in (0, 3, 6):
+        append_row(training.folder.evaluations, {"label": f"step-{step:06d}", "step": step, "temperature": 0.4})
+    (checkpoints.folder(6) / "w").write_text("wEights")
+    training._settle()
+    assert checkpoints.steps() == [3]
+    assert [row["step"] for row in read_evaluations(training.folder.evaluations)] == [0, 3]
