@@ -4,7 +4,9 @@ so that a server of one environment needs nothing of another."""
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from envservice.base import Environment, PromptTemplate
@@ -38,14 +40,18 @@ def find_spec(name: str) -> EnvironmentSpec:
 
 
 def _imported(target: str, module: str, attribute: str) -> Any:
+    # Last, so that nothing here hides an installed package. Ray puts the driver's current folder on its workers' path.
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)
     try:
         return getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
         # A missing folder on the way to the module is one thing, a missing dependency of it another.
         missing = error.name or ""
-        mend = "install its package, or put its folder on PYTHONPATH" if f"{module}.".startswith(f"{missing}.") else (
-            f"install {missing}")
-        raise UserError(f"the environment {target} cannot be imported ({error})", mend) from None
+        fix = f"install {missing}"
+        if f"{module}.".startswith(f"{missing}."):
+            fix = "install its package, or put its folder on PYTHONPATH, or start in that folder"
+        raise UserError(f"the environment {target} cannot be imported ({error})", fix) from None
     except AttributeError:
         raise UserError(f"{module} has no {attribute}",
                         "set env.name to module:attribute of an EnvironmentSpec") from None

@@ -1,0 +1,152 @@
+"""`gagpo prompt TASK`: the first prompts of a task, as text and as tokens, before anything is trained."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deploy.commands.arguments import add_env_arguments, env_from, optional_config_from
+from services.config.tree import Config
+from services.errors import UserError
+
+if TYPE_CHECKING:
+    from envservice.base import Session
+    from envservice.spec import Teacher
+    from rollout.prompt_renderer import PromptRenderer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownPrompt:
+    """The prompt of one turn, and the action that led from it to the next."""
+
+    turn: int
+    text: str
+    """As the model reads it; without a tokenizer, as the template gives it."""
+    tokens: list[str] | None
+    ids: list[int] | None
+    action: str | None
+    """None after the last prompt that is shown."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
+    """Registers the command."""
+    parser = subparsers.add_parser(
+        "prompt",
+        help="show the first prompts of a task",
+        description="Shows the prompts of a task's first turns, as text and as tokens, and what ends an answer. The\n"
+        "environment's scripted player acts between them; if there is none, the first admissible action is taken.\n"
+        "The tokens are those of --agent, or of model.path; a cold start without a model makes its own tokenizer.",
+        epilog="examples:\n  gagpo prompt alfworld-gen/valid/look-0001 --config alfworld-tiny\n"
+        "  gagpo prompt alfworld-gen/valid/look-0001 --agent runs/alfworld-tiny --turns 1",
+    )
+    parser.add_argument("task", metavar="TASK", help="a task id, as `gagpo tasks SPLIT` prints it")
+    add_env_arguments(parser)
+    parser.add_argument("--agent", metavar="RUN|MODEL", type=Path, help="use the tokenizer and the config of this one")
+    parser.add_argument("--turns", type=int, default=2, metavar="N", help="how many prompts to show (default: 2)")
+    parser.add_argument("--json", action="store_true", help="one JSON object: prompts and stops")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the prompts. Raises UserError for an unknown task, missing data, and a model without a tokenizer."""
+    if args.turns < 1:
+        raise UserError(f"--turns is {args.turns}", "ask for at least one prompt")
+    config, model = _config_and_model(args)
+    session, teacher = _open(config, args.task)
+    renderer = _renderer(model, config)
+    shown = list(_prompts(config, session, teacher, renderer, args.turns))
+    stops = _stops(config, renderer)
+    if args.json:
+        print(json.dumps({"task": args.task, "prompt": config.env.prompt, "stops": stops,
+                          "prompts": [asdict(prompt) for prompt in shown]}))
+        return 0
+    for prompt in shown:
+        _print(prompt, config)
+    print(f"An answer ends after {' or '.join(map(repr, stops))}, or after {config.rollout.max_response_tokens} tokens "
+          "(rollout.max_response_tokens).")
+    if renderer is None:
+        print("No model is named, so there are no tokens: give --agent RUN, or model.path=FOLDER.")
+    return 0
+
+
+def _config_and_model(args: argparse.Namespace) -> tuple[Config, Path | None]:
+    if args.agent is not None:
+        from deploy.runs.policies import resolve
+
+        return resolve(args.agent, args.config, {"env.name": args.env}, args.overrides)
+    config = optional_config_from(args)
+    config = config.model_copy(update={"env": env_from(args)})
+    return config, config.model.path
+
+
+def _open(config: Config, task: str) -> tuple[Session, Teacher | None]:
+    from envservice.registry import find_spec, open_holding
+
+    try:
+        session = open_holding(config.env, task).open(task)
+    except KeyError:
+        raise UserError(f"there is no task {task!r}", "see `gagpo tasks SPLIT`") from None
+    return session, find_spec(config.env.name).teacher
+
+
+def _renderer(model: Path | None, config: Config) -> PromptRenderer | None:
+    if model is None:
+        return None
+    if not (model / "tokenizer_config.json").exists():
+        raise UserError(f"{model} holds no tokenizer", "give a Hugging Face folder")
+    from rollout.prompt_renderer import load_text
+
+    return load_text(str(model), config.env)
+
+
+def _prompts(config: Config, session: Session, teacher: Teacher | None, renderer: PromptRenderer | None,
+             count: int) -> Iterator[ShownPrompt]:
+    from envservice.base import Turn
+    from envservice.registry import make_template
+
+    template, turns = make_template(config.env), []
+    first = now = session.reset()
+    player = None if teacher is None else teacher.player(first, random.Random(config.seed), config.sft)
+    for turn in range(1, count + 1):
+        ids = None if renderer is None else renderer.prompt(first, turns, now)
+        decode: Any = None if renderer is None else renderer.tokenizer.decode
+        text = template.render(first, turns, now) if ids is None else str(decode(ids))
+        action = None
+        if turn < count:
+            action = (next(iter(now.admissible_actions), "") if player is None
+                      else template.parse(player.act(now)).action)
+        yield ShownPrompt(turn=turn, text=text, ids=ids, action=action,
+                          tokens=None if ids is None else [str(decode([token])) for token in ids])
+        if action is None:
+            return
+        turns.append(Turn(observation=now.observation, action=action, admissible=now.admits(action)))
+        now = session.step(action)
+        if now.done:
+            return
+
+
+def _stops(config: Config, renderer: PromptRenderer | None) -> list[str]:
+    """The texts that end an answer. Without a tokenizer, those that a tokenizer made here will have as tokens."""
+    from envservice.registry import find_spec
+
+    if renderer is None:
+        return list(find_spec(config.env.name).stops)
+    decode: Any = renderer.tokenizer.decode
+    return [str(decode([token])) for token in renderer.stop_ids]
+
+
+def _print(prompt: ShownPrompt, config: Config) -> None:
+    size = f"{len(prompt.text)} characters"
+    if prompt.ids is not None:
+        size += f", {len(prompt.ids)} tokens of at most {config.rollout.max_prompt_tokens}"
+    print(f"--- turn {prompt.turn}, prompt {config.env.prompt}: {size}\n{prompt.text}")
+    if prompt.tokens is not None:
+        print("--- as tokens\n" + "|".join(token.replace("\n", "\\n") for token in prompt.tokens))
+    if prompt.action is not None:
+        print(f"--- action: {prompt.action}")
+    print()

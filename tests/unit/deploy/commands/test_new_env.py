@@ -1,0 +1,62 @@
+"""What `gagpo new-env` writes works as it stands, through the real commands."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deploy.cli import main
+
+ROOT = Path(__file__).parents[4]
+GAGPO = (sys.executable, "-c", "from deploy.cli import main; raise SystemExit(main())")
+
+
+def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """As in a shell of a newcomer, who has nothing on PYTHONPATH but this package, where it is not installed."""
+    # A console script does not put the current folder on sys.path, and -P keeps `python -c` from doing so.
+    command = (command[0], "-P", *command[1:])
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False,
+                          env=os.environ | {"PYTHONPATH": str(ROOT)})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("new")
+    done = run(root, *GAGPO, "new-env", "safe")
+    assert done.returncode == 0, done.stderr
+    assert (root / "safe" / "test_safe.py").exists()
+    return root
+
+
+def test_its_test_passes(folder: Path):
+    done = run(folder, sys.executable, "-m", "pytest", "safe", "-q", "-p", "no:cacheprovider")
+    assert done.returncode == 0, done.stdout
+    assert "passed" in done.stdout
+
+
+def test_its_config_passes_a_dry_run(folder: Path):
+    done = run(folder, *GAGPO, "train", "--config", "safe/config.yaml", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "safe.spec:SPEC" in done.stdout
+
+
+def test_its_prompts_can_be_read(folder: Path):
+    done = run(folder, *GAGPO, "prompt", "safe/train/00000000", "--config", "safe/config.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "The safe wants a number from 1 to 15." in done.stdout
+    assert "--- action: try 8" in done.stdout
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("my-game", "use a word in lower case"), ("class", "use a word in lower case"), ("../up", "use a word"),
+    ("json", "choose another name"), ("taken", "exists; choose another name"), ("NAME", "use a word in lower case")])
+def test_a_name_that_cannot_be_used_is_refused(tmp_path: Path, monkeypatch, capsys, name: str, said: str):
+    (tmp_path / "taken").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert main(["new-env", name]) == 2
+    assert said in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]

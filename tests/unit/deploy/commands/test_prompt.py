@@ -1,0 +1,58 @@
+"""`gagpo prompt` shows what a model will read, with and without a tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from deploy.cli import main
+from learner.cold_start.tokenizer import train_tokenizer
+
+TASK = "alfworld-gen/valid/pick-0000"
+
+
+@pytest.fixture(autouse=True)
+def generated_games(monkeypatch):
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+
+
+def shown(capsys, *arguments: str) -> dict:
+    assert main(["prompt", TASK, "--config", "alfworld-tiny", "--json", *arguments]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_without_a_model_there_is_text_and_what_ends_an_answer(capsys):
+    found = shown(capsys)
+    first, second = found["prompts"]
+    assert (first["turn"], first["tokens"], found["prompt"]) == (1, None, "compact")
+    assert first["action"] in second["text"], "the second prompt tells of the first action"
+    assert (second["action"], found["stops"]) == (None, ["</action>"])
+
+
+def test_a_tokenizer_shows_the_very_tokens(capsys, tmp_path: Path):
+    texts = [prompt["text"] for prompt in shown(capsys, "--turns", "3")["prompts"]]
+    tokenizer = train_tokenizer([*texts, "<think>find mug</think><action>take mug 2</action>"] * 3)
+    tokenizer.save_pretrained(tmp_path)
+    found = shown(capsys, f"model.path={tmp_path}", "--turns", "1")
+    (prompt,) = found["prompts"]
+    assert prompt["ids"] == tokenizer(prompt["text"], add_special_tokens=False)["input_ids"]
+    assert "".join(prompt["tokens"]) == prompt["text"] == texts[0]
+    assert "</action>" in found["stops"]
+
+
+def test_people_see_prompt_tokens_and_limits(capsys, tmp_path: Path):
+    assert main(["prompt", TASK, "--config", "alfworld-tiny"]) == 0
+    said = capsys.readouterr().out
+    assert "--- turn 1, prompt compact: " in said
+    assert "ends after '</action>', or after 24 tokens" in said
+    assert "give --agent RUN, or model.path=FOLDER" in said
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["alfworld-gen/valid/nothing"], "there is no task"), ([TASK, "--turns", "0"], "--turns is 0"),
+    ([TASK, "model.path=/nowhere"], "/nowhere holds no tokenizer")])
+def test_a_mistake_is_one_line(capsys, arguments: list[str], said: str):
+    assert main(["prompt", *arguments]) == 2
+    assert said in capsys.readouterr().err
