@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from services.config.tree import ENV_TOKEN_VARIABLE, Config
+from services.config.tree import Config
 from services.process.packages import check_one_installation
 from services.process.shared_storage import check_seen
 from services.records import Version
@@ -31,16 +30,17 @@ UNPUBLISHED = Version(incarnation=-1, step=0)
 class RolloutHost:
     """One rollout worker in a process of its own: RolloutActor without Ray's decorator."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that a process of its own has to be told
         self, *, config_json: str, run: str, worker: str, store_url: str, env_urls: list[str], model_path: str,
-        weights_actor_name: str, folder: str,
+        weights_actor_name: str, folder: str, env_token: str | None = None,
     ) -> None:
-        """`folder`: the run's, whose log this process writes to."""
+        """`folder`: the run's, whose log this process writes to. `env_token`: what the environment servers ask for."""
         self._config = Config.model_validate_json(config_json)
         self._run = run
         self._worker = worker
         self._store_url = store_url
         self._env_urls = env_urls
+        self._env_token = env_token
         self._model = Path(model_path)
         self._weights_actor_name = weights_actor_name
         self._folder = Path(folder)
@@ -72,7 +72,7 @@ class RolloutHost:
             stack.enter_context(tracing(self._config.metrics.traces, process=self._worker, run=self._run))
             text = await asyncio.to_thread(load_text, str(self._model), env)
             client = await stack.enter_async_context(
-                EnvClient(self._env_urls, os.environ.get(ENV_TOKEN_VARIABLE), timeout_s=ENV_SECONDS))
+                EnvClient(self._env_urls, self._env_token, timeout_s=ENV_SECONDS))
             info = await client.info()
             limits = Limits(
                 prompt_tokens=rollout.max_prompt_tokens, response_tokens=rollout.max_response_tokens,

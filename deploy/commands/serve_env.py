@@ -8,6 +8,7 @@ from pathlib import Path
 
 from deploy.commands.arguments import add_env_arguments, env_from, optional_config_from
 from services.config.tree import ENV_TOKEN_VARIABLE
+from services.process.addresses import is_local
 from services.telemetry.logs import adopt_libraries, configure_logs
 from services.telemetry.tracing import tracing
 
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> None:
     family = find_spec(env.name)
     settings = Settings(
         max_sessions=session_limit(env, family.session_bytes), record_bytes=sessions_bytes(env),
-        token=os.environ.get(ENV_TOKEN_VARIABLE) or None,
+        token=os.environ.get(ENV_TOKEN_VARIABLE) or None, open_metrics=is_local(args.host),
         threaded=family.threaded(env), recycle_s=None if env.recycle_hours is None else 3600 * env.recycle_hours,
         recycle_bytes=None if env.recycle_gb is None else int(GIB * env.recycle_gb))
     with tracing(optional_config_from(args).metrics.traces, process=process):

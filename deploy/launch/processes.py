@@ -26,10 +26,11 @@ LAST_WORDS_S = 2.0
 class EnvServer:
     """One `gagpo serve-env` on this machine. It keeps its port over restarts, so clients need not be told.
 
-    It logs to log.jsonl in `folder`; what it says on stderr besides goes there too.
+    It logs to log.jsonl in `folder`; what it says on stderr besides goes there too. It finds the `token` to ask for in
+    its environment, since every user of this machine can read command lines.
     """
 
-    def __init__(self, index: int, port: int, config_file: Path, folder: Path) -> None:
+    def __init__(self, index: int, port: int, config_file: Path, folder: Path, token: str | None = None) -> None:
         self.name = f"environment server {index}"
         self.url = f"http://127.0.0.1:{port}"
         self._command = [
@@ -37,13 +38,16 @@ class EnvServer:
             "--host", "127.0.0.1", "--port", str(port), "--exit-with-parent",
             "--run-folder", str(folder), "--rank", str(index),
         ]
+        self._environ = {name: value for name, value in os.environ.items() if name != ENV_TOKEN_VARIABLE}
+        if token is not None:
+            self._environ[ENV_TOKEN_VARIABLE] = token
         self._process: subprocess.Popen[str] | None = None
         self._stderr: _Stderr | None = None
 
     def start(self) -> None:
         """Returns once /healthz answers. Raises EnvFault with the server's last words when it ends instead."""
-        self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                         stderr=subprocess.PIPE, text=True, errors="replace")
+        self._process = subprocess.Popen(self._command, env=self._environ, stdin=subprocess.DEVNULL,
+                                         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace")
         assert self._process.stderr is not None
         self._stderr = _Stderr(self._process.stderr, self.name)
         deadline = time.monotonic() + ENV_READY_S

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import uuid
 from collections.abc import Iterator
@@ -40,6 +41,8 @@ class Topology:
     weights: Any
     weights_name: str
     supervisor: Supervisor
+    env_token: str | None = None
+    """What the environment servers ask for."""
 
     def rollout_worker(self, index: int, model: Path) -> Actor:
         """A member that holds one vLLM engine."""
@@ -50,7 +53,8 @@ class Topology:
             f"rollout worker {index}",
             lambda: RolloutActor.options(num_cpus=rollout.cpus, num_gpus=rollout.gpus).remote(
                 config_json=self.config.model_dump_json(), run=self.run, worker=f"rollout-{index}",
-                store_url=self.store_url, env_urls=list(self.env_urls), model_path=str(model.absolute()),
+                store_url=self.store_url, env_urls=list(self.env_urls),
+                env_token=self.env_token, model_path=str(model.absolute()),
                 weights_actor_name=self.weights_name, folder=str(self.folder.absolute())),
         )
 
@@ -84,15 +88,18 @@ def topology(config: Config, *, run: str, folder: Path, config_file: Path, note:
         stack.enter_context(_ray(config, namespace))
         supervisor = Supervisor(note)
         stack.callback(supervisor.stop)
-        urls = config.env.urls or tuple(_start_servers(config, folder, config_file, supervisor))
+        # Servers of the run's own get a token that nobody else has: other users of this machine reach them too.
+        token = env_token() if config.env.urls else secrets.token_urlsafe(32)
+        urls = config.env.urls or tuple(_start_servers(config, folder, config_file, supervisor, token))
         weights, name = _weights_actor(namespace)
         yield Topology(config=config, run=run, folder=folder, store=store, store_url=url, env_urls=urls,
-                       weights=weights, weights_name=name, supervisor=supervisor)
+                       env_token=token, weights=weights, weights_name=name, supervisor=supervisor)
 
 
-def _start_servers(config: Config, folder: Path, config_file: Path, supervisor: Supervisor) -> Iterator[str]:
+def _start_servers(config: Config, folder: Path, config_file: Path, supervisor: Supervisor,
+                   token: str | None) -> Iterator[str]:
     for index in range(config.env.servers):
-        server = EnvServer(index, free_port(), config_file, folder)
+        server = EnvServer(index, free_port(), config_file, folder, token)
         supervisor.add(server)
         yield server.url
 

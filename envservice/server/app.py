@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -40,9 +40,6 @@ from envservice.wire.schemas import (
 )
 from services.errors import UserError
 
-OPEN_PATHS = ("/healthz",)
-"""Asked by probes that hold no token."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -55,6 +52,9 @@ class Settings:
     """A session idle for so long is dropped; its next step rebuilds it."""
     token: str | None = None
     """Bearer token that every route but /healthz asks for; None: open."""
+    open_metrics: bool = False
+    """Whether /metrics needs no token either. For a server that only this machine reaches: Prometheus here cannot know
+    the token of each run."""
     threaded: bool = False
     """Step in a thread of its own: for engines that take milliseconds."""
     recycle_s: float | None = None
@@ -87,7 +87,8 @@ def create_app(environment: Environment, settings: Settings) -> FastAPI:
     app.add_exception_handler(Problem, refuse)
     app.add_exception_handler(HTTPException, lambda request, error: refuse(request, _from_http(error)))
     if settings.token is not None:
-        app.add_middleware(_BearerToken, token=settings.token, refuse=refuse)
+        paths = {"/healthz", "/metrics"} if settings.open_metrics else {"/healthz"}
+        app.add_middleware(_BearerToken, token=settings.token, open_paths=paths, refuse=refuse)
     return app
 
 
@@ -104,7 +105,8 @@ def _episodes(batches: Batches, metrics: ServerMetrics) -> APIRouter:
     async def answer(request: Request, verb: Verb[Element]) -> Response:
         with metrics.request(request.scope["path"]):
             parents = request.headers.get(TRACES_HEADER)
-            reply = await batches.answer(verb, await _read(request), parents.split(",") if parents else ())
+            client = request.client.host if request.client else ""
+            reply = await batches.answer(verb, await _read(request), client, parents.split(",") if parents else ())
         headers = {REPLAYS_HEADER: ",".join(map(str, reply.rebuilt))} if reply.rebuilt else None
         return Response(reply.body, media_type="application/json", headers=headers)
 
@@ -211,13 +213,15 @@ def _problem_response(problem: Problem) -> Response:
 class _BearerToken:
     """Refuses requests without the token, in constant time, before anything of them is read."""
 
-    def __init__(self, app: ASGIApp, token: str, refuse: Callable[[Request, Exception], Response]) -> None:
+    def __init__(self, app: ASGIApp, token: str, open_paths: Set[str],
+                 refuse: Callable[[Request, Exception], Response]) -> None:
         self._app = app
+        self._open_paths = open_paths
         self._expected = f"Bearer {token}".encode()
         self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and scope["path"] not in self._open_paths:
             given = Headers(scope=scope).get("authorization", "").encode("latin-1")
             if not hmac.compare_digest(given, self._expected):
                 problem = Problem("unauthorized", "this server asks for its bearer token", field="authorization")

@@ -44,11 +44,12 @@ class Reply:
 
 
 class Verb(Generic[Element]):
-    """One kind of request: its element's model, and the call that turns an element into (JSON, was it rebuilt)."""
+    """One kind of request: its element's model, and the call that turns an element of a client into its JSON and
+    whether its session was rebuilt."""
 
     def __init__(
         self, name: str, one: type[Element], many: TypeAdapter[list[Element]],
-        call: Callable[[Element], tuple[bytes, bool]],
+        call: Callable[[Element, str], tuple[bytes, bool]],
     ) -> None:
         self.name = name
         self._one = TypeAdapter(one)
@@ -83,10 +84,10 @@ class Batches:
         self.step = Verb("step", StepRequest, TypeAdapter(Annotated[list[StepRequest], *BOUNDS]), self._step)
         self.close = Verb("close", CloseRequest, TypeAdapter(Annotated[list[CloseRequest], *BOUNDS]), self._close)
 
-    async def answer(self, verb: Verb[Element], body: bytes, parents: Sequence[str] = ()) -> Reply:
+    async def answer(self, verb: Verb[Element], body: bytes, client: str, parents: Sequence[str] = ()) -> Reply:
         """One result per element, in order. Raises Problem where the whole is refused: no list, too long, all full.
 
-        `parents`: the traceparent of each element, where the client traces.
+        `client`: the address of whoever asks. `parents`: the traceparent of each element, where the client traces.
         """
         parts: list[bytes] = []
         rebuilt: list[int] = []
@@ -95,7 +96,8 @@ class Batches:
         for place, element in enumerate(verb.decode(body)):
             try:
                 parent = parents[place] if place < len(parents) else ""
-                part, replayed = await (self._traced(verb, element, parent) if parent else self._call(verb, element))
+                part, replayed = await (
+                    self._traced(verb, element, client, parent) if parent else self._call(verb, element, client))
             except Problem as problem:
                 problems.append(problem)
                 part, replayed = msgspec.json.encode(problem.body()), False
@@ -123,16 +125,18 @@ class Batches:
         """Drops all sessions; for when no request is left."""
         self._store.clear()
 
-    async def _call(self, verb: Verb[Element], element: Element | Problem) -> tuple[bytes, bool]:
+    async def _call(self, verb: Verb[Element], element: Element | Problem, client: str) -> tuple[bytes, bool]:
         if isinstance(element, Problem):
             raise element
         if self._stopping and not isinstance(element, CloseRequest):
             raise Problem("full", "this server is about to stop", retry_after=STOPPING_S)
-        return await self._enter(partial(verb.call, element))
+        return await self._enter(partial(verb.call, element, client))
 
-    async def _traced(self, verb: Verb[Element], element: Element | Problem, parent: str) -> tuple[bytes, bool]:
+    async def _traced(
+        self, verb: Verb[Element], element: Element | Problem, client: str, parent: str,
+    ) -> tuple[bytes, bool]:
         with span(f"serve {verb.name}", parent=parent) as told:
-            part, replayed = await self._call(verb, element)
+            part, replayed = await self._call(verb, element, client)
             if told and replayed:
                 told.rename("serve rebuild")
             return part, replayed
@@ -142,19 +146,19 @@ class Batches:
             return call()
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
-    def _reset(self, element: ResetRequest) -> tuple[bytes, bool]:
+    def _reset(self, element: ResetRequest, client: str) -> tuple[bytes, bool]:
         since = time.perf_counter()
-        answer = self._store.reset(element.episode_id, element.task)
+        answer = self._store.reset(element.episode_id, element.task, client)
         self._metrics.reset(since)
         return answer.body, False
 
-    def _step(self, element: StepRequest) -> tuple[bytes, bool]:
+    def _step(self, element: StepRequest, client: str) -> tuple[bytes, bool]:
         since = time.perf_counter()
-        answer = self._store.step(element)
+        answer = self._store.step(element, client)
         self._metrics.stepped(since, rebuilt=answer.rebuilt)
         return answer.body, answer.rebuilt
 
-    def _close(self, element: CloseRequest) -> tuple[bytes, bool]:
+    def _close(self, element: CloseRequest, _client: str) -> tuple[bytes, bool]:
         return (b'{"closed":true}' if self._store.close(element.episode_id) else b'{"closed":false}'), False
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -62,13 +63,16 @@ class _Live:
     expires: float = 0.0
     recorded: int = 0
     """Bytes of actions and answers."""
+    client: str = ""
+    """The address that used it last."""
 
 
 class SessionStore:
     """At most `limit` sessions of one environment; one that is idle for `lease_s` seconds is dropped.
 
-    So are those used least recently where all together have recorded more than `record_bytes`, but never the one in
-    use; None: no bound. Methods raise Problem.
+    If all together have recorded more than `record_bytes` (None: no bound), those used least recently are dropped too,
+    but never the one in use. If the store is full, the client with the most sessions loses one to a client that holds
+    at least two fewer. Methods raise Problem.
     """
 
     def __init__(
@@ -90,15 +94,15 @@ class SessionStore:
     def __len__(self) -> int:
         return len(self._live)
 
-    def reset(self, episode_id: str, task: str) -> Answer:
+    def reset(self, episode_id: str, task: str, client: str = "") -> Answer:
         """Starts the episode from its first observation, whatever it was before; a task that is not here ends none."""
         content = self._content(task)
         self._take(episode_id)  # before the new one is opened: a session may be a process
-        live = self._open(task, content)
+        live = self._open(task, content, client)
         self._keep(episode_id, live)
         return live.answers[0]
 
-    def step(self, request: StepRequest) -> Answer:
+    def step(self, request: StepRequest, client: str = "") -> Answer:
         """Takes one step, rebuilding the session first where needed. Repeating a step gives its recorded answer."""
         asked = tag_of(request.digest)
         if asked not in ("", self._tag):
@@ -107,7 +111,8 @@ class SessionStore:
         live = self._take(request.episode_id)
         rebuilt = live is None or len(live.actions) < len(request.actions)
         try:
-            live = self._open(request.task, self._content(request.task)) if live is None else live
+            live = live or self._open(request.task, self._content(request.task), client)
+            live.client = client
             answer = self._advance(live, request)
         except Problem as problem:
             sound = problem.kind in ("conflict", "transcript_missing", "malformed") or (
@@ -181,9 +186,9 @@ class SessionStore:
         except Exception as error:
             raise _fault(task, error) from error
 
-    def _open(self, task: str, content: str) -> _Live:
+    def _open(self, task: str, content: str, client: str) -> _Live:
         self.expire()
-        if len(self._live) >= self.limit:
+        if len(self._live) >= self.limit and not self._make_room(client):
             lease_ends = next(iter(self._live.values())).expires - self._clock()
             wait = min(max(lease_ends, 1.0), RETRY_AFTER_S)
             raise Problem("full", f"all {self.limit} sessions are taken", retry_after=wait)
@@ -194,7 +199,17 @@ class SessionStore:
             raise _fault(task, error) from error
         self._contents[task] = content
         answer = _encode(outcome, first_digest(self._tag, content, task, outcome))
-        return _Live(task=task, session=session, answers=[answer], recorded=_size(answer))
+        return _Live(task=task, session=session, answers=[answer], recorded=_size(answer), client=client)
+
+    def _make_room(self, client: str) -> bool:
+        """Drops the least recently used session of the client with the most, unless `client` has nearly as many."""
+        held = Counter(live.client for live in self._live.values())
+        greediest, most = held.most_common(1)[0]
+        if most < held[client] + 2:
+            return False
+        self._take(next(episode_id for episode_id, live in self._live.items() if live.client == greediest))
+        self.expired += 1
+        return True
 
     def _apply(self, live: _Live, action: str, past: Outcome | None = None) -> Answer:
         try:

@@ -68,6 +68,21 @@ def test_a_server_answers_once_started_and_is_gone_once_stopped(server: EnvServe
     server.stop()
 
 
+def test_a_server_of_a_run_asks_for_a_token_that_no_process_list_shows(config_file: Path, tmp_path: Path):
+    member = EnvServer(0, free_port(), config_file, tmp_path, "random-token")
+    try:
+        member.start()
+        assert httpx.get(f"{member.url}/v1/info", timeout=5).status_code == 401
+        right = {"authorization": "Bearer random-token"}
+        assert httpx.get(f"{member.url}/v1/info", headers=right, timeout=5).status_code == 200
+        assert httpx.get(f"{member.url}/metrics", timeout=5).status_code == 200, "Prometheus knows no run's token"
+        assert not any("random-token" in word for word in psutil.Process(pid_of(member)).cmdline())
+        assert Path(f"/proc/{pid_of(member)}/environ").stat().st_mode & 0o077 == 0
+    finally:
+        member.stop()
+    assert "random-token" not in (tmp_path / "log.jsonl").read_text()
+
+
 def test_a_server_is_found_past_the_proxies_of_the_environment(server: EnvServer, monkeypatch: pytest.MonkeyPatch):
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")

@@ -63,6 +63,27 @@ def test_a_client_that_aborts_is_not_logged(start: Start):
     assert [line["event"] for line in server.log()] == ["started", "serving"]
 
 
+def test_one_client_cannot_take_all_sessions(start: Start):
+    server = start()
+
+    def reset(address: str, count: int) -> set[str]:
+        """What became of so many new episodes of a client at this address: the types of problems, `ok` for results."""
+        transport = httpx.HTTPTransport(local_address=address)
+        with httpx.Client(base_url=server.url, transport=transport, timeout=30) as http:
+            found: set[str] = set()
+            for first in range(0, count, 256):
+                body = [{"episode_id": f"{address}/{number}", "task": "toy/train/00"}
+                        for number in range(first, min(first + 256, count))]
+                reply = http.post("/v1/episodes:reset", json=body)
+                elements = reply.json() if reply.status_code == 200 else [reply.json()]
+                found |= {element.get("type", "ok") for element in elements}
+            return found
+
+    assert reset("127.0.0.1", 1280) == {"ok", "full"}
+    assert reset("127.0.0.2", 512) == {"ok"}, "another client gets its share"
+    assert reset("127.0.0.2", 600) == {"ok", "full"}, "and no more than that"
+
+
 def test_what_a_web_page_can_send_is_refused(start: Start):
     server = start()
     body = b'[{"episode_id":"e","task":"toy/train/00"}]'

@@ -342,3 +342,18 @@ def test_no_interleaving_of_retries_kills_and_moves_changes_the_transcript(actio
     got = [msgspec.json.decode(answer.body) for answer in answers]
     assert [{k: v for k, v in one.items() if k != "digest"} for one in got] == [
         dataclasses.asdict(one) for one in expected]
+
+
+def test_a_full_store_is_shared_between_clients():
+    """Four places: the second client gets two of them, and the first one's oldest episodes are rebuilt when stepped."""
+    store = SessionStore(ToyEnvironment(), limit=4)
+    first, *_ = [store.reset(f"a{number}", TASK, "a") for number in range(4)]
+    with pytest.raises(Problem, match="all 4 sessions are taken"):
+        store.reset("a4", TASK, "a")
+    store.reset("b0", TASK, "b")
+    store.reset("b1", TASK, "b")
+    with pytest.raises(Problem, match="all 4 sessions are taken"):
+        store.reset("b2", TASK, "b")
+    assert (len(store), store.expired) == (4, 2)
+    store.close("b1")
+    assert store.step(request([], "go on", first.digest, episode="a0"), "a").rebuilt
