@@ -11,6 +11,7 @@ An Upgrade, such as to a websocket, is refused with 400: we speak nothing else, 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from starlette.requests import ClientDisconnect
@@ -20,6 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from services.process.addresses import is_local
 
 READS = ("GET", "HEAD", "OPTIONS")
+WATCHED = frozenset((b"host", b"origin", b"content-type", b"upgrade"))
 
 
 class Admission:
@@ -40,28 +42,23 @@ class Admission:
             return  # nobody waits for the answer, and it is no fault of the server's
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
-        host = origin = kind = None
-        for name, value in scope["headers"]:
-            if name == b"host":
-                host = value.decode("latin-1")
-            elif name == b"origin":
-                origin = value.decode("latin-1")
-            elif name == b"content-type":
-                kind = value.decode("latin-1")
-            elif name == b"upgrade":
-                return 400, "this server speaks HTTP/1.1 alone, so send no Upgrade"
-        if self._local_only and not names_this_machine(host or ""):
+        found: dict[bytes, bytes] = {name: value for name, value in scope["headers"] if name in WATCHED}
+        host, origin, kind = found.get(b"host", b""), found.get(b"origin"), found.get(b"content-type")
+        if self._local_only and not names_this_machine(host):
             return 421, f"this server has no token, so it answers to localhost alone, not to {host!r}"
-        if origin is not None and origin.partition("://")[2] != host:
+        if origin is not None and origin.partition(b"://")[2] != host:
             return 403, f"pages of {origin!r} may not use this server"
-        if kind is not None and scope["method"] not in READS and kind.partition(";")[0].strip() != "application/json":
+        if kind is not None and scope["method"] not in READS and kind.partition(b";")[0].strip() != b"application/json":
             return 415, f"send application/json instead of {kind!r}"
+        if b"upgrade" in found:
+            return 400, "this server speaks HTTP/1.1 alone, so send no Upgrade"
         return None
 
 
-def names_this_machine(host: str) -> bool:
+@lru_cache(maxsize=64)  # parsing an address costs more than everything else here
+def names_this_machine(host: bytes) -> bool:
     """Whether a Host header, which may have a port, names this machine by its loopback address or as localhost."""
     try:
-        return is_local(urlsplit(f"//{host}").hostname or "")
+        return is_local(urlsplit(f"//{host.decode('latin-1')}").hostname or "")
     except ValueError:
         return False

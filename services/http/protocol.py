@@ -7,6 +7,7 @@ environment servers have h11). So bytes are counted before any parser sees them.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from contextlib import suppress
 from typing import Any
 
@@ -21,6 +22,8 @@ MAX_MESSAGE = 16 * 1024 * 1024
 """Bytes of a request with the overhead of its chunks. Applications have lower limits of their own."""
 TOO_LARGE = ("431 Request Header Fields Too Large", f"the head of a request may have {MAX_HEAD} bytes")
 TOO_MANY = ("503 Service Unavailable", "all connections are taken")
+_NOWHERE: Any = deque(maxlen=0)
+"""Takes the headers behind a body: nobody reads such trailers, and there may be millions of them."""
 _Uvicorn: Any = object  # the type checker knows neither of the two bases here
 
 
@@ -29,11 +32,8 @@ class Limits(_Uvicorn):
 
     table: Connections
     overdue = False
-
-    @property
-    def arriving(self) -> bool:
-        """Whether the body of a request is being sent."""
-        raise NotImplementedError
+    arriving = False
+    """Whether the body of a request is being sent."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
@@ -62,25 +62,27 @@ class Limits(_Uvicorn):
 
     def data_received(self, data: bytes) -> None:
         """Feeds no more of a head than is allowed, so that no parser collects an endless one."""
-        while data and not self.transport.is_closing():
-            if self.arriving:
-                self._message += len(data)
-                if self._message > MAX_MESSAGE:
-                    self.drop()
-                    return
-                super().data_received(data)
-                return
-            if not self._head:
-                self.since = self.loop.time()
-            piece, data = data[:MAX_HEAD - self._head], data[MAX_HEAD - self._head:]
-            known = self.cycle
-            super().data_received(piece)
-            if self.cycle is not known:
-                self._head, self._message = 0, len(piece)
+        if self.arriving:
+            self._message += len(data)
+            if self._message > MAX_MESSAGE:
+                self.drop()
             else:
-                self._head += len(piece)
-                if self._head >= MAX_HEAD and not self.transport.is_closing():
-                    self._refuse(TOO_LARGE)
+                super().data_received(data)
+            return
+        if not self._head:
+            self.since = self.loop.time()
+        room, known = MAX_HEAD - self._head, self.cycle
+        super().data_received(data if len(data) <= room else data[:room])
+        if self.cycle is not known:
+            self._head = self._message = 0
+        else:
+            self._head += min(len(data), room)
+        if self.transport.is_closing():
+            return
+        if self._head >= MAX_HEAD:
+            self._refuse(TOO_LARGE)
+        elif len(data) > room:
+            self.data_received(data[room:])
 
     def on_response_complete(self) -> None:
         self.since = self.loop.time()
@@ -100,7 +102,7 @@ class LimitedH11(Limits, H11Protocol):
     """With the parser that is always installed."""
 
     @property
-    def arriving(self) -> bool:
+    def arriving(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.conn.their_state is h11.SEND_BODY
 
 
@@ -111,22 +113,13 @@ with suppress(ImportError):
     class LimitedHttpTools(Limits, HttpToolsProtocol):
         """With the faster parser."""
 
-        _in_message = False
-
-        @property
-        def arriving(self) -> bool:
-            return self._in_message
-
         def on_headers_complete(self) -> None:
-            self._in_message = True
+            self.arriving = True
             super().on_headers_complete()
-
-        def on_header(self, name: bytes, value: bytes) -> None:
-            if not self._in_message:  # nobody reads trailers, and there may be millions of them
-                super().on_header(name, value)
+            self.headers = _NOWHERE
 
         def on_message_complete(self) -> None:
-            self._in_message = False
+            self.arriving = False
             super().on_message_complete()
 
     LimitedProtocol = LimitedHttpTools
