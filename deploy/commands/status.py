@@ -14,10 +14,10 @@ import msgspec
 
 from deploy.runs.configs import load_config
 from deploy.runs.folder import RunFolder
+from deploy.runs.history import RunHistory
 from deploy.runs.live_status import Seen, look, value
 from services.errors import UserError
 from services.telemetry.heartbeat import BEAT_S, Beat
-from services.telemetry.metrics_file import read_evaluations, read_metrics
 
 WATCH_S = 2.0
 APART_S = BEAT_S + 0.5
@@ -79,7 +79,8 @@ def read_status(path: Path) -> dict[str, Any]:
     if not folder.config_file.exists():
         raise UserError(f"{path} is no run's folder", "give runs/<name>")
     config = load_config(folder.config_file)
-    metrics, evaluations = read_metrics(folder.metrics), read_evaluations(folder.evaluations)
+    history = RunHistory(folder)
+    metrics, evaluations = history.metrics, history.evaluations
     last = metrics[-1] if metrics else None
     shown = ("label", "temperature", "success_rate", "success_low", "success_high", "tasks")
     return {

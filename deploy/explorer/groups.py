@@ -187,7 +187,7 @@ def read_group(folder: Path, entry: GroupEntry) -> Group | None:
             if max(entry.row_groups) >= file.num_row_groups:
                 return None
             table = file.read_row_groups(list(entry.row_groups))
-    except FileNotFoundError:
+    except (OSError, ValueError):  # deleted, or damaged since it was indexed: the next refresh finds out
         return None
     here = pa.array([group == entry.group for group in table.column("group").to_pylist()])
     rows = table.filter(here).to_pylist()

@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from deploy.runs.history import unreadable
+
 FORMAT = 2
 """Of the cached indexes: others are made anew."""
 FILE = re.compile(r"step-(\d{8,})(?:-(.+))?\.parquet")
@@ -73,7 +75,13 @@ class ArchiveIndex:
     def __init__(self, run: Path) -> None:
         self._episodes, self._cache = run / "episodes", run / ".explorer"
         self._files: dict[str, tuple[tuple[int, int], list[GroupEntry]]] = {}
+        self._unreadable: dict[str, tuple[tuple[int, int], str]] = {}
         self._lock = threading.Lock()
+
+    @property
+    def warnings(self) -> list[str]:
+        """A line for each file that could not be read at the last refresh."""
+        return [said for _, said in self._unreadable.values()]
 
     def refresh(self) -> None:
         """Takes in what is new, replaced or gone. Cheap where nothing is: one look at each file's size and time."""
@@ -81,10 +89,20 @@ class ArchiveIndex:
             found = dict(self._stamps())
             self._files = {name: self._files[name] for name in sorted(found)
                            if name in self._files and self._files[name][0] == found[name]}
-            for name in sorted(set(found) - set(self._files)):
-                with suppress(FileNotFoundError):  # deleted since: it is gone at the next refresh too
-                    self._files[name] = found[name], self._index(name, found[name])
+            self._unreadable = {name: known for name, known in self._unreadable.items()
+                                if found.get(name) == known[0]}
+            for name in sorted(set(found) - set(self._files) - set(self._unreadable)):
+                self._take(name, found[name])
             self._files = dict(sorted(self._files.items()))
+
+    def _take(self, name: str, stamp: tuple[int, int]) -> None:
+        """One new file. A file that cannot be read is named once and left alone until it is replaced."""
+        try:
+            self._files[name] = stamp, self._index(name, stamp)
+        except FileNotFoundError:
+            return  # deleted since: it is gone at the next refresh too
+        except (OSError, ValueError, LookupError) as error:  # no parquet file, or none of ours
+            self._unreadable[name] = stamp, unreadable(self._episodes / name, error)
 
     def groups(self) -> list[GroupEntry]:
         """As of the last refresh."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,9 +14,9 @@ from pydantic import ValidationError
 from deploy.explorer.groups import Group, read_group
 from deploy.explorer.index import ArchiveIndex, GroupEntry
 from deploy.runs.folder import RunFolder
+from deploy.runs.history import RunHistory
 from services.config.tree import CreditSection
 from services.errors import UserError
-from services.telemetry.metrics_file import read_evaluations, read_metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,24 +27,6 @@ class Piece:
     logprob: float
     ratio: float | None
     """exp(learner's logprob - sampler's); None: not recorded."""
-
-
-class _Followed:
-    """The rows of a JSON-lines file, read again when it has changed."""
-
-    def __init__(self, path: Path, read: Callable[[Path], list[dict[str, Any]]]) -> None:
-        self._path, self._read = path, read
-        self._stamp: tuple[int, int] | None = None
-        self._rows: list[dict[str, Any]] = []
-
-    def rows(self) -> list[dict[str, Any]]:
-        if not self._path.exists():
-            return []
-        stat = self._path.stat()
-        stamp = stat.st_size, stat.st_mtime_ns
-        if stamp != self._stamp:
-            self._rows, self._stamp = self._read(self._path), stamp
-        return self._rows
 
 
 class ExploredRun:
@@ -61,21 +42,17 @@ class ExploredRun:
             raise UserError(f"{path} has neither episodes nor metrics yet", "look again when it has trained a step")
         self.path, self.name = path, name
         self.index = ArchiveIndex(path)
-        self._metrics = _Followed(folder.metrics, read_metrics)
-        self._evaluations = _Followed(folder.evaluations, read_evaluations)
-        self._lock = threading.Lock()
+        self._history = RunHistory(folder)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """One row per learner step."""
-        with self._lock:
-            return self._metrics.rows()
+        return self._history.metrics
 
     @property
     def evaluations(self) -> list[dict[str, Any]]:
         """One row per label and temperature."""
-        with self._lock:
-            return self._evaluations.rows()
+        return self._history.evaluations
 
     @property
     def finished(self) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from deploy.report.arms import Arm
 from deploy.report.figures import pyplot, save
+from deploy.runs.history import read_columns
 from services.statistics import seed_interval
 
 if TYPE_CHECKING:
@@ -25,22 +26,22 @@ TRAINED = re.compile(r"step-(\d+)\.parquet")
 Parts = dict[str, "np.ndarray"]
 
 
-def advantages(run: Path) -> Parts:
-    """Part -> advantages of all steps trained on in it, [N]; {} without an archive that has them."""
-    files = sorted(path for path in (run / "episodes").glob("step-*.parquet") if TRAINED.fullmatch(path.name))
-    if not files:
-        return {}
-    quarter = math.ceil(len(files) / 4)
-    found = {part: _read(some) for part, some in zip(PARTS, (files[:quarter], files[-quarter:]), strict=True)}
-    return {part: values for part, values in found.items() if len(values)}
-
-
-def _read(files: Sequence[Path]) -> np.ndarray:
+def advantages(run: Path) -> tuple[Parts, list[str]]:
+    """Part -> advantages of all steps trained on in it, [N], {} without an archive that has them; and a warning for
+    each archive file that cannot be read."""
     import numpy as np
-    import pyarrow.parquet as pq
 
-    columns = [pq.read_table(path, columns=["advantage"]).column("advantage").drop_null() for path in files]
-    return np.concatenate([column.to_numpy() for column in columns])
+    files = sorted(path for path in (run / "episodes").glob("step-*.parquet") if TRAINED.fullmatch(path.name))
+    quarter = math.ceil(len(files) / 4)
+    found: Parts = {}
+    warnings: list[str] = []
+    for part, some in zip(PARTS, (files[:quarter], files[-quarter:]), strict=True):
+        read, bad = read_columns(some, ["advantage"])
+        warnings += bad
+        values = [table.column("advantage").drop_null().to_numpy() for table in read]
+        if any(len(column) for column in values):
+            found[part] = np.concatenate(values)
+    return found, list(dict.fromkeys(warnings))
 
 
 def spread_of(values: np.ndarray) -> tuple[float, float]:
@@ -87,7 +88,8 @@ def draw(path: Path, found: Mapping[str, Sequence[Parts]], arms: Mapping[str, Ar
         for edge in (-1, 1):
             ax.axvline(edge, color="#888888", linewidth=0.8, linestyle=":")
         ax.set(title=f"Advantages, {part} of the steps", xlabel="normalised advantage A", yscale="log")
-        ax.legend(fontsize=8, frameon=False)
+        if ax.get_legend_handles_labels()[0]:  # no archive of the part could be read
+            ax.legend(fontsize=8, frameon=False)
     axes[0].set_ylabel("density")
     return save(plt, figure, path)
 

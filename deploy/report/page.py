@@ -113,7 +113,9 @@ def _numbers(compared: Compared, design: tables.Design) -> list[str]:
 
 
 def _pictures(compared: Compared, single: ReportedRun | None, folder: Path) -> list[str]:
-    found = {arm: [advantages.advantages(path) for path in paths] for arm, paths in compared.paths.items()}
+    read = {arm: [advantages.advantages(path) for path in paths] for arm, paths in compared.paths.items()}
+    found = {arm: [parts for parts, _ in runs] for arm, runs in read.items()}
+    warnings = [warning for runs in read.values() for _, some in runs for warning in some]
     paper = write_figures(folder, compared.records, arms=compared.arms, figures=PAPER)
     paper += filter(None, [advantages.draw(folder / "advantage-distribution.png", found, compared.arms)])
     more = write_figures(folder, compared.records, arms=compared.arms,
@@ -125,7 +127,8 @@ def _pictures(compared: Compared, single: ReportedRun | None, folder: Path) -> l
         more.append(_comparison(folder / "comparison.png", comparison))
     parts = [f"{part}: {name}" for part in advantages.PARTS for name in ("IQR", "beyond 1")]
     table = advantages.rows(found)
-    return [f"<h2>The paper's figures</h2>{_images(paper)}" if paper else "",
+    return [*(f"<p class=label>{html.escape(warning)}</p>" for warning in warnings),
+            f"<h2>The paper's figures</h2>{_images(paper)}" if paper else "",
             f"<h2>Normalised advantages</h2>{_grid(['arm', *parts], table)}" if table else "",
             f"<h2>More figures</h2>{_images(more)}" if more else ""]
 

@@ -13,9 +13,10 @@ import yaml
 
 from deploy.report.arms import COLOURS, Arm
 from deploy.runs.folder import RunFolder
+from deploy.runs.history import RunHistory
 from deploy.runs.records import PLACES, Record
 from services.errors import UserError
-from services.telemetry.metrics_file import MetricsRow, read_evaluations, read_metrics
+from services.telemetry.metrics_file import MetricsRow
 
 MAY_DIFFER = {*PLACES} - {"model.path", "sft.enabled"}
 """Another model to start from is another arm."""
@@ -68,11 +69,11 @@ def read_run(path: Path) -> ReportedRun:
     folder = RunFolder(path)
     if not folder.config_file.exists():
         raise UserError(f"{path} is no run's folder", "give runs/<name>")
-    config = yaml.safe_load(folder.config_file.read_text())
+    history, config = RunHistory(folder), yaml.safe_load(folder.config_file.read_text())
     summary = json.loads(folder.summary.read_text()) if folder.summary.exists() else {}
     return ReportedRun(folder=folder, summary=summary, config=_flat(config if isinstance(config, dict) else {}),
                games=str(folder.identity().get("games", "")),
-               metrics=read_metrics(folder.metrics), evaluations=read_evaluations(folder.evaluations))
+               metrics=history.metrics, evaluations=history.evaluations)
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from deploy.runs.folder import RunFolder
+from deploy.runs.history import RunHistory
 from services.config.file import flatten
 from services.config.tree import Config
 from services.errors import UserError
 from services.process.packages import OURS, installation_root
-from services.telemetry.metrics_file import read_evaluations, read_metrics
 
 FORMAT = 1
 CURVES = (
@@ -110,10 +110,11 @@ def wins(by_task: Mapping[str, float], panel: Sequence[str], samples: int) -> st
 def record_of(folder: Path, *, arm: str, config: Config, minutes: float, code: str,
               common: Mapping[str, Any]) -> Record:
     """The record of a finished run in `folder`; `common` is experiment.json."""
-    metrics = read_metrics(RunFolder(folder).metrics)
+    history = RunHistory(RunFolder(folder))
+    metrics = history.metrics
     keys = [*CURVES, *(key for key in metrics[0] if key.startswith("credit/"))]
     phases = [key for key in metrics[0] if key.startswith("seconds/")]
-    rows = [row for row in read_evaluations(RunFolder(folder).evaluations) if row["step"]]
+    rows = [row for row in history.evaluations if row["step"]]
     return Record(
         arm=arm, seed=config.seed, settings=settings_of(config), cold_start=common["cold_start"], code=code,
         packages={name: version(name) for name in PACKAGES} | {"python": platform.python_version()},

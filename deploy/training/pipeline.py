@@ -24,6 +24,7 @@ from deploy.launch.topology import Topology, topology
 from deploy.report.page import write_report
 from deploy.runs.comparison import COLD, MORE, TRAINED, as_lines, compare
 from deploy.runs.folder import RunFolder
+from deploy.runs.history import GrowingRows
 from deploy.runs.sinks import Sinks, sinks
 from learner.checkpoint import Checkpoints
 from services.config.tree import Config
@@ -145,11 +146,12 @@ class TrainingRun:
 
     def _follow_metrics(self, tell: Sinks) -> Callable[[], None]:
         """Shows each line that the learner adds to metrics.jsonl."""
-        shown = len(read_rows(self.folder.metrics))
+        growing = GrowingRows(self.folder.metrics)
+        shown = len(growing.rows())
 
         def tick() -> None:
             nonlocal shown
-            lines = read_rows(self.folder.metrics)
+            lines = growing.rows()
             for line in lines[min(shown, len(lines)):]:  # fewer where a restarted learner takes steps again
                 self.progress.step(line)
                 tell.step(line)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,14 +76,23 @@ def read_rows(path: Path) -> list[MetricsRow]:
 
 def read_metrics(path: Path) -> list[MetricsRow]:
     """One row per learner step, in order: a step that a resumed run took again counts as it was taken last."""
-    last = {row["step"]: row for row in read_rows(path)}
+    return last_of_each_step(read_rows(path))
+
+
+def last_of_each_step(rows: Iterable[MetricsRow]) -> list[MetricsRow]:
+    """Rows of metrics.jsonl, the last one of each learner step, by step."""
+    last = {row["step"]: row for row in rows}
     return [last[step] for step in sorted(last)]
 
 
 def read_evaluations(path: Path) -> list[MetricsRow]:
     """One row per label and temperature, in order: what was evaluated again counts as it was evaluated last."""
-    last = {(row["label"], row["temperature"]): row for row in read_rows(path)}
-    return list(last.values())
+    return last_of_each_evaluation(read_rows(path))
+
+
+def last_of_each_evaluation(rows: Iterable[MetricsRow]) -> list[MetricsRow]:
+    """Rows of evaluations.jsonl, the last one of each label and temperature, in order of the first."""
+    return list({(row["label"], row["temperature"]): row for row in rows}.values())
 
 
 def drop_rows(path: Path, *, after_step: int) -> None:

@@ -116,3 +116,16 @@ def test_what_is_no_run_is_said_in_one_line(tmp_path):
     (tmp_path / "empty/config.yaml").write_text("name: x\n")
     with pytest.raises(UserError, match="neither episodes nor metrics"):
         open_runs([tmp_path / "empty"])
+
+
+def test_a_file_that_cannot_be_read_is_named_and_the_others_are_shown(tmp_path):
+    run = make_run(tmp_path / "run", steps=2)
+    whole = (run / "episodes/step-00000001.parquet").read_bytes()
+    (run / "episodes/step-00000001.parquet").write_bytes(whole[:200])
+    explored, = open_runs([run])
+    assert {entry.file for entry in explored.groups() if entry.outcome == "trained"} == {"step-00000002"}
+    warning, = explored.index.warnings
+    assert warning.startswith("episodes/step-00000001.parquet cannot be read and is left out: ")
+    (run / "episodes/step-00000001.parquet").write_bytes(whole)
+    assert "step-00000001" in {entry.file for entry in explored.groups()}
+    assert explored.index.warnings == []

@@ -107,3 +107,13 @@ def test_what_is_no_run_is_refused(tmp_path, capsys):
 def test_the_average_trails():
     """Over two: 1, (1 + 3) / 2, (3 + 5) / 2."""
     assert moving_average([1.0, 3.0, 5.0], window=2) == [1.0, 2.0, 4.0]
+
+
+def test_an_archive_file_that_cannot_be_read_is_named_on_the_page(run):
+    folder = run("torn")
+    (folder / "episodes/step-00000002.parquet").write_bytes(b"PAR1 torn")
+    page, _ = write_report([folder], folder)
+    assert "episodes/step-00000002.parquet cannot be read" not in page.read_text(), "neither first nor last quarter"
+    (folder / "episodes/step-00000003.parquet").write_bytes(b"PAR1 torn")
+    page, _ = write_report([folder], folder)
+    assert "episodes/step-00000003.parquet cannot be read and is left out" in page.read_text()
