@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from contextlib import ExitStack
@@ -12,6 +11,7 @@ from typing import Any
 import ray
 
 from learner.publisher import Publisher
+from learner.rendezvous import Rendezvous
 from services.config.tree import Config
 from services.errors import DeadlineExceeded, LeaseLost
 from services.process.packages import check_one_installation
@@ -41,12 +41,11 @@ class LearnerRank:
         self._store_url = store_url
         self._model = Path(model_path)
         self._weights_actor_name = weights_actor_name
+        self._meeting = Rendezvous(ray.util.get_node_ip_address(), rank, world)
 
     def rendezvous(self) -> str:
-        """Rank 0: `host:port` where the gang meets."""
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return f"{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
+        """Rank 0: where the gang meets."""
+        return self._meeting.offer()
 
     def run(self, rendezvous: str) -> None:
         """Until the steps of the config are done; then the result is in the run's folder under `model`."""
@@ -56,11 +55,12 @@ class LearnerRank:
             self._work(rendezvous)
 
     def _work(self, rendezvous: str) -> None:
-        from learner.rank_group import RankGroup
+        from learner.rank_group import COLLECTIVE_S, RankGroup
         from learner.trainer import Learner
 
         check_seen(self._config.run_dir, self._model)
-        gang = RankGroup(self._rank, self._world, rendezvous, gpu=self._config.learner.gpus > 0)
+        store = self._meeting.join(rendezvous, COLLECTIVE_S)
+        gang = RankGroup(self._rank, self._world, store, gpu=self._config.learner.gpus > 0)
         learner = Learner(self._config, self._model, gang)
         if self._rank:
             learner.follow()

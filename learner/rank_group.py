@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 COLLECTIVE_S = 60.0
@@ -24,18 +24,17 @@ STOP = "stop"
 
 
 class RankGroup:
-    """One rank's place in the process group. `rendezvous` is `host:port` of rank 0; a gang of one needs none."""
+    """One rank's place in the process group. `store` is where the ranks meet; a gang of one needs none."""
 
-    def __init__(self, rank: int, world: int, rendezvous: str | None = None, *, gpu: bool = False) -> None:
-        if rendezvous is None and world > 1:
+    def __init__(self, rank: int, world: int, store: Store | None = None, *, gpu: bool = False) -> None:
+        if store is None and world > 1:
             raise ValueError(f"{world} ranks need a rendezvous")
         self.rank = rank
         self.world = world
         self.device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
-        store = HashStore() if rendezvous is None else None
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if gpu else "gloo", rank=rank, world_size=world, store=store,
-            init_method=None if rendezvous is None else f"tcp://{rendezvous}", timeout=timedelta(seconds=COLLECTIVE_S))
+            "cpu:gloo,cuda:nccl" if gpu else "gloo", rank=rank, world_size=world, store=store or HashStore(),
+            timeout=timedelta(seconds=COLLECTIVE_S))
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=COMMAND_S))
         self._commands = cast(dist.ProcessGroup, group)
         self.mesh: DeviceMesh = init_device_mesh(self.device.type, (world,))

@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import io
 import logging
-import os
 import random
 import statistics
 import time
@@ -29,6 +28,7 @@ import msgspec
 
 from deploy.bench.figures import Figure, Tell, silent
 from deploy.bench.served import served
+from deploy.launch.ray_cluster import private_ray
 from envservice.base import Outcome
 from envservice.client.client import EnvClient, Result
 from envservice.registry import open_holding
@@ -176,14 +176,13 @@ class _Player:
 @contextlib.contextmanager
 def _actors() -> Iterator[list[Any]]:
     """SESSIONS actors in a private Ray."""
-    os.environ["RAY_AUTH_MODE"] = "disabled"  # a local, private cluster: otherwise Ray writes a token into $HOME
-    import ray
-
-    ray.init(
-        address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20,
-        logging_level=logging.ERROR, _system_config={"worker_register_timeout_seconds": START_S})
+    private = private_ray(
+        num_cpus=1, log_to_driver=False, object_store_memory=100 * 2**20, logging_level=logging.ERROR,
+        _system_config={"worker_register_timeout_seconds": START_S})
     # Ray scolds on stdout whoever starts many more actors than there are cores, which is what is asked for here.
-    with contextlib.redirect_stdout(io.StringIO()):
+    with private, contextlib.redirect_stdout(io.StringIO()):
+        import ray
+
         try:
             actor: Any = ray.remote(num_cpus=0)(EnvironmentActor)
             actors = [actor.remote() for _ in range(SESSIONS)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import signal
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from deploy.launch.processes import Actor, EnvServer, LearnerGang, env_token, free_port
+from deploy.launch.ray_cluster import ray_cluster
 from services.config.tree import ENV_TOKEN_VARIABLE, Config
 from services.controller.supervise import Supervisor
 from services.errors import UserError
 from services.store.redis_server import private_redis
 from services.store.store import Store
 from services.telemetry.tracing import tracing
-
-RAY_QUIET = {"RAY_DEDUP_LOGS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DISABLE_IMPORT_WARNING": "1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +83,8 @@ def topology(config: Config, *, run: str, folder: Path, config_file: Path, note:
         store.check()
         note("starting Ray")
         namespace = f"gagpo-{uuid.uuid4().hex[:12]}"
-        stack.enter_context(_ray(config, namespace))
+        stack.enter_context(ray_cluster(config, namespace, _runtime_env()))
+        _refuse_private_parts_on_many_nodes(config)
         supervisor = Supervisor(note)
         stack.callback(supervisor.stop)
         # Servers of the run's own get a token that nobody else has: other users of this machine reach them too.
@@ -102,34 +101,6 @@ def _start_servers(config: Config, folder: Path, config_file: Path, supervisor: 
         server = EnvServer(index, free_port(), config_file, folder, token)
         supervisor.add(server)
         yield server.url
-
-
-@contextmanager
-def _ray(config: Config, namespace: str) -> Iterator[None]:
-    """Connects to the cluster named by the config or $RAY_ADDRESS, else starts a private one that ends with us."""
-    import ray
-
-    os.environ.update({k: v for k, v in RAY_QUIET.items() if k not in os.environ})
-    address, polite = config.ray.address or os.environ.get("RAY_ADDRESS"), signal.getsignal(signal.SIGTERM)
-    if address is None:
-        os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-        cpus = max(2, os.cpu_count() or 1)
-        ray.init(num_cpus=cpus, namespace=namespace, include_dashboard=False, log_to_driver=False,
-                 configure_logging=False, runtime_env=_runtime_env())
-    else:
-        try:
-            ray.init(address=address, namespace=namespace, log_to_driver=False, configure_logging=False,
-                     runtime_env=_runtime_env())
-        except (ConnectionError, TimeoutError) as error:
-            raise UserError(f"no Ray cluster answers at {address}",
-                            "start one, or unset RAY_ADDRESS and ray.address for a private one") from error
-    # Ray put its own in the place of ours: they print a stack, and leave with status 1 where we unwind.
-    signal.signal(signal.SIGTERM, polite)
-    try:
-        _refuse_private_parts_on_many_nodes(config)
-        yield
-    finally:
-        ray.shutdown()
 
 
 def _runtime_env() -> dict[str, Any]:

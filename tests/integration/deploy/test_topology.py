@@ -1,14 +1,20 @@
 """What a run brings up, it takes down: Redis, Ray, environment server and weights actor, for real."""
 
+import fcntl
 import os
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import psutil
 import pytest
 
+from deploy.launch.ray_cluster import _sweep
 from deploy.runs.configs import load_config
 from services.config.file import dump_config
 
@@ -27,7 +33,7 @@ def run(args):
                   config_file=folder / "config.yaml", note=lambda text: None) as parts:
         import ray
         assert ray.get(parts.weights.latest.remote(), timeout=60) is None
-        print("up", *parts.env_urls, flush=True)
+        print("up", ray.get_runtime_context().gcs_address, *parts.env_urls, flush=True)
         time.sleep(60)
 
 def add(subparsers):
@@ -38,28 +44,85 @@ raise SystemExit(cli.main(["work"]))
 """
 
 
+NEXT_JOB = "/ray.rpc.JobInfoGcsService/GetNextJobID"
+"""A call without arguments that any client makes first."""
+
+
+def answer(address: str, token: str | None) -> str:
+    """How Ray's head answers a client that shows this token."""
+    metadata = [("authorization", f"Bearer {token}")] if token else []
+    with grpc.insecure_channel(address) as channel:
+        try:
+            channel.unary_unary(NEXT_JOB)(b"", timeout=10, metadata=metadata)
+        except grpc.RpcError as error:
+            return error.code().name
+    return "OK"
+
+
+def listens_on(processes: list[psutil.Process]) -> set[str]:
+    """Where these processes accept TCP connections."""
+    found = {connection.laddr.ip for process in processes if process.is_running()
+             for connection in process.net_connections("tcp") if connection.status == psutil.CONN_LISTEN}
+    return {address.removeprefix("::ffff:") for address in found}
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A folder for temporary files whose name is short enough for sockets. It names a cluster that is long gone."""
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as folder:
+        stale = Path(folder, "ray", "ray_current_cluster")
+        stale.parent.mkdir()
+        stale.write_text("127.0.0.1:1")
+        yield Path(folder)
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_polite_end_unwinds_and_leaves_nothing(tmp_path: Path, number: signal.Signals, status: int):
+def test_only_its_owner_gets_in_and_a_polite_end_leaves_nothing(
+    tmp_path: Path, temporary: Path, number: signal.Signals, status: int,
+):
     """Ray installs handlers of its own, with which the run would end by status 1 and a printed stack."""
     dump_config(load_config("alfworld-tiny", ()), tmp_path / "config.yaml")
     environment = {k: v for k, v in os.environ.items() if k not in ("ALFWORLD_DATA", "RAY_ADDRESS")}
     process = subprocess.Popen([sys.executable, "-c", COMMAND, str(tmp_path)], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True)
+                               stderr=subprocess.PIPE, text=True, start_new_session=True,
+                               env=environment | {"TMPDIR": str(temporary)})
     started: list[psutil.Process] = []
     try:
-        assert process.stdout.readline().startswith("up http://127.0.0.1:")
+        line = process.stdout.readline()
+        assert line.startswith("up "), process.communicate(timeout=30)[1]
+        head, server = line.split()[1:]
+        assert server.startswith("http://127.0.0.1:")
         started = psutil.Process(process.pid).children(recursive=True)
         titles = " ".join(" ".join(child.cmdline()) for child in started)
         assert [name for name in ("redis-server", "raylet", "serve-env", "WeightsShelf") if name not in titles] == []
+        assert listens_on([psutil.Process(process.pid), *started]) == {"127.0.0.1"}
+        (token,) = temporary.glob("gagpo-ray-*/token")
+        assert [stat.S_IMODE(path.stat().st_mode) for path in (token, token.parent)] == [0o600, 0o700]
+        assert token.read_text() not in titles
+        assert [answer(head, shown) for shown in (None, "guessed", token.read_text())] == [
+            "UNAUTHENTICATED", "UNAUTHENTICATED", "OK"]
         process.send_signal(number)
         errors = process.communicate(timeout=30)[1]
         assert process.returncode == status, errors
         assert "received" not in errors
         _, alive = psutil.wait_procs(started, 10)
         assert [child for child in alive if child.status() != psutil.STATUS_ZOMBIE] == []
+        assert [path.name for path in temporary.iterdir()] == ["ray"]
+        assert [path.name for path in (temporary / "ray").iterdir()] == ["ray_current_cluster"]
     finally:
         for child in started:
             if child.is_running():
                 child.kill()
         process.kill()
         process.wait(10)
+
+
+def test_the_folder_of_a_killed_driver_goes_with_the_next_run_and_no_other(temporary: Path):
+    dead, alive, strange = (temporary / f"gagpo-ray-{name}" for name in ("dead", "alive", "strange"))
+    for folder in (dead, alive, strange):
+        folder.mkdir()
+    (dead / "token").touch()
+    with (alive / "token").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        _sweep(temporary)
+    assert sorted(path.name for path in temporary.glob("gagpo-ray-*")) == ["gagpo-ray-alive", "gagpo-ray-strange"]

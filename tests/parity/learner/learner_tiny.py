@@ -1,6 +1,5 @@
 """A tiny Qwen2, steps of random tokens and groups of them: imported by the tests and by the rank processes."""
 
-import socket
 
 import msgspec
 import numpy as np
@@ -72,9 +71,3 @@ def critic_weights(learner):
 
 def weights(learner):
     return {name: tensor.clone() for name, tensor in learner.state_dict_for_sampler()}
-
-
-def port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]

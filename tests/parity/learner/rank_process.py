@@ -8,6 +8,7 @@ import torch
 from learner_tiny import CASES, make_config, make_groups, weights
 
 from learner.rank_group import STOP, RankGroup
+from learner.rendezvous import Rendezvous
 from learner.trainer import Learner
 
 
@@ -25,7 +26,7 @@ def lead(learner, out):
 
 
 def main(rank, world, rendezvous, model, out):
-    gang = RankGroup(int(rank), int(world), rendezvous)
+    gang = RankGroup(int(rank), int(world), Rendezvous("127.0.0.1", int(rank), int(world)).join(rendezvous, 60.0))
     for name, options in CASES.items():
         learner = Learner(make_config(ranks=int(world), **options), Path(model), gang)
         if gang.rank:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from learner_tiny import CASES, critic_weights, make_config, make_groups, port, weights
+from learner_tiny import CASES, critic_weights, make_config, make_groups, weights
 from transformers import AutoModelForCausalLM
 
 from learner.batch import assign_credit
@@ -49,7 +49,8 @@ def test_the_token_budget_changes_nothing(model_path, gang, case):
 @pytest.fixture(scope="module")
 def pair_path(model_path, tmp_path_factory):
     """What two gloo processes leave of each case."""
-    out, rendezvous, here = tmp_path_factory.mktemp("pair"), f"127.0.0.1:{port()}", Path(__file__).parent
+    out, here = tmp_path_factory.mktemp("pair"), Path(__file__).parent
+    rendezvous = str(out / "store")
     processes = [
         subprocess.Popen([sys.executable, str(here / "rank_process.py"), str(rank), "2", rendezvous, str(model_path),
                           str(out)], env=os.environ | {"OMP_NUM_THREADS": "1"},

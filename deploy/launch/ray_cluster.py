@@ -1,0 +1,133 @@
+"""The Ray that a run uses: the cluster that the config names, or a private one that only this user can reach.
+
+Whoever can talk to a Ray cluster can run code as its owner. A private cluster therefore asks for a token, listens on
+loopback only, and keeps its files in a folder of mode 0700 that is removed at the end.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from services.config.tree import Config
+from services.errors import UserError
+from services.telemetry.logs import get_logger
+
+log = get_logger("ray")
+_PREFIX = "gagpo-ray-"
+_TOKEN = "token"  # noqa: S105 - the name of a file
+_QUIET = {"RAY_DEDUP_LOGS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DISABLE_IMPORT_WARNING": "1"}
+_LOOPBACK = {
+    # Despite its name this holds on Linux too: Ray then takes 127.0.0.1 for the address of this node.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # The exporters of Ray's own metrics listen on every interface, whatever the node's address is.
+    "RAY_enable_metrics_collection": "0",
+    "GLOO_SOCKET_IFNAME": "lo",
+}
+_LONGEST_ROOT = 20
+"""Ray's sockets add 87 characters to the root of temporary files, and the kernel takes 107."""
+
+
+@contextmanager
+def ray_cluster(config: Config, namespace: str, runtime_env: dict[str, Any]) -> Iterator[None]:
+    """Connects to the cluster named by the config or $RAY_ADDRESS, else starts a private one that ends with us."""
+    polite = signal.getsignal(signal.SIGTERM)
+    os.environ.update({k: v for k, v in _QUIET.items() if k not in os.environ})
+    options: dict[str, Any] = {
+        "namespace": namespace, "log_to_driver": False, "configure_logging": False, "runtime_env": runtime_env}
+    address = config.ray.address or os.environ.get("RAY_ADDRESS")
+    with private_ray(**options) if address is None else _existing(address, options):
+        import ray
+
+        # Restore our SIGTERM handler: Ray replaced it with one that exits with status 1 and skips cleanup.
+        signal.signal(signal.SIGTERM, polite)
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def _existing(address: str, options: dict[str, Any]) -> Iterator[None]:
+    import ray
+
+    try:
+        ray.init(address=address, **options)
+    except (ConnectionError, TimeoutError) as error:
+        raise UserError(f"no Ray cluster answers at {address}",
+                        "start one, or unset RAY_ADDRESS and ray.address for a private one") from error
+    if os.environ.get("RAY_AUTH_MODE", "disabled") != "token":
+        # A cluster that asks for a token would have refused this connection.
+        log.warning("the Ray cluster asks for no token: whoever reaches it can run code as its owner", address=address,
+                    fix="set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH on every node and for the job")
+    yield
+
+
+@contextmanager
+def private_ray(**options: Any) -> Iterator[None]:
+    """Starts a cluster for `options` of ray.init, beside any other on this machine. The caller shuts it down."""
+    with _private_folder() as folder:
+        os.environ.update(_LOOPBACK, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(folder / _TOKEN))
+        import ray  # it reads these variables once, when it is imported
+
+        # Ray's processes inherit it: what they and vLLM leave in the temporary folder goes with this folder.
+        with _environment("TMPDIR", str(folder / "tmp")):
+            ray.init(**{"address": "local", "num_cpus": max(2, os.cpu_count() or 1), "include_dashboard": False,
+                        "_temp_dir": str(folder / "ray"), **options})
+        yield
+
+
+@contextmanager
+def _private_folder() -> Iterator[Path]:
+    """A folder of mode 0700 with the token in it. Removes it, and those of drivers that were killed."""
+    root = Path(tempfile.gettempdir())
+    root = root if len(str(root)) <= _LONGEST_ROOT else Path("/tmp")  # noqa: S108 - mkdtemp makes it ours alone
+    _sweep(root)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
+    (folder / "tmp").mkdir()
+    draft = folder / "draft"
+    draft.touch(mode=0o600)
+    draft.write_text(_token())
+    with draft.open() as held:
+        # The lock comes before the name: a folder without the name, or with a held lock, is never swept.
+        fcntl.flock(held, fcntl.LOCK_EX)
+        draft.rename(folder / _TOKEN)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep(root: Path) -> None:
+    """Removes the folders whose driver is gone. The kernel released its lock, however it ended."""
+    for token in root.glob(f"{_PREFIX}*/{_TOKEN}"):
+        with suppress(OSError), token.open() as file:  # another user's folder, a living driver's, or gone meanwhile
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(token.parent, ignore_errors=True)
+
+
+@cache
+def _token() -> str:
+    """One for the life of this process: Ray reads it once, and a process may start several clusters in turn."""
+    return secrets.token_hex(32)
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before

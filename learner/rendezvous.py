@@ -1,0 +1,50 @@
+"""Where the ranks of a gang meet, as a text that rank 0 makes and all join.
+
+torch's TCP store does not ask clients who they are. So a gang on one machine meets in a file of this user. A gang on
+several machines meets at the address by which Ray knows the node of rank 0, and at no other address of that node.
+Whoever reaches that address in the network can still write to the store, so it must stay inside the cluster's network,
+like Ray's own ports. Light until it joins.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from services.process.addresses import interface_of, is_local
+
+
+class Rendezvous:
+    """One rank's way into its gang. `address` is that of this rank's node."""
+
+    def __init__(self, address: str, rank: int, world: int) -> None:
+        self._address, self._rank, self._world = address, rank, world
+        self._listener: socket.socket | None = None
+
+    def offer(self) -> str:
+        """Rank 0: a file's path if the whole gang is on this machine, else `host:port`; "" for a gang of one."""
+        if self._world == 1:
+            return ""
+        if is_local(self._address):
+            return str(Path(tempfile.mkdtemp(prefix="gagpo-gang-"), "store"))
+        self._listener = socket.create_server((self._address, 0))
+        return f"{self._address}:{self._listener.getsockname()[1]}"
+
+    def join(self, where: str, timeout_s: float) -> Any:
+        """Returns the gang's torch store, which rank 0 serves."""
+        from torch._C._distributed_c10d import FileStore, HashStore, TCPStore
+
+        if interface := interface_of(self._address):
+            # Otherwise gloo takes the address of the hostname, which is 127.0.0.1 on many machines.
+            os.environ["GLOO_SOCKET_IFNAME"] = interface
+        if self._world == 1:
+            return HashStore()
+        if where.startswith("/"):
+            return FileStore(where, self._world)
+        host, _, port = where.rpartition(":")
+        return TCPStore(host, int(port), self._world, is_master=self._rank == 0, timeout=timedelta(seconds=timeout_s),
+                        wait_for_workers=False, master_listen_fd=self._listener.detach() if self._listener else None)

@@ -1,0 +1,62 @@
+"""Where a gang meets: nobody else on the machine or outside its network can join."""
+
+import socket
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from learner.rendezvous import Rendezvous
+from services.process.addresses import interface_of
+
+OUTSIDE = next((one.address for name, found in psutil.net_if_addrs().items() for one in found
+                if one.family == socket.AF_INET and name != "lo"), None)
+
+
+def meet(where: str, ranks: list[Rendezvous]):
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        stores = list(pool.map(lambda rank: rank.join(where, 10.0), ranks))
+    stores[0].set("from", "rank 0")
+    assert stores[1].get("from") == b"rank 0"
+    return stores
+
+
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+
+def test_a_gang_on_one_machine_meets_in_a_folder_of_its_user():
+    ranks = [Rendezvous("127.0.0.1", rank, 2) for rank in range(2)]
+    where = ranks[0].offer()
+    assert stat.S_IMODE(Path(where).parent.stat().st_mode) == 0o700
+    meet(where, ranks)
+
+
+@pytest.mark.skipif(OUTSIDE is None, reason="this machine has only a loopback address")
+def test_a_gang_on_several_machines_listens_on_the_address_of_its_node_alone():
+    ranks = [Rendezvous(OUTSIDE, rank, 2) for rank in range(2)]
+    where = ranks[0].offer()
+    host, _, port = where.rpartition(":")
+    stores = meet(where, ranks)
+    assert host == OUTSIDE
+    listening = [one.laddr.ip for one in psutil.Process().net_connections("tcp")
+                 if one.laddr.port == int(port) and one.status == psutil.CONN_LISTEN]
+    assert listening == [OUTSIDE]
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", int(port)), 5)
+    del stores
+
+
+def test_a_gang_of_one_listens_nowhere():
+    alone = Rendezvous("127.0.0.1", 0, 1)
+    assert alone.offer() == ""
+    assert alone.join("", 10.0) is not None
+
+
+def test_an_address_is_found_on_its_interface():
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("203.0.113.7") is None
