@@ -7,6 +7,7 @@
 -- Evaluation tickets have a stream of their own, so that none of them waits behind such a training ticket.
 local worker, wanted, idle, fresh = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4] == '1'
 local claimed, limit = {}, tonumber(ARGV[6])
+now() -- before any idle time is read
 if limit then
   local pointer = redis.call('HGET', counters, 'version')
   if not pointer or cjson.decode(pointer)[1].incarnation ~= tonumber(ARGV[5]) then limit = -1 end

@@ -4,6 +4,7 @@ local tickets, outstanding, groups, ready, episodes, manifests, drops, failed, c
 local WORKERS = 'workers'   -- the consumer group
 local MAX_ATTEMPTS = 3
 local RETURNED = 1000000000 -- idle ms of a ticket that was handed back: anyone may claim it at once
+local JUMP = 10000          -- ms
 
 -- An error reply unless the caller holds the lease. The holder counts beside the epoch, because an emptied Redis
 -- counts from 1 again.
@@ -55,8 +56,32 @@ local function holds(id, entry, worker, attempt)
   return pending and pending[2] == worker and pending[4] == attempt
 end
 
--- Milliseconds by the server's clock, the only one that all parties share.
+-- What is claimed stays claimed: idle times are by the server's clock, which has just jumped. Given back ones stay so.
+local function claim_anew()
+  for _, stream in ipairs({tickets, evals}) do
+    local pendings = redis.call('EXISTS', stream) == 1 and redis.call('XPENDING', stream, WORKERS, '-', '+', 100000)
+    for _, pending in ipairs(pendings or {}) do
+      local idle = pending[3] > RETURNED / 2 and RETURNED or 0
+      redis.call('XCLAIM', stream, WORKERS, pending[2], 0, pending[1], 'IDLE', idle, 'JUSTID')
+    end
+  end
+end
+
+-- Milliseconds of a clock that all parties share and that never jumps. It follows the server's clock as long as that
+-- runs on by less than JUMP between two calls (somebody calls every two seconds). Anything else is a clock that was
+-- set, or a time in which nobody could call: it counts as no time, so no lease, claim or heartbeat expires by it.
 local function now()
   local time = redis.call('TIME')
-  return time[1] * 1000 + math.floor(time[2] / 1000)
+  local wall = time[1] * 1000 + math.floor(time[2] / 1000)
+  local held = redis.call('HMGET', counters, 'wall', 'clock')
+  local before, clock = tonumber(held[1]), tonumber(held[2])
+  if not before then
+    clock = wall
+  elseif wall < before or wall - before > JUMP then
+    claim_anew()
+  else
+    clock = clock + wall - before
+  end
+  redis.call('HSET', counters, 'wall', string.format('%.0f', wall), 'clock', string.format('%.0f', clock))
+  return clock
 end

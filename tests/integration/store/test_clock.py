@@ -1,0 +1,88 @@
+"""The machine's clock is set while a run goes on: nothing expires by it, and nothing lives for ever."""
+
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from services.errors import LeaseLost
+from services.records import Ticket
+from services.store.lease import LeaseHeld
+from services.store.redis_server import RedisServer, find_redis
+from services.store.store import Store
+
+SOURCE = Path(__file__).parents[2] / "toys/clock.c"
+HOUR = 3600
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """A library that sets the clock of the process that it is loaded into."""
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler (apt-get install gcc)")
+    library = tmp_path_factory.mktemp("clock") / "clock.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, SOURCE], check=True, timeout=60)
+    return library
+
+
+@pytest.fixture
+def set_clock(tmp_path):
+    """`set_clock(seconds)` puts the clock of Redis that far from the true time."""
+    return lambda seconds: (tmp_path / "offset").write_text(str(seconds))
+
+
+@pytest.fixture
+def store(library, tmp_path, monkeypatch):
+    server = RedisServer(tmp_path / "redis", find_redis())
+    with monkeypatch.context() as environment:
+        environment.setenv("LD_PRELOAD", str(library))
+        environment.setenv("CLOCK_OFFSET", str(tmp_path / "offset"))
+        server.start()
+    yield Store(server.url, "run", timeout_s=5.0)
+    server.stop()
+
+
+def tickets():
+    return [Ticket(group="train/00000000", k=k, size=2, task="t", seed=k, kind="train", temperature=1.0, max_steps=5)
+            for k in range(2)]
+
+
+def clock(store):
+    seconds, _ = store.redis.time()
+    return seconds - time.time()
+
+
+@pytest.mark.parametrize("jump", [HOUR, -HOUR])
+def test_leases_claims_and_heartbeats_outlive_a_jump_of_the_clock(store, set_clock, jump):
+    controller = store.acquire("controller", "c", ttl_s=15.0)
+    store.issue(controller, tickets(), capacity=9)
+    (claim,) = store.claim("living", 1)
+    store.beat("living", {})
+    set_clock(jump)
+    assert clock(store) == pytest.approx(jump, abs=5)
+    assert [other.ticket.k for other in store.claim("other", 9, min_idle_s=30.0)] == [1]
+    with pytest.raises(LeaseHeld, match=r"another 1[0-5]\.\d s"):
+        store.acquire("controller", "other")
+    assert store.beats() == {"living": {}}
+    store.renew(controller)
+    assert store.renew_claims("living", [claim]) == []
+
+
+@pytest.mark.parametrize("jump", [HOUR, -HOUR])
+def test_what_the_dead_held_is_free_after_its_time_though_the_clock_jumped(store, set_clock, jump):
+    dead = store.acquire("controller", "dead", ttl_s=0.3)
+    store.issue(dead, tickets(), capacity=9)
+    first, second = store.claim("dead", 2)
+    store.beat("dead", {}, ttl_s=0.3)
+    assert store.fail(second, "its server broke") == "retry"
+    set_clock(jump)
+    assert [claim.ticket.k for claim in store.claim("living", 2, min_idle_s=0.3)] == [second.ticket.k]
+    time.sleep(0.5)
+    assert [claim.ticket.k for claim in store.claim("living", 2, min_idle_s=0.3)][0] == first.ticket.k
+    assert store.beats() == {}
+    taken = store.acquire("controller", "living")
+    with pytest.raises(LeaseLost):
+        store.renew(dead)
+    store.renew(taken)
