@@ -76,9 +76,9 @@ class LearnerRank:
 
         config = self._config
         stack.enter_context(tracing(config.metrics.traces, process="learner-0", run=self._run))
-        store = Store(self._store_url, self._run)
+        store = Store(self._store_url, self._run, settings=config.redis)
         lease = store.acquire("learner", f"{self._run}-learner", ttl_s=LEASE_S)
-        keeper = stack.enter_context(LeaseKeeper(Store(self._store_url, self._run), lease))
+        keeper = stack.enter_context(LeaseKeeper(store, lease))
         publisher = Publisher(ray.get_actor(self._weights_actor_name))
 
         def check() -> None:
@@ -93,7 +93,7 @@ class LearnerRank:
                     raise DeadlineExceeded(f"the evaluation of step {replaced.step} took over {EVALUATION_S:.0f} s")
                 time.sleep(0.2)
 
-        beating = Beating(Pulse("learner-0", "learner"), Store(self._store_url, self._run).beat)
+        beating = Beating(Pulse("learner-0", "learner"), store.beat)
         TrainingLoop(
             config=config, learner=learner, store=store, lease=lease,
             publish=publisher.publish, before_publish=before_publish,

@@ -81,8 +81,8 @@ class RolloutHost:
                 worker=self._worker, engine=engine, env=client, env_engine=f"{info.engine} {info.version}", text=text,
                 limits=limits)
             worker = RolloutWorker(
-                self._worker, store=Store(self._store_url, self._run), engine=engine, player=player, fetch=self._fetch,
-                slots=rollout.slots)
+                self._worker, store=Store(self._store_url, self._run, settings=self._config.redis), engine=engine,
+                player=player, fetch=self._fetch, slots=rollout.slots)
             await worker.run()
 
     async def _fetch(self, version: Version, folder: str) -> Packed | None:

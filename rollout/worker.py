@@ -33,7 +33,6 @@ from services.weights.pack import Packed
 
 POLL_S = 0.25
 RENEW_S = 5.0
-STORE_S = 60.0
 FETCH_S = 300.0
 T = TypeVar("T")
 log = get_logger("worker")
@@ -191,10 +190,10 @@ class RolloutWorker:
     async def _ask(self, call: Callable[..., T], *arguments: Any, **named: Any) -> T:
         """A call of the store, which is synchronous, under a deadline."""
         try:
-            async with asyncio.timeout(STORE_S):
+            async with asyncio.timeout(self._store.longest_s):
                 return await asyncio.to_thread(call, *arguments, **named)
         except TimeoutError as error:
-            raise StoreFault(f"{call.__name__} gave no answer in {STORE_S:.0f} s") from error
+            raise StoreFault(f"{call.__name__} gave no answer in {self._store.longest_s:.0f} s") from error
 
     def _may_start(self, claim: Claim) -> bool:
         return self._pointer is not None and may_start(claim.ticket, self._engine.version, self._pointer[0])

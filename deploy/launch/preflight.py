@@ -190,7 +190,7 @@ def _redis(config: Config) -> None:
         return
     from services.store.connection import Connection
 
-    Connection(config.redis.url, config.name, PROBE_S).check()
+    Connection(config.redis.url, config.name, PROBE_S, config.redis).check()
 
 
 def _servers(urls: Sequence[str]) -> None:

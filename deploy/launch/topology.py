@@ -79,7 +79,7 @@ def topology(config: Config, *, run: str, folder: Path, config_file: Path, note:
         stack.enter_context(tracing(config.metrics.traces, process="controller", run=run))
         note("starting Redis" if config.redis.url is None else "connecting to Redis")
         url = config.redis.url or stack.enter_context(private_redis(folder / "redis"))
-        store = Store(url, run)
+        store = Store(url, run, settings=config.redis)
         store.check()
         note("starting Ray")
         namespace = f"gagpo-{uuid.uuid4().hex[:12]}"

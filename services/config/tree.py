@@ -227,7 +227,12 @@ class RedisSection(Section):
     """The store. None: a private server is started for the run."""
 
     url: str | None = None
-    """Address of a Redis that runs already. None: the run starts a private one in its folder."""
+    """Address of a Redis that runs already: redis://, rediss:// (TLS), or sentinel://host:26379,host:26379/NAME for a
+    master that sentinels watch. None: the run starts a private one in its folder."""
+    ca_file: Path | None = None
+    """Certificates to check a rediss:// server against. None: those of the system."""
+    outage_seconds: float = Field(default=300.0, ge=1, allow_inf_nan=False)
+    """How long Redis may be away while its clients wait. Longer ends the run; --resume goes on with it."""
 
 
 class RaySection(Section):

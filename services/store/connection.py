@@ -1,28 +1,42 @@
-"""The line to Redis: scripts, bounded retries, and errors in our own words.
+"""The line to Redis: scripts, waiting while Redis is away, and errors in our own words.
 
 Every script is idempotent: called again after a lost reply it changes nothing and answers the same. So a call that
-met a connection error may always be repeated, and is, a few times.
+met a connection error may always be repeated. It is, until Redis has been away for `redis.outage_seconds`.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
 
 import redis
-from redis.backoff import ExponentialBackoff
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthorizationError
 from redis.retry import Retry
+from redis.sentinel import Sentinel
 
+from services.config.tree import RedisSection
 from services.errors import LeaseLost, StoreFault, UserError
+from services.telemetry.logs import get_logger
 
+log = get_logger("store")
 OLDEST = (6, 2)
 """XAUTOCLAIM came with Redis 6.2."""
-RETRIES = 6
-"""With waits of 0.05 s doubling up to 1 s: about 2.5 s, enough for a Redis that restarts at once."""
+BRIEFLY = RedisSection(outage_seconds=3.0)
+"""For callers that would rather fail than wait: commands about a run, scrapes."""
+LONGEST_PAUSE_S = 1.0
+AWAY = (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError)
+"""Errors that waiting may cure. A master that Sentinel has just demoted is read-only."""
+REFUSED = (redis.AuthenticationError, AuthorizationError)
+"""Connection errors that it cannot."""
 KEYS = ("tickets", "outstanding", "groups", "ready", "episodes", "manifests", "drops", "failed", "counters",
         "evals")
 """In the order in which prelude.lua names them; the caller's lease and `beats` follow."""
+T = TypeVar("T")
 
 
 class NotReady(StoreFault):
@@ -35,67 +49,116 @@ def _source(name: str) -> str:
     return (folder / "prelude.lua").read_text() + (folder / f"{name}.lua").read_text()
 
 
-class Connection:
-    """One run's keys on one Redis. Thread-safe; the sockets open at the first call.
+def connect(url: str, timeout_s: float, ca_file: Path | None = None) -> Any:
+    """A client that opens no socket before its first call and repeats none. Raises UserError for a bad address.
 
-    All keys start with `gagpo:{run}:`; the braces keep them on one node of a Redis cluster.
+    `url` is redis://, rediss:// or unix://, or sentinel://[user:password@]host:port[,host:port]/name[/db].
+    """
+    options: dict[str, Any] = {
+        "socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, "retry": Retry(NoBackoff(), 0)}
+    scheme = url.partition(":")[0]
+    if ca_file is not None:
+        if scheme != "rediss":
+            raise UserError(f"redis.ca_file is set, but redis.url begins with {scheme}:", "write rediss://host:6379/0")
+        options["ssl_ca_certs"] = str(ca_file)
+    try:
+        if scheme == "sentinel":
+            return _master(url, options)
+        return redis.Redis.from_url(url, **options)
+    except ValueError as error:
+        raise UserError(f"redis.url is not a Redis address: {error}",
+                        "write redis://host:6379/0 or sentinel://host:26379/name") from error
+
+
+def _master(url: str, options: dict[str, Any]) -> Any:
+    """A client that asks the sentinels for the master whenever it connects."""
+    parts = urlsplit(url)
+    login, _, hosts = parts.netloc.rpartition("@")
+    user, _, password = login.partition(":")
+    name, _, database = parts.path.strip("/").partition("/")
+    addresses = [urlsplit(f"//{host}") for host in hosts.split(",")]
+    if not name or not all(address.hostname for address in addresses):
+        raise ValueError("sentinel:// needs hosts and the name of the master")
+    sentinels = Sentinel([(address.hostname, address.port or 26379) for address in addresses], sentinel_kwargs=options)
+    return sentinels.master_for(name, db=int(database or 0), username=unquote(user) or None,
+                                password=unquote(password) or None, **options)
+
+
+class Connection:
+    """The keys of one run on one Redis. Thread-safe; the sockets open at the first call.
+
+    All keys start with `gagpo:{run}:`, so they lie in one slot.
     """
 
-    def __init__(self, url: str, run: str, timeout_s: float) -> None:
+    def __init__(self, url: str, run: str, timeout_s: float, settings: RedisSection) -> None:
         self._prefix = f"gagpo:{{{run}}}:"
-        try:
-            self.redis, self._once = (self._client(url, timeout_s, retries) for retries in (RETRIES, 0))
-        except ValueError as error:
-            raise UserError(f"redis.url is not a Redis address: {error}", "write redis://host:6379/0") from error
+        self._outage_s = settings.outage_seconds
+        self.longest_s = settings.outage_seconds + 3 * timeout_s
+        """The longest that any call takes: the outage, and the last try, which may connect, ask and reply."""
+        self.redis = connect(url, timeout_s, settings.ca_file)
         self._scripts: dict[str, Any] = {}
-
-    @staticmethod
-    def _client(url: str, timeout_s: float, retries: int) -> Any:
-        retry = Retry(ExponentialBackoff(cap=1.0, base=0.05), retries)
-        return redis.Redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=retry)
 
     def key(self, name: str) -> str:
         """The full name of a key."""
         return self._prefix + name
 
     def check(self) -> None:
-        """One try. Raises UserError if Redis is unreachable, refuses us, or is older than 6.2."""
+        """One try. Raises UserError if Redis is unreachable, refuses us, is a cluster, or is older than 6.2."""
         try:
-            version = str(self._once.info("server")["redis_version"])
-        except redis.AuthenticationError as error:
+            about = self.redis.info()
+        except REFUSED as error:
             raise UserError(f"Redis refused the password ({error})", "correct redis.url") from error
         except redis.RedisError as error:
-            raise UserError(f"Redis cannot be reached ({error})", "start it or correct redis.url") from error
+            fix = "set redis.ca_file" if "CERTIFICATE" in str(error).upper() else "start it or correct redis.url"
+            raise UserError(f"Redis cannot be reached ({error})", fix) from error
+        version = str(about["redis_version"])
         if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
             raise UserError(f"Redis {version} is too old", "use 6.2 or newer, or leave redis.url out for a private one")
+        if int(about.get("cluster_enabled", 0)):
+            raise UserError("redis.url is a node of a Redis cluster, which gagpo does not use",
+                            "give a single server, or its sentinels as sentinel://host:26379/name")
 
     def erase(self) -> None:
         """Deletes every key of this run: for runs that nobody will go on with. Raises StoreFault."""
-        try:
+        def delete() -> None:
             for key in self.redis.scan_iter(match=self._prefix.replace("[", "\\[") + "*", count=1000):
                 self.redis.unlink(key)
-        except redis.RedisError as error:
-            raise fault("erase", error) from error
+
+        self.patiently("erase", delete)
 
     def script(self, name: str, *args: str | bytes | float, role: str = "none") -> Any:
         """Runs `<name>.lua` on this run's keys. Raises StoreFault, LeaseLost or NotReady."""
         if name not in self._scripts:
             self._scripts[name] = self.redis.register_script(_source(name))
         keys = [self.key(key) for key in (*KEYS, f"lease:{role}", "beats")]
-        try:
-            return self._scripts[name](keys=keys, args=args)
-        except redis.RedisError as error:
-            raise fault(name, error) from error
+        return self.patiently(name, lambda: self._scripts[name](keys=keys, args=args))
 
     def read(self, *commands: tuple[Any, ...]) -> list[Any]:
         """The replies to several reads of one moment (MULTI); a key follows each command's name. Raises StoreFault."""
-        pipe = self.redis.pipeline(transaction=True)
-        for command, key, *args in commands:
-            pipe.execute_command(command, self.key(key), *args)
-        try:
+        def ask() -> list[Any]:
+            pipe = self.redis.pipeline(transaction=True)
+            for command, key, *args in commands:
+                pipe.execute_command(command, self.key(key), *args)
             return pipe.execute()
-        except redis.RedisError as error:
-            raise fault(commands[0][0], error) from error
+
+        return self.patiently(commands[0][0], ask)
+
+    def patiently(self, what: str, call: Callable[[], T]) -> T:
+        """The result of `call`, repeated while Redis is away. Raises a StoreFault that names `what`."""
+        began, pause = time.monotonic(), LONGEST_PAUSE_S / 16
+        while True:
+            try:
+                result = call()
+            except redis.RedisError as error:
+                away = time.monotonic() - began
+                if not isinstance(error, AWAY) or isinstance(error, REFUSED) or away > self._outage_s:
+                    raise fault(what, error) from error
+                if pause == LONGEST_PAUSE_S / 2:  # once in each outage that is worth a line
+                    log.warning("Redis is away; waiting for it", call=what, reason=str(error), at_most_s=self._outage_s)
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_S)
+            else:
+                return result
 
 
 def fault(what: str, error: redis.RedisError) -> StoreFault:

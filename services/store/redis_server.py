@@ -1,4 +1,4 @@
-"""A private Redis for one run: started where no redis.url is given, stopped on any exit of its parent.
+"""A private Redis for one run: started if no redis.url is given, kept alive, and stopped on any exit of its parent.
 
 Not covered: power loss may cost the last second (appendfsync everysec). What it holds then disagrees with the
 checkpoint, and Store.reset_to goes on from there.
@@ -16,19 +16,24 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import redis
 
-from services.errors import StoreFault, UserError
+from services.errors import GagpoError, StoreFault, UserError
 from services.process.child_processes import end_with_parent, wait_or_kill
 from services.store.connection import OLDEST
+from services.telemetry.logs import get_logger
 
+log = get_logger("redis")
 _START_S = 60.0
 """Reading a large append-only file takes its time."""
 _STOP_S = 10.0
+_POLL_S = 0.2
+_RETRY_S = 5.0
 _CONFIG = """\
 bind 127.0.0.1
 port {port}
@@ -126,6 +131,10 @@ class RedisServer:
         last = log.read_text(errors="replace").splitlines()[-1:] if log.exists() else []
         raise StoreFault(f"redis-server did not start in {self._folder}: {' '.join(last) or 'it left no log'}")
 
+    def lives(self) -> bool:
+        """Whether the process that was started last still runs."""
+        return self._process is not None and self._process.poll() is None
+
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
         """Ends the process and waits for its end; SIGTERM lets it write all it has."""
         if self._process is None:
@@ -141,12 +150,47 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
+class _Keeper(threading.Thread):
+    """Starts a private Redis again when it has died, from its append-only file.
+
+    A server that this thread has started ends with this thread, so it runs for as long as the server is wanted.
+    """
+
+    def __init__(self, server: RedisServer) -> None:
+        super().__init__(name="redis-keeper", daemon=True)
+        self._server = server
+        self._done = threading.Event()
+
+    def run(self) -> None:
+        """Clients wait meanwhile; they decide when Redis has been away for too long."""
+        pause = _POLL_S
+        while not self._done.wait(pause):
+            pause = _POLL_S
+            if self._server.lives():
+                continue
+            log.warning("the private Redis died; starting it again")
+            try:
+                self._server.start()
+            except GagpoError as error:
+                log.error("the private Redis does not start", reason=str(error))  # noqa: TRY400 - it is one line
+                pause = _RETRY_S
+
+    def end(self) -> None:
+        """Afterwards nobody starts the server again."""
+        self._done.set()
+        self.join(_START_S + _STOP_S)
+
+
 @contextlib.contextmanager
 def private_redis(folder: Path) -> Iterator[str]:
     """Yields the url of a Redis that keeps its data in `folder` and ends with this block or this process."""
     server = RedisServer(folder, find_redis())
+    keeper = _Keeper(server)
     try:
         server.start()
+        keeper.start()
         yield server.url
     finally:
+        if keeper.is_alive():
+            keeper.end()
         server.stop()

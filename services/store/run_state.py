@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-import redis
 
 from services.records import Version
-from services.store.connection import Connection, fault
+from services.store.connection import Connection
 from services.store.lease import Lease
 
 
@@ -61,10 +60,7 @@ class RunState(Connection):
                        oldest_s=max(0.0, self._now() - oldest))
 
     def _now(self) -> float:
-        try:
-            seconds, microseconds = self.redis.time()
-        except redis.RedisError as error:
-            raise fault("TIME", error) from error
+        seconds, microseconds = self.patiently("TIME", self.redis.time)
         return seconds + microseconds / 1e6
 
     def incarnation(self, lease: Lease, *, above: int = 0) -> int:

@@ -29,6 +29,7 @@ from typing import Literal
 
 import msgspec
 
+from services.config.tree import RedisSection
 from services.records import (
     Drop,
     Episode,
@@ -41,6 +42,7 @@ from services.records import (
     encode_episode,
 )
 from services.store import lease as leases
+from services.store.connection import BRIEFLY
 from services.store.lease import Lease
 from services.store.run_state import Counts, RunState
 
@@ -62,14 +64,14 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Store(RunState):
-    """One run's work in Redis; Board adds the version pointer and the heartbeats.
+    """One run's work in Redis; RunState adds the version pointer and the heartbeats.
 
-    Every call answers within `timeout_s` per try and a few tries. Raises StoreFault where Redis stays away, and
-    LeaseLost where the lease that is passed in is not the current one.
+    Every call answers within `longest_s`. Raises StoreFault if Redis stays away for longer than
+    `settings.outage_seconds`, and LeaseLost if the lease that is passed in is not the current one.
     """
 
-    def __init__(self, url: str, run: str, *, timeout_s: float = 10.0) -> None:
-        super().__init__(url, run, timeout_s)
+    def __init__(self, url: str, run: str, *, timeout_s: float = 10.0, settings: RedisSection = BRIEFLY) -> None:
+        super().__init__(url, run, timeout_s, settings)
         self._known_workers: set[str] = set()
 
     def acquire(self, role: str, holder: str, ttl_s: float = 15.0) -> Lease:

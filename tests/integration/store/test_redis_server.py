@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 import redis
 
+from services.config.tree import RedisSection
 from services.errors import StoreFault, UserError
 from services.store import redis_server
 from services.store.redis_server import RedisServer, find_redis, private_redis
+from services.store.store import Store
 
 HOLDER = """
 import sys, time
@@ -66,6 +68,19 @@ def test_it_ends_with_its_parent_however_that_ends(tmp_path, how):
     assert ends_within(url, 10)
     with private_redis(tmp_path) as again:  # the lock of the dead one is no obstacle
         assert connect(again).ping()
+
+
+def test_one_that_is_killed_comes_back_with_its_data_at_the_same_address(tmp_path):
+    with private_redis(tmp_path) as url:
+        client = connect(url)
+        client.set("kept", "yes")
+        killed = client.info()["process_id"]
+        os.kill(killed, signal.SIGKILL)
+        store = Store(url, "run", timeout_s=5.0, settings=RedisSection(outage_seconds=30))
+        store.acquire("controller", "c")  # waits for it
+        assert client.get("kept") == b"yes"
+        assert client.info()["process_id"] != killed
+    assert ends_within(url, 1)
 
 
 def test_two_runs_cannot_share_a_folder(tmp_path, monkeypatch):

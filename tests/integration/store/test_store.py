@@ -5,11 +5,13 @@ import signal
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import numpy as np
 import pytest
 
+from services.config.tree import RedisSection
 from services.errors import LeaseLost, StoreFault, UserError
 from services.records import Drop, Episode, Manifest, Step, Ticket, Version, VersionSpan
 from services.store.connection import NotReady
@@ -254,15 +256,19 @@ def test_runs_share_a_redis_without_meeting(server, store, controller):
     assert other.acquire("controller", "someone").epoch == 1
 
 
-def test_a_restart_of_redis_is_waited_for_and_loses_nothing(server, store, controller):
-    store.issue(controller, tickets(0), capacity=9)
+def test_redis_may_be_away_for_longer_than_a_lease_and_nothing_is_lost(server, store):
+    patient = Store(server.url, f"case{next(RUNS)}", settings=RedisSection(outage_seconds=60))
+    controller = patient.acquire("controller", "c", ttl_s=1.0)
+    patient.issue(controller, tickets(0), capacity=9)
     server.stop(signal.SIGKILL)
-    player = threading.Thread(target=play_all, args=(store,))
-    player.start()
-    time.sleep(0.3)
-    server.start()
-    player.join(20.0)
-    assert store.ready("train") == ["train/00000000"]
+    with ThreadPoolExecutor() as pool:
+        renewed, played = pool.submit(patient.renew, controller), pool.submit(play_all, patient)
+        time.sleep(4.0)
+        server.start()
+        renewed.result(20.0)
+        played.result(20.0)
+    assert patient.ready("train") == ["train/00000000"]
+    assert patient.drop(controller, Drop(group="train/00000000", task="t", reason="test", steps=0))
 
 
 def test_a_redis_that_is_away_is_one_line_for_the_user_and_a_fault_for_the_rest(free_url):

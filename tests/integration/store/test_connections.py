@@ -1,0 +1,122 @@
+"""Ways to a Redis that others run: TLS with a certificate of one's own, and sentinels that replace a dead master."""
+
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import redis
+
+from services.config.tree import RedisSection
+from services.errors import UserError
+from services.store.redis_server import find_redis
+from services.store.store import Store
+
+PASSWORD = "a-secret"
+START_S = 20.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def start(tmp_path):
+    """`start(name, lines, arguments...)` starts a redis-server in a folder of its own and waits for its port."""
+    started: list[subprocess.Popen] = []
+
+    def run(name: str, port: int, lines: list[str], *arguments: str) -> subprocess.Popen:
+        folder = tmp_path / name
+        folder.mkdir()
+        file = folder / "redis.conf"
+        file.write_text("\n".join(["bind 127.0.0.1", f"dir {folder}", "logfile redis.log", *lines]) + "\n")
+        started.append(subprocess.Popen([find_redis(), file, *arguments], stdin=subprocess.DEVNULL))
+        deadline = time.monotonic() + START_S
+        while True:
+            assert started[-1].poll() is None, (folder / "redis.log").read_text()[-2000:]
+            assert time.monotonic() < deadline
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+            except ConnectionRefusedError:
+                time.sleep(0.05)
+            else:
+                return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.wait(10)
+
+
+@pytest.fixture
+def certificate(tmp_path) -> tuple[Path, Path]:
+    """A key and a self-made certificate for 127.0.0.1."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    key, file = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=redis", "-addext",
+         "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", file], check=True, capture_output=True, timeout=60)
+    return key, file
+
+
+def test_tls_is_checked_against_the_certificates_of_the_config(start, certificate):
+    key, file = certificate
+    if b"libssl" not in subprocess.run(["ldd", find_redis()], capture_output=True, timeout=10, check=False).stdout:
+        pytest.skip("this redis-server was built without TLS")
+    port = free_port()
+    start("tls", port, ["port 0", f"tls-port {port}", f"tls-cert-file {file}", f"tls-key-file {key}",
+                        "tls-auth-clients no", f"requirepass {PASSWORD}"])
+    url = f"rediss://:{PASSWORD}@127.0.0.1:{port}/0"
+    known = Store(url, "run", settings=RedisSection(ca_file=file))
+    known.check()
+    assert known.acquire("controller", "c").epoch == 1
+    with pytest.raises(UserError, match=r"(?i)certificate.verify.failed.*redis\.ca_file"):
+        Store(url, "run").check()
+    with pytest.raises(UserError, match=r"redis\.ca_file is set, but redis\.url begins with redis:"):
+        Store(url.replace("rediss", "redis"), "run", settings=RedisSection(ca_file=file))
+
+
+def test_sentinels_lead_to_the_new_master_when_the_old_one_dies(start):
+    first, second, watch = free_port(), free_port(), free_port()
+    login = [f"requirepass {PASSWORD}", f"masterauth {PASSWORD}", "appendonly yes"]
+    master = start("first", first, [f"port {first}", *login])
+    start("second", second, [f"port {second}", *login, f"replicaof 127.0.0.1 {first}"])
+    start("sentinel", watch, [
+        f"port {watch}", f"sentinel monitor runs 127.0.0.1 {first} 1", f"sentinel auth-pass runs {PASSWORD}",
+        "sentinel down-after-milliseconds runs 500", "sentinel failover-timeout runs 5000"], "--sentinel")
+    store = Store(f"sentinel://:{PASSWORD}@127.0.0.1:{watch}/runs", "run", timeout_s=5.0,
+                  settings=RedisSection(outage_seconds=60))
+    store.check()
+    lease = store.acquire("controller", "c")
+    replica = redis.Redis(port=second, password=PASSWORD, socket_timeout=5)
+    deadline = time.monotonic() + START_S
+    while not replica.exists(store.key("lease:controller")) or not sees_replica(watch):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    master.send_signal(signal.SIGKILL)
+    store.renew(lease)
+    assert replica.info("replication")["role"] == "master"
+
+
+def sees_replica(watch: int) -> bool:
+    """Whether the sentinel knows whom to promote."""
+    return redis.Redis(port=watch, socket_timeout=5).sentinel_master("runs")["num-slaves"] == 1
+
+
+def test_an_address_that_is_none_says_how_one_looks():
+    for wrong in ("http://host:6379", "sentinel://host:26379"):
+        with pytest.raises(UserError, match=r"not a Redis address.*; write redis://host:6379/0 or sentinel://"):
+            Store(wrong, "run")
+
+
+def test_a_node_of_a_cluster_is_refused_by_name(start):
+    port = free_port()
+    start("cluster", port, [f"port {port}", "cluster-enabled yes", f"cluster-port {free_port()}"])
+    with pytest.raises(UserError, match="node of a Redis cluster"):
+        Store(f"redis://127.0.0.1:{port}/0", "run").check()
