@@ -125,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         return _say(f"{error.what}; {error.mend}", 2)
     except KeyboardInterrupt:
-        return _say("interrupted; start again with --resume where the command has it", 130)
+        return _say("interrupted", 130)
     except BrokenPipeError:
         # The reader has gone; point stdout elsewhere so that the interpreter's last flush stays silent.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -55,6 +55,9 @@ def _imported(target: str, module: str, attribute: str) -> Any:
     except AttributeError:
         raise UserError(f"{module} has no {attribute}",
                         "set env.name to module:attribute of an EnvironmentSpec") from None
+    except Exception as error:  # code of somebody else may raise anything while it is imported
+        raise UserError(f"the environment {target} cannot be imported ({type(error).__name__}: {error})",
+                        f"fix {module}") from error
 
 
 def stands_in_for(environment: str) -> str | None:

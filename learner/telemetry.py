@@ -25,6 +25,7 @@ GAUGES = {
     **{f"{kind}_share": ("gagpo_train_steps_ratio", {"kind": kind}) for kind in ("invalid", "inadmissible")},
     "credit/singleton_share": ("gagpo_credit_singleton_ratio", {}),
     "credit/active_share": ("gagpo_credit_active_ratio", {}),
+    "credit/flat_share": ("gagpo_credit_flat_groups_ratio", {}),
     "credit/advantage_iqr": ("gagpo_credit_advantage_iqr", {}),
     "credit/share_above_one": ("gagpo_credit_advantage_above_one_ratio", {}),
 }

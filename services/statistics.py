@@ -1,6 +1,6 @@
 """Intervals that evaluations and experiments report. Pure; no SciPy.
 
-Over tasks n is large enough for the normal quantile; over seeds it is not, and Student's t takes its place.
+A success rate over tasks has Wilson's interval, a paired gain the normal one, and a mean over seeds Student's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ Z95 = 1.959964
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """(mean, low, high): the normal 95% interval of the mean over tasks, sample variance (ddof 1).
+    """Returns (mean, low, high): the normal 95% interval of the mean, by the sample variance (ddof 1).
 
     Raises ValueError on no values. With one value the interval is the value.
     """
@@ -26,8 +26,25 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
+def success_interval(by_task: Sequence[float], samples: int = 1) -> tuple[float, float, float]:
+    """Returns (mean, low, high): Wilson's 95% score interval of the success rate over tasks, within [0, 1].
+
+    `by_task`: each task's mean success over its `samples` episodes. Episodes of one task are alike, so they are fewer
+    trials than their number says: n = mean (1 - mean) / (variance of the mean over tasks), but at least one trial per
+    task and at most one per episode. Where all tasks agree nothing tells them apart, and a task is one trial.
+    Raises ValueError on no values.
+    """
+    mean, low, _ = mean_interval(by_task)
+    error = (mean - low) / Z95
+    tasks = len(by_task)
+    n = tasks if error == 0 else min(max(mean * (1 - mean) / error**2, tasks), tasks * samples)
+    middle = (mean + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
+    half = Z95 / (1 + Z95**2 / n) * math.sqrt(mean * (1 - mean) / n + Z95**2 / (4 * n**2))
+    return mean, max(0.0, middle - half), min(1.0, middle + half)
+
+
 def paired_gain(before: dict[str, float], after: dict[str, float]) -> tuple[float, float, float]:
-    """(gain, low, high) of the mean per-task difference after - before, with its 95% interval.
+    """Returns (gain, low, high): the mean difference after - before over tasks, with its normal 95% interval.
 
     Both map task to mean success; pairing removes the variance between tasks. Raises ValueError when the tasks differ.
     """
@@ -37,7 +54,7 @@ def paired_gain(before: dict[str, float], after: dict[str, float]) -> tuple[floa
 
 
 def student_t(confidence: float, df: int) -> float:
-    """t with P(|T| < t) = confidence at `df` degrees of freedom, by bisection. 0 <= confidence < 1, df >= 1."""
+    """Returns t with P(|T| < t) = confidence at `df` degrees of freedom, by bisection. 0 <= confidence < 1, df >= 1."""
     low, high = 0.0, 1.0
     while _student_mass(high, df) < confidence:
         low, high = high, 2 * high
@@ -59,9 +76,9 @@ def _student_mass(t: float, df: int) -> float:
 
 
 def seed_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """(mean, low, high): Student's 95% interval of the mean over seeds, n - 1 degrees of freedom.
+    """Returns (mean, low, high): Student's 95% interval of the mean over seeds, n - 1 degrees of freedom.
 
-    Raises ValueError on no values. With one value nothing is known of the spread, and the interval is infinite.
+    Raises ValueError on no values. One value tells nothing about the spread, so its interval is infinite.
     """
     if not values:
         raise ValueError("no values to average")
@@ -96,7 +113,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def detectable(differences: Sequence[float]) -> float:
-    """The smallest true mean difference that as many pairs with this spread find with 80% power, two-sided at 5%.
+    """Returns the smallest true mean difference that such pairs find with 80% power, two-sided at 5%.
 
     (t_0.975 + t_0.80) s / sqrt(n), with n - 1 degrees of freedom. Infinite for fewer than two pairs.
     """
@@ -107,6 +124,6 @@ def detectable(differences: Sequence[float]) -> float:
 
 
 def spread(values: Sequence[float]) -> float:
-    """Sample standard deviation (ddof 1) of at least two values."""
+    """Returns the sample standard deviation (ddof 1) of at least two values."""
     mean = math.fsum(values) / len(values)
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))

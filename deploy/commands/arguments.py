@@ -9,31 +9,32 @@ from services.config.file import default_config
 from services.config.tree import Config, EnvSection
 
 
-def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--config FILE` and dotted overrides: read them with config_from."""
-    parser.add_argument("--config", required=True, metavar="FILE", help="a YAML file, or the name of a shipped config")
+def add_config_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """Adds `--config FILE` and dotted overrides: read them with config_from."""
+    parser.add_argument("--config", required=required, metavar="FILE",
+                        help="a YAML file, or the name of a shipped config")
     parser.add_argument(
         "overrides", nargs="*", metavar="KEY=VALUE", help="set one key of the config, for example learner.lr=3e-4")
 
 
 def config_from(args: argparse.Namespace) -> Config:
-    """The validated config that the command line names. Raises UserError."""
+    """Returns the validated config that the command line names. Raises UserError."""
     return load_config(args.config, args.overrides)
 
 
 def add_env_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--env NAME`, `--config FILE` and dotted overrides, all optional: read them with env_from."""
+    """Adds `--env NAME`, `--config FILE` and dotted overrides, all optional: read them with env_from."""
     parser.add_argument("--env", metavar="NAME", help="the environment, as env.name (default: the config's, alfworld)")
     parser.add_argument("--config", metavar="FILE", help="settings of the environment (default: env's defaults)")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="set one key of the config")
 
 
 def env_from(args: argparse.Namespace) -> EnvSection:
-    """The settings of the environment that the command line names. Raises UserError."""
+    """Returns the settings of the environment that the command line names. Raises UserError."""
     env = optional_config_from(args).env
     return env if args.env is None else env.model_copy(update={"name": args.env})
 
 
 def optional_config_from(args: argparse.Namespace) -> Config:
-    """The config that the command line names, else the defaults, under its overrides. Raises UserError."""
+    """Returns the config that the command line names, else the defaults, under its overrides. Raises UserError."""
     return load_config(args.config, args.overrides) if args.config else default_config(args.overrides)

@@ -25,11 +25,11 @@ BENCHES = {
     "soak": "deploy.bench.soak",
     "webshop": "deploy.bench.webshop",
 }
-"""Name -> module with `run(tell) -> list[Figure]`, imported when it is asked for: benches import heavy things.
-The soak's takes two parameters more."""
+"""Name -> module with `run(tell) -> list[Figure]`. It is imported when it is asked for, because benches import heavy
+packages. The soak's `run` takes two parameters more."""
 
 EVEN = ("env-service", "soak")
-"""Their parts are rounds and minutes, so that a rate tells how long they will take; those of others are unlike."""
+"""Benches whose parts are alike (rounds, minutes), so that a rate tells how long they will take."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def table(name: str, figures: Sequence[Figure]) -> Table:
-    """The figures for people; a figure without a reference leaves its cells empty."""
+    """Returns the figures for people. A figure without a reference leaves its cells empty."""
     out = Table(title=f"gagpo bench {name}", box=None, title_justify="left")
     out.add_column("figure")
     for head in ("value", "unit", "reference", "ratio"):

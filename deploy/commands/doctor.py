@@ -1,4 +1,4 @@
-"""`gagpo doctor`: checks a machine and says how to mend each finding."""
+"""`gagpo doctor`: checks a machine and says how to fix each finding."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     parser = subparsers.add_parser(
         "doctor",
         help="check this machine",
-        description="Checks versions, Redis, ports, memory, GPU and game data, and says how to mend each finding.\n"
+        description="Checks versions, Redis, ports, memory, GPU and game data, and says how to fix each finding.\n"
         "Exits with 1 where something would stop a run.",
         epilog="example:\n  gagpo doctor --json",
     )
@@ -39,9 +39,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def show(findings: list[Finding], console: Console) -> None:
-    """One line per finding, with the way to mend it below."""
+    """Prints one line per finding, with the way to fix it below."""
     for finding in findings:
         line = Text(f"{finding.status:<8}", style=COLOURS[finding.status])
         console.print(line.append(f"{finding.check:<16}", style="bold").append(finding.detail, style="default"))
         if finding.mend:
-            console.print(Text(f"{'':<24}mend: {finding.mend}"))
+            console.print(Text(f"{'':<24}fix: {finding.mend}"))

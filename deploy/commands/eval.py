@@ -1,4 +1,4 @@
-"""`gagpo eval`: a model or a run's result on a fixed panel of tasks, with an interval."""
+"""`gagpo eval`: a model or a run's result on a fixed set of tasks, with an interval."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deploy.runs.policies import resolve
+from deploy.runs.policies import resolve, run_path
 from services.config.file import dump_config
 from services.config.tree import Config
 
 if TYPE_CHECKING:
     from deploy.console.plain import StatusLines
+    from deploy.launch.topology import Topology
     from services.controller.controller import Hooks
 
 
@@ -23,12 +24,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     """Registers the command."""
     parser = subparsers.add_parser(
         "eval",
-        help="measure a model on a panel of tasks",
-        description="Plays each task of a panel once and reports mean success, its 95% interval over tasks,\n"
+        help="measure a model on a fixed set of tasks",
+        description="Plays each task of the set once and reports mean success, its 95% interval over tasks,\n"
         "and success by task type. MODEL is a Hugging Face folder; a run's folder stands for its trained model.",
         epilog="example:\n  gagpo eval runs/alfworld-tiny --split heldout --episodes 256 --temperature 0.4",
     )
-    parser.add_argument("model", metavar="MODEL|RUN", type=Path)
+    parser.add_argument("model", metavar="MODEL|RUN", type=run_path)
     parser.add_argument("--config", metavar="FILE", help="how to play (default: the config of the run)")
     parser.add_argument("--split", help="default: the held-out games")
     parser.add_argument("--episodes", type=int, help="tasks to play (default: eval.panel of the config; 0: all)")
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def evaluate(config: Config, model: Path, *, split: str | None) -> dict[str, Any]:
-    """Brings up a topology without a learner and runs one evaluation on it."""
+    """Starts a topology without a learner and runs one evaluation on it."""
     from rich.console import Console
 
     from deploy.console.plain import StatusLines
@@ -89,11 +90,10 @@ def evaluate(config: Config, model: Path, *, split: str | None) -> dict[str, Any
                 config=config, store=parts.store, lease=lease, supervisor=parts.supervisor,
                 tickets=TrainTickets(config=config, tasks=TaskStream(environment.tasks(train), config.seed)),
                 request=lambda _: None,
-                hooks=_hooks(lines, environment.task_type),
+                hooks=_hooks(lines, environment.task_type, parts),
             )
             version = publish_folder(parts, model, holder=run)
             for index in range(config.rollout.workers):
-                lines.passing(f"starting rollout worker {index} (vLLM)")
                 parts.supervisor.add(parts.rollout_worker(index, model))
             request = EvalRequest(label="eval", version=version, split=chosen, tasks=tasks,
                                   temperature=config.eval.temperature, seed=config.seed + 1,
@@ -103,8 +103,10 @@ def evaluate(config: Config, model: Path, *, split: str | None) -> dict[str, Any
     return {**summary, "env": environment.name, "engine": engine_name(environment)}
 
 
-def _hooks(lines: StatusLines, task_type: Callable[[str], str]) -> Hooks:
+def _hooks(lines: StatusLines, task_type: Callable[[str], str], parts: Topology) -> Hooks:
+    from deploy.training.loading import Loading
     from services.controller.controller import Hooks
 
-    return Hooks(note=lines.note, evaluated=lambda *_: None, task_type=task_type, tick=lambda: None,
+    loading = Loading(parts.config.rollout.workers, parts.store.beats, waiting=lines.waiting)
+    return Hooks(note=lines.note, evaluated=lambda *_: None, task_type=task_type, tick=loading.tick,
                  playing=lambda label, done, total: lines.at(label, done, total, "games"))

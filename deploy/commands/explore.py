@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
 
+from deploy.runs.policies import run_path
 from services.config.tree import EXPLORE_TOKEN_VARIABLE
 from services.errors import UserError
 
@@ -20,7 +20,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
         f"${EXPLORE_TOKEN_VARIABLE}; through ssh none is needed: ssh -L 8400:localhost:8400 HOST.",
         epilog="example:\n  gagpo explore runs/alfworld-tiny\n  gagpo explore runs/mine runs/theirs --port 0",
     )
-    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="one run's folder, or two")
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=run_path,
+                        help="one run's folder, or two; or their names in runs/")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
     parser.add_argument("--port", type=int, default=8400, help="0: a free one, printed (default: 8400)")
     parser.set_defaults(run=run)

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from deploy.runs.policies import run_path
 from services.errors import UserError
 
 
@@ -18,7 +19,7 @@ def add_parser(subparsers: Any) -> None:
         description="Copies the policy of a checkpoint, with its tokenizer, to a new folder.",
         epilog="example:\n  gagpo export runs/alfworld-tiny exported --which best",
         formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run_folder", metavar="RUN", type=Path, help="a run's folder")
+    parser.add_argument("run_folder", metavar="RUN", type=run_path, help="a run's folder, or its name in runs/")
     parser.add_argument("out", metavar="OUT", type=Path, help="a folder that does not exist yet")
     parser.add_argument("--which", default="latest", metavar="latest|best|STEP",
                         help="which checkpoint (best: by evaluation); default %(default)s")

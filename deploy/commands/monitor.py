@@ -28,7 +28,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 
 
 def run(args: argparse.Namespace) -> None:
-    """Until SIGTERM or Ctrl-C. Raises UserError without Prometheus or for a taken port, Fault when one of them ends."""
+    """Serves until SIGTERM or Ctrl-C. Raises UserError without Prometheus or for a port in use, and Fault if one of the
+    servers ends."""
     from deploy.monitor.servers import grafana, prometheus
 
     with (prometheus(args.runs_dir, port=args.port, ray=args.ray) as source,
@@ -36,4 +37,4 @@ def run(args: argparse.Namespace) -> None:
         print(f"Prometheus: {source}", flush=True)
         print(f"Grafana:    {pages or 'not installed; the boards are in deploy/grafana'}", flush=True)
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-    raise Fault(f"one of them ended by itself; the logs are in {args.runs_dir / '.monitor'}")
+    raise Fault(f"Prometheus or Grafana ended by itself; the logs are in {args.runs_dir / '.monitor'}")

@@ -6,10 +6,10 @@ import argparse
 import io
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deploy.commands.arguments import add_env_arguments, env_from
+from deploy.runs.policies import run_path
 from services.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     add_env_arguments(parser)
     parser.add_argument("--json", action="store_true", help="actions from stdin, one object per line on stdout")
     parser.add_argument("--max-steps", type=_steps, metavar="N", help="end the episode after N steps")
-    parser.add_argument("--agent", metavar="RUN|MODEL", type=Path, help="watch a trained agent play")
+    parser.add_argument("--agent", metavar="RUN|MODEL", type=run_path, help="watch a trained agent play")
     parser.add_argument("--temperature", type=float, help="of the agent (default: eval.temperature of the config)")
     parser.add_argument("--seed", type=int, default=0, help="of the agent's draws")
     parser.set_defaults(run=run)

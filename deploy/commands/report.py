@@ -6,6 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
+from deploy.runs.policies import run_path
 from services.errors import UserError
 
 
@@ -20,7 +21,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
         "first arm, paired by seed. A run that goes on is reported as far as it is.",
         epilog="examples:\n  gagpo report runs/mine\n  gagpo report runs/mine-seed* runs/theirs-seed* --out compared",
     )
-    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="runs' folders")
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=run_path, help="runs' folders, or names in runs/")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where to (default: the run's folder, or ./report)")
     parser.add_argument("--json", action="store_true", help="print the numbers as one JSON object")
     parser.set_defaults(run=run)

@@ -7,21 +7,25 @@ import json
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from deploy.console.plain import span
 from deploy.runs.configs import load_config
-from deploy.runs.folder import RunFolder
+from deploy.runs.folder import RunFolder, go_on
+from deploy.runs.health import warnings
 from deploy.runs.history import RunHistory
 from deploy.runs.live_status import Seen, look, value
-from services.errors import UserError
+from deploy.runs.policies import find_run, run_path
+from deploy.runs.stage import read_stage
+from deploy.runs.verdict import next_commands, verdicts
 from services.telemetry.heartbeat import BEAT_S, Beat
 
 WATCH_S = 2.0
 APART_S = BEAT_S + 0.5
 """Between the first two looks: every process has had another heartbeat."""
+FINISHED, GOING_ON, INTERRUPTED = "finished", "going on", "interrupted"
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
@@ -29,11 +33,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     parser = subparsers.add_parser(
         "status",
         help="show how a run stands",
-        description="Shows the last learner step and evaluation of a run, and while it goes on each of its processes,\n"
-        "environment servers among them: weights held, speed, last progress, and what it waits for.",
-        epilog="example:\n  gagpo status runs/alfworld-tiny --watch",
+        description="Shows the stage that a run is in, its last learner step and evaluations. While it goes on: each\n"
+        "of its processes, with the weights held, the speed, the last progress, and what it waits for. After\n"
+        "an interruption: the command that goes on. At the end: the verdict and the next commands.",
+        epilog="examples:\n  gagpo status alfworld-tiny\n  gagpo status runs/alfworld-tiny --watch",
     )
-    parser.add_argument("run_folder", metavar="RUN", type=Path)
+    parser.add_argument("run_folder", metavar="RUN", type=run_path, help="a run's folder, or its name in runs/")
     parser.add_argument("--watch", action="store_true", help="again every two seconds, until Ctrl-C")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
@@ -41,13 +46,14 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 
 def run(args: argparse.Namespace) -> int:
     """Prints the status. A run that goes on is looked at twice, a heartbeat apart, so that there are rates."""
+    folder = find_run(args.run_folder)
     seen = Seen()
-    seen.take(look(args.run_folder))
+    seen.take(look(folder.path))
     if seen.now:
         time.sleep(APART_S)
-        seen.take(look(args.run_folder))
+        seen.take(look(folder.path))
     while True:
-        status = read_status(args.run_folder)
+        status = read_status(folder)
         if args.json:
             print(json.dumps({"format": 1, **status, "processes": processes(seen)}), flush=True)
         else:
@@ -56,48 +62,73 @@ def run(args: argparse.Namespace) -> int:
         if not args.watch:
             return 0
         time.sleep(WATCH_S)
-        seen.take(look(args.run_folder))
+        seen.take(look(folder.path))
 
 
 def summary(status: Mapping[str, Any]) -> list[str]:
-    """Where the run stands, and its evaluations."""
-    lines = [f"{status['run']}: {status['state']}, step {status['step']} of {status['steps']}"]
+    """Returns the case of the run, its evaluations, its warnings, and the verdict or the next command, a line each."""
+    lines = [f"{status['run']}: {_case(status)}, learner step {status['step']} of {status['steps']}"]
     if status["seconds_since_step"] is not None:
         lines[0] += f", version {status['version']}"
         if status["staleness_mean"] is not None:
             lines[0] += f", trained on episodes {status['staleness_mean']:.2g} steps old (at most " \
                         f"{status['staleness_max']:.0f})"
-        lines.append(f"  last step {status['seconds_since_step']:.0f} s ago, success {status['success_rate']:.1%}")
-    return lines + [f"  {line['label']} T={line['temperature']:g}: {line['success_rate']:.1%} "
-                    f"[{line['success_low']:.1%}, {line['success_high']:.1%}] on {line['tasks']} games"
-                    for line in status["evaluations"]]
+        lines.append(f"  last step {span(status['seconds_since_step'])} ago, success {status['success_rate']:.1%}")
+    if status["doing"] and status["state"] == GOING_ON:
+        lines.append(f"  {status['doing']}")
+    lines += [f"  {line['label']} T={line['temperature']:g}: {line['success_rate']:.1%} "
+              f"[{line['success_low']:.1%}, {line['success_high']:.1%}] on {line['tasks']} games"
+              for line in status["evaluations"]]
+    lines += [f"  warning: {text}" for text in status["warnings"]]
+    lines += [f"  verdict: {text}" for text in status["verdicts"]]
+    return lines + (["  next:", *(f"    {command}" for command in status["next"])] if status["next"] else [])
 
 
-def read_status(path: Path) -> dict[str, Any]:
-    """What the run's folder says. Raises UserError where it is none."""
-    folder = RunFolder(path)
-    if not folder.config_file.exists():
-        raise UserError(f"{path} is no run's folder", "give runs/<name>")
+def _case(status: Mapping[str, Any]) -> str:
+    """`cold start for 45 s`, `interrupted by Ctrl-C 3 min ago during the cold start`, `finished`."""
+    state, stage = status["state"], status["stage"]
+    if stage is None or state == FINISHED:
+        return state
+    if state == GOING_ON:
+        return f"{stage} for {span(status['stage_seconds'])}"
+    how = status["ended"] or f"{INTERRUPTED}: its process is gone"
+    return f"{how}, {span(status['silent_seconds'])} ago, in the stage `{stage}`"
+
+
+def read_status(folder: RunFolder) -> dict[str, Any]:
+    """Returns what the run's folder says."""
     config = load_config(folder.config_file)
     history = RunHistory(folder)
     metrics, evaluations = history.metrics, history.evaluations
     last = metrics[-1] if metrics else None
     shown = ("label", "temperature", "success_rate", "success_low", "success_high", "tasks")
+    stage, now = read_stage(folder.stage_file), time.time()
+    state = (GOING_ON if stage is not None and stage.alive else FINISHED if folder.summary.exists() else
+             INTERRUPTED if stage is not None else "not finished")
     return {
-        "run": str(path),
-        "state": "finished" if folder.summary.exists() else "not finished",
+        "run": str(folder.path),
+        "state": state,
+        "stage": stage.name if stage else None,
+        "stage_seconds": now - stage.since if stage else None,
+        "silent_seconds": now - stage.at if stage else None,
+        "doing": stage.doing if stage else "",
+        "ended": stage.ended if stage else "",
         "step": last["step"] if last else 0,
         "steps": config.steps,
         **{name: last[name] if last else None for name in ("version", "staleness_mean", "staleness_max")},
         "learner_ranks": config.learner.ranks,
-        "seconds_since_step": time.time() - last["time"] if last else None,
+        "seconds_since_step": now - last["time"] if last else None,
         "success_rate": last["success_rate"] if last else None,
         "evaluations": [{key: e[key] for key in shown} for e in evaluations],
+        "warnings": [one.text for one in warnings(metrics, evaluations)],
+        "verdicts": [one.text for one in verdicts(evaluations)],
+        "next": [] if state == GOING_ON else next_commands(folder.path, evaluations) if state == FINISHED else
+                [go_on(folder.path)],
     }
 
 
 def processes(seen: Seen) -> list[dict[str, Any]]:
-    """One object per process, for machines."""
+    """Returns one object per process, for machines."""
     found: list[dict[str, Any]] = []
     for name, beat in seen.now.items():
         number, unit = seen.rate(name) or (None, None)
@@ -107,9 +138,10 @@ def processes(seen: Seen) -> list[dict[str, Any]]:
 
 
 def table(seen: Seen, *, ranks: int = 1) -> list[str]:
-    """One line per process. `ranks`: of the learner, whose first one speaks for all: they work in step or end."""
+    """Returns one line per process; [] if none answers. The learner's first rank speaks for all `ranks`, because they
+    work in step or end together."""
     if not seen.now:
-        return ["  no process answers: the run has ended, has not begun to play, or runs where this one cannot reach"]
+        return []
     names = {name: f"learner-0..{ranks - 1}" if name == "learner-0" and ranks > 1 else name for name in seen.now}
     now, width = time.time(), max(14, *(len(name) for name in names.values()))
     lines = [f"  {'process':<{width}} {'version':<18} {'lag':>4} {'speed':>14} {'progress':>9}  doing"]
@@ -123,7 +155,7 @@ def table(seen: Seen, *, ranks: int = 1) -> list[str]:
 
 
 def speed(seen: Seen, name: str) -> str:
-    """`123 tokens/s`, `45 steps/s`, `6.7 s a step`; a dash where none is known."""
+    """Returns `123 tokens/s`, `45 steps/s` or `6.7 s a step`; a dash if none is known."""
     found = seen.rate(name)
     return "-" if found is None else f"{found[0]:,.3g} {found[1]}" if found[0] < 1000 else f"{found[0]:,.0f} {found[1]}"
 

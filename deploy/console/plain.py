@@ -1,4 +1,4 @@
-"""How far work is, at what rate, and how long it will take; and where commands with one result show it."""
+"""Says how far work is, at what rate, and how long it will take. Commands with one result show it by StatusLines."""
 
 from __future__ import annotations
 
@@ -24,18 +24,24 @@ def span(seconds: float) -> str:
 
 
 class Pace:
-    """Work of one kind and size after another: `heldout 40/256 games  3.1 games/s  about 70 s left`."""
+    """Follows work of one kind and size after another: `heldout 40/256 games  3.1 games/s  about 70 s left`.
+
+    The rate counts from the first piece that is done: what is loaded before it is no part of the work.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._work: tuple[str, float, str] | None = None
         self._from = (0.0, 0.0)
+        self._moved = False
 
     def at(self, what: str, done: float, total: float, unit: str) -> str:
-        """The line. The rate counts from the first call about `what` and `total`."""
+        """Returns the line about `done` of `total` pieces."""
         now = self._clock()
         if self._work != (what, total, unit):
-            self._work, self._from = (what, total, unit), (now, done)
+            self._work, self._from, self._moved = (what, total, unit), (now, done), False
+        elif not self._moved and done > self._from[1]:
+            self._from, self._moved = (now, done), True
         return f"{what} {done:,.4g}/{total:,.4g} {unit}{self._rate(now, done, total, unit)}"
 
     def _rate(self, now: float, done: float, total: float, unit: str) -> str:
@@ -48,7 +54,7 @@ class Pace:
 
 
 class StatusLines:
-    """Lines that stay; of those that pass a terminal shows the latest one only, with a spinner."""
+    """Prints lines that stay, and lines that pass: a terminal shows only the latest of those, with a spinner."""
 
     def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
@@ -56,6 +62,7 @@ class StatusLines:
         self._pace = Pace(clock)
         self._said_at = -EVERY_S
         self._said = (0.0, 0.0)
+        self._waits: tuple[str, float] = ("", 0.0)
         self._status: Status | None = None
 
     def __enter__(self) -> StatusLines:
@@ -70,20 +77,29 @@ class StatusLines:
             self._status.stop()
 
     def note(self, text: str) -> None:
-        """A line that stays."""
+        """Prints a line that stays."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def passing(self, text: str) -> None:
-        """What goes on now; a plain line where there is no terminal."""
+        """Shows what goes on now; a plain line without a terminal."""
         if self._status is None:
             self.note(text)
         else:
             self._status.update(escape(text))
 
-    def at(self, what: str, done: float, total: float, unit: str, *, doing: str = "") -> None:
-        """How far something of a known size is, and what it does.
+    def waiting(self, text: str) -> None:
+        """Shows what is waited for and for how long; without a terminal there is a line every ten seconds."""
+        now = self._clock()
+        if self._waits[0] != text:
+            self._waits = (text, now)
+        if self._status is not None or now - self._said_at >= EVERY_S:
+            self._said_at = now
+            self.passing(f"{text}  {span(now - self._waits[1])} so far")
 
-        Without a terminal a line every ten seconds; work that says what it does, in large parts, has one of each too.
+    def at(self, what: str, done: float, total: float, unit: str, *, doing: str = "") -> None:
+        """Shows how far something of a known size is, and what it does.
+
+        Without a terminal there is a line every ten seconds. Work that says what it does also has a line per piece.
         """
         text, now = self._pace.at(what, done, total, unit), self._clock()
         news = doing and (done, total) != self._said
@@ -94,8 +110,8 @@ class StatusLines:
 
 
 class Parts:
-    """Unlike parts of one work, of which some say nothing for minutes: how many are done, the one that goes on, and
-    how long it all has taken, from a thread of its own. No rate: what the short ones took says nothing of the long.
+    """Shows work whose parts are unlike and may be silent for minutes: how many are done, which one goes on, and for
+    how long, from a thread of its own. There is no rate, because short parts say nothing about long ones.
     """
 
     def __init__(self, lines: StatusLines, what: str, *, every_s: float = EVERY_S,
@@ -116,7 +132,7 @@ class Parts:
         self._thread.join()
 
     def at(self, doing: str, done: float, total: float) -> None:
-        """The next part begins."""
+        """Shows that the next part begins."""
         with self._lock:
             self._text = f"{self._what} {done:,.4g}/{total:,.4g} parts  {doing}"
             self._say()

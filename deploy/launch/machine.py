@@ -1,4 +1,4 @@
-"""What this machine has, as a process inside a container or a CPU set may use it."""
+"""The resources of this machine, as far as a process inside a container or a CPU set may use them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GIB = 1024**3
 
 
 def cpu_count() -> float:
-    """CPUs that this process may use: affinity, and the container's quota where one is set."""
+    """Returns the CPUs that this process may use, by its affinity and the container's quota if one is set."""
     allowed = float(len(os.sched_getaffinity(0)))
     quota = _read(CGROUP / "cpu.max").split()
     if len(quota) == 2 and quota[0] != "max":
@@ -25,7 +25,7 @@ def cpu_count() -> float:
 
 
 def available_memory() -> int:
-    """Bytes that new processes can take: the machine's available memory, or what the container's limit leaves."""
+    """Returns the bytes that new processes can take: the machine's available memory, or the rest of the container's."""
     free = psutil.virtual_memory().available
     limit, used = _read(CGROUP / "memory.max"), _read(CGROUP / "memory.current")
     if limit.isdigit() and used.isdigit():
@@ -34,18 +34,18 @@ def available_memory() -> int:
 
 
 def _reclaimable() -> int:
-    """Page cache counts as used in a container, but gives way."""
+    """Returns the bytes of page cache: a container counts them as used, but the kernel frees them when needed."""
     found = re.search(r"^inactive_file (\d+)$", _read(CGROUP / "memory.stat"), re.MULTILINE)
     return int(found[1]) if found else 0
 
 
 def shared_memory() -> int:
-    """Size of /dev/shm in bytes, where Ray keeps its objects; 0 where there is none."""
+    """Returns the size of /dev/shm in bytes, where Ray keeps its objects; 0 if there is none."""
     return shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0  # noqa: S108 - not a temporary file of ours
 
 
 def gpu_names() -> list[str]:
-    """NVIDIA GPUs as the driver lists them; empty without a driver."""
+    """Returns the NVIDIA GPUs as the driver lists them; none without a driver."""
     if shutil.which("nvidia-smi") is None:
         return []
     try:
@@ -56,7 +56,7 @@ def gpu_names() -> list[str]:
 
 
 def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
-    """True where a server could listen on the port now."""
+    """Whether a server could listen on the port now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

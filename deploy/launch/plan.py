@@ -1,15 +1,17 @@
-"""What `gagpo train` would start: processes, ports, CPUs, memory and tokens, from the config alone. Light."""
+"""The plan of a run, from its config alone: processes, ports, CPUs, memory and tokens. Light."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from deploy.launch.idle_keys import idle_keys
 from deploy.launch.machine import GIB
+from deploy.launch.ray_address import ray_address
+from deploy.runs.folder import RunFolder, standing
 from envservice.registry import find_spec
 from services.config.tree import Config, ModelSection
 
@@ -24,7 +26,7 @@ CRITIC_BYTES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """One kind of process; CPUs and GPUs are what Ray reserves, memory is an estimate."""
+    """One kind of process. Ray reserves its CPUs and GPUs; its memory is an estimate."""
 
     name: str
     count: int = 1
@@ -48,9 +50,9 @@ class Plan:
     groups_per_step: int
     episodes_per_step: int
     rows_per_step: int
-    """At most: every episode uses all its turns."""
+    """Upper bound: every episode uses all its turns."""
     tokens_per_step: int
-    """At most: every row fills its prompt and its response."""
+    """Upper bound: every row fills its prompt and its response."""
     private_ray: bool
 
     @property
@@ -70,7 +72,7 @@ class Plan:
 
 
 def make_plan(config: Config) -> Plan:
-    """The plan of a config; reads nothing but the header files of a model given by path."""
+    """Returns the plan of a config. Reads nothing but the headers of a given model's files."""
     learner = config.learner
     episodes = learner.groups_per_step * learner.group_size
     rows = episodes * config.env.max_steps
@@ -88,12 +90,12 @@ def make_plan(config: Config) -> Plan:
 
 
 def uses_private_ray(config: Config) -> bool:
-    """True where the run starts a Ray of its own on this machine."""
-    return config.ray.address is None and not os.environ.get("RAY_ADDRESS")
+    """Whether the run starts a Ray of its own on this machine."""
+    return ray_address(config) is None
 
 
 def parameters(model: ModelSection) -> int:
-    """Number of weights: from the files of a given model, else by the architecture's formula."""
+    """Returns the number of weights: from the files of a given model, else by the architecture's formula."""
     if model.path is not None:
         half_precision = sum(file.stat().st_size // 2 for file in model.path.glob("*.bin"))
         return sum(_weights_in(file) for file in model.path.glob("*.safetensors")) or half_precision
@@ -117,10 +119,11 @@ def _weights_in(file: Path) -> int:
 
 
 def _training_gib(config: Config) -> float:
-    """Host memory of one learner rank beyond its process: model states, activations and logits of one packed pass.
+    """Returns the host memory of one learner rank beyond its process: model states, and activations and logits of one
+    packed pass.
 
-    On a GPU the host holds two copies of the weights, on their way to a checkpoint and to the samplers, and one of a
-    critic's.
+    With a GPU the host holds two copies of the weights, on their way to a checkpoint and to the samplers, and one copy
+    of a critic's weights.
     """
     from learner.credit.registry import estimator
 
@@ -142,7 +145,7 @@ def _training_gib(config: Config) -> float:
 
 
 def _processes(config: Config) -> tuple[Process, ...]:
-    """Fixed shares round what small runs took; the rest follows the model."""
+    """Returns the processes. The fixed shares are rounded from small runs; the rest follows the model."""
     rollout, learner, model = config.rollout, config.learner, config.model
     weights = parameters(model) * (4 if model.dtype == "float32" else 2) / GIB
     local = [Process(name="controller", memory_gib=0.5, address="this process")]
@@ -166,17 +169,20 @@ def _processes(config: Config) -> tuple[Process, ...]:
 
 
 def as_dict(config: Config) -> dict[str, Any]:
-    """The plan and the resolved config for machines."""
+    """Returns the plan and the resolved config for machines."""
     plan = make_plan(config)
     totals = {"cpus": plan.cpus, "gpus": plan.gpus, "memory_gib": round(plan.memory_gib, 2)}
-    return {"format": FORMAT, **asdict(plan), **totals, "config": config.model_dump(mode="json")}
+    return {"format": FORMAT, **asdict(plan), **totals, "warnings": idle_keys(config),
+            "config": config.model_dump(mode="json")}
 
 
-def describe(config: Config) -> str:
-    """The plan for people, a few lines."""
+def describe(config: Config, *, resume: bool = False) -> str:
+    """Returns the plan for people, a few lines. `resume`: whether a run that is in the folder may go on."""
     plan = make_plan(config)
     lines = [
         f"run           {plan.run_dir}, {config.steps} learner steps, seed {config.seed}",
+        *_folder(config, resume=resume),
+        *(f"warning       {line}" for line in idle_keys(config)),
         f"model         {plan.model}, {plan.parameters:,} parameters, {config.model.dtype}",
         f"games         {_games(config)}",
         f"each step     {plan.groups_per_step} groups of {config.learner.group_size}: "
@@ -190,10 +196,20 @@ def describe(config: Config) -> str:
     lines += [f"  redis at {config.redis.url.rpartition('@')[2]}"] if config.redis.url else []
     lines += [f"  environment server at {url}" for url in config.env.urls]
     lines += [f"  traces to {config.metrics.traces.rpartition('@')[2]}"] if config.metrics.traces else []
-    lines += [] if plan.private_ray else [f"  Ray at {config.ray.address or os.environ.get('RAY_ADDRESS')}"]
+    lines += [] if plan.private_ray else [f"  Ray at {ray_address(config)}"]
     lines.append(f"  together {plan.cpus:g} CPUs, {plan.gpus:g} GPUs, about {plan.memory_gib:.1f} GiB of memory")
     lines.append("nothing was started")
     return "\n".join(lines)
+
+
+def _folder(config: Config, *, resume: bool) -> list[str]:
+    """Says what a start would find in the run's folder. A plan never refuses because of it."""
+    problem = standing(config, resume=resume)
+    if problem is not None:
+        return [f"folder        a start would be refused: {problem[0]}; {problem[1]}"]
+    if RunFolder(config.run_dir).identity():
+        return [f"folder        {config.run_dir} holds a run, which would go on"]
+    return []
 
 
 def _games(config: Config) -> str:

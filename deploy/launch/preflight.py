@@ -1,18 +1,19 @@
-"""Every mistake that can be found before anything heavy starts: each raises UserError, one line.
+"""Finds every mistake that can be found before anything heavy starts: each raises UserError, one line.
 
-Not covered: what only the cluster knows. On a Ray that runs already, CPUs, GPUs and memory are its scheduler's
-business.
+Not covered is what only the cluster knows. On a Ray that runs already, CPUs, GPUs and memory are left to its scheduler.
 """
 
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from deploy.launch import machine
 from deploy.launch.plan import Plan, make_plan
-from deploy.launch.task_sets import TaskSets, open_panels
+from deploy.launch.ray_address import check_ray, ray_address
+from deploy.launch.task_sets import TaskSets, open_task_sets
 from deploy.runs import sinks
 from envservice.registry import check_settings, find_spec, find_teacher, open_environment
 from envservice.server.capacity import session_limit
@@ -22,22 +23,23 @@ from services.errors import EnvFault, UserError
 from services.telemetry import tracing
 
 PROBED_GAMES = 24
-"""Games that are checked to see whether the data is whole; a broken one beyond them drops its group at run time."""
+"""Games that are checked to see whether the data is whole. Any other broken game drops its group at run time."""
 PROBE_S = 5.0
 INFO_S = 60.0
 """For what a server plays: it may have to read all its data first."""
 
 
 def check(config: Config) -> TaskSets:
-    """Raises UserError for the first thing that would stop a training run; the panels, which were cut on the way."""
+    """Returns the run's task sets. Raises UserError for the first thing that would stop the run."""
+    _places(config)
     check_parts(config)
-    panels = _games(config)
-    check_versions(config.env.urls, env=panels.env_name, engine=panels.engine)
-    return panels
+    task_sets = _games(config)
+    check_versions(config.env.urls, env=task_sets.env_name, engine=task_sets.engine)
+    return task_sets
 
 
 def check_parts(config: Config) -> None:
-    """All but the games, of which an evaluation chooses its own."""
+    """Checks all but the places of a training run and its games: an evaluation has its own."""
     _environment(config)
     _model(config)
     _credit(config)
@@ -47,6 +49,8 @@ def check_parts(config: Config) -> None:
     plan = make_plan(config)
     if plan.private_ray:
         _machine(config, plan)
+    else:
+        check_ray(ray_address(config) or "")
     _redis(config)
     _servers(config.env.urls)
     if not config.env.urls:  # else it is theirs to reach
@@ -54,9 +58,9 @@ def check_parts(config: Config) -> None:
 
 
 def check_versions(urls: Sequence[str], *, env: str, engine: str) -> None:
-    """Raises UserError where servers that run already play another environment or version than results would name.
+    """Raises UserError if servers that run already play another environment or version than results would name.
 
-    `engine`: as panels.engine_name. Their data are not compared: tasks that they do not have are faults at run time.
+    `engine`: as engine_name returns it. Data is not compared: a task that a server lacks is a fault at run time.
     """
     import httpx
 
@@ -76,6 +80,20 @@ def check_versions(urls: Sequence[str], *, env: str, engine: str) -> None:
         theirs, ours = f"{info.name} by {info.engine} {info.version}", f"{env} by {engine}"
         if theirs != ours:
             raise UserError(f"{url} plays {theirs}, and this config {ours}", "give both the same settings and packages")
+
+
+def _places(config: Config) -> None:
+    """Checks the folder and the port that a run asks for. The nearest folder that exists has to take a new one."""
+    above = next(path for path in (config.run_dir.absolute(), *config.run_dir.absolute().parents) if path.exists())
+    try:
+        with tempfile.TemporaryDirectory(prefix=".gagpo-", dir=above):
+            pass
+    except OSError as error:
+        raise UserError(f"runs_dir={config.runs_dir} cannot be written ({error.strerror}: {above})",
+                        "choose a folder of your own, such as runs_dir=runs") from None
+    port, host = config.metrics.port, config.metrics.host
+    if port and not machine.port_is_free(port, host):
+        raise UserError(f"metrics.port={port} is in use on {host}", "choose another, or metrics.port=0 for a free one")
 
 
 def _environment(config: Config) -> None:
@@ -123,7 +141,7 @@ def _scratch(config: Config) -> None:
 
 
 def _credit(config: Config) -> None:
-    """An estimator that does not exist, or that the loss or the groups leave without what it needs."""
+    """Checks that the estimator exists, and that the loss and the groups give it what it needs."""
     from learner.credit.registry import estimator
 
     learner, name = config.learner, config.learner.credit.estimator
@@ -141,7 +159,7 @@ def _credit(config: Config) -> None:
 
 
 def _batch(config: Config) -> None:
-    """A batch that cannot be filled, or that fits nowhere."""
+    """Checks that a batch can be filled, and that it fits."""
     learner, rollout, env = config.learner, config.rollout, config.env
     row = rollout.max_prompt_tokens + rollout.max_response_tokens
     episodes = learner.groups_per_step * learner.group_size
@@ -205,16 +223,17 @@ def _servers(urls: Sequence[str]) -> None:
 
 
 def _games(config: Config) -> TaskSets:
-    panels = open_panels(config)
-    if config.learner.groups_per_step > len(panels.train):
+    task_sets = open_task_sets(config)
+    games = len(task_sets.train)
+    if config.learner.groups_per_step > games:
         raise UserError(
-            f"learner.groups_per_step={config.learner.groups_per_step}, and only {len(panels.train)} games to train on",
+            f"learner.groups_per_step={config.learner.groups_per_step}, and only {games} games to train on",
             "lower it, or choose more games by the settings in env")
     environment, check_task = open_environment(config.env), find_spec(config.env.name).check
-    for task in panels.train[::max(1, len(panels.train) // PROBED_GAMES)]:
+    for task in task_sets.train[::max(1, games // PROBED_GAMES)]:
         try:
             check_task(environment, task)
         except EnvFault as error:
             raise UserError(f"game {task} is broken ({error})",
-                            f"unpack the game data again, or mend {config.env.name}") from error
-    return panels
+                            f"unpack the game data again, or fix {config.env.name}") from error
+    return task_sets

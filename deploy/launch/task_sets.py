@@ -1,4 +1,4 @@
-"""The task panels of a run: fixed lists, cut once from the environment's splits, the same on every machine."""
+"""The task sets of a run: fixed lists, cut once from the environment's splits, the same on every machine."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from services.seeds import seed_for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSets:
-    """Tasks to train on, to draw the curve with, and to report on; the last is disjoint from both by construction."""
+    """Tasks to train on, to draw the curve with, and to report on. The last share no task with the other two."""
 
     env_name: str
     engine: str
-    """Such as `own 1+catalogue+endings-1`: engine and version, which name what a score depends on beside the task."""
+    """Engine and version, such as `own 1+catalogue+endings-1`: a score depends on them beside the task."""
     train: tuple[str, ...]
     validation: tuple[str, ...]
     validation_split: str
@@ -28,20 +28,18 @@ class TaskSets:
     heldout_split: str
     heldout_digest: str
     games: str
-    """What is played, for people, with a digest over the ids of the training games and what plays them."""
+    """Describes the games for people, with a digest over the training games' ids, and the engine."""
     task_type: Callable[[str], str] = field(compare=False)
 
 
 def engine_name(environment: Environment) -> str:
-    """As results name it, and as episodes do."""
+    """Returns the name that results and episodes give an engine."""
     return f"{environment.engine} {environment.version}"
 
 
 def cut(tasks: list[str], count: int, *, name: str) -> tuple[str, ...]:
-    """`count` tasks, sorted, chosen by the panel's name alone: never by the run's seed, so that runs compare.
-
-    Raises UserError when there are fewer.
-    """
+    """Returns `count` tasks, sorted. The choice depends on the set's name and never on the run's seed, so that runs
+    can be compared. Raises UserError if there are fewer."""
     if len(tasks) < count:
         key = "eval.episodes" if name == "validation" else "eval.panel"
         raise UserError(f"the {name} split has {len(tasks)} games of the chosen kinds, and {count} are asked for",
@@ -49,8 +47,8 @@ def cut(tasks: list[str], count: int, *, name: str) -> tuple[str, ...]:
     return tuple(sorted(random.Random(seed_for("panel", name)).sample(sorted(tasks), count)))
 
 
-def open_panels(config: Config) -> TaskSets:
-    """Reads the splits of the run's environment. Raises UserError for missing data or a panel larger than its split."""
+def open_task_sets(config: Config) -> TaskSets:
+    """Reads the splits of the run's environment. Raises UserError for missing data or a set larger than its split."""
     environment = open_environment(config.env)
     train, validation, heldout = environment.training_splits()
     training = environment.tasks(train)

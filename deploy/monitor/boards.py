@@ -54,10 +54,11 @@ LENGTH = panel("Episode length", "Turns, in training and in evaluations.",
                gauge("train_episode_length_steps", name="training"),
                gauge("eval_episode_length_steps", name="evaluation"))
 RETURN = panel("Return", "Mean of the episodes trained on, as training sees it.", gauge("train_episode_return"))
-SHARES = panel("Singletons and active steps",
-               "Share of steps that are alone in their state, and of those with an advantage other than 0.",
+SHARES = panel("Singletons, active steps and flat groups",
+               "Share of steps that are alone in their state, of steps with an advantage other than 0, and of groups "
+               "without such a step.",
                gauge("credit_singleton_ratio", name="alone"), gauge("credit_active_ratio", name="active"),
-               unit="percentunit")
+               gauge("credit_flat_groups_ratio", name="flat groups"), unit="percentunit")
 ADVANTAGES = panel("Advantages", "Interquartile range.", gauge("credit_advantage_iqr"))
 TAIL = panel("Tail of the advantages", "Share beyond 1 or -1.", gauge("credit_advantage_above_one_ratio"),
              unit="percentunit")

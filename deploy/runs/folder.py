@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.config.file import config_digest, dump_config
+from deploy.runs.configs import load_config
+from services.config.file import as_yaml, dump_config, flatten
 from services.config.tree import Config
 from services.errors import UserError
 
@@ -49,10 +51,15 @@ class RunFolder:
         return self.path / "summary.json"
 
     @property
-    def targets(self) -> Path:
-        """What Prometheus is to scrape, in the form of its file_sd; there while the run goes on.
+    def stage_file(self) -> Path:
+        """What the run's driver does now, see deploy/runs/stage.py."""
+        return self.path / "stage.json"
 
-        Beside the run's folder and not in it: Prometheus takes a pattern for the name of a file, and none for folders.
+    @property
+    def targets(self) -> Path:
+        """Names the endpoints for Prometheus, in the form of its file_sd; there while the run goes on.
+
+        It lies beside the run's folder and not in it: Prometheus takes patterns for names of files, not of folders.
         """
         return targets_folder(self.path.parent) / f"{self.path.name}.json"
 
@@ -81,17 +88,19 @@ def targets_folder(runs_dir: Path) -> Path:
     return runs_dir / ".monitor" / "targets"
 
 
-def learning_digest(config: Config) -> str:
-    """Digest of all in the config that decides what a run learns."""
-    return config_digest(config, but=MAY_CHANGE)
+def differences(before: Config, now: Config) -> list[str]:
+    """Says for each key that decides what a run learns, and that differs, both values."""
+    mine, theirs = flatten(now), flatten(before)
+    return [f"{key} is {as_yaml(theirs[key])} there and {as_yaml(mine[key])} here" for key in mine
+            if mine[key] != theirs[key] and not MAY_CHANGE.fullmatch(key)]
 
 
 def open_run(config: Config, *, games: str, resume: bool) -> tuple[RunFolder, str]:
-    """The run's folder, made if need be, and its id (its name with a nonce, the prefix of its keys in Redis).
+    """Returns the run's folder, made if need be, and the run's id: its name with a nonce, the prefix of its Redis keys.
 
-    `games` names what is played and what plays it: results on other games, or of another version of their rules, never
-    mix in one folder. Raises UserError when the folder belongs to another config or to other games, or holds a run and
-    `resume` is not given.
+    `games` names the games and the engine: results on other games, or of another version of their rules, never mix in
+    one folder. Raises UserError if the folder belongs to another config or to other games, or if it holds a run and
+    `resume` is false.
     """
     folder = RunFolder(config.run_dir)
     check_run(config, resume=resume)
@@ -100,22 +109,34 @@ def open_run(config: Config, *, games: str, resume: bool) -> tuple[RunFolder, st
     if known and known["games"] != games:
         raise UserError(f"{config.run_dir} was played on {known['games']}, and now there is {games}",
                         "give this run another name (name=...), or the data and settings that it had")
-    if not known:
-        known = {"format": FORMAT, "run": f"{config.name}-{uuid.uuid4().hex[:8]}",
-                 "learning": learning_digest(config), "games": games}
-        folder.identity_file.write_text(json.dumps(known, indent=1) + "\n")
+    # The config first: whoever finds the identity can rely on the config.
     dump_config(config, folder.config_file)
+    if not known:
+        known = {"format": FORMAT, "run": f"{config.name}-{uuid.uuid4().hex[:8]}", "games": games}
+        folder.identity_file.write_text(json.dumps(known, indent=1) + "\n")
     return folder, str(known["run"])
 
 
 def check_run(config: Config, *, resume: bool) -> None:
-    """The checks of open_run without touching the disk."""
-    known = RunFolder(config.run_dir).identity()
-    if not known:
-        return
-    if known["learning"] != learning_digest(config):
-        raise UserError(f"{config.run_dir} belongs to a run with another config",
-                        "give this one another name (name=...) or delete that folder")
+    """Makes the checks of open_run without touching the disk. Raises UserError."""
+    if problem := standing(config, resume=resume):
+        raise UserError(*problem)
+
+
+def standing(config: Config, *, resume: bool) -> tuple[str, str] | None:
+    """Says what stands against a start of `config` in its folder and how to fix it; None if nothing does."""
+    folder = RunFolder(config.run_dir)
+    if not folder.identity():
+        return None
+    if changed := differences(load_config(folder.config_file), config):
+        return (f"{config.run_dir} belongs to a run with another config: {', '.join(changed)}",
+                "use its values to go on with it, or give this run another name (name=...)")
     if not resume:
-        raise UserError(f"{config.run_dir} holds a run already",
-                        "go on with it by --resume, or give this one another name (name=...)")
+        return (f"{config.run_dir} holds a run already",
+                f"go on with it by `{go_on(config.run_dir)}`, or give this run another name (name=...)")
+    return None
+
+
+def go_on(run_dir: Path) -> str:
+    """Returns the command that goes on with a run."""
+    return f"gagpo train --resume {shlex.quote(str(run_dir))}"

@@ -1,7 +1,4 @@
-"""Other `gagpo` commands as child processes: each run of a sweep or an experiment has a process of its own.
-
-    ChildFailed     a child ended with another status than 0
-"""
+"""Other `gagpo` commands as child processes: each run of a sweep or an experiment has a process of its own."""
 
 from __future__ import annotations
 
@@ -17,12 +14,12 @@ from services.process.child_processes import end_with_parent, wait_or_kill
 
 POLL_S = 0.5
 STOP_GRACE_S = 60.0
-"""A training run that is told to stop first ends its samplers, Ray and Redis."""
+"""A training run that is told to stop has to end its samplers, Ray and Redis first."""
 TAIL_LINES = 12
 
 
 class ChildFailed(GagpoError):
-    """`status` is the child's exit status, which the parent passes on; `tail` its last lines. The text is one line."""
+    """A child ended with another status than 0. The parent passes `status` on; `tail` holds the child's last lines."""
 
     def __init__(self, what: str, status: int, tail: Sequence[str] = ()) -> None:
         super().__init__(what)
@@ -31,7 +28,7 @@ class ChildFailed(GagpoError):
 
 
 class Child:
-    """One command. `log`: where its output goes, begun anew; None: to where ours goes."""
+    """One command. `log`: a file for its output, emptied first; None: the output goes where ours goes."""
 
     def __init__(self, name: str, arguments: Sequence[str], *, log: Path | None = None,
                  out: Path | None = None) -> None:
@@ -45,8 +42,11 @@ class Child:
         self._started = time.monotonic()
 
     def start(self) -> None:
-        """Returns at once. In a session of its own: a Ctrl-C is ours to pass on, once, or it would break off what the
-        child does about it. Call it from the main thread, with which the child ends."""
+        """Starts the command and returns at once. Call it from the main thread, with which the child ends.
+
+        The child has a session of its own, so that Ctrl-C reaches it once, through us. A second one would break off
+        its cleaning up.
+        """
         self._started = time.monotonic()
         with ExitStack() as stack:
             log, out = (stack.enter_context(path.open("wb")) if path else None for path in (self._log, self._out))
@@ -57,11 +57,11 @@ class Child:
 
     @property
     def seconds(self) -> float:
-        """Since its start."""
+        """Seconds since its start."""
         return time.monotonic() - self._started
 
     def ended(self, deadline_s: float | None = None) -> bool:
-        """Whether it has ended well. Raises ChildFailed where it ended otherwise, or runs longer than `deadline_s`."""
+        """Whether it has ended well. Raises ChildFailed if it ended otherwise, or runs longer than `deadline_s`."""
         assert self._process is not None
         status = self._process.poll()
         if status is None and deadline_s is not None and self.seconds > deadline_s:
@@ -76,12 +76,13 @@ class Child:
         return ChildFailed(f"{self.name} {how}{where}", status, self.tail(TAIL_LINES))
 
     def wait(self, deadline_s: float | None = None) -> None:
-        """Until it has ended well; as `ended` else. None: it watches its own progress, as `gagpo train` does."""
+        """Waits until it has ended well, and raises as `ended` does. No deadline is needed for a child that watches its
+        own progress, as `gagpo train` does."""
         while not self.ended(deadline_s):
             time.sleep(POLL_S)
 
     def tell_to_stop(self) -> None:
-        """Once, and without waiting: a second signal would break off its unwinding."""
+        """Sends SIGTERM once and does not wait: a second signal would break off its cleaning up."""
         if self._process is not None and self._process.poll() is None and not self._told:
             self._told = True
             self._process.terminate()
@@ -94,7 +95,7 @@ class Child:
         wait_or_kill(self._process, STOP_GRACE_S)
 
     def tail(self, lines: int) -> list[str]:
-        """The last lines that it printed to its log."""
+        """Returns the last lines that it printed to its log."""
         if self._log is None or not self._log.exists():
             return []
         return self._log.read_text(errors="replace").strip().splitlines()[-lines:]
@@ -102,7 +103,7 @@ class Child:
 
 def run_child(name: str, arguments: Sequence[str], *, log: Path | None = None, out: Path | None = None,
               deadline_s: float | None = None) -> None:
-    """Starts a command and waits for its end; whatever ends us ends it. Raises ChildFailed."""
+    """Starts a command and waits for its end. Whatever ends us ends it too. Raises ChildFailed."""
     child = Child(name, arguments, log=log, out=out)
     child.start()
     try:

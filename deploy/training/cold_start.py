@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 TOKENIZER_TEXTS = 20_000
-"""Prompts and answers that the tokenizer is made from; its vocabulary saturates well before."""
+"""Prompts and answers that the tokenizer is made from. Its vocabulary stops growing well before that number."""
 _REPORT_SECONDS = 5.0
 
 Report = Callable[[str], object]
@@ -32,19 +32,19 @@ Report = Callable[[str], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstrations:
-    """What the scripted player showed on the training games."""
+    """Episodes of the scripted player on the training games, as examples to train on."""
 
     examples: list[Example]
     split: str
     digest: str
-    """Over the contents of the split's games."""
+    """Digest over the contents of the split's games."""
     games: int
     episodes: int
     won: int
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
-        """For sft.json."""
+        """Returns the facts that sft.json keeps."""
         return {"split": self.split, "digest": self.digest, "games": self.games, "episodes": self.episodes,
                 "won": self.won, "rows": len(self.examples), "seconds": round(self.seconds, 1)}
 
@@ -55,9 +55,9 @@ def cold_start(
 ) -> Path:
     """Trains for `minutes` on fresh demonstrations and writes `out`: model, tokenizer and, last, sft.json.
 
-    The start is `continue_from` (then other demonstrations than the first time are played), else model.path, else
-    a tokenizer and a model made here. Training games only. `passing` is told how far it is, else `report` is.
-    Raises UserError for missing game data or a bad model path.
+    It starts from `continue_from` (then it plays other demonstrations than the first time), else from model.path, else
+    from a tokenizer and a model that it makes. It plays training games only. `passing`, or else `report`, is told how
+    far it is. Raises UserError for missing game data or a bad model path.
     """
     import torch
 
@@ -100,9 +100,9 @@ def cold_start(
 def demonstrations(
     config: Config, environment: Environment, teacher: Teacher, template: PromptTemplate, *, seed: int, report: Report
 ) -> Demonstrations:
-    """sft.demos_per_game episodes of every training game; lost ones, and steps that were noise, are left out.
+    """Plays sft.demos_per_game episodes of every training game. Lost episodes, and steps that were noise, are left out.
 
-    Every second one is played in the teacher's disguise.
+    The teacher plays every second episode in disguise.
     """
     from learner.cold_start.sft_data import Example
     from rollout.demonstrations import demonstrate
@@ -131,7 +131,7 @@ def demonstrations(
 def _start(
     config: Config, path: Path | None, examples: list[Example], family: EnvironmentSpec, report: Report
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model to train and its tokenizer: those at `path`, or new ones."""
+    """Returns the model to train and its tokenizer: those at `path`, or new ones."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 

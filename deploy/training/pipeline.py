@@ -1,8 +1,8 @@
 """A training run from its config to its report, stage by stage.
 
-    cold start ▸ RL (topology + rollout workers + learner + controller) ▸ more cold start ▸ panel ▸ report
+    cold start ▸ RL (topology + rollout workers + learner + controller) ▸ more cold start ▸ held-out games ▸ report
 
-Each stage leaves its result in the run's folder and is skipped when it is there, so --resume goes on at any point.
+Each stage leaves its result in the run's folder and is skipped if it is there, so --resume goes on at any point.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,13 @@ from deploy.launch.publishing import publish_folder
 from deploy.launch.task_sets import TaskSets
 from deploy.launch.topology import Topology, topology
 from deploy.report.page import write_report
-from deploy.runs.comparison import COLD, MORE, TRAINED, as_lines, compare
+from deploy.runs.comparison import COLD, MORE, TITLES, TRAINED, as_lines, compare
 from deploy.runs.folder import RunFolder
-from deploy.runs.history import GrowingRows
+from deploy.runs.health import warnings
+from deploy.runs.history import GrowingRows, RunHistory
 from deploy.runs.sinks import Sinks, sinks
+from deploy.runs.verdict import next_commands, verdicts
+from deploy.training.loading import Loading
 from learner.checkpoint import Checkpoints
 from services.config.tree import Config
 from services.controller.controller import Controller, Hooks
@@ -33,18 +37,19 @@ from services.controller.evaluation import clear
 from services.controller.tickets import EvalRequest, TaskStream, TrainTickets
 from services.records import Episode, Version
 from services.store.archive import ArchiveRow, EpisodeArchive
-from services.telemetry.metrics_file import append_row, drop_rows, read_evaluations, read_rows
+from services.telemetry.metrics_file import append_row, drop_rows, read_evaluations, read_metrics, read_rows
 
 CONTROLLER_LEASE_S = 30.0
 
 
 def curve_label(step: int) -> str:
-    """What the evaluation of a learner step is called."""
+    """Returns the label of a learner step's evaluation."""
     return f"step-{step:06d}"
 
 
 def _will_it_stay(runs_dir: Path) -> str:
-    """A submitted job starts in Ray's copy of the working directory, which Ray deletes some time after the job."""
+    """Warns of a run that will be lost: a submitted job starts in Ray's copy of the working directory, and Ray deletes
+    that some time after the job."""
     if runs_dir.is_absolute() or "RAY_JOB_CONFIG_JSON_ENV_VAR" not in os.environ:
         return ""
     return ": Ray's own copy of the working directory, and it goes with it; keep the run by an absolute runs_dir"
@@ -52,18 +57,20 @@ def _will_it_stay(runs_dir: Path) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun:
-    """Everything the stages share."""
+    """One run, and everything that its stages share."""
 
     config: Config
     folder: RunFolder
     run: str
-    panels: TaskSets
+    task_sets: TaskSets
     progress: ProgressView
 
     def execute(self) -> list[str]:
-        """All stages; returns the lines of the final table (empty without a panel)."""
+        """Runs all stages; returns what there is to say at the end, a line each."""
         self.progress.note(f"folder {self.folder.path.absolute()}{_will_it_stay(self.config.runs_dir)}")
         self._settle()
+        if self._durable_step() or (self.folder.cold_model / "sft.json").exists():
+            self.progress.resumed(self._durable_step())
         cold = self.cold_start()
         if not self.rl_is_done() or self.unplayed():
             self.folder.summary.unlink(missing_ok=True)
@@ -78,24 +85,28 @@ class TrainingRun:
         drop_rows(self.folder.evaluations, after_step=found.step if found else 0)
 
     def _run(self, cold: Path) -> None:
+        self.progress.stage("starting Redis, Ray and the environment servers")
         with ExitStack() as stack, topology(
                 self.config, run=self.run, folder=self.folder.path, config_file=self.folder.config_file,
                 note=self.progress.note) as parts:
             tell = stack.enter_context(sinks(self.config, self.folder.path, self.run))
-            controller = self.controller(parts, tell)
+            loading = Loading(self.config.rollout.workers, parts.store.beats, waiting=self.progress.waiting)
+            controller = self.controller(parts, tell, loading)
             with monitoring(parts, controller.telemetry, self.folder, note=self.progress.note):
+                self.progress.stage("loading the samplers (vLLM)")
                 for index in range(self.config.rollout.workers):
-                    self.progress.stage(f"starting rollout worker {index} (vLLM)")
                     parts.supervisor.add(parts.rollout_worker(index, cold))
                 if not self.rl_is_done():
+                    loading.then(partial(self.progress.stage, "reinforcement learning"))
                     self.train(parts, controller, cold)
-                self.panel(parts, controller, cold)
+                self.heldout(parts, controller, cold, loading)
             parts.store.release(controller.lease)
 
     def cold_start(self) -> Path:
-        """The policy to start from: the model given, or a cold start's."""
+        """Returns the policy to start from: the model given, or a cold start's."""
         if not self.config.sft.enabled and self.config.model.path is not None:
             return self.config.model.path
+        self.progress.stage("cold start")
         return self._sft(self.folder.cold_model, minutes=self.config.sft.minutes, continue_from=None)
 
     def _sft(self, out: Path, *, minutes: float, continue_from: Path | None) -> Path:
@@ -107,12 +118,17 @@ class TrainingRun:
                        passing=self.progress.passing)
         return out
 
-    def controller(self, parts: Topology, tell: Sinks) -> Controller:
-        """Wired to this run's folder and panels."""
+    def controller(self, parts: Topology, tell: Sinks, loading: Loading) -> Controller:
+        """Returns a controller that is wired to this run's folder and task sets."""
         lease = parts.store.acquire("controller", self.run, ttl_s=CONTROLLER_LEASE_S)
         parts.store.reissue(lease)
         clear(parts.store, lease)
         archive = EpisodeArchive(self.folder.path / "episodes")
+        follow = self._follow_metrics(tell)
+
+        def tick() -> None:
+            loading.tick()
+            follow()
 
         def evaluated(summary: dict[str, Any], episodes: list[Episode]) -> None:
             self.keep_evaluation(summary, episodes, archive)
@@ -120,15 +136,15 @@ class TrainingRun:
 
         return Controller(
             config=self.config, store=parts.store, lease=lease, supervisor=parts.supervisor,
-            tickets=TrainTickets(config=self.config, tasks=TaskStream(self.panels.train, self.config.seed)),
+            tickets=TrainTickets(config=self.config, tasks=TaskStream(self.task_sets.train, self.config.seed)),
             request=self.evaluation_of,
-            hooks=Hooks(note=self.progress.note, evaluated=evaluated, task_type=self.panels.task_type,
-                        tick=self._follow_metrics(tell), dropped=archive.write_dropped, playing=self.progress.playing),
+            hooks=Hooks(note=self.progress.note, evaluated=evaluated, task_type=self.task_sets.task_type,
+                        tick=tick, dropped=archive.write_dropped, playing=self.progress.playing),
         )
 
     def keep_evaluation(self, summary: dict[str, Any], episodes: list[Episode], archive: EpisodeArchive) -> None:
-        """Into evaluations.jsonl, with what played it; its episodes into the archive, its score to the checkpoint."""
-        summary |= {"env": self.panels.env_name, "engine": self.panels.engine}
+        """Adds a row to evaluations.jsonl, its episodes to the archive, and its score to its checkpoint."""
+        summary |= {"env": self.task_sets.env_name, "engine": self.task_sets.engine}
         append_row(self.folder.evaluations, summary)
         part = f"{summary['label']}-T{summary['temperature']:g}"
         archive.write(summary["step"], [ArchiveRow(episode=e, outcome="evaluated") for e in episodes], part=part)
@@ -136,6 +152,13 @@ class TrainingRun:
         if summary["label"].startswith("step-") and summary["step"]:  # step 0 is the cold start, no checkpoint
             self._checkpoints().record_score(summary["step"], summary["success_rate"])
         self.progress.evaluation(summary)
+        self._warn()
+
+    def _warn(self) -> None:
+        """Shows what is wrong with the run as it stands now."""
+        history = RunHistory(self.folder)
+        found = warnings(history.metrics, history.evaluations)
+        self.progress.warn({one.rule: one.text for one in found})
 
     def _checkpoints(self) -> Checkpoints:
         return Checkpoints(self.folder.path / "checkpoints", self.config.checkpoint.keep)
@@ -145,30 +168,34 @@ class TrainingRun:
         return 0 if newest is None else newest.step
 
     def _follow_metrics(self, tell: Sinks) -> Callable[[], None]:
-        """Shows each line that the learner adds to metrics.jsonl."""
+        """Returns a function that shows each line which the learner has added to metrics.jsonl since its last call."""
         growing = GrowingRows(self.folder.metrics)
         shown = len(growing.rows())
 
         def tick() -> None:
             nonlocal shown
             lines = growing.rows()
-            for line in lines[min(shown, len(lines)):]:  # fewer where a restarted learner takes steps again
+            new = lines[min(shown, len(lines)):]  # a restarted learner takes steps again, and leaves fewer lines
+            for line in new:
                 self.progress.step(line)
                 tell.step(line)
+            if new:
+                self._warn()
             shown = len(lines)
 
         return tick
 
     def evaluation_of(self, version: Version) -> EvalRequest | None:
-        """The curve: every eval.every steps, and at the last one, each once its checkpoint is there to be the best."""
+        """Returns the curve's evaluation of a version that is due: every eval.every steps and at the last one, once its
+        checkpoint is there to become the best."""
         if not self.config.evaluates(version.step) or version.step > self._durable_step():
             return None
-        return EvalRequest(label=curve_label(version.step), version=version, split=self.panels.validation_split,
-                           tasks=self.panels.validation, temperature=self.config.eval.temperature,
+        return EvalRequest(label=curve_label(version.step), version=version, split=self.task_sets.validation_split,
+                           tasks=self.task_sets.validation, temperature=self.config.eval.temperature,
                            seed=self.config.seed, max_steps=self.config.env.max_steps)
 
     def rl_is_done(self) -> bool:
-        """All steps are taken, the result is exported, and the last step is evaluated where that is asked for."""
+        """Whether all steps are taken, the result is exported, and the last step is evaluated if it is to be."""
         newest, result = self._checkpoints().latest(), self.folder.trained_model / "config.json"
         if newest is None or newest.step < self.config.steps or not result.exists():
             return False
@@ -176,21 +203,20 @@ class TrainingRun:
         return not self.config.evaluates(newest.step) or curve_label(newest.step) in labels
 
     def train(self, parts: Topology, controller: Controller, cold: Path) -> None:
-        """RL until the learner has taken its steps and exported the result."""
+        """Trains until the learner has taken its steps and exported the result."""
         for stale in (self.folder.trained_model, self.folder.more_model):  # of a run that is now longer
             shutil.rmtree(stale, ignore_errors=True)
-        self.progress.stage("reinforcement learning")
         if done := [e["step"] for e in read_evaluations(self.folder.evaluations) if e["label"].startswith("step-")]:
-            parts.store.mark_evaluated(controller.lease, max(done))  # a Redis that is new knows of none
+            parts.store.mark_evaluated(controller.lease, max(done))  # a new Redis knows of none
         learner = parts.learner(cold)
         parts.supervisor.add(learner)
         controller.run(learner)
         parts.supervisor.remove(learner)
 
     def unplayed(self) -> dict[str, list[float]]:
-        """Policy of the final table -> temperatures at which it has not met the held-out games yet."""
+        """Returns the policies of the final table, each with the temperatures at which it has not played yet."""
         policies = [COLD, TRAINED, MORE] if self.config.eval.compare_cold_start else [COLD, TRAINED]
-        games = len(self.panels.heldout)
+        games = len(self.task_sets.heldout)
         done = {(e["label"], e["step"], e["temperature"]) for e in read_evaluations(self.folder.evaluations)
                 if e["tasks"] + e["dropped"] == games}
         left = {label: [t for t in self.config.eval.panel_temperatures if (label, self._steps_of(label), t) not in done]
@@ -198,20 +224,21 @@ class TrainingRun:
         return {label: temperatures for label, temperatures in left.items() if temperatures}
 
     def _steps_of(self, label: str) -> int:
-        """Learner steps behind a policy of the table, or beside which it stands."""
+        """Returns the learner steps behind a policy of the table, or those that it is compared with."""
         return 0 if label == COLD else self.config.steps
 
-    def panel(self, parts: Topology, controller: Controller, cold: Path) -> None:
-        """Before, after, and the same minutes of more cold start, on held-out games that nothing was tuned on."""
+    def heldout(self, parts: Topology, controller: Controller, cold: Path, loading: Loading) -> None:
+        """Plays the held-out games, on which nothing was tuned, by the policy before RL, after it, and after the same
+        minutes of more cold start."""
         for label, temperatures in self.unplayed().items():
             controller.telemetry.state("starting", f"prepares {label}")
             model = self._policy(label, cold)
-            self.progress.stage(f"held-out games: {label.removeprefix('panel-')}")
+            loading.then(partial(self.progress.stage, f"held-out games: {TITLES[label]}"))
             version = publish_folder(parts, model, holder=self.run, step=self._steps_of(label))
             controller.evaluate_now([
-                EvalRequest(label=label, version=version, split=self.panels.heldout_split, tasks=self.panels.heldout,
-                            temperature=t, samples=self.config.eval.panel_samples, seed=self.config.seed + 1,
-                            max_steps=self.config.env.max_steps)
+                EvalRequest(label=label, version=version, split=self.task_sets.heldout_split,
+                            tasks=self.task_sets.heldout, temperature=t, samples=self.config.eval.panel_samples,
+                            seed=self.config.seed + 1, max_steps=self.config.env.max_steps)
                 for t in temperatures
             ])
 
@@ -223,17 +250,21 @@ class TrainingRun:
         return self._sft(self.folder.more_model, minutes=minutes, continue_from=cold)
 
     def rl_seconds(self) -> float:
-        """Wall time of all learner steps, waiting for episodes included."""
+        """Returns the wall time of all learner steps, waiting for episodes included."""
         return sum(value for line in read_rows(self.folder.metrics)
                    for key, value in line.items() if key.startswith("seconds/"))
 
     def report(self) -> list[str]:
-        """The final table, report.html and figures."""
-        comparison = compare(read_evaluations(self.folder.evaluations))
-        lines = as_lines(comparison, env=self.panels.env_name) if comparison else []
-        panel = {"split": self.panels.heldout_split, "games": len(self.panels.heldout),
-                 "digest": self.panels.heldout_digest}
-        summary = {"format": 1, "table": lines, "engine": self.panels.engine, "heldout": panel}
+        """Writes summary.json, report.html and figures; returns the table, the verdict and the next commands."""
+        evaluations = read_evaluations(self.folder.evaluations)
+        comparison = compare(evaluations)
+        lines = as_lines(comparison, env=self.task_sets.env_name) if comparison else []
+        panel = {"split": self.task_sets.heldout_split, "games": len(self.task_sets.heldout),
+                 "digest": self.task_sets.heldout_digest}
+        summary = {"format": 1, "table": lines, "engine": self.task_sets.engine, "heldout": panel}
         self.folder.summary.write_text(json.dumps(summary, indent=1) + "\n")
         page, _ = write_report([self.folder.path], self.folder.path)
-        return [*lines, f"report: {page.absolute()}"]
+        found = warnings(read_metrics(self.folder.metrics), evaluations)
+        return [*lines, f"report: {page.absolute()}", *(f"warning: {one.text}" for one in found),
+                *(f"verdict: {one.text}" for one in verdicts(evaluations)), "next:",
+                *(f"  {command}" for command in next_commands(self.folder.path, evaluations))]

@@ -22,7 +22,7 @@ from deploy.training.child_runs import ChildFailed, run_child
 from services.config.file import dump_config, lay_over
 from services.config.tree import Config
 from services.errors import UserError
-from services.statistics import mean_interval, paired_gain
+from services.statistics import paired_gain, success_interval
 from services.telemetry.metrics_file import append_row, read_evaluations
 
 FORMAT = 1
@@ -31,7 +31,7 @@ CREDIT = "learner.credit."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """One row of a sweep's table; the first of a sweep is the config as it is."""
+    """One row of a sweep's table. The first variant of a sweep is the config without overrides."""
 
     name: str
     title: str
@@ -55,7 +55,7 @@ SWEEPS: dict[str, tuple[Variant, ...]] = {"ablations": ABLATIONS}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepLine:
-    """Success of one variant at its end, in [0, 1], and its paired gain over the first variant (null for that one)."""
+    """Success of one variant at its end, in [0, 1], and its paired gain over the first variant, which has none."""
 
     variant: str
     title: str
@@ -71,9 +71,9 @@ class SweepLine:
 
 
 def configs(config: Config, variants: Sequence[Variant]) -> dict[str, Config]:
-    """Variant -> the config of its run. All but the first start from the first one's cold start.
+    """Returns the config of each variant's run. All but the first start from the first one's cold start.
 
-    Raises UserError where the runs could not be compared.
+    Raises UserError if the runs could not be compared.
     """
     if not config.eval.panel and not config.eval.every:
         raise UserError("a sweep compares by evaluations, and this config asks for none", "set eval.panel=256")
@@ -110,7 +110,8 @@ def is_finished(config: Config) -> bool:
 
 
 def run_sweep(config: Config, variants: Sequence[Variant], *, resume: bool, quiet: bool) -> list[SweepLine]:
-    """One run after another, then the table. Raises ChildFailed with a failed one's name; the others stay."""
+    """Makes one run after another, then the table. Raises ChildFailed with the name of a run that failed; those before
+    it stay."""
     made = configs(config, variants)
     for one in made.values():
         check_run(one, resume=resume)
@@ -139,14 +140,14 @@ def cold_evaluations(folder: RunFolder) -> list[dict[str, Any]]:
 
 
 def give_evaluations(folder: RunFolder, rows: Sequence[dict[str, Any]]) -> None:
-    """Tells a fresh run what is known of its cold start, so that it need not play those games again."""
+    """Gives a fresh run the evaluations of its cold start, so that it need not play those games again."""
     if not folder.evaluations.exists():
         for row in rows:
             append_row(folder.evaluations, row)
 
 
 def final(folder: RunFolder) -> list[dict[str, Any]]:
-    """The evaluations that a run is judged by: the held-out panel after RL, and without one the end of the curve."""
+    """Returns the evaluations that a run is judged by: the held-out games after RL, or else the end of the curve."""
     rows = read_evaluations(folder.evaluations)
     panel = [row for row in rows if row["label"] == TRAINED]
     curve = sorted((row for row in rows if row["label"] not in TITLES), key=lambda row: row["step"])
@@ -154,13 +155,13 @@ def final(folder: RunFolder) -> list[dict[str, Any]]:
 
 
 def table(made: Mapping[str, Config], variants: Sequence[Variant]) -> list[SweepLine]:
-    """Lines by temperature, in the variants' order. Games that a fault took from either side are left out of a gain."""
+    """Returns lines by temperature and variant. A gain leaves out games that either side lost to a fault."""
     first: dict[float, dict[str, float]] = {}
     lines: list[SweepLine] = []
     for variant in variants:
         for row in final(RunFolder(made[variant.name].run_dir)):
             mine, temperature = row["success_by_task"], row["temperature"]
-            mean, low, high = mean_interval(list(mine.values()))
+            mean, low, high = success_interval(list(mine.values()), round(row["episodes"] / row["tasks"]))
             full = first.setdefault(temperature, mine)
             gain = None
             if full is not mine:
@@ -173,7 +174,7 @@ def table(made: Mapping[str, Config], variants: Sequence[Variant]) -> list[Sweep
 
 
 def as_text(lines: Sequence[SweepLine]) -> list[str]:
-    """For people, a line each."""
+    """Returns the table for people, a line each."""
     out = ["Success at the end, mean and 95% interval over games; gain over the first, paired by game:"]
     for line in lines:
         gain = "" if line.gain is None else f"  {line.gain:+6.1%} [{line.gain_low:+6.1%}, {line.gain_high:+6.1%}]"
@@ -183,7 +184,7 @@ def as_text(lines: Sequence[SweepLine]) -> list[str]:
 
 
 def write(folder: Path, lines: Sequence[SweepLine]) -> None:
-    """sweep.json and sweep.txt."""
+    """Writes sweep.json and sweep.txt."""
     rows = [asdict(line) for line in lines]
     (folder / "sweep.json").write_text(json.dumps({"format": FORMAT, "table": rows}, indent=1) + "\n")
     (folder / "sweep.txt").write_text("\n".join(as_text(lines)) + "\n")

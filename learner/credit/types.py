@@ -25,6 +25,10 @@ Array = npt.NDArray[np.float64]
 Nested = list[list[float]]
 
 
+ZERO = 1e-9
+"""Advantages up to this size are rounding."""
+
+
 class CreditStep(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One turn as credit sees it: where it was taken, what it earned at once."""
 
@@ -120,12 +124,13 @@ def statistics(credits: Sequence[Credit]) -> dict[str, float]:
 
     group_size_mean: occurrences per distinct state. singleton_share: share of steps whose state no other step of
     the group has; share_2_4, share_5_8, share_above_8: share of steps whose state has so many (paper, table 5).
-    active_share: share of steps with a non-zero advantage. advantage_iqr: interquartile range of A.
-    share_above_one: share of steps with |A| > 1.
+    active_share: share of steps with a non-zero advantage. flat_share: share of groups in which no step has one.
+    advantage_iqr: interquartile range of A. share_above_one: share of steps with |A| > 1.
     """
     sizes = [n for credit in credits for n in Counter(chain.from_iterable(credit.states)).values()]
     steps = sum(sizes)
-    advantages = np.concatenate([flat(credit.advantages) for credit in credits])
+    groups = [flat(credit.advantages) for credit in credits]
+    advantages = np.concatenate(groups)
     low, high = np.percentile(advantages, [25, 75])
     return {
         "group_size_mean": float(np.mean(sizes)),
@@ -133,7 +138,8 @@ def statistics(credits: Sequence[Credit]) -> dict[str, float]:
         "share_2_4": sum(n for n in sizes if 2 <= n <= 4) / steps,
         "share_5_8": sum(n for n in sizes if 5 <= n <= 8) / steps,
         "share_above_8": sum(n for n in sizes if n > 8) / steps,
-        "active_share": float(np.mean(np.abs(advantages) > 1e-9)),
+        "active_share": float(np.mean(np.abs(advantages) > ZERO)),
+        "flat_share": float(np.mean([bool(np.all(np.abs(group) <= ZERO)) for group in groups])),
         "advantage_iqr": float(high - low),
         "share_above_one": float(np.mean(np.abs(advantages) > 1)),
     }

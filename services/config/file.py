@@ -1,4 +1,4 @@
-"""Config files: YAML in, dotted overrides, one-line errors, and the digest that tells two runs apart.
+"""Config files: YAML in, dotted overrides, one-line errors.
 
 The tree itself is services/config/tree.py. Light: pydantic and yaml only.
 """
@@ -6,8 +6,7 @@ The tree itself is services/config/tree.py. Light: pydantic and yaml only.
 from __future__ import annotations
 
 import difflib
-import hashlib
-import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -51,7 +50,7 @@ def config_keys(section: type[BaseModel] = Config, prefix: str = "") -> Iterator
 def find_config(path: Path | str, shipped_in: Path | None = None) -> Path:
     """Returns the file itself, or the config of that name in `shipped_in`, with or without its folder and `.yaml`.
 
-    Raises UserError that lists the shipped names.
+    Raises UserError that says the nearest of the shipped names, or lists them.
     """
     if Path(path).is_file():
         return Path(path)
@@ -63,7 +62,8 @@ def find_config(path: Path | str, shipped_in: Path | None = None) -> Path:
     for name, file in shipped.items():
         if wanted in (name, file.stem):
             return file
-    raise UserError(f"there is no config file {path}",
+    near = difflib.get_close_matches(wanted, [*shipped, *(file.stem for file in shipped.values())], n=1)
+    raise UserError(f"there is no config file {path}", f"did you mean {near[0]}?" if near else
                     f"give a path, or one of the shipped names: {', '.join(shipped) or 'none'}")
 
 
@@ -107,14 +107,8 @@ def lay_over(config: Config, values: Mapping[str, object]) -> Config:
         raise _one_line(error, config.run_dir) from None
 
 
-def config_digest(config: Config, *, but: re.Pattern[str] | None = None) -> str:
-    """blake2b over all values, save those whose dotted key `but` matches: the same run, the same on every machine."""
-    kept = {key: value for key, value in flatten(config).items() if but is None or not but.fullmatch(key)}
-    return hashlib.blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=16).hexdigest()
-
-
 def dump_config(config: Config, path: Path) -> None:
-    """Writes the resolved config, which load_config reads back to the same digest. Replaced in one step."""
+    """Writes the resolved config, which load_config reads back as an equal one. Replaced in one step."""
     text = yaml.safe_dump({"format": FORMAT, **config.model_dump(mode="json")}, sort_keys=False, allow_unicode=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.new")
@@ -126,6 +120,11 @@ def flatten(config: Config) -> dict[str, Any]:
     """Dotted key -> value, as JSON values."""
     tree = config.model_dump(mode="json")
     return {key: _at(tree, key) for key in config_keys()}
+
+
+def as_yaml(value: object) -> str:
+    """Returns a value as one would write it in an override: `0.0003`, `[pick, look]`, `null`."""
+    return yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("\n...\n").strip()
 
 
 def _at(tree: Tree, key: str) -> Any:
@@ -235,5 +234,7 @@ def _one_line(error: ValidationError, file: Path) -> UserError:
         return UserError(f"{key} is not set{more}", f"set it in {file} or give {key}=VALUE")
     if first["type"] == "value_error":
         return UserError(f"{key}: {message}{more}", f"change it in {file} or override it on the command line")
+    if first["type"] == "tuple_type":
+        return UserError(f"{key} is a list, and cannot be {first['input']!r}{more}", f"write [{first['input']}]")
     mend = re.sub(r"^(Input|String) should", "it should", message)
     return UserError(f"{key} cannot be {first['input']!r}{more}", mend)

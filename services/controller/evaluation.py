@@ -8,7 +8,7 @@ from typing import Any
 
 from services.controller.tickets import EvalRequest, typed
 from services.records import Drop, Episode
-from services.statistics import mean_interval
+from services.statistics import success_interval
 from services.store.lease import Lease
 from services.store.store import Store
 from services.telemetry.tickets import trace_issue
@@ -81,7 +81,7 @@ def success_by_task(episodes: list[Episode]) -> dict[str, float]:
 
 def summarise(request: EvalRequest, episodes: list[Episode], *, dropped: int,
               task_type: Callable[[str], str]) -> dict[str, Any]:
-    """One line of evaluations.jsonl: mean success with a 95% interval over tasks, by type, lengths in steps.
+    """One line of evaluations.jsonl: mean success with its 95% interval over tasks, by type, lengths in steps.
 
     task_score: the mean of the environment's own score over episodes; null where it has none.
     """
@@ -89,7 +89,7 @@ def summarise(request: EvalRequest, episodes: list[Episode], *, dropped: int,
     by_type: dict[str, list[float]] = defaultdict(list)
     for task, value in by_task.items():
         by_type[task_type(task)].append(value)
-    mean, low, high = mean_interval(list(by_task.values()))
+    mean, low, high = success_interval(list(by_task.values()), request.samples)
     steps = [step for episode in episodes for step in episode.steps]
     scores = [episode.task_score for episode in episodes if episode.task_score is not None]
     return {

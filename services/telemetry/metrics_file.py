@@ -19,7 +19,7 @@ METRIC_KEYS = (
     "staleness_max", "dropped_groups", "reissued_episodes", "replays", *(f"seconds/{phase}" for phase in PHASES),
     "loss/policy", "loss/value", "loss/kl", "loss/entropy", "grad_norm", "clip_fraction", "ratio_mean",
     "logprob_difference_mean", "logprob_difference_max", "credit/group_size_mean", "credit/singleton_share",
-    "credit/active_share", "credit/advantage_iqr", "credit/share_above_one",
+    "credit/active_share", "credit/flat_share", "credit/advantage_iqr", "credit/share_above_one",
     "credit/share_2_4", "credit/share_5_8", "credit/share_above_8",
 )
 """Keys of one line of metrics.jsonl: others read them, so the list is frozen."""

@@ -141,6 +141,8 @@ LEARNER = (
                "Steps that share a state within their group, one observation per step."),
     _declare("learner", "gauge", "credit_singleton_ratio", "Share of steps whose state no other step has."),
     _declare("learner", "gauge", "credit_active_ratio", "Share of steps with an advantage other than 0."),
+    _declare("learner", "gauge", "credit_flat_groups_ratio",
+             "Share of groups without spread: no step of theirs has an advantage other than 0."),
     _declare("learner", "gauge", "credit_advantage_iqr", "Interquartile range of the advantages."),
     _declare("learner", "gauge", "credit_advantage_above_one_ratio", "Share of advantages beyond 1 or -1."),
 )

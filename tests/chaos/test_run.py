@@ -68,7 +68,8 @@ def test_ctrl_c_in_the_middle_leaves_no_process(train, runs_dir: Path, arguments
     run.wait_for("a first step", lambda: bool(run.steps))
     run.ctrl_c()
     assert run.end() == 130, run.tail()
-    assert run.tail().endswith("error: interrupted; start again with --resume where the command has it"), run.tail()
+    assert run.tail().splitlines()[-2:] == [
+        f"to go on: gagpo train --resume {runs_dir / 'hunted'}", "error: interrupted"], run.tail()
     assert len(run.started) > 5
     assert run.survivors() == []
     assert len(run.steps) < STEPS
@@ -81,8 +82,9 @@ def test_a_run_without_resume_is_refused(train, runs_dir: Path, arguments):
 
 
 def test_resumed_it_outlives_the_death_of_its_server_and_its_sampler(train, runs_dir: Path, arguments):
-    run = train(runs_dir / "hunted", *arguments, "--resume")
+    run = train(runs_dir / "hunted", "--resume", str(runs_dir / "hunted"))
     taken = len(run.steps)
+    run.wait_for("where it goes on", lambda: f"goes on after learner step {taken} of {STEPS}" in run.log.read_text())
     run.wait_for("a step after the resume", lambda: len(run.steps) > taken)
     run.find("serve-env").kill()
     run.wait_for("the environment server's return", lambda: "environment server 0 died" in run.tail())

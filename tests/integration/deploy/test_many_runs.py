@@ -11,7 +11,7 @@ from deploy.experiment.common import keep_cold_evaluations, prepare
 from deploy.experiment.design import PlannedRun
 from deploy.experiment.progress import RunsProgress
 from deploy.experiment.runs import Runner, left
-from deploy.launch.task_sets import open_panels
+from deploy.launch.task_sets import open_task_sets
 from deploy.runs.configs import load_config
 from deploy.runs.folder import RunFolder
 from deploy.runs.records import read_records
@@ -64,7 +64,7 @@ def test_a_run_of_an_experiment_leaves_its_record_alone(config: Config, swept: l
     shutil.copytree(full.cold_model, tmp_path / "cold-start")
     mine = config.model_copy(update={"name": "experiment"})
     progress = RunsProgress(1, console=Console(quiet=True))
-    common = prepare(mine, open_panels(mine), tmp_path, progress)
+    common = prepare(mine, open_task_sets(mine), tmp_path, progress)
     keep_cold_evaluations(tmp_path, common, full)
     run = PlannedRun(arm="grpo", seed=3)
     assert left(tmp_path, [run], mine, common) == [run]
@@ -77,4 +77,4 @@ def test_a_run_of_an_experiment_leaves_its_record_alone(config: Config, swept: l
     played = re.findall(r"evaluation (\S+)", (mine.run_dir / f"{run.name}.log").read_text())
     assert list(dict.fromkeys(played)) == ["step-000001", "panel-trained"]
     assert not (mine.run_dir / run.name).exists()
-    assert left(tmp_path, [run], mine, prepare(mine, open_panels(mine), tmp_path, progress)) == []
+    assert left(tmp_path, [run], mine, prepare(mine, open_task_sets(mine), tmp_path, progress)) == []

@@ -12,6 +12,7 @@ from services.statistics import (
     paired_test,
     seed_interval,
     student_t,
+    success_interval,
 )
 
 
@@ -78,3 +79,32 @@ def test_holm_steps_down_and_never_orders_p_values_anew():
     """Sorted .01, .02, .04 times 3, 2, 1: .03, .04, .04, each at least the one before."""
     assert holm([0.04, 0.01, 0.02]) == pytest.approx([0.04, 0.03, 0.04])
     assert holm([0.6, 0.5]) == [1.0, 1.0]
+
+
+def test_eight_of_eight_is_not_certain() -> None:
+    """Wilson: middle (1 + z²/16) / (1 + z²/8) with z² = 3.8415, so the lower end is 1 / (1 + z²/8) = .67559."""
+    mean, low, high = success_interval([1.0] * 8)
+    assert (mean, high) == (1.0, 1.0)
+    assert low == pytest.approx(0.67559, abs=1e-5)
+    mean, low, high = success_interval([0.0] * 8)
+    assert (mean, low) == (0.0, 0.0)
+    assert high == pytest.approx(0.32441, abs=1e-5)
+
+
+@pytest.mark.parametrize(("wins", "tasks", "low", "high"), [
+    (1, 1, 0.2065, 1.0), (50, 100, 0.4038, 0.5962), (12, 256, 0.0270, 0.0802)])
+def test_wilsons_interval_as_it_stands_in_tables(wins: int, tasks: int, low: float, high: float) -> None:
+    found = success_interval([1.0] * wins + [0.0] * (tasks - wins))
+    assert found[1:] == pytest.approx((low, high), abs=1e-4)
+
+
+def test_samples_of_one_task_are_fewer_trials_than_their_number() -> None:
+    """Ten tasks with four samples each. If every task is always won or always lost there are ten trials; if all tasks
+    are alike, with means that differ as those of four coin tosses do, nearly forty."""
+    certain = success_interval([1.0] * 5 + [0.0] * 5, samples=4)
+    assert certain == success_interval([1.0] * 5 + [0.0] * 5)
+    alike = success_interval([0.25, 0.5, 0.5, 0.75, 0.5, 0.25, 0.75, 0.5, 0.5, 0.5], samples=4)
+    assert alike == success_interval([1.0] * 20 + [0.0] * 20)
+    between = success_interval([1.0, 1.0, 0.75, 0.75, 0.5, 0.5, 0.25, 0.25, 0.0, 0.0], samples=4)
+    assert alike[1] > between[1] > certain[1]
+    assert success_interval([0.5] * 10, samples=4) == success_interval([1.0] * 5 + [0.0] * 5)

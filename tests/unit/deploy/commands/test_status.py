@@ -1,4 +1,4 @@
-"""What `gagpo status` says of a run: over real endpoints, whose counters grow at a known rate."""
+"""What `gagpo status` says about a run: over real endpoints, whose counters grow at a known rate."""
 
 from __future__ import annotations
 
@@ -10,24 +10,30 @@ import sys
 import time
 from contextlib import contextmanager
 
+import msgspec
 import pytest
 from prometheus_client import start_http_server
 
-from deploy.commands.status import speed, summary, table
+from deploy import cli
+from deploy.commands.status import read_status, speed, summary, table
 from deploy.launch.monitoring import target_groups
 from deploy.runs.configs import load_config
 from deploy.runs.folder import RunFolder
 from deploy.runs.live_status import Seen, look, rate
+from deploy.runs.stage import StageRecord, read_stage
 from services.config.file import dump_config
 from services.telemetry.exposition import serving
 from services.telemetry.heartbeat import Beat
 from services.telemetry.meters import Meters
+from services.telemetry.metrics_file import append_row
 
 TOKENS = "gagpo_rollout_tokens_total"
 COMMAND = [sys.executable, "-m", "deploy.cli", "status"]
 STATUS = {
-    "run": "runs/a", "state": "not finished", "step": 3, "steps": 30, "seconds_since_step": 4.2, "success_rate": 0.25,
-    "version": "1.3", "staleness_mean": 0.5, "staleness_max": 1, "evaluations": [], "learner_ranks": 1}
+    "run": "runs/a", "state": "going on", "stage": "reinforcement learning", "stage_seconds": 75.0, "doing": "",
+    "silent_seconds": 1.0, "ended": "", "step": 3, "steps": 30, "seconds_since_step": 4.2, "success_rate": 0.25,
+    "version": "1.3", "staleness_mean": 0.5, "staleness_max": 1, "evaluations": [], "learner_ranks": 1,
+    "warnings": [], "verdicts": [], "next": []}
 
 
 def worker(at: float, tokens: float) -> Beat:
@@ -72,11 +78,65 @@ def test_speeds_are_said_with_their_unit(tokens, said):
     assert speed(seen, "w") == said
 
 
-def test_the_first_line_says_step_version_and_staleness():
+def test_the_first_line_says_stage_step_version_and_staleness():
     assert summary(STATUS) == [
-        "runs/a: not finished, step 3 of 30, version 1.3, trained on episodes 0.5 steps old (at most 1)",
-        "  last step 4 s ago, success 25.0%"]
-    assert summary(STATUS | {"seconds_since_step": None}) == ["runs/a: not finished, step 3 of 30"]
+        "runs/a: reinforcement learning for 1 min, learner step 3 of 30, version 1.3, "
+        "trained on episodes 0.5 steps old (at most 1)", "  last step 4 s ago, success 25.0%"]
+    assert summary(STATUS | {"seconds_since_step": None, "state": "not finished", "stage": None}) == [
+        "runs/a: not finished, learner step 3 of 30"]
+
+
+def test_during_the_cold_start_it_says_how_far_that_is(folder):
+    with StageRecord(folder.stage_file) as record:
+        record.tell("cold start", "1.3 of 4.0 min: 812 updates")
+        found = summary(read_status(folder))
+    assert found == [f"{folder.path}: cold start for 0 s, learner step 0 of 30", "  1.3 of 4.0 min: 812 updates"]
+
+
+def test_after_an_interruption_it_says_how_where_and_what_goes_on(folder):
+    def interrupted() -> None:
+        with StageRecord(folder.stage_file) as record:
+            record.tell("cold start", "half way")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert summary(read_status(folder)) == [
+        f"{folder.path}: interrupted by Ctrl-C, 0 s ago, in the stage `cold start`, learner step 0 of 30", "  next:",
+        f"    gagpo train --resume {folder.path}"]
+
+
+def test_a_driver_that_was_killed_is_gone(folder):
+    with StageRecord(folder.stage_file):
+        pass
+    left = msgspec.structs.replace(read_stage(folder.stage_file), ended="", born=1.0, name="reinforcement learning")
+    folder.stage_file.write_bytes(msgspec.json.encode(left))
+    (line, *_) = summary(read_status(folder))
+    assert "interrupted: its process is gone, 0 s ago, in the stage `reinforcement learning`" in line
+
+
+def test_at_the_end_it_says_verdict_and_next_commands(folder):
+    for label, won in (("panel-cold", 0.0), ("panel-trained", 1.0)):
+        append_row(folder.evaluations, {"label": label, "step": 30, "temperature": 1.0, "success_rate": won, "tasks": 2,
+                                        "success_low": won, "success_high": won,
+                                        "success_by_task": {"a": won, "b": won}})
+    folder.summary.write_text("{}")
+    found = summary(read_status(folder))
+    assert found[0] == f"{folder.path}: finished, learner step 0 of 30"
+    assert "  verdict: 0% -> 100% at T=1, +100 points [100, 100] (2 held-out games)" in found
+    assert any(line.startswith(f"    gagpo explore {folder.path} ") for line in found)
+
+
+def test_warnings_are_shown():
+    assert summary(STATUS | {"warnings": ["it collapses"]})[-1] == "  warning: it collapses"
+
+
+def test_a_run_may_be_given_by_its_name_and_a_typo_is_told_the_nearest(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder.path.parents[1])
+    assert cli.main(["status", "a"]) == 0
+    assert capsys.readouterr().out.startswith("runs/a: not finished")
+    assert cli.main(["status", "runs/aa"]) == 2
+    assert capsys.readouterr().err == "error: runs/aa is no run's folder; did you mean runs/a?\n"
 
 
 def test_the_first_rank_of_the_learner_stands_for_all():

@@ -26,17 +26,22 @@ def test_spans_are_for_people(seconds: float, text: str):
     assert span(seconds) == text
 
 
-def test_a_rate_counts_from_the_first_call_about_the_same_work():
-    """20 games at hand when it is first told of; 10 more in 5 s, so 70 take 35 s."""
+def test_a_rate_counts_from_the_first_piece_because_loading_is_no_work():
+    """60 s pass until the first 20 games are in; 10 more take 5 s, so 70 take 35 s."""
     clock = Clock()
     pace = Pace(clock)
+    assert pace.at("heldout", 0, 100, "games") == "heldout 0/100 games"
+    clock.now = 60.0
     assert pace.at("heldout", 20, 100, "games") == "heldout 20/100 games"
-    clock.now = 5.0
+    clock.now = 65.0
     assert pace.at("heldout", 30, 100, "games") == "heldout 30/100 games  2 games/s  about 35 s left"
     assert pace.at("seen", 0, 4, "games") == "seen 0/4 games"
-    clock.now = 25.0
-    assert pace.at("seen", 2, 4, "games") == "seen 2/4 games  10 s each  about 20 s left"
-    assert pace.at("seen", 4, 4, "games") == "seen 4/4 games  5 s each  20 s"
+    clock.now = 70.0
+    assert pace.at("seen", 1, 4, "games") == "seen 1/4 games"
+    clock.now = 90.0
+    assert pace.at("seen", 3, 4, "games") == "seen 3/4 games  10 s each  about 10 s left"
+    clock.now = 100.0
+    assert pace.at("seen", 4, 4, "games") == "seen 4/4 games  10 s each  30 s"
 
 
 def test_without_a_terminal_lines_are_plain_and_seldom():
@@ -49,14 +54,22 @@ def test_without_a_terminal_lines_are_plain_and_seldom():
         "[kept] as it is", "heldout 1/20 games", "heldout 12/20 games  1 games/s  about 8 s left"]
 
 
+def test_what_is_waited_for_is_said_with_its_time():
+    out, clock = console(terminal=False), Clock()
+    with StatusLines(out, clock=clock) as lines:
+        for clock.now in (1.0, 5.0, 12.0, 13.0):
+            lines.waiting("vLLM loads")
+    assert out.file.getvalue().splitlines() == ["vLLM loads  0 s so far", "vLLM loads  11 s so far"]
+
+
 def test_each_part_has_its_line_and_a_long_one_has_more():
     out, clock = console(terminal=False), Clock()
     with StatusLines(out, clock=clock) as lines:
-        for clock.now, part in ((0.0, 0), (2.0, 1), (4.0, 1), (12.0, 1)):
+        for clock.now, part in ((0.0, 0), (2.0, 1), (4.0, 2), (14.0, 2)):
             lines.at("bench", part, 4, "parts", doing=f"at {clock.now:.0f}")
     assert out.file.getvalue().splitlines() == [
-        "bench 0/4 parts  at 0", "bench 1/4 parts  2 s each  about 6 s left  at 2",
-        "bench 1/4 parts  12 s each  about 36 s left  at 12"]
+        "bench 0/4 parts  at 0", "bench 1/4 parts  at 2", "bench 2/4 parts  2 s each  about 4 s left  at 4",
+        "bench 2/4 parts  12 s each  about 24 s left  at 14"]
 
 
 def test_unlike_parts_have_no_time_left_and_a_silent_one_says_how_long_it_took():

@@ -39,8 +39,7 @@ def test_without_a_terminal_every_event_is_one_plain_line():
     assert out.file.getvalue().splitlines() == [
         "[00:00] reinforcement learning",
         "[01:15] rollout worker 0 died [exit 9]; starting it again",
-        "[01:15] step    2/4  success  25.0%  length  12.5  inadmissible 10.0%  loss -0.0123  grad 0.50    4.5 s"
-        "  about 9 s left",
+        "[01:15] step    2/4  success  25.0%  length  12.5  inadmissible 10.0%  loss -0.0123  grad 0.50    4.5 s",
         "[01:15] evaluation step-000002  T=0.4   50.0% [40.0%, 60.0%] on 8 games of valid",
     ]
 
@@ -65,14 +64,15 @@ def test_in_a_terminal_one_view_shows_where_the_run_is():
     out, clock = console(terminal=True), Clock()
     everything(ProgressView("tiny", 4, console=out, clock=clock), clock)
     shown = out.file.getvalue()
-    for text in ("tiny", "1:15", "reinforcement learning (75 s)", "2 / 4   4.5 s each  about 9 s left", "25.0%",
+    for text in ("tiny", "1:15", "reinforcement learning (1 min)", "2 / 4", "25.0%",
                  "evaluation @2", "died [exit 9]"):
         assert text in shown, text
     assert "[01:15]" not in shown
 
 
 def test_an_evaluation_tells_its_rate_and_the_time_left():
-    """Ten games in five seconds: ten more take another five. Plain lines ten seconds apart, the last is its result."""
+    """The first ten games come after five seconds of loading. Then five come in six seconds, and five more take six.
+    Plain lines are ten seconds apart, and the result stands for the last one."""
     for terminal in (True, False):
         out, clock = console(terminal=terminal), Clock()
         progress = ProgressView("run", 4, console=out, clock=clock)
@@ -81,11 +81,63 @@ def test_an_evaluation_tells_its_rate_and_the_time_left():
                 progress.playing("step-000002", done, 20)
         if terminal:
             out.print(progress.render())
-            assert "step-000002 20/20 games  1.67 games/s  12 s" in out.file.getvalue()
+            assert "step-000002 20/20 games  1.43 games/s  7 s" in out.file.getvalue()
         else:
             assert out.file.getvalue().splitlines() == [
                 "[00:01] evaluation step-000002 0/20 games",
-                "[00:12] evaluation step-000002 15/20 games  1.36 games/s  about 4 s left"]
+                "[00:12] evaluation step-000002 15/20 games  1.2 s each  about 6 s left"]
+
+
+def test_the_time_left_counts_from_the_end_of_the_first_step_with_all_that_lies_between_steps():
+    """The first step waited a minute for the samplers to load. Two more come in 20 s, an evaluation among them."""
+    out, clock = console(terminal=False), Clock()
+    progress = ProgressView("run", 6, console=out, clock=clock)
+    for clock.now, step in ((70.0, 1), (75.0, 2), (90.0, 3)):
+        progress.step({**STEP, "step": step})
+    lines = out.file.getvalue().splitlines()
+    assert "left" not in lines[0]
+    assert lines[2].endswith("about 30 s of RL left")
+    out.print(progress.render())
+    assert "3 / 6   10 s each  about 30 s of RL left" in out.file.getvalue()
+
+
+def test_a_silent_wait_is_said_every_ten_seconds_with_its_time():
+    out, clock = console(terminal=False), Clock()
+    progress = ProgressView("run", 4, console=out, clock=clock)
+    progress.stage("loading the samplers (vLLM)")
+    for clock.now in range(1, 22):
+        progress.waiting("vLLM loads the model")
+    assert out.file.getvalue().splitlines() == [
+        "[00:00] loading the samplers (vLLM)", "[00:10] vLLM loads the model  10 s so far",
+        "[00:20] vLLM loads the model  20 s so far"]
+
+
+def test_a_run_that_goes_on_says_from_which_step():
+    out = console(terminal=False)
+    progress = ProgressView("run", 30, console=out, clock=Clock())
+    progress.resumed(12)
+    out.print(progress.render())
+    assert "goes on after learner step 12 of 30" in out.file.getvalue()
+    assert "12 / 30" in out.file.getvalue()
+
+
+def test_a_warning_is_said_once_until_it_comes_back():
+    out = console(terminal=False)
+    progress = ProgressView("run", 30, console=out, clock=Clock())
+    for found in ({"a": "a is bad"}, {"a": "a is worse", "b": "b too"}, {}, {"a": "a again"}):
+        progress.warn(found)
+    assert out.file.getvalue().splitlines() == [
+        "[00:00] warning: a is bad", "[00:00] warning: b too", "[00:00] warning: a again"]
+    out.print(progress.render())
+    assert out.file.getvalue().splitlines()[-1].strip() == "warning: a again"
+
+
+def test_stages_and_what_they_do_are_told_to_the_outside():
+    told: list[tuple[str, str]] = []
+    progress = ProgressView("run", 30, console=console(terminal=False), tell=lambda *one: told.append(one))
+    progress.stage("cold start")
+    progress.passing("1 of 4 min")
+    assert told == [("cold start", ""), ("cold start", "1 of 4 min")]
 
 
 def test_the_view_can_be_drawn_before_anything_happened():

@@ -82,4 +82,4 @@ def test_the_command_prints_json_and_fails_on_an_error(
     assert json.loads(capsys.readouterr().out) == {
         "format": 1, "findings": [{"check": "cpus", "status": "error", "detail": "1", "mend": "take another"}]}
     assert cli.main(["doctor"]) == 1
-    assert "mend: take another" in capsys.readouterr().out
+    assert "fix: take another" in capsys.readouterr().out

@@ -135,7 +135,8 @@ def test_a_retriever_is_asked_once_in_both_forms_and_a_wrong_url_is_refused():
     assert refusal(*played, "env.search.url=['http://[']").endswith(mend)
 
 
-def test_on_a_ray_that_runs_already_the_machine_is_its_own_business():
+def test_on_a_ray_that_runs_already_the_machine_is_its_own_business(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(preflight, "check_ray", lambda _: None)  # no cluster runs here
     preflight.check(config("rollout.workers=2", "rollout.gpus=1", "ray.address=10.0.0.1:6379"))
 
 
@@ -187,3 +188,36 @@ def test_an_evaluation_is_not_held_to_the_panels_of_a_training_run():
     with pytest.raises(UserError, match="heldout split has"):
         preflight.check(wanted)
     preflight.check_parts(wanted)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_and_nothing_is_left(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    said = refusal(f"runs_dir={tmp_path}/file/runs")
+    assert said == (f"runs_dir={tmp_path}/file/runs cannot be written (Not a directory: {tmp_path}/file); "
+                    "choose a folder of your own, such as runs_dir=runs")
+    assert "cannot be written" in refusal("runs_dir=/proc/runs")
+    preflight.check(config(f"runs_dir={tmp_path}/new/runs"))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_port_in_use_is_refused():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert refusal(f"metrics.port={port}") == (
+            f"metrics.port={port} is in use on 127.0.0.1; choose another, or metrics.port=0 for a free one")
+
+
+def test_a_dead_ray_is_refused_from_the_config_and_from_the_environment(monkeypatch: pytest.MonkeyPatch):
+    address = f"127.0.0.1:{free_port()}"
+    expected = f"no Ray cluster answers at {address} ([Errno 111] Connection refused); start one, or unset RAY_ADDRESS"
+    assert refusal(f"ray.address={address}").startswith(expected)
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    assert refusal().startswith(expected)
+
+
+def test_a_module_that_breaks_when_it_is_imported_is_refused_in_one_line(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "own_game.py").write_text("from json import no_such_name\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert refusal("env.name=own_game:SPEC").startswith(
+        "the environment own_game:SPEC cannot be imported (ImportError: cannot import name 'no_such_name'")

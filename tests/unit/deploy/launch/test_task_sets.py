@@ -2,7 +2,7 @@
 
 import pytest
 
-from deploy.launch.task_sets import cut, open_panels
+from deploy.launch.task_sets import cut, open_task_sets
 from deploy.runs.configs import load_config
 from services.errors import UserError
 
@@ -34,21 +34,21 @@ def test_more_than_there_are_says_which_key_to_lower(name: str, key: str):
 
 def test_a_runs_panels_are_disjoint_and_do_not_depend_on_its_seed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
-    panels = open_panels(load_config("alfworld-tiny", ["eval.episodes=8", "eval.panel=16"]))
+    panels = open_task_sets(load_config("alfworld-tiny", ["eval.episodes=8", "eval.panel=16"]))
     assert panels.env_name == "alfworld-gen"
     assert (len(panels.validation), len(panels.heldout)) == (8, 16)
     train = set(panels.train)
     assert not train & set(panels.validation)
     assert not train & set(panels.heldout)
     assert not set(panels.validation) & set(panels.heldout)
-    assert open_panels(load_config("alfworld-tiny", ["seed=7", "eval.episodes=8", "eval.panel=16"])) == panels
+    assert open_task_sets(load_config("alfworld-tiny", ["seed=7", "eval.episodes=8", "eval.panel=16"])) == panels
 
 
 def test_panels_say_what_plays_them_and_so_does_the_name_that_a_folder_is_held_to():
     """verl_compat changes prices and splits: its results are others, and a run never goes on from one to the other."""
     small = ["eval.episodes=8", "eval.panel=8"]
-    fixed = open_panels(load_config("webshop-tiny", small))
-    compat = open_panels(load_config("webshop-tiny", [*small, "env.webshop.verl_compat=true"]))
+    fixed = open_task_sets(load_config("webshop-tiny", small))
+    compat = open_task_sets(load_config("webshop-tiny", [*small, "env.webshop.verl_compat=true"]))
     assert fixed.engine.startswith("own 1+catalogue+")
     assert "verl-compat" not in fixed.engine
     assert compat.engine.startswith("own 1+catalogue+")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from deploy.runs.configs import load_config
-from deploy.runs.folder import check_run, learning_digest, open_run
+from deploy.runs.folder import check_run, differences, open_run, standing
 from services.config.tree import Config
 from services.errors import UserError
 
@@ -22,7 +22,7 @@ def test_a_fresh_folder_gets_an_identity_and_the_resolved_config(tmp_path: Path)
     assert folder.path == tmp_path / "r"
     assert run.startswith("r-")
     assert json.loads(folder.identity_file.read_text()) == {
-        "format": 1, "run": run, "learning": learning_digest(config(tmp_path)), "games": GAMES}
+        "format": 1, "run": run, "games": GAMES}
     assert load_config(folder.config_file) == config(tmp_path)
 
 
@@ -43,7 +43,7 @@ def test_resume_without_a_run_starts_one(tmp_path: Path):
 
 def test_a_run_that_is_there_is_not_overwritten(tmp_path: Path):
     open_run(config(tmp_path), games=GAMES, resume=False)
-    with pytest.raises(UserError, match="holds a run already; go on with it by --resume"):
+    with pytest.raises(UserError, match=f"holds a run already; go on with it by `gagpo train --resume {tmp_path}/r`"):
         open_run(config(tmp_path), games=GAMES, resume=False)
 
 
@@ -65,8 +65,24 @@ def test_a_folder_of_another_config_is_refused(tmp_path: Path, resume: bool):
     ({"sft": {"minutes": 9.0}}, False), ({"name": "s"}, False),
 ])
 def test_how_far_and_where_may_change_but_not_what_is_learnt(tmp_path: Path, changes: dict, may_go_on: bool):
-    same = learning_digest(config(tmp_path)) == learning_digest(config(tmp_path, **changes))
-    assert same == may_go_on
+    assert (differences(config(tmp_path), config(tmp_path, **changes)) == []) == may_go_on
+
+
+def test_a_refusal_lists_the_keys_that_differ_with_both_values(tmp_path: Path):
+    open_run(config(tmp_path, learner={"lr": 1e-4}), games=GAMES, resume=False)
+    with pytest.raises(UserError) as error:
+        check_run(config(tmp_path, seed=1, steps=9, env={"alfworld": {"task_types": ["pick"]}}), resume=True)
+    assert error.value.what == (
+        f"{tmp_path / 'r'} belongs to a run with another config: seed is 0 there and 1 here, env.alfworld.task_types "
+        "is [pick, look, clean, heat, cool, two] there and [pick] here, learner.lr is 0.0001 there and 1.0e-06 here")
+
+
+def test_a_key_that_a_later_version_adds_does_not_stand_against_going_on(tmp_path: Path):
+    folder, _ = open_run(config(tmp_path), games=GAMES, resume=False)
+    text = folder.config_file.read_text()
+    assert "seed: 0\n" in text
+    folder.config_file.write_text(text.replace("seed: 0\n", ""))
+    assert standing(config(tmp_path), resume=True) is None
 
 
 def test_a_check_writes_nothing(tmp_path: Path):

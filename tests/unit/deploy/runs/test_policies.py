@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.runs.policies import resolve
+from deploy import cli
+from deploy.runs.policies import find_run, resolve, run_path
 from services.config.file import dump_config
 from services.config.tree import Config
 from services.errors import UserError
@@ -44,3 +45,32 @@ def test_a_run_without_a_trained_model_is_said(tmp_path: Path):
     dump_config(Config(name="mine", steps=7), tmp_path / "run" / "config.yaml")
     with pytest.raises(UserError, match="holds no model"):
         resolve(tmp_path / "run", None, {})
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run called `mine` in ./runs."""
+    monkeypatch.chdir(tmp_path)
+    dump_config(Config(name="mine", steps=7), Path("runs/mine/config.yaml"))
+
+
+def test_a_bare_name_is_a_run_in_runs_and_a_path_that_exists_stays(mine):
+    assert run_path("mine") == run_path("runs/mine") == Path("runs/mine")
+    assert run_path("other") == Path("other")
+    Path("mine").mkdir()
+    assert run_path("mine") == Path("mine")
+
+
+def test_what_is_no_run_is_told_the_nearest_or_all(mine):
+    with pytest.raises(UserError, match=r"runs/mien is no run's folder; did you mean runs/mine\?"):
+        find_run(Path("runs/mien"))
+    with pytest.raises(UserError, match="xyz is no run's folder; give one of runs/mine"):
+        find_run(Path("xyz"))
+
+
+@pytest.mark.parametrize(("argv", "field"), [
+    (["status", "mine"], "run_folder"), (["export", "mine", "out"], "run_folder"), (["eval", "mine"], "model"),
+    (["play", "task", "--agent", "mine"], "agent"), (["explore", "mine"], "runs"), (["report", "mine"], "runs")])
+def test_every_command_that_takes_a_run_takes_its_name(mine, argv: list[str], field: str):
+    found = getattr(cli.parse(argv), field)
+    assert found in (Path("runs/mine"), [Path("runs/mine")])

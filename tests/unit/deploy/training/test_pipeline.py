@@ -20,10 +20,10 @@ from services.telemetry.metrics_file import append_row, read_evaluations
 def training(tmp_path: Path) -> TrainingRun:
     """Evaluates every third of seven steps, and the last."""
     config = Config.model_validate({"name": "t", "steps": 7, "runs_dir": tmp_path, "eval": {"every": 3}})
-    panels = TaskSets(env_name="toy", engine="corridor 1", train=("toy/train/0",), validation=("toy/valid/0",),
-                    validation_split="valid", heldout=(), heldout_split="test", heldout_digest="", games="",
-                    task_type=lambda _: "toy")
-    return TrainingRun(config=config, folder=RunFolder(tmp_path), run="t-1", panels=panels,
+    task_sets = TaskSets(env_name="toy", engine="corridor 1", train=("toy/train/0",), validation=("toy/valid/0",),
+                         validation_split="valid", heldout=(), heldout_split="test", heldout_digest="", games="",
+                         task_type=lambda _: "toy")
+    return TrainingRun(config=config, folder=RunFolder(tmp_path), run="t-1", task_sets=task_sets,
                        progress=ProgressView("t", 7))
 
 

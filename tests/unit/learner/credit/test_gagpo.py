@@ -114,9 +114,10 @@ def test_statistics_by_hand(group):
     ex1 = credit(group("SXY+", "SXZ-", "SZX+", "SY+", reward=8.0), gamma=0.5, lam=0.5, normalize="none")
     assert statistics([ex1]) == {
         "group_size_mean": 11 / 4, "singleton_share": 0, "share_2_4": 1, "share_5_8": 0, "share_above_8": 0,
-        "active_share": 7 / 11, "advantage_iqr": 1.3125, "share_above_one": 4 / 11}
+        "active_share": 7 / 11, "flat_share": 0, "advantage_iqr": 1.3125, "share_above_one": 4 / 11}
     lone = credit(group("SQ+"), normalize="none")
     assert statistics([ex1, lone])["singleton_share"] == 2 / 13
+    assert statistics([ex1, lone])["flat_share"] == 1 / 2
     assert statistics([ex1, lone])["group_size_mean"] == 13 / 6
 
 

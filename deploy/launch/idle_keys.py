@@ -1,0 +1,20 @@
+"""Keys that somebody has set and that do nothing under the chosen estimator, which says itself what it reads."""
+
+from __future__ import annotations
+
+from services.config.file import as_yaml
+from services.config.tree import Config, CreditSection, CriticSection
+
+
+def idle_keys(config: Config) -> list[str]:
+    """Returns a line for each credit or critic key that differs from its default and that no code reads."""
+    from learner.credit.registry import estimator, keys_read
+
+    learner, name = config.learner, config.learner.credit.estimator
+    credit, critic = (section.model_dump(mode="json") for section in (learner.credit, learner.critic))
+    idle = {f"learner.credit.{key}": value for key, value in credit.items()
+            if value != CreditSection().model_dump(mode="json")[key] and key not in keys_read(learner.credit)}
+    if not estimator(name).needs_critic:
+        idle |= {f"learner.critic.{key}": value for key, value in critic.items()
+                 if value != CriticSection().model_dump(mode="json")[key]}
+    return [f"{key}={as_yaml(value)} does nothing under the estimator {name}" for key, value in idle.items()]

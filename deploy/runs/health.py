@@ -1,0 +1,134 @@
+"""The health of a run: rules that say aloud when it does not learn, or unlearns. The report, `status` and the view
+show what they find; deploy/prometheus/rules.yml has an alert for each.
+
+Thresholds lie outside all that the 70 runs of docs/experiments/credit.md showed, which all learned something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from deploy.runs.comparison import TITLES
+from services.statistics import paired_gain
+
+Row = Mapping[str, Any]
+WINDOW = 3
+"""Learner steps that a share is averaged over: one unlucky step is no finding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthWarning:
+    """One finding about a run as it stands now."""
+
+    rule: str
+    text: str
+    """The finding with its figure, then what to try."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthRule:
+    """`find` takes the rows of metrics.jsonl, at least one, and returns a finding or None."""
+
+    name: str
+    find: Callable[[Sequence[Row]], str | None]
+    fix: str
+
+
+def _share(key: str, limit: float, what: str) -> Callable[[Sequence[Row]], str | None]:
+    """A rule about a share that is too large on average over the last steps."""
+    def find(rows: Sequence[Row]) -> str | None:
+        known = [row[key] for row in rows[-WINDOW:] if row.get(key) is not None]
+        share = fmean(known) if known else 0.0
+        return f"{share:.0%} of the {what}" if share >= limit else None
+    return find
+
+
+def _nothing_to_learn(rows: Sequence[Row]) -> str | None:
+    last = rows[-1]
+    if last.get("credit/flat_share") != 1:
+        return None
+    return (f"nothing can be learned from step {last['step']}: in every group all episodes earned the same "
+            f"({last['success_rate']:.0%} success)")
+
+
+def _no_gradient(rows: Sequence[Row]) -> str | None:
+    norm = rows[-1]["grad_norm"]
+    if norm is None:
+        return f"the gradient of step {rows[-1]['step']} is not finite"
+    return f"the gradient of step {rows[-1]['step']} is 0: the weights do not move" if norm < 1e-8 else None
+
+
+def _entropy(rows: Sequence[Row]) -> str | None:
+    first, last = _first_and_last(rows, "loss/entropy")
+    return (f"the policy's entropy has fallen from {first:.2g} to {last:.2g} nats per token"
+            if first > 0 and last < 0.2 * first else None)
+
+
+def _length(rows: Sequence[Row]) -> str | None:
+    """Shorter episodes are progress, unless fewer of them are won."""
+    first, last = _first_and_last(rows, "episode_length")
+    won_first, won_last = _first_and_last(rows, "success_rate")
+    return (f"episodes have become shorter ({first:.1f} to {last:.1f} turns) and are won less often "
+            f"({won_first:.0%} to {won_last:.0%})" if last < 0.5 * first and won_last < won_first else None)
+
+
+def _first_and_last(rows: Sequence[Row], key: str) -> tuple[float, float]:
+    """Means over the first and the last WINDOW steps."""
+    values = [row[key] for row in rows if row[key] is not None] or [0.0]
+    return fmean(values[:WINDOW]), fmean(values[-WINDOW:])
+
+
+RULES = (
+    HealthRule(name="nothing to learn", find=_nothing_to_learn,
+               fix="give the cold start more minutes (sft.minutes), or choose games that are neither all won nor all "
+                   "lost"),
+    # A group teaches by its differences. At nine tenths without any, a step learns from a tenth of its episodes.
+    HealthRule(name="flat groups", find=_share("credit/flat_share", 0.9, "groups have no spread: all their episodes "
+                                               "earned the same"),
+               fix="raise learner.group_size, or set learner.dynamic_sampling"),
+    HealthRule(name="no gradient", find=_no_gradient, fix="check learner.lr, learner.grad_clip and the credit options"),
+    # No healthy step had more than 18%.
+    HealthRule(name="invalid actions", find=_share("invalid_share", 0.2, "answers hold no well-formed action"),
+               fix="give the cold start more minutes (sft.minutes), or raise rollout.max_response_tokens"),
+    # Small policies guess: healthy runs began with up to 86%.
+    HealthRule(name="inadmissible actions", find=_share("inadmissible_share", 0.9, "actions are not admissible"),
+               fix="give the cold start more minutes (sft.minutes)"),
+    # Healthy runs kept more than a third of it, and most gained some.
+    HealthRule(name="entropy", find=_entropy, fix="raise learner.loss.entropy, or lower learner.lr"),
+    # Healthy runs halved their episodes as they won more of them.
+    HealthRule(name="length", find=_length, fix="lower learner.lr, or go back to the best checkpoint"),
+)
+"""In the order of display. A rule hides the weaker ones about the same cause: see warnings."""
+
+
+def warnings(metrics: Sequence[Row], evaluations: Sequence[Row]) -> list[HealthWarning]:
+    """Returns what is wrong with a run as it stands now; [] if nothing is.
+
+    `metrics` and `evaluations`: rows as read_metrics and read_evaluations return them, in order.
+    """
+    found = [HealthWarning(rule=rule.name, text=f"{text}; {rule.fix}")
+             for rule in RULES if metrics and (text := rule.find(metrics))]
+    names = {one.rule for one in found}
+    if "nothing to learn" in names:
+        found = [one for one in found if one.rule != "flat groups"]
+    return found + _falling(evaluations)
+
+
+def _falling(evaluations: Sequence[Row]) -> list[HealthWarning]:
+    """The curve's last evaluation against its best: at least ten points lower, and by more than its paired interval."""
+    curve = sorted((row for row in evaluations if row["label"] not in TITLES), key=lambda row: row["step"])
+    if len(curve) < 2:
+        return []
+    best, last = max(curve, key=lambda row: row["success_rate"]), curve[-1]
+    both = best["success_by_task"].keys() & last["success_by_task"].keys()
+    if not both or best["success_rate"] - last["success_rate"] < 0.1:
+        return []
+    _, _, high = paired_gain(*({task: row["success_by_task"][task] for task in both} for row in (best, last)))
+    if high >= 0:
+        return []
+    return [HealthWarning(rule="success", text=(
+        f"success has fallen from {best['success_rate']:.0%} at step {best['step']} to {last['success_rate']:.0%} at "
+        f"step {last['step']}; lower learner.lr, and take the best checkpoint by `gagpo export --which best`"))]

@@ -1,0 +1,108 @@
+"""stage.json: the stage that a run's driver is in, for `gagpo status` on any machine that sees the folder.
+
+The driver writes it anew every few seconds, so that a file that stays old means a driver that was killed.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+import psutil
+
+EVERY_S = 5.0
+SILENT_S = 60.0
+"""A driver on another machine that has written nothing for so long is taken for dead. Long for a busy shared disk."""
+
+
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
+    """A driver as it was at `at`. Times are Unix times."""
+
+    name: str = "starting"
+    doing: str = ""
+    """What the stage does at the moment, in a line; may be empty."""
+    since: float
+    """When the stage began."""
+    at: float
+    host: str
+    pid: int
+    born: float
+    """When the driver's process began: a process number alone may be another's by now."""
+    ended: str = ""
+    """How the driver ended; empty while it lives, and if it had no time to say so."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the driver still runs."""
+        if self.ended:
+            return False
+        if self.host != socket.gethostname():
+            return time.time() - self.at < SILENT_S
+        try:
+            return psutil.Process(self.pid).create_time() == self.born
+        except psutil.NoSuchProcess:
+            return False
+
+
+def read_stage(path: Path) -> Stage | None:
+    """Returns the last stage of a run; None if its driver never wrote one."""
+    return msgspec.json.decode(path.read_bytes(), type=Stage) if path.exists() else None
+
+
+class StageRecord:
+    """Keeps stage.json up to date while the block runs, from a thread of its own. `tell` may be called at any time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        now = time.time()
+        self._stage = Stage(since=now, at=now, host=socket.gethostname(), pid=os.getpid(),
+                            born=psutil.Process().create_time())
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="stage", daemon=True)
+
+    def __enter__(self) -> StageRecord:
+        self._write()
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self._done.set()
+        self._thread.join()
+        self._stage = msgspec.structs.replace(self._stage, ended=_ended(error))
+        self._write()
+
+    def tell(self, name: str, doing: str) -> None:
+        """Takes the current stage and what it does; a new stage is written at once."""
+        new = name != self._stage.name
+        since = time.time() if new else self._stage.since
+        self._stage = msgspec.structs.replace(self._stage, name=name, doing=doing, since=since)
+        if new:
+            self._write()
+
+    def _beat(self) -> None:
+        while not self._done.wait(EVERY_S):
+            self._write()
+
+    def _write(self) -> None:
+        with self._lock:
+            draft = self._path.with_name(f".{self._path.name}.new")
+            draft.write_bytes(msgspec.json.encode(msgspec.structs.replace(self._stage, at=time.time())))
+            draft.replace(self._path)
+
+
+def _ended(error: BaseException | None) -> str:
+    if error is None:
+        return "finished"
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted by Ctrl-C"
+    if isinstance(error, SystemExit):
+        return f"stopped with exit status {error.code}"
+    text = str(error).strip() or "no message"
+    return f"{type(error).__name__}: {text.splitlines()[0]}"

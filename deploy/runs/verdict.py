@@ -1,0 +1,102 @@
+"""The verdict on a run: what training gained in one sentence per temperature, and the commands to copy next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deploy.runs.comparison import COLD, MORE, TITLES, TRAINED, compare
+from services.statistics import paired_gain
+
+Evaluations = Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Success before and after RL at one temperature. The gain is paired by game, with its 95% interval; all in [0, 1].
+
+    `more`: success of the cold start after as many more minutes as RL took, if the run compared them.
+    """
+
+    temperature: float
+    before: float
+    after: float
+    gain: float
+    low: float
+    high: float
+    more: float | None
+    games: str
+    """The games that were played, for example `256 held-out games`."""
+
+    @property
+    def text(self) -> str:
+        """`51% -> 70% at T=1, +19 points [12, 26]; more cold start 38% (256 held-out games)`."""
+        shown = "" if self.low > 0 or self.high < 0 else ", no difference shown"
+        more = "" if self.more is None else f"; more cold start {self.more:.0%}"
+        return (f"{self.before:.0%} -> {self.after:.0%} at T={self.temperature:g}, "
+                f"{points(self.gain)} points {interval(self.low, self.high)}{shown}{more} ({self.games})")
+
+
+def points(gain: float) -> str:
+    """A difference of two success rates in percentage points, with its sign: `+19`, `-4`, `0`."""
+    whole = round(100 * gain)
+    return f"{whole:+d}" if whole else "0"
+
+
+def interval(low: float, high: float) -> str:
+    """An interval of a difference in percentage points: `[12, 26]`."""
+    return f"[{round(100 * low)}, {round(100 * high)}]"
+
+
+def verdicts(evaluations: Evaluations) -> list[Verdict]:
+    """Returns one verdict per temperature, in the order of play; [] if nothing can be compared yet.
+
+    The held-out games decide. Before they are played, the first and the last evaluation of the curve stand in.
+    `evaluations`: rows of evaluations.jsonl, as read_evaluations returns them.
+    """
+    return list(_heldout(evaluations)) or list(_curve(evaluations))
+
+
+def _heldout(evaluations: Evaluations) -> Iterator[Verdict]:
+    comparison = compare(evaluations)
+    if comparison is None:
+        return
+    success = {(row.label, row.temperature): row for row in comparison.rows}
+    for gain in comparison.gains:
+        if gain.over == COLD:
+            before, after = success[COLD, gain.temperature], success[TRAINED, gain.temperature]
+            more = success.get((MORE, gain.temperature))
+            yield Verdict(temperature=gain.temperature, before=before.success, after=after.success, gain=gain.gain,
+                          low=gain.low, high=gain.high, more=None if more is None else more.success,
+                          games=f"{after.games} held-out games")
+
+
+def _curve(evaluations: Evaluations) -> Iterator[Verdict]:
+    rows = sorted((row for row in evaluations if row["label"] not in TITLES), key=lambda row: row["step"])
+    if len(rows) < 2 or rows[0]["temperature"] != rows[-1]["temperature"]:
+        return
+    first, last = rows[0], rows[-1]
+    both = first["success_by_task"].keys() & last["success_by_task"].keys()
+    if both:
+        gain, low, high = paired_gain(*({task: row["success_by_task"][task] for task in both} for row in (first, last)))
+        yield Verdict(temperature=last["temperature"], before=first["success_rate"], after=last["success_rate"],
+                      gain=gain, low=low, high=high, more=None,
+                      games=f"{last['tasks']} validation games, learner step {first['step']} to {last['step']}")
+
+
+def next_commands(run: Path, evaluations: Evaluations) -> list[str]:
+    """Returns the commands that one wants after a run, with its real name and a game that it has played."""
+    name = shlex.quote(str(run))
+    task = next(iter(evaluations[-1]["success_by_task"]), None) if evaluations else None
+    commands: Mapping[str, str] = {
+        f"gagpo explore {name}": "find the step that lost an episode, in a browser",
+        f"gagpo report {name}": "draw the figures and tables again",
+        f"gagpo eval {name}": "measure the trained model on held-out games",
+        f"gagpo export {name} {shlex.quote(f'{run.name}-model')}": "write it as a Hugging Face folder",
+        **({f"gagpo play {shlex.quote(task)} --agent {name}": "watch it play"} if task else {}),
+    }
+    width = max(map(len, commands))
+    return [f"{command:<{width}}  # {what}" for command, what in commands.items()]

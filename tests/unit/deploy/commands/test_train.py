@@ -1,0 +1,87 @@
+"""How `gagpo train` finds its config, and what a dry run says about an existing folder."""
+
+from pathlib import Path
+
+import pytest
+
+from deploy import cli
+from deploy.launch import machine
+from deploy.runs.configs import load_config
+from deploy.runs.folder import open_run
+
+RESUMED = pytest.mark.parametrize("given", ["runs/mine", "mine"])
+
+
+@pytest.fixture(autouse=True)
+def roomy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """A machine with room for the plan, and the working directory that bare names refer to."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    monkeypatch.setattr(machine, "cpu_count", lambda: 8.0)
+    monkeypatch.setattr(machine, "available_memory", lambda: 64 * machine.GIB)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def mine() -> None:
+    """A run that has begun with settings of its own."""
+    open_run(load_config("alfworld-tiny", ["name=mine", "learner.lr=3e-3", "steps=7"]), games="g", resume=False)
+
+
+@RESUMED
+def test_resume_needs_only_the_run(mine, given: str, capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["train", "--resume", given, "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("run           runs/mine, 7 learner steps, seed 0\n")
+    assert "folder        runs/mine holds a run, which would go on" in out
+
+
+def test_overrides_are_laid_over_the_runs_config(mine, capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["train", "--resume", "mine", "steps=9", "--dry-run"]) == 0
+    assert "runs/mine, 9 learner steps" in capsys.readouterr().out
+
+
+def test_a_refusal_lists_the_keys_that_differ(mine, capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["train", "--resume", "mine", "learner.lr=1e-2"]) == 2
+    assert capsys.readouterr().err == (
+        "error: runs/mine belongs to a run with another config: learner.lr is 0.003 there and 0.01 here; "
+        "use its values to go on with it, or give this run another name (name=...)\n")
+
+
+def test_a_run_that_was_moved_goes_on_where_it_lies(mine, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    Path("runs").rename("kept")
+    assert cli.main(["train", "--resume", "kept/mine", "--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith("run           kept/mine,")
+
+
+@pytest.mark.parametrize(("arguments", "line"), [
+    ([], "neither --config nor a run is given; say --config FILE, or --resume RUN"),
+    (["--resume", "min"], "min is no run's folder; did you mean runs/mine?"),
+    (["--resume", "mine", "--config", "alfworld-tiny"],
+     "--resume mine has its config in its folder; leave --config and --sweep out, or leave the run's name out"),
+    (["--resume", "mine", "name=other"],
+     "runs/mine is the folder of a run named other; rename the folder to other, and leave name= out"),
+    (["--config", "alfworld-tinny"], "there is no config file alfworld-tinny; did you mean alfworld-tiny?"),
+])
+def test_a_mistake_is_one_line(mine, arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["train", *arguments]) == 2
+    assert capsys.readouterr().err == f"error: {line}\n"
+
+
+def test_with_a_config_resume_takes_no_name_and_starts_or_goes_on(mine, capsys: pytest.CaptureFixture[str]):
+    """The form of `make train`."""
+    for overrides in (["name=fresh"], ["name=mine", "learner.lr=3e-3", "steps=7"]):
+        assert cli.main(["train", "--resume", "--config", "alfworld-tiny", *overrides, "--dry-run"]) == 0
+        assert "refused" not in capsys.readouterr().out
+    assert cli.main(["train", "--config", "alfworld-tiny", "--dry-run", "--resume", "name=fresh"]) == 0
+    assert "runs/fresh" in capsys.readouterr().out
+
+
+def test_a_dry_run_never_refuses_because_of_a_folder_and_finds_a_bad_value_all_the_same(
+        mine, capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["train", "--config", "alfworld-tiny", "name=mine", "--dry-run"]) == 0
+    assert "a start would be refused: runs/mine belongs to a run with another config: " in capsys.readouterr().out
+    for name in ("mine", "fresh"):
+        assert cli.main(["train", "--config", "alfworld-tiny", f"name={name}", "learner.token_budget=64",
+                         "--dry-run"]) == 2
+        assert "learner.token_budget=64 holds no whole row" in capsys.readouterr().err

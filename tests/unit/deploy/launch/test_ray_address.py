@@ -1,0 +1,32 @@
+"""Addresses at which no Ray answers, each refused in one line and in time."""
+
+import socket
+
+import pytest
+
+from deploy.launch.ray_address import check_ray, ray_address
+from services.config.tree import Config
+from services.errors import UserError
+
+
+def test_a_server_that_is_no_ray_is_refused_when_the_time_is_up():
+    """It takes the connection and never says a word, as a firewall or another service may."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(UserError, match=f"no Ray cluster answers at {address} "):
+            check_ray(address, health_s=1.0)
+
+
+@pytest.mark.parametrize("address", ["here", "host:port", ":6379", "ray://host"])
+def test_what_is_no_address_is_said(address: str):
+    with pytest.raises(UserError, match="write host:port"):
+        check_ray(address)
+
+
+def test_the_config_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch):
+    config = Config(name="a", steps=1)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert ray_address(config) is None
+    monkeypatch.setenv("RAY_ADDRESS", "b:1")
+    assert ray_address(config) == "b:1"
+    assert ray_address(Config.model_validate({"name": "a", "steps": 1, "ray": {"address": "c:1"}})) == "c:1"

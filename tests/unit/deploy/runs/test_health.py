@@ -1,0 +1,77 @@
+"""Each rule on a run that breaks it, and on one that nearly does."""
+
+from typing import Any
+
+import pytest
+
+from deploy.runs.health import warnings
+
+HEALTHY = {"step": 1, "success_rate": 0.5, "episode_length": 20.0, "invalid_share": 0.02, "inadmissible_share": 0.8,
+           "grad_norm": 0.3, "loss/entropy": 0.3, "credit/flat_share": 0.25}
+
+
+def rows(*changes: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{**HEALTHY, "step": step, **change} for step, change in enumerate(changes, 1)]
+
+
+def found(metrics: list[dict[str, Any]], evaluations: list[dict[str, Any]] | None = None) -> list[str]:
+    return [one.rule for one in warnings(metrics, evaluations or [])]
+
+
+def test_a_healthy_run_and_a_run_without_a_step_have_no_warning():
+    assert found([]) == []
+    assert found(rows({}, {}, {}, {"episode_length": 8.0, "success_rate": 0.9, "loss/entropy": 0.1})) == []
+
+
+def test_a_run_in_which_nothing_can_be_learned_says_so_at_its_first_step():
+    (only,) = warnings(rows({"credit/flat_share": 1.0, "success_rate": 0.0}), [])
+    assert only.text == (
+        "nothing can be learned from step 1: in every group all episodes earned the same (0% success); give the cold "
+        "start more minutes (sft.minutes), or choose games that are neither all won nor all lost")
+
+
+@pytest.mark.parametrize(("key", "near", "beyond", "rule"), [
+    ("credit/flat_share", 0.85, 0.95, "flat groups"), ("invalid_share", 0.18, 0.25, "invalid actions"),
+    ("inadmissible_share", 0.89, 0.95, "inadmissible actions")])
+def test_a_share_counts_on_average_over_the_last_three_steps(key: str, near: float, beyond: float, rule: str):
+    assert found(rows(*[{key: near}] * 3)) == []
+    assert found(rows({key: 0.0}, {key: 0.0}, {key: beyond})) == []
+    assert found(rows({key: 0.0}, *[{key: beyond}] * 3)) == [rule]
+
+
+def test_rows_of_a_version_without_the_share_are_no_finding():
+    metrics = rows({}, {})
+    for row in metrics:
+        del row["credit/flat_share"]
+    assert found(metrics) == []
+
+
+@pytest.mark.parametrize(("norm", "expected"), [
+    (0.0, ["no gradient"]), (None, ["no gradient"]), (0.002, [])])
+def test_a_gradient_of_zero_or_none_is_said(norm: float | None, expected: list[str]):
+    assert found(rows({}, {"grad_norm": norm})) == expected
+
+
+def test_collapsed_entropy():
+    assert found(rows(*[{"loss/entropy": 0.3}] * 3, *[{"loss/entropy": 0.07}] * 3)) == []
+    assert found(rows(*[{"loss/entropy": 0.3}] * 3, *[{"loss/entropy": 0.05}] * 3)) == ["entropy"]
+
+
+def test_shorter_episodes_are_a_finding_only_if_fewer_are_won():
+    short = {"episode_length": 9.0}
+    assert found(rows(*[{}] * 3, *[{**short, "success_rate": 0.6}] * 3)) == []
+    assert found(rows(*[{}] * 3, *[{**short, "success_rate": 0.2}] * 3)) == ["length"]
+
+
+def evaluation(step: int, wins: int, label: str = "") -> dict[str, Any]:
+    """A hundred games, of which the first `wins` are won."""
+    return {"label": label or f"step-{step:06d}", "step": step, "success_rate": wins / 100, "temperature": 0.4,
+            "success_by_task": {f"game-{i}": float(i < wins) for i in range(100)}}
+
+
+def test_success_that_falls_against_the_best_evaluation():
+    """From 70 to 50 of the same hundred games: the paired interval of -20 points is [-28, -12]."""
+    (only,) = warnings([], [evaluation(0, 40), evaluation(5, 70), evaluation(10, 50)])
+    assert only.text.startswith("success has fallen from 70% at step 5 to 50% at step 10; ")
+    assert warnings([], [evaluation(0, 40), evaluation(5, 70), evaluation(10, 64)]) == []
+    assert warnings([], [evaluation(5, 70), evaluation(0, 40, label="panel-cold")]) == []

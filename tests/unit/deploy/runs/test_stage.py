@@ -1,0 +1,68 @@
+"""Whether a driver lives, and how it ended, as another process reads it."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from deploy.runs.stage import SILENT_S, Stage, StageRecord, read_stage
+
+
+def stage(**changes: object) -> Stage:
+    now = time.time()
+    return Stage(**{"since": now, "at": now, "host": socket.gethostname(), "pid": os.getpid(),
+                    "born": psutil.Process().create_time(), **changes})
+
+
+def test_no_file_is_no_stage(tmp_path: Path):
+    assert read_stage(tmp_path / "stage.json") is None
+
+
+def test_a_living_driver_is_seen_in_its_stage(tmp_path: Path):
+    path = tmp_path / "stage.json"
+    with StageRecord(path) as record:
+        record.tell("cold start", "")
+        found = read_stage(path)
+    assert found is not None
+    assert (found.name, found.alive) == ("cold start", True)
+
+
+@pytest.mark.parametrize(("error", "ended"), [
+    (None, "finished"), (KeyboardInterrupt(), "interrupted by Ctrl-C"),
+    (SystemExit(143), "stopped with exit status 143"), (ValueError("no\nmore"), "ValueError: no")])
+def test_the_end_is_written_with_its_reason(tmp_path: Path, error: BaseException | None, ended: str):
+    path = tmp_path / "stage.json"
+    record = StageRecord(path)
+    record.__enter__()
+    record.tell("cold start", "half done")
+    record.__exit__(None, error, None)
+    found = read_stage(path)
+    assert found is not None
+    assert (found.ended, found.doing, found.alive) == (ended, "half done", False)
+
+
+def test_a_driver_that_was_killed_is_dead_although_it_said_nothing(tmp_path: Path):
+    path = tmp_path / "stage.json"
+    code = ("import sys, pathlib, deploy.runs.stage as s\n"
+            "with s.StageRecord(pathlib.Path(sys.argv[1])):\n    print('ready', flush=True); sys.stdin.read()")
+    command = [sys.executable, "-c", code, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as one:
+        assert one.stdout is not None
+        assert one.stdout.readline() == b"ready\n"
+        assert getattr(read_stage(path), "alive", None) is True
+        one.kill()
+    assert getattr(read_stage(path), "alive", None) is False
+
+
+def test_a_reused_process_number_is_another_process():
+    assert not stage(born=1.0).alive
+
+
+def test_a_driver_elsewhere_lives_while_it_writes():
+    assert stage(host="elsewhere").alive
+    assert not stage(host="elsewhere", at=time.time() - 2 * SILENT_S).alive

@@ -1,0 +1,60 @@
+"""The verdict on a run by hand-worked numbers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.runs.comparison import COLD, MORE, TRAINED
+from deploy.runs.verdict import interval, next_commands, points, verdicts
+
+
+def row(label: str, wins: str, *, step: int = 0, temperature: float = 1.0) -> dict[str, Any]:
+    """An evaluation whose game i was won if `wins[i]` is 1."""
+    by_task = {f"alfworld-gen/valid/look-{i}": float(won) for i, won in enumerate(wins)}
+    mean = sum(by_task.values()) / len(by_task)
+    return {"label": label, "step": step, "temperature": temperature, "tasks": len(by_task), "success_rate": mean,
+            "success_low": 0.0, "success_high": 1.0, "success_by_task": by_task}
+
+
+def test_the_heldout_games_decide_and_more_cold_start_stands_beside() -> None:
+    """Ten of forty games are won before, thirty after: the gain is 20/40, its sample sd .5064, its half-width .157."""
+    rows = [row("step-000000", "0"), row(COLD, "1" * 10 + "0" * 30), row(TRAINED, "1" * 30 + "0" * 10, step=9),
+            row(MORE, "1" * 15 + "0" * 25, step=9)]
+    (found,) = verdicts(rows)
+    assert found.text == "25% -> 75% at T=1, +50 points [34, 66]; more cold start 38% (40 held-out games)"
+
+
+def test_each_temperature_has_a_verdict_in_the_order_of_play() -> None:
+    rows = [row(label, wins, temperature=t) for label, wins in ((COLD, "00"), (TRAINED, "11")) for t in (1.0, 0.4)]
+    assert [one.temperature for one in verdicts(rows)] == [1.0, 0.4]
+
+
+def test_a_gain_whose_interval_holds_zero_is_no_difference() -> None:
+    (found,) = verdicts([row(COLD, "0100"), row(TRAINED, "1100")])
+    assert found.text == "25% -> 50% at T=1, +25 points [-24, 74], no difference shown (4 held-out games)"
+
+
+def test_before_the_heldout_games_the_curve_stands_in() -> None:
+    rows = [row("step-000000", "0000", temperature=0.4), row("step-000002", "0001", step=2, temperature=0.4),
+            row(COLD, "0011"), row("step-000004", "1111", step=4, temperature=0.4)]
+    (found,) = verdicts(rows)
+    assert found.text == "0% -> 100% at T=0.4, +100 points [100, 100] (4 validation games, learner step 0 to 4)"
+
+
+@pytest.mark.parametrize("rows", [[], [row("step-000000", "01")], [row(COLD, "01")]])
+def test_nothing_to_compare_is_no_verdict(rows: list[dict[str, Any]]) -> None:
+    assert verdicts(rows) == []
+
+
+def test_gains_are_in_points() -> None:
+    assert (points(0.1949), points(-0.04), points(0.001)) == ("+19", "-4", "0")
+    assert interval(-0.051, 0.26) == "[-5, 26]"
+
+
+def test_the_next_commands_can_be_copied() -> None:
+    commands = next_commands(Path("my runs/mine"), [row("step-000000", "01")])
+    assert [command.partition("  #")[0].rstrip() for command in commands] == [
+        "gagpo explore 'my runs/mine'", "gagpo report 'my runs/mine'", "gagpo eval 'my runs/mine'",
+        "gagpo export 'my runs/mine' mine-model", "gagpo play alfworld-gen/valid/look-0 --agent 'my runs/mine'"]
+    assert not any("play" in command for command in next_commands(Path("runs/a"), []))
