@@ -18,7 +18,7 @@ from deploy.runs.health import warnings
 from deploy.runs.history import RunHistory
 from deploy.runs.live_status import Seen, look, value
 from deploy.runs.policies import find_run, run_path
-from deploy.runs.stage import read_stage
+from deploy.runs.stage import ENDED_WELL, read_stage
 from deploy.runs.verdict import next_commands, verdicts
 from services.telemetry.heartbeat import BEAT_S, Beat
 
@@ -103,7 +103,8 @@ def read_status(folder: RunFolder) -> dict[str, Any]:
     last = metrics[-1] if metrics else None
     shown = ("label", "temperature", "success_rate", "success_low", "success_high", "tasks")
     stage, now = read_stage(folder.stage_file), time.time()
-    state = (GOING_ON if stage is not None and stage.alive else FINISHED if folder.summary.exists() else
+    done = folder.summary.exists() and (stage is None or stage.ended == ENDED_WELL)
+    state = (GOING_ON if stage is not None and stage.alive else FINISHED if done else
              INTERRUPTED if stage is not None else "not finished")
     return {
         "run": str(folder.path),

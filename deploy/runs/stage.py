@@ -16,6 +16,7 @@ import msgspec
 import psutil
 
 EVERY_S = 5.0
+ENDED_WELL = "finished"
 SILENT_S = 60.0
 """A driver on another machine that has written nothing for so long is taken for dead. Long for a busy shared disk."""
 
@@ -99,7 +100,7 @@ class StageRecord:
 
 def _ended(error: BaseException | None) -> str:
     if error is None:
-        return "finished"
+        return ENDED_WELL
     if isinstance(error, KeyboardInterrupt):
         return "interrupted by Ctrl-C"
     if isinstance(error, SystemExit):

@@ -127,6 +127,17 @@ def test_at_the_end_it_says_verdict_and_next_commands(folder):
     assert any(line.startswith(f"    gagpo explore {folder.path} ") for line in found)
 
 
+def test_a_finished_run_whose_longer_life_failed_is_not_finished(folder):
+    def failing() -> None:
+        with StageRecord(folder.stage_file):
+            raise ValueError("no such checkpoint")
+
+    folder.summary.write_text("{}")
+    with pytest.raises(ValueError, match="no such checkpoint"):
+        failing()
+    assert summary(read_status(folder))[0].startswith(f"{folder.path}: ValueError: no such checkpoint, 0 s ago")
+
+
 def test_warnings_are_shown():
     assert summary(STATUS | {"warnings": ["it collapses"]})[-1] == "  warning: it collapses"
 
