@@ -145,6 +145,8 @@ def _report(error: Exception) -> int:
     cause = getattr(error, "cause", error)  # Ray wraps what an actor raised, and its text is a whole traceback
     name = f"{cause.boundary} fault" if isinstance(cause, Fault) else f"unexpected {type(cause).__name__}"
     log = log_path()
+    if log is None and isinstance(cause, OSError) and cause.filename is not None:
+        return _say(f"{cause.filename}: {cause.strerror}; give another path, or make room and access for this one", 1)
     if log is None:
         traceback.print_exception(error)
         return _say(f"{name}: {cause}; the traceback is above", 1)

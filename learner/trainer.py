@@ -29,6 +29,7 @@ from learner.step import Stepper, Taken, Timer
 from learner.trainee import Trainee
 from learner.utilization import forward_flops, passes, utilization
 from services.config.tree import Config
+from services.files import open_as_folder
 
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt", "added_tokens.json",
                    "chat_template*", "generation_config.json")
@@ -126,6 +127,7 @@ class Learner:
         architecture.pop("torch_dtype", None)
         architecture["dtype"] = self.config.model.dtype
         (folder / "config.json").write_text(json.dumps(architecture, indent=2) + "\n")  # last: marks it as complete
+        open_as_folder(folder)
 
     def follow(self) -> None:
         """Ranks above 0: until rank 0 leaves the gang."""

@@ -51,7 +51,7 @@ def write_whole(path: Path, data: str | bytes) -> None:
     """Replaces the file in one step: whoever reads it, now or after a crash, finds all of the old or all of the new."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
-        with draft.open("wb") as file:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _mode(path.parent)), "wb") as file:
             file.write(data.encode() if isinstance(data, str) else data)
             file.flush()
             os.fsync(file.fileno())
@@ -75,3 +75,20 @@ def sync_tree(folder: Path) -> None:
     for path in folder.rglob("*"):
         sync(path)
     sync(folder)
+
+
+def follow_folder(folder: Path) -> None:
+    """Everything that this process makes from now on is as open to others as `folder` is: one rule for all files."""
+    os.umask(0o777 & ~stat.S_IMODE(folder.stat().st_mode) & 0o077)
+
+
+def open_as_folder(folder: Path) -> None:
+    """Opens the files in a folder as far as the folder itself: what writes safetensors makes them its owner's alone."""
+    for path in folder.iterdir():
+        if path.is_file() and not path.is_symlink():
+            path.chmod(_mode(folder))
+
+
+def _mode(folder: Path) -> int:
+    """Mode of a file in the folder: readable by whoever may list the folder."""
+    return 0o600 | stat.S_IMODE(folder.stat().st_mode) & 0o066

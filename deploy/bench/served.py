@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from services.config.tree import ENV_TOKEN_VARIABLE
+from services.config.secrets import ENV_TOKEN_VARIABLE
 from services.errors import UserError
 from services.process.child_processes import wait_or_kill
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from services.config.tree import CreditSection
 from services.errors import UserError
+from services.files import JSON_BYTES, read_bounded
 
 if TYPE_CHECKING:
     from learner.credit.types import Credit, CreditStep, Estimator
@@ -134,9 +135,12 @@ def _steps(group: _Group, options: CreditSection) -> list[list[CreditStep]]:
 
 def _read(name: str) -> str | bytes:
     if name == "-":
-        return sys.stdin.read()
+        text = sys.stdin.read(JSON_BYTES + 1)
+        if len(text) > JSON_BYTES:
+            raise UserError(f"standard input has more than {JSON_BYTES >> 20} MiB", "give one group at a time")
+        return text
     try:
-        return Path(name).read_bytes()
+        return read_bounded(Path(name))
     except OSError as error:
         raise UserError(f"cannot read {name}: {error.strerror}", "give a JSON file, or - for standard input") from None
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from deploy.runs.policies import resolve, run_path
 from services.config.file import dump_config
+from services.config.secrets import env_token
 from services.config.tree import Config
 
 if TYPE_CHECKING:
@@ -75,10 +76,10 @@ def evaluate(config: Config, model: Path, *, split: str | None) -> dict[str, Any
     from services.controller.tickets import EvalRequest, TaskStream, TrainTickets
 
     environment = open_environment(config.env)
-    preflight.check_versions(config.env.urls, env=environment.name, engine=engine_name(environment))
+    engine, token = engine_name(environment), env_token(config.env)
+    preflight.check_versions(config.env.urls, env=environment.name, engine=engine, token=token)
     train, _, heldout = environment.training_splits()
-    chosen = split or heldout
-    everything = environment.tasks(chosen)
+    everything = environment.tasks(chosen := split or heldout)
     tasks = cut(everything, config.eval.panel or len(everything), name=chosen)
     run = f"eval-{uuid.uuid4().hex[:8]}"
     with tempfile.TemporaryDirectory(prefix="gagpo-eval-") as name, StatusLines(Console(stderr=True)) as lines:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from deploy.commands.arguments import add_env_arguments, env_from, optional_config_from
-from services.config.tree import ENV_TOKEN_VARIABLE
+from services.config.secrets import ENV_TOKEN_VARIABLE
 from services.process.addresses import is_local
 from services.telemetry.logs import adopt_libraries, configure_logs
 from services.telemetry.tracing import tracing

@@ -50,7 +50,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 def run(args: argparse.Namespace) -> int:
     """Checks everything that can be checked cheaply, then runs."""
     from deploy.launch import plan, preflight
-    from deploy.runs.folder import check_run
+    from deploy.runs.folder import check_run, locked
 
     config = _config(args)
     resume = bool(args.resume)
@@ -62,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         print(json.dumps(plan.as_dict(config)) if args.json else plan.describe(config, resume=resume))
         return 0
-    lines = _train(config, task_sets, resume=resume, quiet=args.json)
+    with locked(config):
+        lines = _train(config, task_sets, resume=resume, quiet=args.json)
     print(json.dumps({"format": 1, "run": str(config.run_dir), "lines": lines}) if args.json else "\n".join(lines))
     return 0
 

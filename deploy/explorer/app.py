@@ -21,6 +21,7 @@ from deploy.explorer.access import Guard
 from deploy.explorer.groups import Group, credit_input
 from deploy.explorer.lists import ORDERS, Choice
 from deploy.explorer.runs import ExploredRun
+from services.errors import UserError
 
 HERE = Path(__file__).parent
 Sort = Literal["step", "task", "outcome", "success", "return", "spread", "length", "singletons", "invalid"]
@@ -96,6 +97,10 @@ def create_app(runs: Sequence[ExploredRun], token: str | None) -> FastAPI:
             "that is no number, or for an order that there is not.")
         return shown.show("error.html", {"said": said, "status_code": status}, status=status)
 
+    def damaged(_: Request, error: Exception) -> Response:
+        return shown.show("error.html", {"said": f"{error}.", "status_code": 422}, status=422)
+
+    app.add_exception_handler(UserError, damaged)
     app.add_exception_handler(HTTPException, missing)
     app.add_exception_handler(RequestValidationError, missing)
     app.add_middleware(Guard, token=token)

@@ -8,15 +8,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from deploy.explorer.groups import Group, read_group
 from deploy.explorer.index import ArchiveIndex, GroupEntry
 from deploy.runs.folder import RunFolder
 from deploy.runs.history import RunHistory
+from services.config.file import read_tree
 from services.config.tree import CreditSection
 from services.errors import UserError
+from services.weights.headers import read_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +63,7 @@ class ExploredRun:
     @cached_property
     def config(self) -> dict[str, Any]:
         """config.yaml as it stands: a run of an older version may have keys that this one does not know."""
-        found = yaml.safe_load(RunFolder(self.path).config_file.read_text())
-        return found if isinstance(found, dict) else {}
+        return read_tree(RunFolder(self.path).config_file)
 
     @cached_property
     def credit(self) -> CreditSection:
@@ -78,13 +78,11 @@ class ExploredRun:
     @cached_property
     def tokenizer(self) -> Any:
         """The policy's own; None where the folder no longer holds it."""
-        from tokenizers import Tokenizer
-
         model = (self.config.get("model") or {}).get("path")
         folder = RunFolder(self.path)
         places = [folder.cold_model, folder.trained_model, *([Path(model)] if model else [])]
         found = next((place / "tokenizer.json" for place in places if (place / "tokenizer.json").exists()), None)
-        return None if found is None else Tokenizer.from_file(str(found))
+        return None if found is None else read_tokenizer(found)
 
     def text(self, ids: Sequence[int]) -> str | None:
         """All tokens as text, special ones too; None without the tokenizer."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from deploy.launch.ray_address import ray_address
 from deploy.runs.folder import RunFolder, standing
 from envservice.registry import find_spec
 from services.config.tree import Config, ModelSection
+from services.files import read_json
+from services.weights.headers import tensor_shapes
 
 FORMAT = 1
 SCRATCH_VOCABULARY = 1024
@@ -107,15 +109,7 @@ def parameters(model: ModelSection) -> int:
 
 
 def _weights_in(file: Path) -> int:
-    with file.open("rb") as stream:
-        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-    total = 0
-    for name, tensor in header.items():
-        size = 1
-        for length in tensor.get("shape", ()):
-            size *= length
-        total += 0 if name == "__metadata__" else size
-    return total
+    return sum(prod(shape) for shape in tensor_shapes(file).values())
 
 
 def _training_gib(config: Config) -> float:
@@ -133,7 +127,7 @@ def _training_gib(config: Config) -> float:
         return (2 + critic) * 4 * count / GIB
     hidden, layers, vocabulary = model.hidden, model.layers, SCRATCH_VOCABULARY
     if model.path is not None:
-        known = json.loads((model.path / "config.json").read_text())
+        known = read_json(model.path / "config.json", dict[str, Any])
         hidden, layers, vocabulary = (
             known.get(key, 0) for key in ("hidden_size", "num_hidden_layers", "vocab_size"))
     # 34 float32 values per token, layer and hidden unit are kept for the backward pass (Korthikanti et al. 2022,

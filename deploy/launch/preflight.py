@@ -5,10 +5,10 @@ Not covered is what only the cluster knows. On a Ray that runs already, CPUs, GP
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from deploy.launch import machine
 from deploy.launch.plan import Plan, make_plan
@@ -18,9 +18,12 @@ from deploy.runs import sinks
 from envservice.registry import check_settings, find_spec, find_teacher, open_environment
 from envservice.server.capacity import session_limit
 from envservice.wire.schemas import Info
-from services.config.tree import ENV_TOKEN_VARIABLE, Config
+from services.config.secrets import ENV_TOKEN_VARIABLE, env_token, redis_url
+from services.config.tree import Config
 from services.errors import EnvFault, UserError
+from services.files import read_json
 from services.telemetry import tracing
+from services.weights.headers import read_tokenizer, tensor_shapes
 
 PROBED_GAMES = 24
 """Games that are checked to see whether the data is whole. Any other broken game drops its group at run time."""
@@ -34,7 +37,7 @@ def check(config: Config) -> TaskSets:
     _places(config)
     check_parts(config)
     task_sets = _games(config)
-    check_versions(config.env.urls, env=task_sets.env_name, engine=task_sets.engine)
+    check_versions(config.env.urls, env=task_sets.env_name, engine=task_sets.engine, token=env_token(config.env))
     return task_sets
 
 
@@ -57,22 +60,20 @@ def check_parts(config: Config) -> None:
         find_spec(config.env.name).reachable(config.env)
 
 
-def check_versions(urls: Sequence[str], *, env: str, engine: str) -> None:
+def check_versions(urls: Sequence[str], *, env: str, engine: str, token: str | None = None) -> None:
     """Raises UserError if servers that run already play another environment or version than results would name.
 
     `engine`: as engine_name returns it. Data is not compared: a task that a server lacks is a fault at run time.
     """
     import httpx
 
-    from deploy.launch.processes import env_token
-
-    token = env_token()
     headers = {} if token is None else {"authorization": f"Bearer {token}"}
     for url in urls:
         try:
             reply = httpx.get(f"{url}/v1/info", headers=headers, timeout=INFO_S, trust_env=False)
             if reply.status_code == httpx.codes.UNAUTHORIZED:
-                raise UserError(f"{url} asks for another token", f"set {ENV_TOKEN_VARIABLE} to the one that it has")
+                raise UserError(f"{url} asks for another token",
+                                f"set {ENV_TOKEN_VARIABLE} or env.token_file to the one that it has")
             info = Info.model_validate_json(reply.raise_for_status().content)
         except (httpx.HTTPError, ValueError) as error:
             raise UserError(f"{url} does not say what it plays ({type(error).__name__})",
@@ -113,6 +114,7 @@ def _model(config: Config) -> None:
                            (("tokenizer*.json",), "tokenizer")):
         if not any(file for pattern in patterns for file in path.glob(pattern)):
             raise UserError(f"the model at {path} has no {what}", "set model.path to a complete Hugging Face folder")
+    _whole(path)
     longest = _positions(path)
     wanted = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
     if longest is not None and wanted > longest:
@@ -121,10 +123,30 @@ def _model(config: Config) -> None:
 
 
 def _positions(path: Path) -> int | None:
-    try:
-        return json.loads((path / "config.json").read_text()).get("max_position_embeddings")
-    except (json.JSONDecodeError, AttributeError):
-        raise UserError(f"{path / 'config.json'} is broken", "copy the model again") from None
+    return _described(path).get("max_position_embeddings")
+
+
+def _described(path: Path) -> dict[str, int]:
+    """The sizes that config.json names."""
+    names = ("max_position_embeddings", "hidden_size", "num_hidden_layers", "vocab_size")
+    sizes = {name: size for name, size in read_json(path / "config.json", dict[str, Any]).items() if name in names}
+    if wrong := [name for name, size in sizes.items() if not isinstance(size, int) or not 0 < size < 1 << 31]:
+        raise UserError(f"{path / 'config.json'} is broken ({wrong[0]} is {sizes[wrong[0]]!r:.40})",
+                        "copy the model again")
+    return sizes
+
+
+def _whole(path: Path) -> None:
+    """The weights are there and of the shapes that config.json names, and the tokenizer can be read."""
+    sizes = _described(path)
+    for file in path.glob("*.safetensors"):
+        for name, shape in tensor_shapes(file).items():
+            wanted = (sizes.get("vocab_size", shape[0]), sizes.get("hidden_size", shape[-1])) if shape else ()
+            if name.endswith("embed_tokens.weight") and shape != wanted:
+                raise UserError(f"{file} has {name} of shape {shape}, and config.json says {wanted}",
+                                "copy the model again")
+    if (path / "tokenizer.json").exists():
+        read_tokenizer(path / "tokenizer.json")
 
 
 def _scratch(config: Config) -> None:
@@ -201,14 +223,15 @@ def _machine(config: Config, plan: Plan) -> None:
 
 
 def _redis(config: Config) -> None:
-    if config.redis.url is None:
+    url = redis_url(config.redis)
+    if url is None:
         from services.store.redis_server import find_redis
 
         find_redis()
         return
     from services.store.connection import Connection
 
-    Connection(config.redis.url, config.name, PROBE_S, config.redis).check()
+    Connection(url, config.name, PROBE_S, config.redis).check()
 
 
 def _servers(urls: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from deploy.launch.probe import POLL_S, answers
-from services.config.tree import ENV_TOKEN_VARIABLE
+from services.config.secrets import ENV_TOKEN_VARIABLE
 from services.errors import DeadlineExceeded, EnvFault, Fault, UserError
 from services.process.child_processes import wait_or_kill
 from services.telemetry.logs import get_logger
@@ -181,8 +181,3 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def env_token() -> str | None:
-    """The bearer token of environment servers that run elsewhere."""
-    return os.environ.get(ENV_TOKEN_VARIABLE)

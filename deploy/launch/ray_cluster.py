@@ -38,12 +38,12 @@ _LONGEST_ROOT = 20
 
 
 @contextmanager
-def ray_cluster(config: Config, namespace: str, runtime_env: dict[str, Any]) -> Iterator[None]:
+def ray_cluster(config: Config, namespace: str) -> Iterator[None]:
     """Connects to the cluster named by the config or $RAY_ADDRESS, else starts a private one that ends with us."""
     polite = signal.getsignal(signal.SIGTERM)
     os.environ.update({k: v for k, v in _QUIET.items() if k not in os.environ})
     options: dict[str, Any] = {
-        "namespace": namespace, "log_to_driver": False, "configure_logging": False, "runtime_env": runtime_env}
+        "namespace": namespace, "log_to_driver": False, "configure_logging": False}
     address = config.ray.address or os.environ.get("RAY_ADDRESS")
     with private_ray(**options) if address is None else _existing(address, options):
         import ray

@@ -5,8 +5,6 @@ One topology: a laptop and a cluster differ in what is started here and what is 
 
 from __future__ import annotations
 
-import json
-import os
 import secrets
 import uuid
 from collections.abc import Iterator
@@ -15,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.launch.processes import Actor, EnvServer, LearnerGang, env_token, free_port
+from deploy.launch.processes import Actor, EnvServer, LearnerGang, free_port
 from deploy.launch.ray_cluster import ray_cluster
-from services.config.tree import ENV_TOKEN_VARIABLE, Config
+from services.config.secrets import env_token, redis_url
+from services.config.tree import Config
 from services.controller.supervise import Supervisor
 from services.errors import UserError
 from services.store.redis_server import private_redis
@@ -78,17 +77,17 @@ def topology(config: Config, *, run: str, folder: Path, config_file: Path, note:
     with ExitStack() as stack:
         stack.enter_context(tracing(config.metrics.traces, process="controller", run=run))
         note("starting Redis" if config.redis.url is None else "connecting to Redis")
-        url = config.redis.url or stack.enter_context(private_redis(folder / "redis"))
+        url = redis_url(config.redis) or stack.enter_context(private_redis(folder / "redis"))
         store = Store(url, run, settings=config.redis)
         store.check()
         note("starting Ray")
         namespace = f"gagpo-{uuid.uuid4().hex[:12]}"
-        stack.enter_context(ray_cluster(config, namespace, _runtime_env()))
+        stack.enter_context(ray_cluster(config, namespace))
         _refuse_private_parts_on_many_nodes(config)
         supervisor = Supervisor(note)
         stack.callback(supervisor.stop)
         # Servers of the run's own get a token that nobody else has: other users of this machine reach them too.
-        token = env_token() if config.env.urls else secrets.token_urlsafe(32)
+        token = env_token(config.env) if config.env.urls else secrets.token_urlsafe(32)
         urls = config.env.urls or tuple(_start_servers(config, folder, config_file, supervisor, token))
         weights, name = _weights_actor(namespace)
         yield Topology(config=config, run=run, folder=folder, store=store, store_url=url, env_urls=urls,
@@ -101,14 +100,6 @@ def _start_servers(config: Config, folder: Path, config_file: Path, supervisor: 
         server = EnvServer(index, free_port(), config_file, folder, token)
         supervisor.add(server)
         yield server.url
-
-
-def _runtime_env() -> dict[str, Any]:
-    """Hands the token on to the actors. Ray refuses what the job, from which they inherit, has set already."""
-    token, job = env_token(), json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}")
-    if token is None or ENV_TOKEN_VARIABLE in job.get("runtime_env", {}).get("env_vars", {}):
-        return {}
-    return {"env_vars": {ENV_TOKEN_VARIABLE: token}}
 
 
 def _refuse_private_parts_on_many_nodes(config: Config) -> None:

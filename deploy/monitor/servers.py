@@ -21,7 +21,7 @@ from deploy.launch.probe import POLL_S, answers
 from deploy.launch.processes import free_port
 from deploy.monitor.grafana import DASHBOARDS, FOLDER
 from deploy.runs.folder import targets_folder
-from services.config.tree import ENV_TOKEN_VARIABLE
+from services.config.secrets import ENV_TOKEN_VARIABLE
 from services.errors import DeadlineExceeded, Fault, UserError
 from services.process.child_processes import end_with_parent, wait_or_kill
 

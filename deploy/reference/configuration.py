@@ -8,7 +8,7 @@ import itertools
 import sys
 import types
 from collections.abc import Iterator
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -92,6 +92,8 @@ def _values(key: str, field: FieldInfo) -> str:
 
 
 def _words(kind: Any) -> str:
+    if get_origin(kind) is Annotated:
+        return _words(get_args(kind)[0])
     if get_origin(kind) is Literal:
         return ", ".join(code(str(value)) for value in get_args(kind))
     if get_origin(kind) in (Union, types.UnionType):

@@ -9,13 +9,13 @@ from itertools import cycle, takewhile
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from deploy.report.arms import COLOURS, Arm
 from deploy.runs.folder import RunFolder
 from deploy.runs.history import RunHistory
 from deploy.runs.records import PLACES, Record
+from services.config.file import read_tree
 from services.errors import UserError
+from services.files import read_json
 from services.telemetry.metrics_file import MetricsRow
 
 MAY_DIFFER = {*PLACES} - {"model.path", "sft.enabled"}
@@ -69,10 +69,10 @@ def read_run(path: Path) -> ReportedRun:
     folder = RunFolder(path)
     if not folder.config_file.exists():
         raise UserError(f"{path} is no run's folder", "give runs/<name>")
-    history, config = RunHistory(folder), yaml.safe_load(folder.config_file.read_text())
-    summary = json.loads(folder.summary.read_text()) if folder.summary.exists() else {}
-    return ReportedRun(folder=folder, summary=summary, config=_flat(config if isinstance(config, dict) else {}),
-               games=str(folder.identity().get("games", "")),
+    history, config = RunHistory(folder), read_tree(folder.config_file)
+    summary = read_json(folder.summary, dict[str, Any]) if folder.summary.exists() else {}
+    return ReportedRun(folder=folder, summary=summary, config=_flat(config),
+               games=known.games if (known := folder.known()) else "",
                metrics=history.metrics, evaluations=history.evaluations)
 
 

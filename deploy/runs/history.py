@@ -6,16 +6,21 @@ the last look is read. A line that a crash tore, or that is just being written, 
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deploy.runs.folder import RunFolder
-from services.telemetry.metrics_file import MetricsRow, last_of_each_evaluation, last_of_each_step
+from services.files import Damaged
+from services.telemetry.metrics_file import (
+    FILE_BYTES,
+    MetricsRow,
+    last_of_each_evaluation,
+    last_of_each_step,
+    whole_row,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,6 +47,8 @@ class GrowingRows:
                 self._forget(file=0)
                 return []
             with stream:
+                if not self._path.is_file() or os.fstat(stream.fileno()).st_size > FILE_BYTES:
+                    raise Damaged(f"{self._path} is no plain file of at most {FILE_BYTES >> 20} MiB", "restore it")
                 size, file = _size_and_file(stream.fileno())
                 if file != self._file or size < self._read_to:  # it was replaced
                     self._forget(file=file)
@@ -53,10 +60,8 @@ class GrowingRows:
     def _take(self, appended: bytes) -> None:
         whole, newline, _ = appended.rpartition(b"\n")
         for line in whole.split(b"\n"):
-            with suppress(ValueError):
-                row = json.loads(line)
-                if isinstance(row, dict):
-                    self._rows.append(row)
+            if (row := whole_row(line)) is not None:
+                self._rows.append(row)
         self._read_to += len(whole) + len(newline)
 
 

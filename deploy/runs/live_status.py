@@ -5,15 +5,16 @@ A rate is what a counter gained between two looks at a process, over the time be
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from deploy.runs.folder import RunFolder
+from services.files import Damaged, read_json
 from services.telemetry.heartbeat import Beat
 from services.telemetry.meters import Snapshot
 from services.telemetry.names import CATALOGUE, Role
@@ -24,6 +25,13 @@ COUNTED: Mapping[Role, tuple[str, dict[str, str], str]] = {
     "environment": ("gagpo_env_steps_total", {}, "steps/s"),
 }
 """Role -> the counter that says how fast it works, its labels, and what its rate is in."""
+
+
+class _Target(msgspec.Struct, frozen=True):
+    """One group of addresses, in the form of Prometheus' file_sd."""
+
+    targets: Annotated[list[str], msgspec.Meta(min_length=1)]
+    labels: dict[str, str] = {}
 
 
 @dataclass(slots=True)
@@ -47,15 +55,17 @@ class Seen:
 def look(path: Path) -> dict[str, Beat]:
     """The processes of now by name, environment servers last; {} where no driver answers where the folder says."""
     try:
-        driver, *servers = json.loads(RunFolder(path).targets.read_text())
+        driver, *servers = read_json(RunFolder(path).targets, list[_Target])
     except FileNotFoundError:
         return {}
-    reply = _get(f"http://{driver['targets'][0]}/status")
+    except ValueError:
+        raise Damaged(f"{RunFolder(path).targets} names no process", "delete it; a run writes it again") from None
+    reply = _get(f"http://{driver.targets[0]}/status")
     if reply is None:
         return {}
     beats = msgspec.json.decode(reply, type=dict[str, Beat])
-    return beats | {f"env {target}": _server(f"{group['labels']['__scheme__']}://{target}/metrics")
-                    for group in servers for target in group["targets"]}
+    return beats | {f"env {target}": _server(f"{group.labels.get('__scheme__', 'http')}://{target}/metrics")
+                    for group in servers for target in group.targets}
 
 
 def _get(url: str) -> bytes | None:

@@ -21,6 +21,7 @@ from deploy.runs.history import RunHistory
 from services.config.file import flatten
 from services.config.tree import Config
 from services.errors import UserError
+from services.files import read_json, write_whole
 from services.process.packages import OURS, installation_root
 
 FORMAT = 1
@@ -140,9 +141,7 @@ def _short(value: float) -> float:
 def write(path: Path, value: object) -> None:
     """One JSON object, curves on one line each, replaced in one step."""
     lines = [f" {json.dumps(key)}: {json.dumps(part)}" for key, part in _parts(value)]
-    draft = path.with_name(f".{path.name}.new")
-    draft.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-    draft.replace(path)
+    write_whole(path, "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def _parts(value: Any) -> list[tuple[str, Any]]:
@@ -154,7 +153,7 @@ def read_records(out: Path) -> list[Record]:
     found: list[Record] = []
     for path in sorted(out.glob("*-seed*.json")):
         try:
-            found.append(Record(**json.loads(path.read_text())))
-        except (json.JSONDecodeError, TypeError) as error:
+            found.append(Record(**read_json(path, dict[str, Any])))
+        except TypeError as error:
             raise UserError(f"{path} is no run's record ({error})", "delete it, and the run is made again") from None
     return found

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from deploy.console.plain import Pace, span
 from services.config.tree import Config
 from services.errors import UserError
+from services.files import open_as_folder
 from services.seeds import seed_for
 
 if TYPE_CHECKING:
@@ -86,8 +87,7 @@ def cold_start(
         muon=config.model.path is None, report=lambda now: _tell(passing, now, minutes))
     torch.set_num_threads(threads)
     _tell(report, progress, minutes)
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
+    _save(model, tokenizer, out)
     facts = {
         "format": FORMAT, "minutes": minutes, "continued_from": str(continue_from) if continue_from else None,
         "vocabulary": len(tokenizer), "parameters": sum(w.numel() for w in model.parameters()),
@@ -151,6 +151,12 @@ def _start(
     positions = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
     seed = seed_for(config.seed, "weights")
     return scratch_model(config.model, tokenizer, max_positions=positions, seed=seed), tokenizer
+
+
+def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path) -> None:
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    open_as_folder(out)
 
 
 def _pad_id(tokenizer: PreTrainedTokenizerBase) -> int:

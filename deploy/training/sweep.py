@@ -77,7 +77,7 @@ def configs(config: Config, variants: Sequence[Variant]) -> dict[str, Config]:
     """
     if not config.eval.panel and not config.eval.every:
         raise UserError("a sweep compares by evaluations, and this config asks for none", "set eval.panel=256")
-    if RunFolder(config.run_dir).identity():
+    if RunFolder(config.run_dir).known():
         raise UserError(f"{config.run_dir} holds a single run", "give the sweep another name (name=...)")
     # More cold start is no part of the table, and would double the time.
     shared = {"runs_dir": str(config.run_dir), "eval.compare_cold_start": False}

@@ -7,15 +7,27 @@ An environment's settings are a Section of its own beside AlfworldSection, and a
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+LARGEST = 2**53
+"""No whole number of a config is larger: JSON carries the next one as another."""
 
 
 class Section(BaseModel):
-    """Unknown keys are errors; values are fixed once validated."""
+    """Unknown keys are errors; values are fixed once validated. No number is infinite, NaN or out of all proportion."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _in_proportion(cls, value: Any) -> Any:
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise ValueError("it should be a number that a run can reach")
+        if isinstance(value, str | Path) and "\0" in str(value):
+            raise ValueError("it should be text without a null byte")
+        return value
 
 
 class AlfworldSection(Section):
@@ -102,6 +114,8 @@ class EnvSection(Section):
     """Server processes that a run starts for itself; ignored where urls are given."""
     urls: tuple[str, ...] = ()
     """Servers that run already."""
+    token_file: Path | None = None
+    """File whose first line is the bearer token of the servers in urls. None: $GAGPO_ENV_TOKEN has it, if any has."""
     max_sessions: int = Field(default=1024, ge=1)
     """Live sessions per server; fewer where they do not fit into its share of memory_gb."""
     memory_gb: float | None = Field(default=None, gt=0, allow_inf_nan=False)

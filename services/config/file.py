@@ -15,10 +15,14 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from services.config.secrets import masked
 from services.config.tree import Config
 from services.errors import UserError
+from services.files import read_bounded, write_whole
 
 FORMAT = 1
+CONFIG_BYTES = 1 << 20
+"""The largest config that is read; ours have a few kilobytes."""
 
 Tree = dict[str, Any]
 
@@ -97,7 +101,7 @@ def default_config(overrides: Sequence[str] = ()) -> Config:
 
 def lay_over(config: Config, values: Mapping[str, object]) -> Config:
     """`config` with other values at some dotted keys. Raises UserError for an unknown key or a value out of range."""
-    tree = config.model_dump(mode="json")
+    tree = config.model_dump()  # not as JSON, which leaves the password of redis.url out
     for key, value in values.items():
         _check_key(key, "what is laid over the config")
         _set(tree, key, value)
@@ -111,9 +115,7 @@ def dump_config(config: Config, path: Path) -> None:
     """Writes the resolved config, which load_config reads back as an equal one. Replaced in one step."""
     text = yaml.safe_dump({"format": FORMAT, **config.model_dump(mode="json")}, sort_keys=False, allow_unicode=True)
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.new")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
+    write_whole(path, text)
 
 
 def flatten(config: Config) -> dict[str, Any]:
@@ -138,7 +140,7 @@ def _read(file: Path, shipped_in: Path | None, above: tuple[Path, ...] = ()) -> 
     """A file's tree over those of its bases, each over the one before it. `above`: who builds on this file."""
     if file in above:
         raise UserError(f"{file} is its own base", "take `base` out of one of these files")
-    tree = _parse(file)
+    tree = read_tree(file)
     bases = tree.pop("base", [])
     _check_keys(tree, file)
     merged: Tree = {}
@@ -162,11 +164,14 @@ def _merge(below: Tree, above: Tree) -> Tree:
     return merged
 
 
-def _parse(file: Path) -> Tree:
+def read_tree(file: Path) -> Tree:
+    """The settings of one YAML file, as they stand. Raises UserError where it holds none."""
     try:
-        tree = yaml.load(file.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} is not YAML: {' '.join(str(error).split())}", "mend the file") from None
+        text = read_bounded(file, CONFIG_BYTES).decode()
+        tree = yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
+        raise UserError(f"{file} is not YAML: {why}", "correct the file") from None
     if not isinstance(tree, dict):
         raise UserError(f"{file} holds no settings", "give it lines such as `name: my-run`")
     version = tree.pop("format", FORMAT)
@@ -182,7 +187,7 @@ def _lay(tree: Tree, override: str) -> None:
     _check_key(key, "the command line")
     try:
         value = yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         raise UserError(f"the value of {override!r} is not YAML", "quote it") from None
     _set(tree, key, value)
 
@@ -237,4 +242,5 @@ def _one_line(error: ValidationError, file: Path) -> UserError:
     if first["type"] == "tuple_type":
         return UserError(f"{key} is a list, and cannot be {first['input']!r}{more}", f"write [{first['input']}]")
     mend = re.sub(r"^(Input|String) should", "it should", message)
-    return UserError(f"{key} cannot be {first['input']!r}{more}", mend)
+    given = masked(first["input"]) if isinstance(first["input"], str) else first["input"]
+    return UserError(f"{key} cannot be {given!r}{more}", mend)

@@ -1,5 +1,6 @@
-"""The one config tree, its `env` from config_env.py. Light: pydantic only. Files live in deploy/configs/, reading
-them in config_file.py.
+"""The one config tree; its `env` is services/config/env.py. Light: pydantic only.
+
+Config files lie in deploy/configs/, and services/config/file.py reads them.
 
 Every key is listed by tests/architecture/test_config_keys.py, so that a new one is a reviewed decision.
 """
@@ -7,18 +8,20 @@ Every key is listed by tests/architecture/test_config_keys.py, so that a new one
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
 from services.config.env import EnvSection, Section
+from services.config.redis import RedisSection
 
-ENV_TOKEN_VARIABLE = "GAGPO_ENV_TOKEN"  # noqa: S105 - the variable's name
-"""Environment variable with the bearer token of environment servers. Neither a config key nor an
-option: configs are written out, and every user of a machine can read its command lines."""
 EXPLORE_TOKEN_VARIABLE = "GAGPO_EXPLORE_TOKEN"  # noqa: S105 - the variable's name
-"""The same of the explorer, where others than this machine may look."""
+"""Environment variable with the token of the explorer, where others than this machine may look."""
+
+
+Temperature = Annotated[float, Field(gt=0, le=100)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ModelSection(Section):
@@ -46,7 +49,7 @@ class SftSection(Section):
 
     enabled: bool = True
     """Whether a cold start comes before RL. Without it, model.path must name a model."""
-    minutes: float = Field(default=4.0, gt=0)
+    minutes: float = Field(default=4.0, gt=0, le=100_000)
     """Optimisation time; making demonstrations and the tokenizer comes on top."""
     demos_per_game: int = Field(default=3, ge=1)
     """Demonstrations of each training game."""
@@ -73,7 +76,7 @@ class RolloutSection(Section):
     """CPUs that Ray reserves for one worker."""
     gpus: float = Field(default=0, ge=0)
     """GPUs that Ray reserves for one worker."""
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: Temperature = 1.0
     """Sampling temperature of training episodes."""
     max_prompt_tokens: int = Field(default=2048, ge=16)
     """Longest prompt. A longer one ends the episode."""
@@ -177,7 +180,7 @@ class LearnerSection(Section):
     """Learner steps by which an episode's weights may be behind. 0: on-policy."""
     lr: float = Field(default=1e-6, gt=0)
     """Learning rate of AdamW."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     """Betas of AdamW."""
     weight_decay: float = Field(default=0.01, ge=0)
     """Weight decay of AdamW."""
@@ -202,11 +205,11 @@ class EvalSection(Section):
     """Learner steps between evaluations on the validation split; 0: none."""
     episodes: int = Field(default=128, ge=1)
     """Games of one evaluation: a fixed task set of the validation split."""
-    temperature: float = Field(default=0.4, gt=0)
+    temperature: Temperature = 0.4
     """Sampling temperature of evaluations."""
     panel: int = Field(default=0, ge=0)
     """Held-out games of the before/after table at the end; 0: no table."""
-    panel_temperatures: tuple[float, ...] = (1.0, 0.4)
+    panel_temperatures: tuple[Temperature, ...] = (1.0, 0.4)
     """Sampling temperatures of the before/after table."""
     panel_samples: int = Field(default=1, ge=1)
     """Episodes per held-out game and temperature."""
@@ -221,18 +224,6 @@ class CheckpointSection(Section):
     """Learner steps between checkpoints. Every evaluated step has a checkpoint too."""
     keep: int = Field(default=2, ge=1)
     """Newest checkpoints kept, beside the best by evaluation."""
-
-
-class RedisSection(Section):
-    """The store. None: a private server is started for the run."""
-
-    url: str | None = None
-    """Address of a Redis that runs already: redis://, rediss:// (TLS), or sentinel://host:26379,host:26379/NAME for a
-    master that sentinels watch. None: the run starts a private one in its folder."""
-    ca_file: Path | None = None
-    """Certificates to check a rediss:// server against. None: those of the system."""
-    outage_seconds: float = Field(default=300.0, ge=1, allow_inf_nan=False)
-    """How long Redis may be away while its clients wait. Longer ends the run; --resume goes on with it."""
 
 
 class RaySection(Section):
@@ -265,14 +256,16 @@ class MetricsSection(Section):
 class Config(Section):
     """A whole run."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
-    """The run's name, and the name of its folder."""
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
+    """The run's name, and the name of its folder: a word of letters, digits, dots, dashes and underscores."""
     runs_dir: Path = Path("runs")
     """Folder of the run folders. On a cluster: an absolute path on shared storage."""
     seed: int = 0
     """Seed of everything that is drawn at random."""
-    steps: int = Field(ge=1)
+    steps: int = Field(ge=1, le=1_000_000_000)
     """Learner steps."""
+    shared: bool = False
+    """Whether others may look into the run's folder, as far as the umask allows. Else it is its owner's alone."""
     env: EnvSection = EnvSection()
     model: ModelSection = ModelSection()
     sft: SftSection = SftSection()

@@ -19,7 +19,7 @@ from redis.exceptions import AuthorizationError
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from services.config.tree import RedisSection
+from services.config.redis import RedisSection
 from services.errors import LeaseLost, StoreFault, UserError
 from services.telemetry.logs import get_logger
 

@@ -29,7 +29,7 @@ from typing import Literal
 
 import msgspec
 
-from services.config.tree import RedisSection
+from services.config.redis import RedisSection
 from services.records import (
     Drop,
     Episode,

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 import structlog
 
+from services.files import follow_folder
 from services.telemetry.overhead import counted
 
 FORMAT = 1
@@ -59,13 +60,15 @@ def configure_logs(
 ) -> None:
     """Sends this process's log to `folder`/log.jsonl (None: nowhere) and to `show` (None: stderr stays silent).
 
-    `process` names the writer in each line, for example `rollout-1`: its role and, where it has one, its rank.
+    `process` names the writer in each line, for example `rollout-1`: its role and, where it has one, its rank. What
+    this process makes from now on, in the folder or elsewhere, is as open to others as the folder is.
     """
     global _path  # noqa: PLW0603 - a process has one log
     _bound.clear()
     _path = None if folder is None else folder / "log.jsonl"
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
+        follow_folder(folder)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -124,7 +127,10 @@ class _Sink:
     def __call__(self, _logger: object, _method: str, event: Event) -> NoReturn:
         event = {**self.identity, **_bound, **event}
         if self.path is not None:
-            _append(self.path, as_json(event))
+            try:
+                _append(self.path, as_json(event))
+            except OSError as error:  # a full disk must not end what it should only have told of
+                print(f"{self.path} cannot be written ({error.strerror}): {as_json(event)}", file=sys.stderr)
         if self.show is not None:
             self.show(event)
         raise structlog.DropEvent
@@ -155,7 +161,7 @@ def _short(value: object) -> str:
 
 def _append(path: Path, line: str) -> None:
     """One write call on a file opened for appending: the kernel keeps lines of several writers apart."""
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         os.write(handle, (line + "\n").encode())
     finally:

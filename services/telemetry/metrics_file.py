@@ -9,6 +9,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from services.files import read_bounded, write_whole
 from services.telemetry.names import PHASES
 from services.telemetry.overhead import counted
 
@@ -25,6 +28,15 @@ METRIC_KEYS = (
 """Keys of one line of metrics.jsonl: others read them, so the list is frozen."""
 
 MetricsRow = dict[str, Any]
+FILE_BYTES = 1 << 30
+"""The largest file that is read: a line has one or two kilobytes, so that is half a million learner steps."""
+EVALUATED = frozenset(("label", "temperature"))
+"""Keys that each line of evaluations.jsonl has."""
+_FIGURE = (int, float, str, type(None))
+_KINDS: dict[str, Any] = {
+    "label": str, "version": str, "split": str, "temperature": (int, float), "tasks": int, "time": (int, float),
+    "success_by_task": dict, "success_by_type": dict, "score_by_task": dict}
+"""Kinds of values by key; all others are figures or text."""
 
 
 def check_metrics(row: Mapping[str, Any]) -> None:
@@ -62,16 +74,27 @@ def _plain(value: Any) -> Any:
 
 
 def read_rows(path: Path) -> list[MetricsRow]:
-    """All whole lines in order; [] without a file. A line torn by a crash is left out."""
-    if not path.exists():
+    """All whole lines in order; [] without a file. Raises Damaged where it is no plain file, or larger than FILE_BYTES.
+
+    Left out are lines that a crash has torn, and those of which a value has another kind than its key allows.
+    """
+    try:
+        lines = read_bounded(path, FILE_BYTES).splitlines()
+    except FileNotFoundError:
         return []
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return rows
+    return [row for row in map(whole_row, lines) if row is not None]
+
+
+def whole_row(line: bytes) -> MetricsRow | None:
+    """The row of one line; None for a damaged one."""
+    try:
+        row = msgspec.json.decode(line, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    step = row.get("step", 0)
+    if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 1 << 53:
+        return None
+    return row if all(isinstance(value, _KINDS.get(key, _FIGURE)) for key, value in row.items()) else None
 
 
 def read_metrics(path: Path) -> list[MetricsRow]:
@@ -81,7 +104,7 @@ def read_metrics(path: Path) -> list[MetricsRow]:
 
 def last_of_each_step(rows: Iterable[MetricsRow]) -> list[MetricsRow]:
     """Rows of metrics.jsonl, the last one of each learner step, by step."""
-    last = {row["step"]: row for row in rows}
+    last = {row["step"]: row for row in rows if "step" in row}
     return [last[step] for step in sorted(last)]
 
 
@@ -92,18 +115,13 @@ def read_evaluations(path: Path) -> list[MetricsRow]:
 
 def last_of_each_evaluation(rows: Iterable[MetricsRow]) -> list[MetricsRow]:
     """Rows of evaluations.jsonl, the last one of each label and temperature, in order of the first."""
-    return list({(row["label"], row["temperature"]): row for row in rows}.values())
+    return list({(row["label"], row["temperature"]): row for row in rows if row.keys() >= EVALUATED}.values())
 
 
 def drop_rows(path: Path, *, after_step: int) -> None:
     """Takes the rows of later steps out: a run that goes on from a checkpoint takes those steps again."""
     rows = read_rows(path)
-    kept = [row for row in rows if row["step"] <= after_step]
+    kept = [row for row in rows if row.get("step", 0) <= after_step]
     if len(kept) == len(rows):
         return
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
+    write_whole(path, "".join(json.dumps(row) + "\n" for row in kept))

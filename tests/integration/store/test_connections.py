@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from services.config.tree import RedisSection
+from services.config.redis import RedisSection
 from services.errors import UserError
 from services.store.redis_server import find_redis
 from services.store.store import Store

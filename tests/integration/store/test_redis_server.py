@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from services.config.tree import RedisSection
+from services.config.redis import RedisSection
 from services.errors import StoreFault, UserError
 from services.store import redis_server
 from services.store.redis_server import RedisServer, find_redis, private_redis

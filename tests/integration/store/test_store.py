@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from services.config.tree import RedisSection
+from services.config.redis import RedisSection
 from services.errors import LeaseLost, StoreFault, UserError
 from services.records import Drop, Episode, Manifest, Step, Ticket, Version, VersionSpan
 from services.store.connection import NotReady

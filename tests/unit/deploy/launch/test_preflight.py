@@ -7,7 +7,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from deploy.launch import machine, preflight
 from deploy.runs.configs import load_config
@@ -145,10 +149,23 @@ def model(tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 600}))
-    header = json.dumps({"__metadata__": {"format": "pt"}, "w": {"dtype": "F32", "shape": [3, 5]}}).encode()
-    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    (folder / "tokenizer.json").write_text("{}")
+    save_file({"w": np.zeros((3, 5), np.float32)}, folder / "model.safetensors", metadata={"format": "pt"})
+    Tokenizer(WordLevel({"a": 0})).save(str(folder / "tokenizer.json"))
     return folder
+
+
+@pytest.mark.parametrize(("name", "text"), [
+    ("tokenizer.json", "{}"), ("tokenizer.json", "[" * 100_000), ("model.safetensors", "\x7f" * 100),
+    ("config.json", '{"hidden_size": "wide"}'), ("config.json", '{"vocab_size": -1}'), ("config.json", "[]")])
+def test_a_model_that_cannot_be_loaded_does_not_pass(name: str, text: str, model: Path):
+    (model / name).write_text(text)
+    assert str(model / name) in refusal(f"model.path={model}")
+
+
+def test_weights_of_other_shapes_than_the_config_says_do_not_pass(model: Path):
+    save_file({"model.embed_tokens.weight": np.zeros((3, 5), np.float32)}, model / "model.safetensors")
+    (model / "config.json").write_text(json.dumps({"max_position_embeddings": 600, "vocab_size": 4, "hidden_size": 5}))
+    assert "of shape (3, 5), and config.json says (4, 5)" in refusal(f"model.path={model}")
 
 
 def test_a_model_folder_that_is_whole_passes(model: Path):
@@ -168,7 +185,7 @@ def test_rows_longer_than_the_model_are_refused(model: Path):
 
 def test_a_broken_model_config_is_named(model: Path):
     (model / "config.json").write_text("{")
-    assert f"{model / 'config.json'} is broken" in refusal(f"model.path={model}")
+    assert f"{model / 'config.json'} is damaged" in refusal(f"model.path={model}")
 
 
 def test_broken_game_data_is_named(tmp_path: Path):

@@ -17,7 +17,7 @@ from deploy.launch.probe import answers
 from deploy.launch.processes import free_port
 from deploy.runs.configs import load_config
 from envservice.wire.schemas import Info
-from services.config.tree import ENV_TOKEN_VARIABLE
+from services.config.secrets import ENV_TOKEN_VARIABLE
 from services.errors import UserError
 
 CONTAINERFILE = Path(preflight.__file__).parents[1] / "docker" / "Containerfile"
@@ -76,20 +76,17 @@ def test_the_health_check_of_images_asks_past_the_proxy(port: int):
         assert done.returncode == status, done.stderr
 
 
-def test_servers_that_play_another_version_than_results_would_name_are_refused(
-    port: int, monkeypatch: pytest.MonkeyPatch,
-):
+def test_servers_that_play_another_version_than_results_would_name_are_refused(port: int):
     url = f"http://127.0.0.1:{port}"
 
-    def refusal(where: str = url, *, engine: str = "corridor 1") -> str:
+    def refusal(where: str = url, *, engine: str = "corridor 1", token: str | None = "secret") -> str:
         with pytest.raises(UserError) as error:
-            preflight.check_versions([where], env="toy", engine=engine)
+            preflight.check_versions([where], env="toy", engine=engine, token=token)
         return str(error.value)
 
-    monkeypatch.delenv(ENV_TOKEN_VARIABLE, raising=False)
-    assert refusal() == f"{url} asks for another token; set {ENV_TOKEN_VARIABLE} to the one that it has"
-    monkeypatch.setenv(ENV_TOKEN_VARIABLE, "secret")
-    preflight.check_versions([url], env="toy", engine="corridor 1")
+    assert refusal(token=None) == (
+        f"{url} asks for another token; set {ENV_TOKEN_VARIABLE} or env.token_file to the one that it has")
+    preflight.check_versions([url], env="toy", engine="corridor 1", token="secret")
     assert refusal(engine="corridor 2") == (
         f"{url} plays toy by corridor 1, and this config toy by corridor 2; give both the same settings and packages")
     assert refusal(f"{url}/elsewhere").startswith(f"{url}/elsewhere does not say what it plays (HTTPStatusError)")

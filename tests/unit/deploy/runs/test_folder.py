@@ -1,14 +1,21 @@
 """Whose folder it is, and whether a run may start or go on in it."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from deploy.runs.configs import load_config
-from deploy.runs.folder import check_run, differences, open_run, standing
+from deploy.runs.folder import check_run, differences, locked, open_run, standing
 from services.config.tree import Config
 from services.errors import UserError
+from services.files import open_as_folder
+from services.telemetry.logs import configure_logs, get_logger
 
 GAMES = "3 games of alfworld-gen (ab), own 1"
 
@@ -104,3 +111,72 @@ def test_a_folder_of_another_version_of_the_environment_is_refused_in_one_line(t
     assert str(error.value) == (
         f"{tmp_path / 'r'} was played on {GAMES}, and now there is {GAMES}+verl-compat; "
         "give this run another name (name=...), or the data and settings that it had")
+
+
+def test_a_folder_that_is_no_runs_is_never_written_to(tmp_path: Path):
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "thesis.tex").write_text("years of work")
+    for enter in (lambda: open_run(config(tmp_path), games=GAMES, resume=True), locked(config(tmp_path)).__enter__):
+        with pytest.raises(UserError, match=r"holds other files than a run's, such as thesis.tex; give another name"):
+            enter()
+    assert [path.name for path in (tmp_path / "r").iterdir()] == ["thesis.tex"]
+
+
+def test_the_second_process_learns_that_the_folder_is_taken_before_it_writes(tmp_path: Path):
+    """In a process of its own, as `gagpo train` is; killed, it leaves no lock behind."""
+    code = (f"from deploy.runs.folder import locked\nfrom services.config.tree import Config\nimport sys\n"
+            f"with locked(Config(name='r', steps=3, runs_dir={str(tmp_path)!r})):\n    print('held', flush=True)\n"
+            "    sys.stdin.read()\n")
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(UserError, match=r"another process works in .*; wait"), locked(config(tmp_path)):
+            pass
+        assert [path.name for path in (tmp_path / "r").iterdir()] == [".lock"]
+        holder.kill()
+    with locked(config(tmp_path)):
+        open_run(config(tmp_path), games=GAMES, resume=False)
+
+
+def test_a_run_is_its_owners_alone_unless_it_is_shared(tmp_path: Path):
+    before = os.umask(0o022)
+    try:
+        for shared, folder_mode, file_mode in ((False, 0o700, 0o600), (True, 0o755, 0o644)):
+            os.umask(0o022)
+            folder, _ = open_run(config(tmp_path / str(shared), shared=shared), games=GAMES, resume=False)
+            (folder.path / "later").write_text("")
+            (folder.path / "below").mkdir()
+            configure_logs(folder.path, show=None)
+            get_logger("test").info("a line")
+            save_file({"w": torch.zeros(1)}, folder.path / "below" / "model.safetensors")
+            open_as_folder(folder.path / "below")
+            modes = {path.name: path.stat().st_mode & 0o777 for path in [folder.path, *folder.path.rglob("*")]}
+            assert modes == {"r": folder_mode, "below": folder_mode, **dict.fromkeys(
+                ("run.json", "config.yaml", "later", "log.jsonl", "model.safetensors"), file_mode)}
+    finally:
+        os.umask(before)
+        configure_logs(None, show=None)
+
+
+def test_a_start_that_a_full_disk_broke_off_can_be_made_again(tmp_path: Path):
+    folder, _ = open_run(config(tmp_path), games=GAMES, resume=False)
+    folder.identity_file.write_text("")
+    assert open_run(config(tmp_path), games=GAMES, resume=True)[1].startswith("r-")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"run": 3}', "[" * 100_000, "\x00", '{"run": "r", "games": null}'])
+def test_a_damaged_identity_beside_results_is_one_line(tmp_path: Path, text: str):
+    folder, _ = open_run(config(tmp_path), games=GAMES, resume=False)
+    folder.metrics.write_text("")
+    folder.identity_file.write_text(text)
+    with pytest.raises(UserError, match=r"run.json is damaged") as error:
+        check_run(config(tmp_path), resume=True)
+    assert "\n" not in str(error.value)
+
+
+def test_a_place_that_takes_no_folder_is_one_line(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    for runs_dir in (tmp_path / "file", tmp_path / ("n" * 300), Path("/proc/1")):
+        with pytest.raises(UserError) as error:
+            open_run(config(runs_dir), games=GAMES, resume=False)
+        assert "\n" not in str(error.value)

@@ -66,11 +66,23 @@ def test_a_last_part_that_several_sections_have_names_them_all(file: Path):
     assert message(file, "temperature=1").endswith("did you mean rollout.temperature or eval.temperature?")
 
 
+@pytest.mark.parametrize("override", [
+    "name=..", "name=.", "name=.hidden", f"name={'n' * 300}", 'name="a/b"', 'name=""',
+    "learner.lr=.inf", "learner.lr=.nan", "learner.betas=[2, 2]", "learner.betas=[-1, 0.9]", "env.reward_scale=.inf",
+    "rollout.temperature=.inf", "eval.temperature=.nan", "eval.panel_temperatures=[.inf]", "sft.minutes=.inf",
+    "eval.panel_temperatures=[0.0]", "steps=100000000000000000000000", "sft.minutes=1e30", "metrics.port=99999",
+    f"seed={10**30}", 'runs_dir="a\\0b"', f"learner.lr={'[' * 5000}", "learner.loss.clip_high=.inf",
+    "rollout.cpus=.nan"])
+def test_what_no_run_can_mean_is_refused_in_one_line(file: Path, override: str):
+    """`..` as a name once deleted what lay beside the folder of runs."""
+    assert message(file, override)
+
+
 @pytest.mark.parametrize(("override", "expected"), [
     ("rollout.slots=0", "rollout.slots cannot be 0; it should be greater than or equal to 1"),
     ("learner.lr=fast", "learner.lr cannot be 'fast'; it should be a valid number, unable to parse string as a number"),
     ("learner.credit.ddof=2", "learner.credit.ddof cannot be 2; it should be 0 or 1"),
-    ("name=a b", "name cannot be 'a b'; it should match pattern '^[A-Za-z0-9._-]+$'"),
+    ("name=a b", "name cannot be 'a b'; it should match pattern '^[A-Za-z0-9][A-Za-z0-9._-]*$'"),
 ])
 def test_a_value_out_of_range_is_one_line(file: Path, override: str, expected: str):
     assert message(file, override) == expected
@@ -96,6 +108,11 @@ def test_several_errors_are_counted(file: Path):
     ("name: a\nname: b\nsteps: 1\n", "key name is given twice"),
     ("format: 9\nname: a\nsteps: 1\n", "has format 9"),
     ("name: a\nsteps: 1\nlearner: 3\n", "learner cannot be 3"),
+    ("[" * 10_000, "nested too deeply"),
+    ("name: &a [*a]\n", "name cannot be"),
+    ("name: a\x00b\n", "is not YAML"),
+    ("name: a\n" * 200_000, "is larger than 1 MiB"),
+    ("steps: 2026-13-45\n", "is not YAML"),
 ])
 def test_a_broken_file_is_one_line(file: Path, text: str, expected: str):
     file.write_text(text)

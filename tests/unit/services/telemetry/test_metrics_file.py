@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from services.errors import UserError
 from services.telemetry import metrics_file as metrics
 
 
@@ -68,3 +69,23 @@ def test_a_row_must_hold_exactly_the_frozen_keys():
     with pytest.raises(ValueError, match=r"missing .'seconds/wait'"):
         metrics.check_metrics(row)
 
+
+
+@pytest.mark.parametrize("line", [
+    "[1]", "null", '{"step": "two"}', '{"step": -1}', '{"step": 1e400}', '{"step": 2, "loss/kl": {}}', "[" * 100_000,
+    '{"step": 2, "version": 3}', '{"step": true}', "\x00", '{"step": 2'])
+def test_a_damaged_line_is_left_out_and_spoils_no_other(tmp_path: Path, line: str):
+    path = tmp_path / "metrics.jsonl"
+    metrics.append_row(path, {"step": 1})
+    with path.open("a") as file:
+        file.write(f"{line}\n")
+    metrics.append_row(path, {"step": 3})
+    assert [row["step"] for row in metrics.read_metrics(path)] == [1, 3]
+    metrics.drop_rows(path, after_step=1)
+    assert [row["step"] for row in metrics.read_rows(path)] == [1]
+
+
+def test_a_device_in_place_of_a_file_is_one_line(tmp_path: Path):
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/zero")
+    with pytest.raises(UserError, match="is not a plain file"):
+        metrics.read_metrics(tmp_path / "metrics.jsonl")

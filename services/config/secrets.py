@@ -1,0 +1,76 @@
+"""Passwords and tokens: they come from files or the environment, and whatever is written or shown has `***` instead.
+
+A command line can be read by every user of a machine, and a config is copied into the run's folder, its report and
+W&B: neither is a place for a secret. A password in `redis.url` works all the same, and is left out of every copy.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlsplit
+
+from services.errors import UserError
+from services.files import read_bounded
+
+if TYPE_CHECKING:
+    from services.config.env import EnvSection
+    from services.config.redis import RedisSection
+
+HIDDEN = "***"
+REDIS_PASSWORD_VARIABLE = "GAGPO_REDIS_PASSWORD"  # noqa: S105 - the variable's name
+ENV_TOKEN_VARIABLE = "GAGPO_ENV_TOKEN"  # noqa: S105 - the variable's name
+"""Environment variable with the bearer token of environment servers."""
+SECRET_BYTES = 4096
+
+
+def masked(url: str) -> str:
+    """The URL with `***` in place of its password."""
+    url = re.sub(r"([?&]password=)[^&#]*", rf"\1{HIDDEN}", url)
+    head, at, tail = url.rpartition("@")
+    scheme, slashes, user = head.partition("://")
+    name, colon, password = user.partition(":")
+    return f"{scheme}{slashes}{name}:{HIDDEN}{at}{tail}" if colon and password else url
+
+
+def redis_url(redis: RedisSection) -> str | None:
+    """redis.url with its password: that of redis.password_file, else its own, else $GAGPO_REDIS_PASSWORD.
+
+    Raises UserError where a copy of the config, from which the password was left out, is all that there is.
+    """
+    if redis.url is None:
+        return None
+    if redis.password_file is not None:
+        return _with_password(redis.url, read_secret(redis.password_file))
+    own, given = urlsplit(redis.url).password, os.environ.get(REDIS_PASSWORD_VARIABLE)
+    if own in (None, "", HIDDEN) and given:
+        return _with_password(redis.url, given)
+    if own == HIDDEN:
+        raise UserError("the password of redis.url was left out of this copy of the config",
+                        f"set redis.password_file or ${REDIS_PASSWORD_VARIABLE}")
+    return redis.url
+
+
+def _with_password(url: str, password: str) -> str:
+    scheme, _, rest = url.partition("://")
+    user, _, host = rest.rpartition("@")
+    return f"{scheme}://{user.partition(':')[0]}:{quote(password, safe='')}@{host}"
+
+
+def env_token(env: EnvSection) -> str | None:
+    """The bearer token of the environment servers: that of env.token_file, else $GAGPO_ENV_TOKEN."""
+    return read_secret(env.token_file) if env.token_file else os.environ.get(ENV_TOKEN_VARIABLE) or None
+
+
+def read_secret(file: Path) -> str:
+    """The first line of a file. Raises UserError where it cannot be read or is empty."""
+    try:
+        lines = read_bounded(file, SECRET_BYTES).decode().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"the secret in {file} cannot be read ({type(error).__name__})",
+                        "write it on the first line of a file of mode 0600") from None
+    if not lines or not lines[0].strip():
+        raise UserError(f"there is no secret in {file}", "write it on the first line")
+    return lines[0].strip()

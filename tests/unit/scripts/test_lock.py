@@ -1,0 +1,37 @@
+"""The locks hold what pyproject.toml asks for, each with a hash."""
+
+import importlib.machinery
+import importlib.util
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    loader = importlib.machinery.SourceFileLoader("lock", str(ROOT / "scripts" / "lock"))
+    spec = importlib.util.spec_from_loader("lock", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    monkeypatch.setattr(module, "HERE", tmp_path)
+    (tmp_path / "lock-cpu.txt").write_text((ROOT / "scripts" / "lock-cpu.txt").read_text())
+    return module
+
+
+def test_the_locks_are_those_of_the_project():
+    done = subprocess.run([ROOT / "scripts/lock", "--check"], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("old", "new", "said"), [
+    ("redis==8.1.0 ", "redis==8.0.0 ", "has 8.0.0 of redis, and pyproject.toml asks for redis==8.1.0"),
+    ("redis==8.1.0 --hash=sha256:", "redis==8.1.0 --hash=md5:", "no package with a hash"),
+    ("\nsafetensors==", "\nother==", "has nothing of safetensors")])
+def test_a_lock_that_differs_is_named(lock, old: str, new: str, said: str):
+    file = lock.path("cpu")
+    file.write_text(file.read_text().replace(old, new))
+    assert any(said in line for line in lock.check("cpu"))

@@ -1,0 +1,71 @@
+"""Secrets come from files and the environment, and no copy of a config holds one."""
+
+from pathlib import Path
+
+import pytest
+
+from deploy.launch.plan import as_dict
+from services.config.file import default_config, dump_config, lay_over, load_config
+from services.config.secrets import env_token, masked, redis_url
+from services.config.tree import Config
+from services.errors import UserError
+
+CANARY = "c4n4ry-Secret"
+
+
+def config(**redis: object) -> Config:
+    return Config.model_validate({"name": "r", "steps": 1, "redis": redis})
+
+
+@pytest.mark.parametrize(("url", "shown"), [
+    (f"redis://:{CANARY}@h:1/0", "redis://:***@h:1/0"), (f"rediss://me:{CANARY}@h", "rediss://me:***@h"),
+    (f"redis://me:a@b{CANARY}@h:1", "redis://me:***@h:1"), (f"redis://h?password={CANARY}&db=1", "redis://h?password=***&db=1"),
+    ("redis://h:1/0", "redis://h:1/0"), ("redis://me@h:1", "redis://me@h:1"), ("", "")])
+def test_a_password_is_masked_wherever_a_url_has_it(url: str, shown: str):
+    assert masked(url) == shown
+
+
+def test_no_copy_of_a_config_holds_the_password_and_the_run_itself_has_it(tmp_path: Path):
+    made = config(url=f"redis://:{CANARY}@h:1/0")
+    dump_config(made, tmp_path / "config.yaml")
+    copies = [(tmp_path / "config.yaml").read_text(), made.model_dump_json(), str(as_dict(made))]
+    assert all(CANARY not in text and "redis://:***@h:1/0" in text for text in copies)
+    assert redis_url(made.redis) == redis_url(lay_over(made, {"steps": 2}).redis) == f"redis://:{CANARY}@h:1/0"
+    assert tmp_path.joinpath("config.yaml").stat().st_mode & 0o077 == 0
+
+
+def test_a_copy_takes_the_password_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    dump_config(config(url=f"redis://me:{CANARY}@h:1/0"), tmp_path / "config.yaml")
+    with pytest.raises(UserError, match=r"was left out of this copy .*; set redis.password_file or \$GAGPO_REDIS_PASS"):
+        redis_url(load_config(tmp_path / "config.yaml").redis)
+    monkeypatch.setenv("GAGPO_REDIS_PASSWORD", "p/w")
+    assert redis_url(load_config(tmp_path / "config.yaml").redis) == "redis://me:p%2Fw@h:1/0"
+    (tmp_path / "password").write_text("filed\n")
+    found = load_config(tmp_path / "config.yaml", [f"redis.password_file={tmp_path / 'password'}"])
+    assert redis_url(found.redis) == "redis://me:filed@h:1/0"
+    assert redis_url(config(url="redis://h:1", password_file=tmp_path / "password").redis) == "redis://:filed@h:1"
+    assert redis_url(config().redis) is None
+
+
+def test_a_token_comes_from_its_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GAGPO_ENV_TOKEN", "variable")
+    assert env_token(default_config().env) == "variable"
+    (tmp_path / "token").write_text("filed\n")
+    assert env_token(default_config([f"env.token_file={tmp_path / 'token'}"]).env) == "filed"
+
+
+@pytest.mark.parametrize("made", [lambda file: None, lambda file: file.write_text("\n"), Path.mkdir,
+                                  lambda file: file.write_bytes(b"\xff\xfe"),
+                                  lambda file: file.symlink_to("/dev/zero")])
+def test_a_secret_that_cannot_be_read_is_one_line(tmp_path: Path, made):
+    made(tmp_path / "secret")
+    with pytest.raises(UserError) as error:
+        redis_url(config(url="redis://h", password_file=tmp_path / "secret").redis)
+    assert "\n" not in str(error.value)
+
+
+def test_a_broken_url_is_not_repeated_with_its_password(tmp_path: Path):
+    (tmp_path / "c.yaml").write_text(f"name: r\nsteps: 1\nredis: {{url: 'redis://h?password={CANARY}'}}\n")
+    with pytest.raises(UserError) as error:
+        load_config(tmp_path / "c.yaml")
+    assert CANARY not in str(error.value)

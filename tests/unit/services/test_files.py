@@ -1,0 +1,40 @@
+"""Files are written whole or not at all, and read within bounds."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from services import files
+from services.files import Damaged, read_bounded, read_json, write_whole
+
+
+def test_what_is_written_replaces_the_old_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A disk that is full at the last moment leaves the old file and no draft."""
+    path = tmp_path / "run.json"
+    write_whole(path, "old")
+
+    def full(_handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_reader_takes_plain_files_up_to_a_size(tmp_path: Path):
+    (tmp_path / "large").write_bytes(b"x" * 11)
+    assert read_bounded(tmp_path / "large", 11) == b"x" * 11
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "large", tmp_path / "pipe", Path("/dev/zero"), tmp_path):
+        with pytest.raises((Damaged, IsADirectoryError)):
+            read_bounded(path, 10)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"a": "b"}', "[" * 100_000, '{"a": 1e999}', "\x00", '{"a": NaN}'])
+def test_what_is_no_such_document_is_damaged(tmp_path: Path, text: str):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(Damaged, match=r"a.json is damaged \(.+\)"):
+        read_json(tmp_path / "a.json", dict[str, int])
