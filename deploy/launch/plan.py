@@ -201,7 +201,7 @@ def _folder(config: Config, *, resume: bool) -> list[str]:
     problem = standing(config, resume=resume)
     if problem is not None:
         return [f"folder        a start would be refused: {problem[0]}; {problem[1]}"]
-    if RunFolder(config.run_dir).identity():
+    if RunFolder(config.run_dir).known():
         return [f"folder        {config.run_dir} holds a run, which would go on"]
     return []
 
