@@ -1,7 +1,7 @@
-"""What an environment is. One folder per environment implements these and nothing else.
+"""The protocols of an environment. Each environment's folder implements these and nothing else.
 
-A session is a pure function of (task, actions), so any server can rebuild it; or of (task, actions, their outcomes),
-where outcomes come from elsewhere: see sessions.py.
+A session is a pure function of (task, actions), so any server can rebuild it. If its outcomes come from elsewhere, it
+is a function of (task, actions, outcomes): see server/sessions.py.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ Replay = Literal["pure", "transcript"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What reset or step gives back."""
+    """The result of a reset or a step."""
 
     observation: str
     """The engine's raw feedback."""
     admissible_actions: list[str]
-    """As the engine gives them, in its order (`help` included for ALFWorld)."""
+    """The engine's list, in its order. ALFWorld's includes `help`."""
     reward: float = 0.0
-    """The engine's own; scaling is the trainer's."""
+    """The engine's own reward. The trainer scales it."""
     done: bool = False
     won: bool = False
     info: dict[str, str | int | float | bool] = field(default_factory=dict[str, str | int | float | bool])
 
     def admits(self, action: str) -> bool:
-        """Whether the action is listed; `<words>` in a listed one, as in `search[<your query>]`, stand for any text.
+        """Says whether the action is listed. `<words>` in a listed action, as in `search[<query>]`, match any text.
 
-        Where nothing is listed, as in question answering, nothing is inadmissible.
+        If the environment lists no actions (search QA), no action counts as inadmissible.
         """
         return not self.admissible_actions or action in self.admissible_actions or any(
             len(action) > len(start) + len(end) and action.startswith(start) and action.endswith(end)
@@ -38,7 +38,7 @@ class Outcome:
 
 
 def _around_placeholder(listed: str) -> tuple[str, str]:
-    """What stands before and after a placeholder; nothing where there is none."""
+    """Returns the text before and after a placeholder, or two empty texts if there is none."""
     start, opened, rest = listed.partition("<")
     _, closed, end = rest.rpartition(">")
     return (start, end) if opened and closed else ("", "")
@@ -50,91 +50,94 @@ class Session(Protocol):
     def reset(self) -> Outcome: ...
 
     def step(self, action: str) -> Outcome:
-        """Any string is a legal call; a bad one gets the environment's own answer. Undefined after done."""
+        """Takes any string; the environment itself answers a bad one. Undefined after done."""
         ...
 
 
 class RecordedSession(Session, Protocol):
-    """A live game of an environment with `replay = "transcript"`. Its reset is still a pure function of the task."""
+    """A session of an environment with `replay = "transcript"`. Its reset is still a pure function of the task."""
 
     def recall(self, action: str, outcome: Outcome) -> None:
-        """Takes a step that has been taken before, with what came of it then; asks nobody. Undefined after done."""
+        """Repeats an earlier step with its recorded outcome, and asks nobody. Undefined after done."""
         ...
 
 
 class Environment(Protocol):
-    """One environment family with its tasks: thread-safe, made once per server process."""
+    """An environment with its tasks. It is thread-safe and made once per server process."""
 
     name: str
     engine: str
     version: str
     replay: Replay
-    """`transcript`: what `open` gives are RecordedSessions, rebuilt from their outcomes and not by stepping again."""
+    """`transcript`: `open` returns RecordedSessions, which are rebuilt from their outcomes, not by stepping again."""
 
     def splits(self) -> list[str]: ...
 
     def training_splits(self) -> tuple[str, str, str]:
-        """The splits to train on, to choose the best checkpoint by, and to report on; no task is in two of them."""
+        """Returns the splits to train on, to choose the best checkpoint by, and to report on. They share no task."""
         ...
 
     def task_type(self, task: str) -> str:
-        """What kind of task it is, in one word: evaluations report success by it. Raises KeyError."""
+        """Returns the kind of the task in one word. Evaluations report success by it. Raises KeyError."""
         ...
 
     def tasks(self, split: str) -> list[str]:
-        """Sorted task ids `<env>/<split>/<name>`. Raises UserError for an unknown split or missing data."""
+        """Returns sorted task ids `<env>/<split>/<name>`. Raises UserError for an unknown split or missing data."""
         ...
 
     def digest(self, split: str) -> str:
-        """blake2b over the contents of the split's tasks, sorted by id, or over what decides them: the same on every
-        machine, another where any task is another. In seconds, since servers tell it of all splits when asked."""
+        """Returns blake2b over the contents of the split's tasks, sorted by id, or over everything that decides them.
+
+        It is the same on every machine, and different if any task is. It takes seconds at most, since a server computes
+        it for all splits on request.
+        """
         ...
 
     def task_digest(self, task: str) -> str:
-        """blake2b over the content of one task. Raises KeyError for an unknown task, EnvFault for a broken one."""
+        """Returns blake2b over one task's content. Raises KeyError for an unknown task, EnvFault for a broken one."""
         ...
 
     def open(self, task: str) -> Session:
-        """Raises KeyError for an unknown task, EnvFault for a broken one."""
+        """Opens a session. Raises KeyError for an unknown task, EnvFault for a broken one."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One finished step as prompts need it."""
+    """One finished turn as prompts need it."""
 
     observation: str
-    """Before the action."""
+    """The observation before the action."""
     action: str
-    """The parsed string that the environment received."""
+    """The parsed action that the environment received."""
     admissible: bool
 
 
 def recent(turns: Sequence[Turn], history: int) -> Sequence[Turn]:
-    """The last `history` of them: what a prompt tells."""
+    """Returns the last `history` turns, which a prompt shows."""
     return turns[max(0, len(turns) - history) :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedAction:
-    """A response as the environment will receive it."""
+    """The action in a response, as the environment will receive it."""
 
     action: str
     valid: bool
-    """Well-formed; see the parser of the template."""
+    """Whether the response is well-formed. The template's parser defines that."""
 
 
 class PromptTemplate(Protocol):
-    """Text of one step's prompt, and how its answer is read. Registered by name per environment."""
+    """A prompt template, with the parser of its answers. Each environment registers its templates by name."""
 
     name: str
     chat: bool
-    """True: the text is one user message and goes through the tokenizer's chat template; False: raw text."""
+    """True: the text is one user message for the tokenizer's chat template. False: it is raw text."""
 
     def render(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> str:
-        """The prompt for the step after `turns`; `now` is the latest outcome (== first at step 1)."""
+        """Returns the prompt of the turn after `turns`. `now` is the latest outcome; at turn 1 it is `first`."""
         ...
 
     def parse(self, text: str) -> ParsedAction:
-        """`text` is the response decoded without special tokens."""
+        """Reads a response, which is decoded without special tokens."""
         ...

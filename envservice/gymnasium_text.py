@@ -1,9 +1,9 @@
 """Any game of text with Gymnasium's `reset(seed=...)` and `step(action)` as an environment. Imports no Gymnasium.
 
 A task is a seed: `<name>/<split>/<seed>`. A session must be a pure function of seed and actions, and a wrapper cannot
-see that a game is: one that draws from the global `random`, the clock or the network is not. `plays_twice` finds most
-such games before a run starts; what it misses, the digests of the API find when a session has to be rebuilt, as
-`replay_diverged`. What a game is made of besides its seed has no digest of its own: `version` stands for it.
+check that: a game that draws from the global `random`, the clock or the network is not pure. `plays_twice` finds most
+such games before a run starts. The digests of the API find the others, as `replay_diverged`, when a session is rebuilt.
+The code of a game has no digest of its own; `version` stands for it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class TextGame(Protocol):
 
 
 class TextSession:
-    """One play of a game; truncation ends it as termination does."""
+    """One play of a game. Truncation ends it as termination does."""
 
     def __init__(self, game: TextGame, seed: int) -> None:
         self._game = game
@@ -53,7 +53,7 @@ class TextSession:
 
 
 class TextEnvironment:
-    """Seeds as tasks: the first `sizes[0]` to train on, the next to choose by, the next to report on."""
+    """An environment whose tasks are seeds: `sizes` are those of the training, validation and held-out splits."""
 
     engine = "gymnasium"
     replay: Replay = "pure"
@@ -105,20 +105,22 @@ def text_spec(
     sizes: tuple[int, int, int] = (1000, 100, 300),
     prompts: Mapping[str, Callable[[int], PromptTemplate]] = PLAIN,
 ) -> EnvironmentSpec:
-    """What `env.name` may point to. `make` gives a fresh game for every session; `sizes` are those of train, valid and
-    heldout."""
+    """Makes the EnvironmentSpec of a game, for `env.name` to point to.
+
+    `make` returns a fresh game for every session. `sizes` are those of train, valid and heldout.
+    """
     return EnvironmentSpec(
         open=lambda _: TextEnvironment(make, name=name, version=version, sizes=sizes), prompts=prompts,
         describe=lambda _: f"version {version}, seeds as tasks", max_steps=max_steps, check=plays_twice)
 
 
 def plays_twice(environment: Environment, task: str) -> None:
-    """Two sessions of the same task side by side. Raises EnvFault where they differ."""
+    """Plays two sessions of the same task side by side. Raises EnvFault if they differ."""
     one, other = environment.open(task), environment.open(task)
     now, same = one.reset(), other.reset()
     for step in range(_PROBED_STEPS):
         if now != same:
-            raise EnvFault(f"after {step} equal actions two plays differ: not a pure function of seed and actions")
+            raise EnvFault(f"after {step} equal actions two plays differ: no pure function of seed and actions")
         if now.done:
             return
         choices = now.admissible_actions or [str(step)]

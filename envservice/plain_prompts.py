@@ -1,4 +1,4 @@
-"""Two prompts for any environment of text, answered and read as answers.py says. Both are rebuilt every turn."""
+"""Two prompts for any environment of text. Both are rebuilt every turn; response_format.py reads the answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _INSTRUCTION = (
 
 
 class PlainTemplate:
-    """The first observation, the last steps, the present observation and its choices, each where there is any."""
+    """A prompt of the first observation, the last steps, the current observation and its admissible actions."""
 
     def __init__(self, history: int, *, name: str, chat: bool) -> None:
         self.name = name
@@ -39,4 +39,4 @@ PLAIN: Mapping[str, Callable[[int], PromptTemplate]] = {
     "full": lambda history: PlainTemplate(history, name="full", chat=True),
     "compact": lambda history: PlainTemplate(history, name="compact", chat=False),
 }
-"""full: a user message with an instruction; compact: the same as raw text without it, for models trained from it."""
+"""`full` is a user message with an instruction. `compact` is the same as raw text without it, for small models."""

@@ -1,5 +1,5 @@
-"""Environments by name: the only place that knows which there are. A family is imported when its name is asked for,
-so that a server of one environment needs nothing of another."""
+"""Environments by name. Nothing else lists them. A spec is imported only when its name is asked for, so that a server
+of one environment needs no package of another."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ BUILT_IN: Mapping[str, str] = {
     "search": "envservice.search.spec:SPEC",
     "scienceworld": "envservice.scienceworld.spec:SPEC",
 }
-"""`env.name` to `module:attribute`. Task ids begin with the name, or with the name, a dash and a variant."""
+"""Maps `env.name` to `module:attribute`. Task ids begin with the name, or with the name, a dash and a variant."""
 
 
 def find_spec(name: str) -> EnvironmentSpec:
-    """The family of an `env.name`: one of BUILT_IN, or any Family as `module:attribute`.
+    """Finds the spec of an `env.name`, which is a name of BUILT_IN or a `module:attribute`.
 
-    Raises UserError for an unknown name and for one of one's own that cannot be imported.
+    Raises UserError for an unknown name, and for a module that cannot be imported.
     """
     target = BUILT_IN.get(name, name)
     module, colon, attribute = target.partition(":")
@@ -46,7 +46,7 @@ def _imported(target: str, module: str, attribute: str) -> Any:
     try:
         return getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
-        # A missing folder on the way to the module is one thing, a missing dependency of it another.
+        # Either a part of the module's own path is missing, or a package that the module imports.
         missing = error.name or ""
         fix = f"install {missing}"
         if f"{module}.".startswith(f"{missing}."):
@@ -61,8 +61,10 @@ def _imported(target: str, module: str, attribute: str) -> Any:
 
 
 def stands_in_for(environment: str) -> str | None:
-    """The environment whose figures those on this one are not: the name of a variant, such as generated games, says it.
-    None for the published environment itself and for one's own."""
+    """Returns the published environment that a variant stands in for: `alfworld` for `alfworld-gen`, else None.
+
+    Figures on a variant, such as generated games, are not figures on the published environment.
+    """
     name, dash, _ = environment.partition("-")
     return name if dash and name in BUILT_IN else None
 
@@ -73,17 +75,20 @@ def open_environment(env: EnvSection) -> Environment:
 
 
 def open_holding(env: EnvSection, task: str) -> Environment:
-    """The environment that a task id belongs to, with the settings of `env`; its name is overruled by a task of
-    another that comes with the package. Raises UserError for missing data or packages, KeyError for an id of none."""
+    """Opens the environment that a task id belongs to, with the settings of `env`.
+
+    If the id names a built-in environment, that overrules a built-in `env.name`. Raises UserError for missing data or
+    packages, and KeyError if the id belongs to none.
+    """
     named = task.partition("/")[0].partition("-")[0]
     if named in BUILT_IN and env.name in BUILT_IN:
         env = env.model_copy(update={"name": named})
-    family = find_spec(env.name)
-    return family.open(env) if family.holding is None else family.holding(env, task)
+    spec = find_spec(env.name)
+    return spec.open(env) if spec.holding is None else spec.holding(env, task)
 
 
 def make_template(env: EnvSection) -> PromptTemplate:
-    """The template `env.prompt`, showing `env.history` steps. Raises UserError naming those that there are."""
+    """Makes the template `env.prompt`, which shows `env.history` turns. Raises UserError that lists the templates."""
     prompts = find_spec(env.name).prompts
     if env.prompt not in prompts:
         raise UserError(f"{env.name} has no prompt {env.prompt!r}", f"set env.prompt to one of {', '.join(prompts)}")
@@ -91,7 +96,7 @@ def make_template(env: EnvSection) -> PromptTemplate:
 
 
 def find_teacher(env: EnvSection) -> Teacher:
-    """Who plays demonstrations. Raises UserError for an environment that has none."""
+    """Finds the scripted teacher. Raises UserError for an environment that has none."""
     teacher = find_spec(env.name).teacher
     if teacher is None:
         raise UserError(f"{env.name} has no demonstrations for a cold start",
@@ -103,6 +108,6 @@ def check_settings(env: EnvSection) -> None:
     """Raises UserError for a name, a prompt or a number of steps that the environment does not have."""
     longest = find_spec(env.name).max_steps
     if env.max_steps > longest:
-        raise UserError(f"env.max_steps={env.max_steps}, and an episode of {env.name} has at most {longest} steps",
+        raise UserError(f"env.max_steps is {env.max_steps}, but an episode of {env.name} has at most {longest} steps",
                         f"set env.max_steps to {longest} or less")
     make_template(env)

@@ -1,4 +1,4 @@
-"""Answers as tags: a thought, then an action. The rule by which the paper's pipeline reads them."""
+"""The response format of the paper's pipeline: a thought, then an action, each in its tags."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _CJK = re.compile("[\u4e00-\u9fff]")
 
 
 def answer(thought: str, action: str) -> str:
-    """The well-formed answer."""
+    """Writes a well-formed answer."""
     return f"<think>{thought}</think><action>{action}{ACTION_END}"
 
 
 def read_answer(text: str, *, tail: int = 30) -> ParsedAction:
-    """Answer to environment action.
+    """Turns an answer into the environment's action.
 
-    The action is what stands between the first `<action>` and the first `</action>` of the lower-cased answer, or the
-    answer's last `tail` characters where a tag is missing. Valid: both action tags (in any case) and both think tags
-    (in lower case) occur, and no CJK ideograph (U+4E00 to U+9FFF) does. Neither the order of tags nor whether the
-    action is admissible is looked at. The environment receives the action either way.
+    The action is the text between the first `<action>` and the first `</action>` of the lower-cased answer. If a tag is
+    missing, it is the answer's last `tail` characters. The answer is valid if both action tags (in any case) and both
+    think tags (in lower case) occur, and no CJK ideograph (U+4E00 to U+9FFF) does. The order of the tags does not
+    matter, nor whether the action is admissible. The environment receives the action in either case.
     """
     lowered = text.lower()
     start, end = lowered.find("<action>"), lowered.find(ACTION_END)

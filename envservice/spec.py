@@ -1,7 +1,6 @@
-"""What runs need of an environment besides its games: one EnvironmentSpec per folder, found by registry.py.
+"""EnvironmentSpec: everything that runs need of an environment besides its games. registry.py finds it by name.
 
-Light commands import the module that holds an EnvironmentSpec. Import slow or optional packages inside the functions
-that need them.
+Light commands import the module that holds an EnvironmentSpec, so import slow or optional packages inside functions.
 """
 
 from __future__ import annotations
@@ -18,77 +17,79 @@ from services.config.tree import EnvSection, SftSection
 from services.findings import Finding
 
 LONGEST = MAX_ACTIONS + 1
-"""Steps of an episode that the API can carry: a step repeats all actions before it."""
+"""The most steps of an episode. The API bounds them, since a step carries all actions before it."""
 
 
 class Demonstrator(Protocol):
-    """The scripted player of one episode. It knows what it has read so far, and nothing else."""
+    """The scripted player of one episode. It knows only what it has read so far."""
 
     def act(self, now: Outcome) -> str:
-        """The answer to the latest outcome, in the form that the templates parse. Called once in every step, also in
-        those whose action is then replaced by noise; what that led to shows in the next outcome."""
+        """Returns the answer to the latest outcome, in the form that the templates parse.
+
+        It is called once in every step. Noise may replace the action; the next outcome shows what that led to.
+        """
         ...
 
 
 def any_admissible(action: str, now: Outcome, rng: random.Random) -> str:
-    """Noise: any of the admissible actions; `action` itself where the environment lists none."""
+    """Returns a random admissible action as noise, or `action` itself if the environment lists none."""
     return rng.choice(now.admissible_actions or [action])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Teacher:
-    """How demonstrations for the cold start are played; rollout/demonstrations.py."""
+    """The scripted play of demonstrations for the cold start, which rollout/demonstrations.py makes."""
 
     player: Callable[[Outcome, random.Random, SftSection], Demonstrator]
-    """Makes the player of one episode from its first outcome. All its chance comes from the generator given."""
+    """Makes the player of one episode from its first outcome. The generator given decides all chance."""
     disturb: Callable[[str, Outcome, random.Random], str] = any_admissible
-    """What is executed in the place of an action where noise is wanted."""
+    """Returns the noise to execute instead of an action."""
     disguise: Callable[[Session, int], Session] | None = None
-    """The same game in other words, by a seed, where following it teaches more: every second demonstration is one."""
+    """Wraps a session in other words, by a seed. If it is set, every second demonstration plays such a session."""
     names: Literal["numbered", "words"] = "words"
-    """What answers copy from prompts, for the tokenizer of a model made here: names that a number follows, between
-    phrases that never change; or any word, and what stands in [brackets]."""
+    """Words that answers copy from prompts. The tokenizer of a model made here keeps each as one token: `numbered` are
+    object names with their numbers, between fixed phrases; `words` are all words, and the text in [brackets]."""
 
 
 def opens(environment: Environment, task: str) -> None:
-    """The cheap check of environments in which opening a task is cheap."""
+    """Checks a task by opening it, for environments in which that is cheap."""
     environment.open(task)
 
 
 def nothing_elsewhere(env: EnvSection) -> None:
-    """Of environments that need nothing beside their server."""
+    """Checks nothing, for environments that need only their server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentSpec:
-    """An environment as runs choose it: by `env.name`. Raises ValueError for a length that the API cannot carry."""
+    """An environment for runs, chosen by `env.name`. Raises ValueError for a length that the API cannot carry."""
 
     open: Callable[[EnvSection], Environment]
-    """The environment that a config asks for. Raises UserError for missing data or packages."""
+    """Opens the environment that a config asks for. Raises UserError for missing data or packages."""
     prompts: Mapping[str, Callable[[int], PromptTemplate]]
-    """`env.prompt` to a maker of the template, which is given `env.history`."""
+    """Maps `env.prompt` to a function that makes the template from `env.history`."""
     describe: Callable[[EnvSection], str]
-    """What would be played, for the plan, in one line. From the config and the machine's variables; reads no data."""
+    """Describes the games in one line for the plan, from the config and environment variables. It reads no data."""
     max_steps: int = LONGEST
     """The largest `env.max_steps`."""
     holding: Callable[[EnvSection, str], Environment] | None = None
-    """The environment that a task id belongs to, where that may be another than `open` gives. Raises as `open` does,
-    and KeyError for an id of none."""
+    """Opens the environment of a task id, if it may be another one than `open` returns. Raises as `open` does, and
+    KeyError if the id belongs to none."""
     check: Callable[[Environment, str], None] = opens
-    """The cheap check of one task, before anything starts. Raises EnvFault for a broken one."""
+    """Checks one task cheaply, before anything starts. Raises EnvFault for a broken task."""
     reachable: Callable[[EnvSection], None] = nothing_elsewhere
-    """One question to whatever a server asks elsewhere, before anything starts. Raises UserError where no right answer
+    """Asks each outside service that a server needs once, before anything starts. Raises UserError if no right answer
     comes in time."""
     threaded: Callable[[EnvSection], bool] = field(default=lambda _: False)
-    """Whether a step takes so long, or waits so long, that the server should take it in a thread of its own."""
+    """Says whether a step is so slow that the server should take it in a separate thread."""
     session_bytes: int = 0
-    """Memory that each live session takes outside the server's own process; servers hold no more than fit."""
+    """Bytes that each live session takes outside the server's process. Servers hold no more sessions than fit."""
     stops: tuple[str, ...] = (ACTION_END,)
-    """Tags that end an answer: nothing after the first of them is read. A model made here has each as one token."""
+    """Tags that end an answer. Text after the first one is ignored. A model made here has each as one token."""
     teacher: Teacher | None = None
     """None: no cold start."""
     findings: Callable[[], Iterable[Finding]] = tuple
-    """`gagpo doctor`: data and optional packages on this machine. Light."""
+    """Finds data and optional packages on this machine, for `gagpo doctor`. It must be light."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_steps <= LONGEST:

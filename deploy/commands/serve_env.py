@@ -48,13 +48,13 @@ def run(args: argparse.Namespace) -> None:
     from envservice.server.capacity import GIB, session_limit, sessions_bytes
     from envservice.server.process import serve
 
-    family = find_spec(env.name)
+    spec = find_spec(env.name)
     settings = Settings(
-        max_sessions=session_limit(env, family.session_bytes), record_bytes=sessions_bytes(env),
+        max_sessions=session_limit(env, spec.session_bytes), record_bytes=sessions_bytes(env),
         token=os.environ.get(ENV_TOKEN_VARIABLE) or None, open_metrics=is_local(args.host),
-        threaded=family.threaded(env), recycle_s=None if env.recycle_hours is None else 3600 * env.recycle_hours,
+        threaded=spec.threaded(env), recycle_s=None if env.recycle_hours is None else 3600 * env.recycle_hours,
         recycle_bytes=None if env.recycle_gb is None else int(GIB * env.recycle_gb))
     with tracing(optional_config_from(args).metrics.traces, process=process):
         serve(
-            lambda: family.open(env), host=args.host, port=args.port, settings=settings,
+            lambda: spec.open(env), host=args.host, port=args.port, settings=settings,
             exit_with_parent=args.exit_with_parent)

@@ -1,8 +1,8 @@
 """Text to index terms, as Lucene's English analysis makes them.
 
-Words by the boundaries of Unicode's annex 29, without a possessive 's, in lower case, without 33 stop words, stemmed.
-Ideographs, Hiragana and pictographs, the registered sign among them, are words of their own. Not covered: sequences of
-emoji, and letters that came into Unicode after Lucene 8.11.
+The analysis splits words at the boundaries of Unicode's annex 29, removes a possessive 's, lowers the case, drops 33
+stop words, and stems. Each ideograph, Hiragana letter or pictograph (the registered sign is one) is a word of its own.
+Two things are not covered: sequences of emoji, and letters that came into Unicode after Lucene 8.11.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import regex
 from envservice.bm25.porter import stem
 
 VERSION = "1"
-"""Of the analysis: an index made by another one is stale."""
+"""The version of the analysis. An index that another version made is stale."""
 _LONGEST = 255
-"""Characters of a word; what is longer is cut into several."""
+"""The most characters of a word. A longer one is cut into several."""
 _STOP_WORDS = frozenset((
     "a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is", "it", "no", "not", "of",
     "on", "or", "such", "that", "the", "their", "then", "there", "these", "they", "this", "to", "was", "will", "with",
 ))  # fmt: skip
 
 # Underscores, a letter or digit; then letters, digits and underscores, one of :.' between letters, one of .,;' between
-# digits. The two patterns say the same; the first is several times as fast.
+# digits. Both patterns match the same words; the first is several times as fast.
 _ASCII = re.compile(
     rf"_*[a-z0-9](?:[a-z0-9_]|(?<=[a-z])[:.'](?=[a-z])|(?<=[0-9])[.,;'](?=[0-9])){{0,{_LONGEST - 1}}}")
 _LETTER = r"\p{WB=ALetter}\p{WB=Hebrew_Letter}"
@@ -36,12 +36,12 @@ _UNICODE = regex.compile(
     rf"|[\p{{Emoji}}\p{{Extended_Pictographic}}\u2605\u2607-\u2612\u2614-\u2685\u2690-\u2705--\p{{ASCII}}]"
     rf"[{_MARK}\p{{Emoji_Modifier}}]*"
     rf"|\p{{LB=SA}}[\p{{LB=SA}}{_MARK}]*"
-    # Katakana goes on over Katakana; it meets letters and digits over an underscore only.
+    # A run of Katakana is one word. Only an underscore joins it to letters and digits.
     rf"|{_JOIN}*[{_WORD}{_KANA}](?:(?<!{_KANA}[{_MARK}]*)[{_WORD}]|(?<=[{_KANA}{_JOIN}][{_MARK}]*){_KANA}|[{_JOIN}{_MARK}]"
     rf"|(?<=[{_LETTER}][{_MARK}]*)[:\p{{WB=MidLetter}}\p{{WB=MidNumLet}}\p{{WB=Single_Quote}}](?=[{_MARK}]*[{_LETTER}])"
     rf"|(?<=\p{{WB=Numeric}}[{_MARK}]*)[\p{{WB=MidNum}}\p{{WB=MidNumLet}}\p{{WB=Single_Quote}}]"
     rf"(?=[{_MARK}]*\p{{WB=Numeric}})){{0,{_LONGEST - 1}}}")
-_LOWER = {0x130: "i", 0x3A3: "σ"}  # where Python folds a letter by its neighbours, or into two
+_LOWER = {0x130: "i", 0x3A3: "σ"}  # letters that Python lowers by their neighbours, or into two
 _POSSESSIVE = re.compile("['’\uff07]s$")
 
 
@@ -53,12 +53,12 @@ def words(text: str) -> list[str]:
 
 
 def term_of(word: str) -> str | None:
-    """The index term of one of `words`; None for a stop word."""
+    """Returns the index term of one of `words`, or None for a stop word."""
     word = _POSSESSIVE.sub("", word)
     return None if word in _STOP_WORDS else stem(word)
 
 
 def terms(text: str) -> list[str]:
-    """The index terms of a text, in order, repetitions included."""
+    """Returns the index terms of a text in their order, with repetitions."""
     found = (term_of(word) for word in words(text))
     return [term for term in found if term is not None]

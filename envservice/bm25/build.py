@@ -3,8 +3,8 @@
     documents ──analysis──▶ term numbers ──a block full: sort by (term, document), count──▶ block files
     all read: sort terms and ids; for each block in turn, scatter its postings to the places of their terms
 
-What grows with the catalogue in memory is the vocabulary, the ids and 9 bytes a document. A build happens in a folder
-beside the target and is renamed at the end, so that an index is there completely or not at all.
+Three things in memory grow with the catalogue: the vocabulary, the ids, and 9 bytes per document. A build writes to a
+folder beside the target and renames it at the end, so an index is either complete or absent.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from envservice.bm25.norms import encode, inverse_norms
 from services.errors import EnvFault
 
 BLOCK = 4_000_000
-"""Terms of a block; about 40 bytes of memory each while it is sorted."""
+"""Terms in a block. Each takes about 40 bytes of memory while the block is sorted."""
 WAIT_S = 3600.0
-"""For another process that builds the same index."""
+"""Longest wait for another process that builds the same index."""
 IN_MEMORY = 20_000
-"""Documents whose index takes seconds to build; of more, it is kept in the user's cache and shared."""
+"""The index of so many documents takes seconds to build. A larger one is kept in the user's cache and shared."""
 _STOPPED = -1
 
 
 def build(documents: Iterable[tuple[str, str]], folder: Path | None = None, *, digest: str = "") -> Index:
-    """An index over (id, text), in memory or in a folder, which is replaced if there is one.
+    """Builds an index over (id, text) in memory, or in a folder, which is replaced if it exists.
 
-    `digest` names what the documents are, for `open_or_build`. Raises ValueError where an id occurs twice.
+    `digest` names the documents for `open_or_build`. Raises ValueError if an id occurs twice.
     """
     if folder is None:
         with tempfile.TemporaryDirectory() as temporary:
@@ -65,15 +65,15 @@ def build(documents: Iterable[tuple[str, str]], folder: Path | None = None, *, d
 
 
 def cache_folder(kind: str, digest: str) -> Path:
-    """Where the user's cache keeps the index of what `digest` names."""
+    """Returns the folder in the user's cache for the index of the documents that `digest` names."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     return cache / "gagpo" / f"{kind}-{digest[:16]}"
 
 
 def open_or_build(folder: Path, digest: str, documents: Callable[[], Iterable[tuple[str, str]]]) -> Index:
-    """The index in the folder if it was built from what `digest` names, else a new one there.
+    """Opens the index in the folder if it was built from the documents that `digest` names; else builds it there.
 
-    Of several processes one builds and the others wait for it. Raises EnvFault after an hour of waiting.
+    If several processes ask at once, one builds and the others wait for it. Raises EnvFault after an hour of waiting.
     """
     with suppress(FileNotFoundError, ValueError):
         index = open_index(folder)
@@ -124,8 +124,8 @@ class _Writer:
         self._lengths = array("q")
         self._vocabulary: dict[str, int] = {}  # term -> number, in order of arrival
         self._words: dict[str, int] = {}  # word -> number of its term
-        self._pending = array("i")  # the terms of the block, document after document
-        self._first = 0  # document of the block
+        self._pending = array("i")  # the terms of the block, ordered by document
+        self._first = 0  # the document of each term in the block
 
     def add(self, document: str, text: str) -> None:
         known = self._words
@@ -160,7 +160,7 @@ class _Writer:
         self._pending = array("i")
 
     def finish(self) -> dict[str, int]:
-        """Everything but the meta file, whose counts it returns."""
+        """Writes all files except the meta file, and returns the counts for it."""
         self._flush()
         self._words.clear()
         by_id = sorted(range(len(self._ids)), key=self._ids.__getitem__)
@@ -178,7 +178,7 @@ class _Writer:
         return {"counted": counted}
 
     def _sorted_terms(self) -> NDArray[np.int64]:
-        """(terms,) the place of each term, by its number, among the sorted ones, which are saved."""
+        """Saves the sorted terms. Returns the place of each term among them, by its number: (terms,)."""
         terms = sorted(self._vocabulary)
         self._save_strings("terms", "term_offsets", terms)
         places = np.empty(len(terms), dtype=np.int64)
@@ -188,7 +188,7 @@ class _Writer:
         return places
 
     def _place(self, places: NDArray[np.int64], norms: NDArray[np.float32]) -> None:
-        """`norms` (documents,) is one over each document's."""
+        """Writes the postings. `norms` (documents,) holds the inverse norm of each document."""
         sizes = np.zeros(len(places), dtype=np.int64)
         for block in range(self._num_blocks):
             sizes[places[self._block(block, "terms")]] += self._block(block, "sizes")

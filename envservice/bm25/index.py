@@ -1,11 +1,11 @@
-"""An index on disk: opened in no time, mapped into memory, shared by all processes of a machine.
+"""An index on disk. It is mapped into memory, so it opens at once and all processes of a machine share it.
 
     score(query, document) = sum over terms of  count in query * idf * tf / (tf + k1 (1 - b + b length / mean length))
     idf = ln(1 + (N - n + 1/2) / (n + 1/2))
 
-Lucene's BM25Similarity (8.11) to the bit: the length passes through one byte, each term's score is in single precision,
-their sum in double and then rounded to single. N and the mean count documents that have a term. Equal scores are
-ordered by document id. k1 = 0.9 and b = 0.4 are those of anserini and pyserini.
+Scores equal Lucene's BM25Similarity (8.11) to the bit: the length is rounded to one byte, each term's score is in
+single precision, and their sum is in double precision and then rounded to single. N and the mean count only documents
+that have a term. Equal scores are ordered by document id. anserini and pyserini use the same k1 = 0.9 and b = 0.4.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from numpy.typing import NDArray
 from envservice.bm25 import analysis
 
 FORMAT = f"1/{analysis.VERSION}"
-"""Of the folder and of the terms in it."""
+"""The version of the folder's format and of the analysis that made its terms."""
 META = "meta.json"
 _PRUNING_PAYS = 4
-"""Looking for the k-th best costs a pass over all documents, about as much as a fourth of it in postings."""
+"""Searching for the k-th best passes over all documents, which costs as much as a fourth as many postings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One document found."""
+    """One document that a query found."""
 
     id: str
     score: float
 
 
 class _Postings(NamedTuple):
-    """Where a term's postings lie, and its idf times its count in the query: more no document gets by it."""
+    """The place of a term's postings, and its idf times its count in the query: the most that it can add to a score."""
 
     start: int
     end: int
@@ -47,7 +47,7 @@ class _Postings(NamedTuple):
 
 
 class Index:
-    """Ranks documents. Thread-safe: nothing is written after `open_index`.
+    """An index that ranks documents. It is thread-safe: nothing is written after `open_index`.
 
     Arrays: `postings` (terms + 1,) where each term's documents start; `docs` (postings,) int32 document numbers,
     ascending within a term; `gains` (postings,) float32 1 + tf / norm of the term in that document; `order`
@@ -56,7 +56,7 @@ class Index:
 
     def __init__(self, meta: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
         self.digest: str = meta["digest"]
-        """Of what it was built from, as given to `build`."""
+        """The digest of the documents, as it was given to `build`."""
         self._counted: int = meta["counted"]
         self._ids = Strings(arrays["ids"], arrays["id_offsets"])
         self._terms = Strings(arrays["terms"], arrays["term_offsets"])
@@ -67,7 +67,7 @@ class Index:
         return len(self._ids)
 
     def search(self, query: str, k: int) -> list[Hit]:
-        """The best `k` documents with a term of the query, best first; fewer where fewer have one."""
+        """Returns the best `k` documents that have a term of the query, best first; fewer if fewer have one."""
         found, scores = self._scores(self._rarest_first(query), k)
         single = scores.astype(np.float32)
         if len(found) > k:
@@ -87,10 +87,10 @@ class Index:
         return sorted(found, key=lambda term: term.end - term.start)
 
     def _scores(self, terms: list[_Postings], k: int) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-        """Documents, ascending, with their scores: all that have a term, or at least all that can be among the best k.
+        """Returns documents, ascending, with their scores: at least all that can be among the best k.
 
-        Frequent terms are long to read and say little. As soon as k documents have more than the terms left could give
-        to one that has none so far, only those within that reach of the k-th best are looked up in what is left.
+        Frequent terms take long to read and add little. Once k documents score higher than the remaining terms could
+        lift a new document, only documents within that distance of the k-th best are looked up in the remaining terms.
         """
         scores = np.zeros(len(self), dtype=np.float64)
         spent, most = 0.0, float(sum(term.weight for term in terms))
@@ -123,16 +123,19 @@ class Index:
 
 
 def _within_reach(scores: NDArray[np.float64], k: int, most: float) -> NDArray[np.bool_] | None:
-    """Which can be among the best k if each gets up to `most`; None while one that has nothing yet could be."""
+    """Returns the documents that can be among the best k if each gains up to `most`.
+
+        Returns None as long as a document without any score could be among them.
+        """
     if len(scores) < k:
         return None
-    # A millionth less: final scores are rounded to single precision, and equal ones go by id.
+    # The bound is a millionth lower: final scores are rounded to single precision, and ids order equal ones.
     worst = np.partition(scores, len(scores) - k)[len(scores) - k] * (1 - 1e-6)
     return scores >= worst - most if worst > most else None
 
 
 class Strings:
-    """Many strings in one array of UTF-8 bytes, read where they lie."""
+    """Many strings in one array of UTF-8 bytes, read in place."""
 
     def __init__(self, text: NDArray[np.uint8], offsets: NDArray[np.int64]) -> None:
         self._text = text
@@ -145,7 +148,7 @@ class Strings:
         return self._bytes(place).decode()
 
     def find(self, wanted: str) -> int | None:
-        """The place of a string, if they are sorted."""
+        """Finds the place of a string in sorted strings."""
         key = wanted.encode()
         low, high = 0, len(self)
         while low < high:
@@ -161,7 +164,7 @@ class Strings:
 
 
 def open_index(folder: Path, *, mapped: bool = True) -> Index:
-    """The index in a folder. Raises FileNotFoundError, and ValueError for one of another format."""
+    """Opens the index in a folder. Raises FileNotFoundError, and ValueError for an index of another format."""
     meta = json.loads((folder / META).read_text())
     if meta["format"] != FORMAT:
         raise ValueError(f"{folder} has format {meta['format']}, not {FORMAT}")

@@ -1,6 +1,6 @@
-"""What the length of a document does to its scores.
+"""The influence of a document's length on its scores.
 
-Lucene keeps lengths in a byte each: exact below 40, then with four significant bits (SmallFloat.intToByte4).
+Lucene keeps each length in one byte: exactly below 40, above that with four significant bits (SmallFloat.intToByte4).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 K1 = 0.9
 B = 0.4
 _EXACT = 24
-"""Codes that stand for themselves; the others count from here."""
+"""Number of codes that stand for themselves. The others count from here."""
 
 
 def _length(code: int) -> int:
@@ -22,15 +22,18 @@ def _length(code: int) -> int:
 
 
 LENGTHS = np.array([_length(code) for code in range(256)], dtype=np.int64)
-"""(256,) The number of terms that each code stands for, ascending."""
+"""Returns the number of terms that each code stands for, ascending: (256,)."""
 
 
 def encode(lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """(n,) numbers of terms to codes, rounded down."""
+    """Encodes numbers of terms (n,), rounded down."""
     return (np.searchsorted(LENGTHS, lengths, side="right") - 1).astype(np.uint8)
 
 
 def inverse_norms(average: float, k1: float = K1, b: float = B) -> NDArray[np.float32]:
-    """(256,) 1 / (k1 (1 - b + b length / average)) of each code, in single precision at every operation as Lucene."""
+    """Returns 1 / (k1 (1 - b + b length / average)) of each code: (256,).
+
+    Every operation is in single precision, as in Lucene.
+    """
     one, k1_, b_ = np.float32(1), np.float32(k1), np.float32(b)
     return one / (k1_ * ((one - b_) + b_ * LENGTHS.astype(np.float32) / np.float32(average)))

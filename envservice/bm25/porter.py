@@ -2,7 +2,7 @@
 
 M. F. Porter, "An algorithm for suffix stripping", Program 14(3), 1980, with the two departures of the author's
 published implementation: step 2 has (m>0) BLI -> BLE for ABLI -> ABLE, and (m>0) LOGI -> LOG. Words of one or two
-letters stay as they are. Whatever is no vowel letter, a digit for instance, is a consonant.
+letters stay as they are. Every character that is no vowel letter, such as a digit, counts as a consonant.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STEP_4 = (
 
 @lru_cache(maxsize=200_000)
 def stem(word: str) -> str:
-    """The stem of a lower-case word."""
+    """Returns the stem of a lower-case word."""
     if len(word) <= 2:
         return word
     word = _past_and_gerund(_plural(word))
@@ -39,7 +39,7 @@ def stem(word: str) -> str:
 
 
 def _consonants(word: str) -> list[bool]:
-    """Whether each letter is a consonant: y is one at the start and after a vowel."""
+    """Says for each letter whether it is a consonant. A y is one at the start and after a vowel."""
     found: list[bool] = []
     for letter in word:
         found.append(letter not in _VOWELS and (letter != "y" or not found or not found[-1]))
@@ -47,7 +47,7 @@ def _consonants(word: str) -> list[bool]:
 
 
 def _measure(word: str) -> int:
-    """m in [C](VC)^m[V]: how often a vowel is followed by a consonant."""
+    """Returns m in [C](VC)^m[V]: the number of times that a consonant follows a vowel."""
     found = _consonants(word)
     return sum(not before and after for before, after in pairwise(found))
 
@@ -61,7 +61,7 @@ def _ends_double(word: str) -> bool:
 
 
 def _ends_cvc(word: str) -> bool:
-    """Consonant, vowel, consonant at the end, the last none of w, x, y."""
+    """Says whether the end is consonant, vowel, consonant, where the last is none of w, x, y."""
     return len(word) > 2 and _consonants(word)[-3:] == [True, False, True] and word[-1] not in "wxy"
 
 
@@ -81,7 +81,7 @@ def _past_and_gerund(word: str) -> str:
 
 
 def _restored(word: str) -> str:
-    """What is left after -ed or -ing, spelled as a word again."""
+    """Spells the rest of a word without -ed or -ing as a word again."""
     if word.endswith(("at", "bl", "iz")):
         return word + "e"
     if _ends_double(word):

@@ -1,13 +1,13 @@
 """The async client of the environment API: one episode sees one unbroken game, whatever happens to the servers.
 
-    episode ──element──▶ lane of its replica ──one POST for all that queued meanwhile──▶ server
-       ▲                                                                                   │
-       └──────── result, typed error, or a fault: try again here or on another ◀───────────┘
+    episode ──element──▶ batcher of its replica ──one POST for all that queued meanwhile──▶ server
+       ▲                                                                                      │
+       └──────── result, typed error, or a fault: try again here or on another ◀──────────────┘
 
-A server that has lost the session of an environment that cannot be replayed asks for the results so far, and gets them.
-Retries are safe because the API is idempotent: a repeated step gives its recorded result, or is rebuilt.
-The first replica of an episode is chosen by rendezvous hash of its id; it stays there until that replica fails.
-A replica that failed or is full is left alone for a while; the next in the episode's ranking serves meanwhile.
+If a server has lost a session that cannot be rebuilt from its actions, it asks for the results so far, and gets them.
+Retries are safe because the API is idempotent: a repeated step gives its recorded result, or its session is rebuilt.
+The rendezvous hash of an episode's id chooses its first replica. The episode stays there until that replica fails.
+A replica that failed or is full gets no requests for a while; the next one in the episode's ranking serves meanwhile.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from services.telemetry.tracing import span, traceparent
 
 CONNECT_S = 5.0
 FULL_S = 1.0
-"""Pause where a single element of a request found the server full."""
+"""Pause after the server had no room for one element of a request."""
 T = TypeVar("T")
 
 
@@ -44,10 +44,10 @@ class Result(Outcome):
 
 
 class EnvClient:
-    """Speaks to one or several replicas of the same environment.
+    """A client of one or several replicas of the same environment.
 
-    `timeout_s` bounds each call with all its retries; `attempts` the requests of one call that may fail.
-    Calls raise ReplayDiverged where a rebuilt game differs, EnvFault for all else; never a made-up result.
+    `timeout_s` bounds each call with all its retries. `attempts` bounds the failed requests of one call. Calls raise
+    ReplayDiverged if a rebuilt game differs, and EnvFault for every other failure; they never make up a result.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class EnvClient:
         if not urls:
             raise ValueError("a client needs the URL of at least one environment server")
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        # A third of the whole, so that a replica that hangs leaves time to ask another.
+        # A third of the whole time, so that a replica that hangs leaves time to ask another one.
         timeout = httpx.Timeout(timeout_s / 3, connect=min(CONNECT_S, timeout_s / 3))
-        # No proxies from the environment: servers are on this machine or in the cluster.
+        # Proxies of the environment are ignored: servers are on this machine or in the cluster.
         self._http = httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False)
         self._replicas = [Replica(self._http, url.rstrip("/")) for url in urls]
         self._timeout_s = timeout_s
@@ -73,27 +73,27 @@ class EnvClient:
         await self.close()
 
     async def close(self) -> None:
-        """Ends all connections."""
+        """Closes all connections."""
         await self._http.aclose()
 
     async def info(self) -> Info:
-        """What the servers play."""
+        """Returns the environment that the servers play."""
         return Info.model_validate_json(await self._get("/v1/info"))
 
     async def tasks(self, split: str) -> TaskList:
-        """The tasks of one split, sorted, with their digest."""
+        """Returns the tasks of one split, sorted, with their digest."""
         return TaskList.model_validate_json(await self._get(f"/v1/tasks/{split}"))
 
     def episode(self, episode_id: str, task: str) -> EpisodeHandle:
-        """A handle on one episode; nothing is sent before its reset. Ids are unique to one attempt at one episode."""
+        """Makes a handle on one episode, which sends nothing before its reset. Each attempt needs an id of its own."""
         return EpisodeHandle(self, self.ranking(episode_id), episode_id, task)
 
     def ranking(self, key: str) -> list[Replica]:
-        """Rendezvous hash: all clients rank alike, and losing a replica moves only its own episodes."""
+        """Ranks replicas by rendezvous hash: all clients rank alike, and a lost replica moves only its episodes."""
         return sorted(self._replicas, key=lambda r: hashlib.blake2b(f"{r.url} {key}".encode()).digest())
 
     async def call(self, ranking: list[Replica], ask: Callable[[Replica], Awaitable[T]]) -> tuple[T, Replica]:
-        """Asks the first replica that is open until one answers, and says which. Raises EnvFault."""
+        """Asks the first open replica until one answers. Returns the answer and that replica. Raises EnvFault."""
         shut: dict[Replica, float] = {}
         last: Exception | None = None
         failures = 0
@@ -127,13 +127,13 @@ class EnvClient:
 
 
 class EpisodeHandle:
-    """One episode. Its calls are awaited one after the other; a call that raised may be made again."""
+    """One episode. Await its calls one after the other. A call that raised may be repeated."""
 
     def __init__(self, client: EnvClient, ranking: list[Replica], episode_id: str, task: str) -> None:
         self.episode_id = episode_id
         self.task = task
         self.replays = 0
-        """Times that the session had to be rebuilt, on another or a restarted server."""
+        """Number of times that the session was rebuilt, on another server or after a restart."""
         self._client = client
         self._ranking = ranking
         self._actions: list[str] = []
@@ -141,7 +141,7 @@ class EpisodeHandle:
         self._digest = ""
 
     async def reset(self) -> Result:
-        """The first observation; also starts the episode again."""
+        """Starts the episode, or starts it again, and returns the first observation."""
         result = await self._ask("reset", {"episode_id": self.episode_id, "task": self.task})
         self._actions, self._results, self._digest = [], [], result.digest
         return result
@@ -158,7 +158,7 @@ class EpisodeHandle:
         return result
 
     async def close(self) -> None:
-        """Frees the session. One try: a server that cannot be reached frees it when its lease ends."""
+        """Frees the session. It asks once: a server that cannot be reached frees the session when its lease ends."""
         element = msgspec.json.encode({"episode_id": self.episode_id})
         with suppress(Unreachable):
             await self._ranking[0].ask("close", element)
@@ -180,7 +180,7 @@ class EpisodeHandle:
             reply, replica = await self._client.call(self._ranking, ask)
             if told:
                 told.set(server=replica.url, rebuilt=reply.rebuilt)
-        if replica is not self._ranking[0]:  # stay where the session is
+        if replica is not self._ranking[0]:  # the session is there now
             self._ranking = [replica, *(other for other in self._ranking if other is not replica)]
         self.replays += reply.rebuilt
         return _result(reply.element, f"{self.task} at step {len(self._actions)} on {replica.url}")
@@ -204,4 +204,4 @@ def _result(element: dict[str, Any], where: str) -> Result:
     try:
         return msgspec.convert(element, Result)
     except msgspec.ValidationError as error:
-        raise EnvFault(f"an answer that is no result: {error} ({where})") from error
+        raise EnvFault(f"the answer is not a result: {error} ({where})") from error

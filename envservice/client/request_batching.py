@@ -1,7 +1,7 @@
-"""What queues up while a request is on its way goes together in the next: micro-batches without a timer.
+"""Request batching without a timer: all elements that queue up during one request go together in the next.
 
-A lane is one replica and one verb. It keeps IN_FLIGHT requests going, so that the server works on one batch while the
-client handles the answers of the other; a batch is all that is queued at that moment, within bounds.
+There is one batcher for each verb of each replica. It keeps IN_FLIGHT requests going, so that the server works on one
+batch while the client handles the results of the other. A batch takes all queued elements, within bounds.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from services.errors import EnvFault
 
 IN_FLIGHT = 2
 BATCH = 128
-"""Elements of one request; a server takes 256."""
+"""The most elements of one request. A server accepts 256."""
 BATCH_BYTES = 2 * 1024 * 1024
-"""Of one request; a server takes 4 MiB, and one element may be large."""
+"""The most bytes of one request, unless a single element is larger. A server accepts 4 MiB."""
 BACKOFF_S = (0.05, 2.0)
-"""First and longest pause after a replica fails; doubled each time it fails again."""
+"""First and longest pause after a replica failed. The pause doubles each time it fails again."""
 
 
 class Unreachable(Exception):
-    """The request may or may not have been carried out: ask again, here or elsewhere."""
+    """No answer came, so nobody knows whether the request was carried out. Ask again, here or elsewhere."""
 
 
 class Full(Exception):
-    """No room for another session here before `retry_after` seconds."""
+    """The server has no room for another session. Ask it again after `retry_after` seconds."""
 
     def __init__(self, retry_after: float) -> None:
         super().__init__(f"the server is full for another {retry_after:.0f} s")
@@ -42,15 +42,15 @@ class Full(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ElementReply:
-    """One element of a reply."""
+    """The result of one element."""
 
     element: dict[str, Any]
     rebuilt: bool
-    """Its session had to be rebuilt."""
+    """Whether its session was rebuilt."""
 
 
-class _Asked(NamedTuple):
-    """One element that waits, and who waits for its reply."""
+class _Queued(NamedTuple):
+    """One element in the queue, with the future of its result."""
 
     element: bytes
     parent: str
@@ -58,49 +58,50 @@ class _Asked(NamedTuple):
 
 
 class Replica:
-    """One server: its lanes, and when it may be asked again after it failed."""
+    """One server: its batchers, and the time at which it may be asked again after a failure."""
 
     def __init__(self, http: httpx.AsyncClient, url: str) -> None:
         self.url = url
         self.open_at = 0.0
-        """time.monotonic() before which it is left alone."""
+        """It gets no requests before this time.monotonic()."""
         self._failures = 0
-        self._lanes = {verb: Lane(self, http, f"{url}/v1/episodes:{verb}") for verb in ("reset", "step", "close")}
+        self._batchers = {
+            verb: RequestBatcher(self, http, f"{url}/v1/episodes:{verb}") for verb in ("reset", "step", "close")}
 
     async def ask(self, verb: str, element: bytes, parent: str = "") -> ElementReply:
-        """One element, sent along with others. Raises Unreachable, Full, or EnvFault where asking again is no use.
+        """Sends one element with others. Raises Unreachable, Full, or EnvFault if no retry helps.
 
-        `parent`: the traceparent of what it belongs to.
+        `parent` is the traceparent of the span that the element belongs to.
         """
-        return await self._lanes[verb].ask(element, parent)
+        return await self._batchers[verb].ask(element, parent)
 
     def failed(self) -> None:
-        """Leaves it alone for a while: longer each time, and not in step with other clients."""
+        """Pauses requests to it: longer after each failure, and at random, so that clients return one by one."""
         first, longest = BACKOFF_S
         pause = min(first * 2**self._failures, longest)
         self.open_at = time.monotonic() + pause * random.uniform(0.5, 1.0)
         self._failures += 1
 
     def answered(self) -> None:
-        """It is well."""
+        """Forgets its failures after an answer."""
         self._failures = 0
 
 
-class Lane:
-    """Elements of one verb on their way to one replica."""
+class RequestBatcher:
+    """Sends the elements of one verb to one replica, in batches."""
 
     def __init__(self, replica: Replica, http: httpx.AsyncClient, url: str) -> None:
         self._replica = replica
         self._http = http
         self._url = url
-        self._queue: deque[_Asked] = deque()
+        self._queue: deque[_Queued] = deque()
         self._sending = 0
-        self._senders: set[asyncio.Task[None]] = set()  # the loop itself keeps only weak references
+        self._senders: set[asyncio.Task[None]] = set()  # the event loop keeps only weak references
 
     async def ask(self, element: bytes, parent: str = "") -> ElementReply:
         """See Replica.ask."""
         future: asyncio.Future[ElementReply] = asyncio.get_running_loop().create_future()
-        self._queue.append(_Asked(element, parent, future))
+        self._queue.append(_Queued(element, parent, future))
         if self._sending < IN_FLIGHT:
             self._sending += 1
             sender = asyncio.create_task(self._send_all())
@@ -115,20 +116,20 @@ class Lane:
                 if batch:
                     await self._send(batch)
         finally:
-            # In the same breath as the look at the queue: whoever queues from here on starts another sender.
+            # No await since the queue was found empty, so whoever queues from here on starts another sender.
             self._sending -= 1
 
-    def _take(self) -> list[_Asked]:
-        batch: list[_Asked] = []
+    def _take(self) -> list[_Queued]:
+        batch: list[_Queued] = []
         size = 0
         while self._queue and len(batch) < BATCH and (not batch or size + len(self._queue[0].element) <= BATCH_BYTES):
             asked = self._queue.popleft()
-            if not asked.future.done():  # whoever asked may have been cancelled
+            if not asked.future.done():  # the caller may have been cancelled
                 batch.append(asked)
                 size += len(asked.element)
         return batch
 
-    async def _send(self, batch: list[_Asked]) -> None:
+    async def _send(self, batch: list[_Queued]) -> None:
         replies: list[ElementReply | Exception]
         try:
             replies = list(await self._post(batch))
@@ -150,7 +151,7 @@ class Lane:
             else:
                 asked.future.set_result(reply)
 
-    async def _post(self, batch: list[_Asked]) -> list[ElementReply]:
+    async def _post(self, batch: list[_Queued]) -> list[ElementReply]:
         content = b"[" + b",".join(asked.element for asked in batch) + b"]"
         traced = any(asked.parent for asked in batch)
         headers = {TRACES_HEADER: ",".join(asked.parent for asked in batch)} if traced else None
@@ -161,17 +162,17 @@ class Lane:
         if response.status_code != 200:
             raise refusal(response)
         try:
-            answers = msgspec.json.decode(response.content, type=list[dict[str, Any]])
+            results = msgspec.json.decode(response.content, type=list[dict[str, Any]])
         except msgspec.DecodeError as error:
-            raise Unreachable(f"{self._url} answered what is no list of results: {error}") from error
-        if len(answers) != len(batch):
-            raise Unreachable(f"{self._url} answered {len(answers)} elements to {len(batch)}")
+            raise Unreachable(f"{self._url} did not answer with a list of results: {error}") from error
+        if len(results) != len(batch):
+            raise Unreachable(f"{self._url} returned {len(results)} results for {len(batch)} elements")
         rebuilt = {int(place) for place in response.headers.get(REPLAYS_HEADER, "").split(",") if place}
-        return [ElementReply(answer, place in rebuilt) for place, answer in enumerate(answers)]
+        return [ElementReply(result, place in rebuilt) for place, result in enumerate(results)]
 
 
 def refusal(response: httpx.Response) -> Exception:
-    """What a reply other than 200 means to whoever asked."""
+    """Returns the exception for a reply other than 200."""
     if response.status_code == 503 and response.headers.get("retry-after", "").isdigit():
         return Full(float(response.headers["retry-after"]))
     text = f"{response.url} answered {response.status_code}: {response.text[:300]}"

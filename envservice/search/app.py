@@ -1,9 +1,9 @@
-"""A retrieval server over a file of documents, in the form that Search-R1 and verl-agent ask:
+"""A retrieval server over a file of documents, with the API that Search-R1 and verl-agent use:
 
     python -m envservice.search.app documents.jsonl --port 8000
 
-POST /retrieve takes {"query": str} or {"queries": [str, ...]}, with "topk" and "return_scores", and answers one list of
-documents for each query, best first, ranked by BM25. Reads only; it asks for no token.
+POST /retrieve takes {"query": str} or {"queries": [str, ...]}, with "topk" and "return_scores", and returns one list of
+documents for each query, best first, ranked by BM25. It only reads, so it needs no token.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Query = Annotated[str, Field(max_length=8192)]
 
 
 class Retrieve(BaseModel):
-    """One query, or several. `queries` counts where both are given."""
+    """One query, or several. If both are given, `queries` counts."""
 
     query: Query | None = None
     queries: Annotated[list[Query], Field(max_length=256)] | None = None
@@ -44,18 +44,18 @@ class Retrieve(BaseModel):
 
 
 def create_retrieval_app(retriever: IndexRetriever) -> FastAPI:
-    """The application over one index."""
+    """Makes the application over one index."""
     app = FastAPI(title="gagpo retrieval", version="1", docs_url=None, redoc_url=None)
 
     @app.post("/retrieve")
     def retrieve(asked: Retrieve) -> dict[str, list[list[dict[str, Any]]]]:
-        """The best documents of each query."""
+        """Finds the best documents for each query."""
         queries = asked.queries if asked.queries is not None else [asked.query or ""]
         return {"result": [_hits(retriever, query, asked) for query in queries]}
 
     @app.get("/healthz")
     def healthz() -> dict[str, int]:
-        """Says how many documents there are."""
+        """Returns the number of documents."""
         return {"documents": len(retriever)}
 
     return app

@@ -1,4 +1,4 @@
-"""Search QA behind the protocol of envservice/base.py: the user's questions, else questions about an invented world."""
+"""Search QA as an Environment: questions of the user's files, or about an invented world if there are none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from envservice.search.session import SearchSession
 from services.errors import UserError
 
 VERSION = "1"
-"""Grows when any observation or score changes."""
+"""Raise it whenever an observation or a score changes."""
 TURNS = 4
 TOPK = 3
 
@@ -25,7 +25,7 @@ class SearchEnvironment:
     def __init__(
         self, name: str, questions: Questions, retriever: Retriever, *, turns: int = TURNS, topk: int = TOPK,
     ) -> None:
-        """`name` is `search`, and `search-gen` for the invented world."""
+        """The environment. `name` is `search`, or `search-gen` for the invented world."""
         self.name = name
         self.version = f"{VERSION}-{turns}-{topk}"
         self._questions = questions
@@ -40,7 +40,7 @@ class SearchEnvironment:
         return SPLITS[0], SPLITS[1], SPLITS[2]
 
     def task_type(self, task: str) -> str:
-        """The data source of its question."""
+        """Returns the data source of the task's question."""
         return self.question(task).data_source
 
     def tasks(self, split: str) -> list[str]:
@@ -64,7 +64,7 @@ class SearchEnvironment:
         return SearchSession(self.question(task), self._retriever, turns=self._turns, topk=self._topk)
 
     def question(self, task: str) -> Question:
-        """What the task asks. Raises KeyError."""
+        """Returns the task's question. Raises KeyError for an unknown task."""
         name, _, place = task.partition("/")
         split, _, row = place.partition("/")
         rows = self._rows(split)

@@ -1,8 +1,8 @@
-"""A small invented world to ask about, for trying search without data: people, towns, regions, and what links them.
+"""A small invented world to ask about, so that search can be tried without data: people, towns and regions.
 
-Made by one seed, so the same everywhere. Nothing in it is true, so no model knows an answer that it has not looked up.
-Names share their parts, so that a search finds near misses too. One-hop questions need one document, two-hop questions
-two. What is asked about a person or a town is in one split.
+One seed makes it, so it is the same everywhere. Nothing in it is true, so a model must look up every answer. Names
+share their parts, so that a search also finds near misses. A one-hop question needs one document, a two-hop question
+two. All questions about a person or a town are in one split.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class Town:
 
     @property
     def text(self) -> str:
-        """Its document."""
+        """Returns the document about it."""
         return (f"{self.name} is a town in {self.region}. It lies on the river {self.river}, was founded in "
                 f"{self.founded} and is known for its {self.craft}.")
 
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Somebody, born in a town."""
+    """A person, who was born in a town."""
 
     name: str
     born_in: Town
@@ -59,25 +59,25 @@ class Person:
 
     @property
     def text(self) -> str:
-        """The document."""
+        """Returns the document about the person."""
         article = "an" if self.trade[0] in "aeiou" else "a"
         return f"{self.name} was {article} {self.trade}, born in {self.born_in.name} in {self.year}."
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """All of it."""
+    """All people and places."""
 
     people: tuple[Person, ...]
     towns: tuple[Town, ...]
 
     def documents(self) -> list[tuple[str, str]]:
-        """(id, contents), the title in quotes on a line of its own, as in Search-R1's corpus."""
+        """Yields (id, contents). The title is in quotes on a line of its own, as in Search-R1's corpus."""
         named = [(each.name, each.text) for each in (*self.people, *self.towns)]
         return [(f"doc{number:03d}", f'"{name}"\n{text}') for number, (name, text) in enumerate(named)]
 
     def questions(self) -> Questions:
-        """Each in the split of the person or town that it names."""
+        """Returns the questions, each in the split of the person or town that it names."""
         about: dict[str, str] = {}
         found: list[Question] = []
 
@@ -99,7 +99,7 @@ class World:
 
 @cache
 def world() -> World:
-    """The one world."""
+    """Returns the one world."""
     rng = random.Random(_SEED)
     regions, rivers = _names(rng, "region", _REGIONS), _names(rng, "river", _TOWNS // 2)
     towns = tuple(

@@ -1,7 +1,7 @@
-"""The two prompts of search QA, rebuilt from scratch every turn; answers are read by protocol.project.
+"""The two prompts of search QA. They are rebuilt at every turn, and protocol.project reads the answers.
 
-`full` has the fields and order of verl-agent's pipeline: question, what was searched and found so far, instruction.
-`compact` is raw text for models of less than a million parameters: the question, then queries and what they found.
+`full` has the fields and order of verl-agent's pipeline: the question, searches with their results, the instruction.
+`compact` is raw text for models of less than a million parameters: the question, then queries with their results.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from envservice.search.protocol import project, query_of
 
 
 def _recent(turns: Sequence[Turn], now: Outcome, history: int) -> Iterator[tuple[int, str, str]]:
-    """(step, action, what came of it) of the last `history` steps; what came of one is the next one's observation."""
+    """Yields (step, action, result) of the last `history` steps. The result of a step is the next observation."""
     outcomes = [turn.observation for turn in turns[1:]] + [now.observation]
     for place in range(max(0, len(turns) - history), len(turns)):
         yield place + 1, turns[place].action, outcomes[place]
 
 
 class SearchFullTemplate:
-    """One user message per step."""
+    """The prompt as one user message per turn."""
 
     name = "full"
     chat = True
@@ -30,7 +30,7 @@ class SearchFullTemplate:
         self.history = history
 
     def render(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> str:
-        """The first step, and every step where history is 0, has no history."""
+        """Renders the prompt. The first turn has no history, and no turn has one if `history` is 0."""
         recent = _recent(turns, now, self.history)
         past = "\n".join(f"Step {step}:{action} {outcome}" for step, action, outcome in recent)
         so_far = (
@@ -54,7 +54,7 @@ _INSTRUCTION = (
 
 
 class SearchCompactTemplate:
-    """Lines of raw text: Q, then for each recent step S and what it found."""
+    """Lines of raw text: Q for the question, then for each recent step S with its result."""
 
     name = "compact"
     chat = False
@@ -73,11 +73,11 @@ class SearchCompactTemplate:
 
 
 def _plain(observation: str) -> str:
-    """The documents of an observation, without tags and JSON."""
+    """Returns the documents of an observation without tags and JSON."""
     return found_in(observation).strip()
 
 
 def found_in(observation: str) -> str:
-    """The text that a search returned; empty for an observation that is none."""
+    """Returns the text that a search found, or "" if the observation is not a search result."""
     inside = observation.removeprefix("<information>").removesuffix("</information>")
     return json.loads(inside)["result"] if inside != observation else ""

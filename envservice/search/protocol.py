@@ -21,12 +21,12 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def project(text: str) -> ParsedAction:
-    """Answer to environment action.
+    """Turns an answer into the environment's action.
 
-    What follows the first `</search>`, or without one the first `</answer>`, is cut off. Of the rest the first search
-    block is the action, else the first answer block, else nothing. Invalid: no block, an opening tag of both kinds
-    anywhere, or two of one kind, also in what was cut off. Reasoning is not looked at. The environment receives the
-    action either way.
+    The text after the first `</search>` is cut off; if there is none, the text after the first `</answer>`. The action
+    is the first search block of the rest, else its first answer block, else empty. The answer is invalid if it has no
+    block, opening tags of both kinds, or two of one kind, also in the part that was cut off. Reasoning does not
+    matter. The environment receives the action in either case.
     """
     kept = text
     for close in ("</search>", "</answer>"):
@@ -44,33 +44,33 @@ def project(text: str) -> ParsedAction:
 
 
 def query_of(action: str) -> str:
-    """What an action searches for; empty where it searches for nothing."""
+    """Returns the query of an action, or "" if it searches for nothing."""
     found = _SEARCH.search(action)
     return "" if found is None else found[1].strip()
 
 
 def answers(action: str) -> bool:
-    """Whether the action ends the episode."""
+    """Says whether the action ends the episode."""
     return _ANSWER.search(action) is not None
 
 
 def last_answer(chat: str) -> str | None:
-    """The last answer block of all actions in a row; None without one."""
+    """Returns the last answer block in the joined actions, or None."""
     found = _ANSWER.findall(chat)
     return found[-1].strip() if found else None
 
 
 def information(contents: Sequence[str]) -> str:
-    """The evidence of one search, best first."""
+    """Formats the documents of one search, best first, as evidence."""
     result = "".join(f"Doc {place}: {text}\n" for place, text in enumerate(contents, start=1)) or NOTHING_FOUND
     return f"<information>{json.dumps({'result': result})}</information>"
 
 
 def normalised(text: str) -> str:
-    """In lower case, without punctuation, without articles, with single spaces."""
+    """Normalises a text: lower case, no punctuation, no articles, single spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def matches(answer: str, golden: Iterable[str]) -> bool:
-    """Exact match, normalised, with any of the golden answers."""
+    """Says whether the normalised answer equals any of the normalised golden answers."""
     return normalised(answer) in {normalised(text) for text in golden}

@@ -1,8 +1,8 @@
-"""Questions with their golden answers, in splits that share none.
+"""Questions with their golden answers, in splits that share no question.
 
 A folder holds either `train.jsonl`, `valid.jsonl` and `heldout.jsonl`, or one `questions.jsonl` that is split by a hash
-of the question. A line is {"question": str, "golden_answers": str or [str, ...], "data_source": str}; data_source, by
-which results are reported, may be left out.
+of the question. A line is {"question": str, "golden_answers": str or [str, ...], "data_source": str}; Results are
+reported by data_source, which may be left out.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _FORM = 'one object a line: {"question": "...", "golden_answers": ["..."], "data
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One task."""
+    """One question, which is one task."""
 
     question: str
     golden_answers: tuple[str, ...]
-    """Any of them is right."""
+    """All right answers."""
     data_source: str = "qa"
 
     @property
     def content(self) -> bytes:
-        """What the task's digest is over."""
+        """Returns the bytes that the task's digest covers."""
         return msgspec.json.encode([self.question, self.golden_answers, self.data_source])
 
 
@@ -48,13 +48,13 @@ Questions = Mapping[Split, tuple[Question, ...]]
 
 
 def split_of(key: str) -> Split:
-    """3 of 16 keys are held out, one is for choosing by, the others for training: by hash, the same everywhere."""
+    """Returns the split of a key by its hash: 3 of 16 keys are held out, one chooses checkpoints, the others train."""
     place = hashlib.blake2b(key.encode(), digest_size=1).digest()[0] % 16
     return "valid" if place == 0 else "heldout" if place <= 3 else "train"
 
 
 def by_hash(questions: Iterable[Question], key: Callable[[Question], str] = lambda each: each.question) -> Questions:
-    """Splits by `key`: what shares a key is in one split."""
+    """Splits questions by `key`. Questions with the same key are in the same split."""
     found: dict[Split, list[Question]] = {split: [] for split in SPLITS}
     for each in questions:
         found[split_of(key(each))].append(each)
@@ -62,7 +62,7 @@ def by_hash(questions: Iterable[Question], key: Callable[[Question], str] = lamb
 
 
 def read_questions(folder: Path) -> Questions:
-    """The questions of a folder, as the module says. Raises UserError for missing, malformed and overlapping files."""
+    """Reads the questions of a folder. Raises UserError for missing, malformed or overlapping files."""
     single = folder / "questions.jsonl"
     if single.is_file():
         return by_hash(_read(single))
@@ -80,7 +80,7 @@ def read_questions(folder: Path) -> Questions:
 
 
 def read_documents(path: Path) -> list[tuple[str, str]]:
-    """(id, contents) of a jsonl file of {"id": str, "contents": str}. Raises UserError for a malformed line."""
+    """Reads (id, contents) from a jsonl file of {"id": str, "contents": str}. Raises UserError for a malformed line."""
     found: list[tuple[str, str]] = []
     for number, line in enumerate(_lines(path), start=1):
         try:

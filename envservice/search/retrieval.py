@@ -1,7 +1,7 @@
-"""Where evidence comes from: a retrieval server over HTTP, or an index in this process.
+"""Two sources of evidence: retrieval servers over HTTP, or an index in this process.
 
 A failure is an EnvFault, which ends the attempt at the episode. The original pipeline shows the policy the text
-"Search error: ..." in its place; a policy must not learn from what our machines do.
+"Search error: ..." instead, but a policy must not learn from faults of our machines.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from envservice.bm25.index import Hit
 from services.errors import EnvFault
 
 DEADLINE_S = 15.0
-"""Of one search with all its retries: less than a client of the environment waits for a step."""
+"""Longest time of one search with all retries. It is less than the time that a client waits for a step."""
 _BACKOFF_S = (0.1, 2.0)
 _AGAIN = frozenset({429, 500, 502, 503, 504})
 
 
 class Retriever(Protocol):
-    """Thread-safe."""
+    """A source of evidence. It must be thread-safe."""
 
     def search(self, query: str, topk: int) -> Sequence[str]:
-        """The contents of the best documents, best first. Raises EnvFault."""
+        """Returns the contents of the best documents, best first. Raises EnvFault."""
         ...
 
 
 class IndexRetriever:
-    """BM25 over (id, contents), with the index in memory, or in a folder under the documents' digest."""
+    """BM25 over (id, contents). The index is in memory, or in a folder named by the documents' digest."""
 
     def __init__(
         self, documents: Iterable[tuple[str, str]], folder: Path | None = None, *, digest: str = ""
@@ -46,7 +46,7 @@ class IndexRetriever:
         return len(self._contents)
 
     def hits(self, query: str, topk: int) -> list[tuple[Hit, str]]:
-        """The best documents with their contents."""
+        """Returns the best documents with their contents."""
         return [(hit, self._contents[hit.id]) for hit in self._index.search(query, topk)]
 
     def search(self, query: str, topk: int) -> list[str]:
@@ -54,14 +54,15 @@ class IndexRetriever:
 
 
 class HttpRetriever:
-    """Asks retrieval servers in turn: `url` is that of POST /retrieve. Goes on to the next after a failure.
+    """Asks retrieval servers by turns, and the next one after a failure. `urls` are those of POST /retrieve.
 
-    The request has the fields of both servers in use, verl-agent's `query` and Search-R1's `queries`: each takes its
-    own and leaves the other, and both answer {"result": [[{"document": {"contents": str}, "score": float}, ...]]}.
+    The request has the fields of both servers in use, verl-agent's `query` and Search-R1's `queries`. Each server
+    reads its own field and ignores the other. Both return
+    {"result": [[{"document": {"contents": str}, "score": float}, ...]]}.
     """
 
     def __init__(self, urls: Sequence[str], *, deadline_s: float = DEADLINE_S) -> None:
-        """Raises ValueError without a URL."""
+        """Raises ValueError if there is no URL."""
         if not urls:
             raise ValueError("a retriever needs the URL of at least one server")
         self._urls = itertools.cycle(urls)
@@ -99,4 +100,4 @@ def _contents(response: httpx.Response, url: str) -> list[str]:
 
 
 def _document(hit: dict[str, Any]) -> dict[str, Any]:
-    return hit.get("document", hit)  # bare without scores
+    return hit.get("document", hit)  # without scores it is the bare document

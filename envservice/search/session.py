@@ -1,4 +1,4 @@
-"""One question: search, read, answer."""
+"""The session of one question: search, read, answer."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from envservice.search.retrieval import Retriever
 
 
 class SearchSession:
-    """Ends with an answer, or with the last of `turns`. What a search finds is not a function of the actions, so a lost
-    session is rebuilt from its outcomes; the reward is one, of the actions alone."""
+    """A session that ends with an answer, or with the last of `turns`.
+
+    The results of a search are no function of the actions, so a lost session is rebuilt from its outcomes. The reward
+    is a function of the actions alone.
+    """
 
     def __init__(self, question: Question, retriever: Retriever, *, turns: int, topk: int) -> None:
         self._question = question
@@ -24,7 +27,7 @@ class SearchSession:
         return self._outcome(self._question.question)
 
     def step(self, action: str) -> Outcome:
-        """Raises EnvFault where the retriever fails; the step then has not been taken."""
+        """Takes one action. Raises EnvFault if the retriever fails; the step has not been taken then."""
         if protocol.answers(action) or len(self._actions) + 1 == self._turns:
             self._actions.append(action)
             answer = protocol.last_answer("".join(self._actions))
@@ -35,7 +38,7 @@ class SearchSession:
         self._actions.append(action)
         return self._outcome(protocol.information(found))
 
-    def recall(self, action: str, outcome: Outcome) -> None:  # noqa: ARG002 - what was found matters to nothing here
+    def recall(self, action: str, outcome: Outcome) -> None:  # noqa: ARG002 - no later outcome depends on what was found
         self._actions.append(action)
 
     def _outcome(self, observation: str, *, done: bool = False, won: bool = False) -> Outcome:

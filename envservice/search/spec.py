@@ -1,4 +1,4 @@
-"""Search QA as runs choose it: see envservice/spec.py."""
+"""The EnvironmentSpec of search QA."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from envservice.search.retrieval import Retriever
 
 PROBE_S = 5.0
-"""For a retriever's first answer."""
+"""Longest wait for a retriever's first answer."""
 
 
 def open_environment(env: EnvSection) -> Environment:
-    """Questions and documents of env.data, else the invented world; evidence from env.search.url where it is given.
+    """Opens the questions and documents of env.data, or the invented world. Evidence comes from env.search.url if set.
 
     Raises UserError for missing or malformed data.
     """
@@ -57,16 +57,16 @@ def _embedded(data: Path) -> Retriever:
 
 
 def describe(env: EnvSection) -> str:
-    """Where questions and evidence come from."""
+    """Names the sources of questions and evidence in one line."""
     asked = f"questions of {env.data}" if env.data else "questions about an invented world"
     evidence = f"evidence from {', '.join(env.search.url)}" if env.search.url else "BM25 in the server"
     return f"{asked}, {evidence}, {env.search.turns} turns"
 
 
 def reachable(env: EnvSection) -> None:
-    """A search by each retriever of env.search.url: a wrong one would take every episode that searches.
+    """Asks each retriever of env.search.url once: a wrong one would fail every episode that searches.
 
-    Raises UserError within PROBE_S each.
+    Raises UserError within PROBE_S for each.
     """
     import httpx
 

@@ -1,6 +1,6 @@
-"""The scripted player of the invented world: looks up whom the question names, then where that leads, then answers.
+"""The scripted player of the invented world. It looks up the name in the question, then the place found there.
 
-It knows how documents and questions are worded, and nothing that it has not read in this episode.
+It knows how documents and questions are worded, and otherwise only what it has read in this episode.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from services.config.tree import SftSection
 
 _BORN = r"{name} was an? .+?, born in (\S+) in \d+"
 _RIVER = r"{name} is a town in .+? It lies on the river (\S+),"
-# Question; what is read about whom it names; what is read about the place found there, if that is not the answer yet.
+# The question; a fact about the name in it; a fact about the place found there, if that place is not the answer.
 _ROUTES: tuple[tuple[str, str, str | None], ...] = (
     (r"In which town was (.+) born\?", _BORN, None),
     (r"What was the trade of (.+)\?", r"{name} was an? (.+?), born in", None),
@@ -28,7 +28,7 @@ _ROUTES: tuple[tuple[str, str, str | None], ...] = (
 
 
 class SearchDemonstrator:
-    """Plays one question. Answers `unknown` to one that is not about the invented world, or whose documents fail it."""
+    """Plays one question. It answers `unknown` if the question is about another world or the documents do not help."""
 
     def __init__(self, first: Outcome, _rng: random.Random, _sft: SftSection) -> None:
         self._name, self._steps = _route(first.observation)
@@ -46,7 +46,7 @@ class SearchDemonstrator:
         return f"<answer>{name}</answer>" if self._steps else "<answer>unknown</answer>"
 
     def _search(self, name: str) -> str:
-        if self._asked.count(name) > 1:  # once more, because noise may have taken the place of the first time
+        if self._asked.count(name) > 1:  # search once more: noise may have replaced the first search
             return "<answer>unknown</answer>"
         self._asked.append(name)
         return f"<search>{name}</search>"
@@ -60,7 +60,7 @@ def _route(question: str) -> tuple[str, list[str]]:
 
 
 def disturb(action: str, _now: Outcome, rng: random.Random) -> str:
-    """In place of `action`: a search for one of its words."""
+    """Returns a search for one word of `action`, to be taken in its place."""
     words = re.sub(r"<[^>]*>", " ", action).split()
     return f"<search>{rng.choice(words or ['river'])}</search>"
 

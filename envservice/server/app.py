@@ -1,4 +1,4 @@
-"""The environment API over HTTP: the only module of this room that knows FastAPI."""
+"""The environment API over HTTP. No other module of this folder imports FastAPI."""
 
 from __future__ import annotations
 
@@ -43,30 +43,30 @@ from services.errors import UserError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How an environment is served."""
+    """The settings of one server."""
 
     max_sessions: int = 1024
     record_bytes: int | None = None
-    """What all sessions together may record; see sessions.py for what is dropped. None: no bound."""
+    """Bytes that all sessions together may record. sessions.py says which ones are dropped. None: no bound."""
     lease_s: float = 300.0
-    """A session idle for so long is dropped; its next step rebuilds it."""
+    """A session that is idle for so long is dropped. Its next step rebuilds it."""
     token: str | None = None
-    """Bearer token that every route but /healthz asks for; None: open."""
+    """The bearer token that every route except /healthz needs. None: no token is needed."""
     open_metrics: bool = False
     """Whether /metrics needs no token either. For a server that only this machine reaches: Prometheus here cannot know
     the token of each run."""
     threaded: bool = False
-    """Step in a thread of its own: for engines that take milliseconds."""
+    """Whether to step in a separate thread, for engines that take milliseconds."""
     recycle_s: float | None = None
-    """Age at which the process starts again, give or take a tenth; None: never."""
+    """Age at which the process starts again, give or take a tenth. None: never."""
     recycle_bytes: int | None = None
-    """The same for memory of its own; see capacity.py for what counts."""
+    """The process's own memory at which it starts again; capacity.py says what counts. None: never."""
 
 
 def create_app(environment: Environment, settings: Settings) -> FastAPI:
-    """The application over one environment. All state lives in it, so a process may hold several.
+    """Makes the application over one environment. It holds all state, so a process may have several.
 
-    `state.batches` are its Batches, which whoever serves it tends.
+    `state.batches` are its Batches. The server process must call their `expire` now and then.
     """
     store = SessionStore(environment, limit=settings.max_sessions, lease_s=settings.lease_s,
                          record_bytes=settings.record_bytes)
@@ -93,7 +93,7 @@ def create_app(environment: Environment, settings: Settings) -> FastAPI:
 
 
 class _DirectRoute(APIRoute):
-    """Hands the request to its endpoint as it is: solving dependencies costs more than the engine's step."""
+    """A route that passes the request on as it is. FastAPI's dependencies cost more than an engine's step."""
 
     def get_route_handler(self) -> Callable[[Request], Any]:
         return self.endpoint
@@ -112,20 +112,20 @@ def _episodes(batches: Batches, metrics: ServerMetrics) -> APIRouter:
 
     @router.post("/episodes:reset", **_documented(ResetRequest, StepResult))
     async def reset(request: Request) -> Response:
-        """Start episodes from their first observation, whatever they were before."""
+        """Start episodes from their first observation, in whatever state they are."""
         return await answer(request, batches.reset)
 
     @router.post("/episodes:step", **_documented(StepRequest, StepResult))
     async def step(request: Request) -> Response:
         """Take one step in each of the episodes; repeating a step gives its recorded result.
 
-        The header `gagpo-replays` lists the positions of the elements whose session had to be rebuilt.
+        The header `gagpo-replays` lists the positions of the elements whose session was rebuilt.
         """
         return await answer(request, batches.step)
 
     @router.post("/episodes:close", **_documented(CloseRequest, CloseResult))
     async def close(request: Request) -> Response:
-        """Drop sessions; those that this server does not hold are closed already."""
+        """Drop sessions. Those that this server does not hold count as closed."""
         return await answer(request, batches.close)
 
     return router
@@ -136,10 +136,10 @@ def _reads(environment: Environment, metrics: ServerMetrics) -> APIRouter:
 
     @router.get("/v1/info")
     def info() -> Info:
-        """What this server plays."""
+        """Describe the environment that this server plays."""
         splits: dict[str, SplitInfo] = {}
         for split in environment.splits():
-            with suppress(UserError):  # a split without a game of the wanted types is none that this server plays
+            with suppress(UserError):  # a split without a game of the wanted types is left out
                 splits[split] = SplitInfo(tasks=len(environment.tasks(split)), digest=environment.digest(split))
         return Info(
             name=environment.name, engine=environment.engine, version=environment.version, replay=environment.replay,
@@ -147,7 +147,7 @@ def _reads(environment: Environment, metrics: ServerMetrics) -> APIRouter:
 
     @router.get("/v1/tasks/{split}", responses={404: {"model": ProblemBody}})
     def tasks(split: str) -> TaskList:
-        """The tasks of one split, sorted."""
+        """List the tasks of one split, sorted."""
         try:
             return TaskList(split=split, digest=environment.digest(split), tasks=environment.tasks(split))
         except (UserError, KeyError) as error:
@@ -155,21 +155,21 @@ def _reads(environment: Environment, metrics: ServerMetrics) -> APIRouter:
 
     @router.get("/healthz")
     async def healthz() -> dict[str, str]:
-        """Answers as soon as the server takes requests; open to probes without a token."""
+        """Answer as soon as the server takes requests. Probes need no token."""
         return {"status": "ok"}
 
     @router.get("/metrics", response_class=Response)
     def scrape() -> Response:
-        """Prometheus text."""
+        """Metrics as Prometheus text."""
         return Response(metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
     return router
 
 
 def _documented(element: type[BaseModel], result: Any) -> dict[str, Any]:
-    """What OpenAPI says of a route that reads and writes its bodies itself."""
+    """Returns the OpenAPI entry of a route that reads and writes its bodies itself."""
     items = element.model_json_schema(ref_template="#/components/schemas/{model}")
-    items.pop("$defs", None)  # what a request refers to is part of an answer, and published as such
+    items.pop("$defs", None)  # the models that a request refers to are published with the answers
     body = {"type": "array", "maxItems": MAX_BATCH, "items": items}
     errors: dict[int | str, Any] = {status: {"model": ProblemBody} for status in (401, 413, 422, 503)}
     return {
@@ -180,7 +180,7 @@ def _documented(element: type[BaseModel], result: Any) -> dict[str, Any]:
 
 
 async def _read(request: Request) -> bytes:
-    """The body, refused as soon as it is known to be too large."""
+    """Reads the body. Raises Problem as soon as it is known to be too large."""
     declared = request.headers.get("content-length", "0")
     chunks: list[bytes] = []
     size = int(declared) if declared.isdecimal() else 0
@@ -211,7 +211,7 @@ def _problem_response(problem: Problem) -> Response:
 
 
 class _BearerToken:
-    """Refuses requests without the token, in constant time, before anything of them is read."""
+    """Middleware that refuses requests without the token. It compares in constant time, before it reads a body."""
 
     def __init__(self, app: ASGIApp, token: str, open_paths: Set[str],
                  refuse: Callable[[Request, Exception], Response]) -> None:

@@ -1,8 +1,8 @@
-"""From the bytes of a request to the bytes of its reply: lists of elements, each answered on its own.
+"""Turns the bytes of a request into the bytes of its reply. Each element of the list is answered on its own.
 
-Sessions are stepped inline in the event loop where a step costs less than a hop to a thread (the own engine: 30 us),
-and in one dedicated thread where it would hold up the loop (the shipped engine: 40 ms, and it is not thread-safe, so
-never more than one). Either way the store is entered by one thread at a time, which is all that it asks for.
+If a step costs less than a change of threads (our engine: 30 us), sessions are stepped in the event loop. If it would
+block the loop (the shipped engine: 40 ms), they are stepped in one dedicated thread; only one, because that engine is
+not thread-safe. In both cases one thread at a time enters the store, as the store requires.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from envservice.wire.schemas import MAX_BATCH, CloseRequest, ResetRequest, StepR
 from services.telemetry.tracing import span
 
 BOUNDS = (Field(max_length=MAX_BATCH), FailFast())
-"""Of a request's list: it is given up at the first thing wrong, so that what is sent in bad faith costs little."""
+"""The bounds of a request's list. Validation stops at the first error, so that hostile requests cost little."""
 STOPPING_S = 1.0
-"""When to ask again what a server refuses that is about to stop: another answers then, or this one anew."""
+"""Seconds after which a client of a stopping server asks again: another server answers then, or this one anew."""
 INLINE_S = 0.02
-"""Longest time that one request holds the event loop before it lets others in."""
+"""Longest time that one request holds the event loop before others get it."""
 
 Element = TypeVar("Element", bound=BaseModel)
 T = TypeVar("T")
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The JSON list, and the positions of the elements whose session had to be rebuilt."""
+    """The JSON list, and the positions of the elements whose session was rebuilt."""
 
     body: bytes
     rebuilt: list[int]
@@ -57,7 +57,7 @@ class Verb(Generic[Element]):
         self.call = call
 
     def decode(self, body: bytes) -> list[Element | Problem]:
-        """The elements, each valid or its own problem. Raises Problem where the body is no list, or too long a one."""
+        """Returns the elements, a Problem for each invalid one. Raises Problem if the body is no list or too long."""
         try:
             return list(self._many.validate_json(body))
         except ValidationError:
@@ -73,7 +73,7 @@ class Verb(Generic[Element]):
 
 
 class Batches:
-    """Answers requests over one store; `threaded` as the module says."""
+    """Answers requests over one store. `threaded`: in a dedicated thread, as described above."""
 
     def __init__(self, store: SessionStore, metrics: ServerMetrics, *, threaded: bool) -> None:
         self._store = store
@@ -85,9 +85,9 @@ class Batches:
         self.close = Verb("close", CloseRequest, TypeAdapter(Annotated[list[CloseRequest], *BOUNDS]), self._close)
 
     async def answer(self, verb: Verb[Element], body: bytes, client: str, parents: Sequence[str] = ()) -> Reply:
-        """One result per element, in order. Raises Problem where the whole is refused: no list, too long, all full.
+        """Returns one result per element, in order. Raises Problem for a whole request: no list, too long, all full.
 
-        `client`: the address of whoever asks. `parents`: the traceparent of each element, where the client traces.
+        `client` is the address of the client. `parents` has the traceparent of each element, if the client traces.
         """
         parts: list[bytes] = []
         rebuilt: list[int] = []
@@ -108,13 +108,13 @@ class Batches:
                 await asyncio.sleep(0)
                 since = time.perf_counter()
         if parts and len(problems) == len(parts) and all(problem.kind == "full" for problem in problems):
-            raise problems[0]  # one refusal, which whoever answers the request counts
+            raise problems[0]  # one refusal, which the caller counts
         for problem in problems:
             self._metrics.refused(problem.kind)
         return Reply(b"[" + b",".join(parts) + b"]", rebuilt)
 
     def refuse_more(self) -> None:
-        """The server stops: elements that have not begun are refused, so that their requests can end."""
+        """Refuses elements that have not begun, so that their requests can end before the server stops."""
         self._stopping = True
 
     async def expire(self) -> None:
@@ -122,7 +122,7 @@ class Batches:
         await self._enter(self._store.expire)
 
     def drop_all(self) -> None:
-        """Drops all sessions; for when no request is left."""
+        """Drops all sessions, after the last request has ended."""
         self._store.clear()
 
     async def _call(self, verb: Verb[Element], element: Element | Problem, client: str) -> tuple[bytes, bool]:

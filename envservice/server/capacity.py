@@ -1,4 +1,4 @@
-"""How much a server may hold: the memory there is, what this process takes of it, and so the number of sessions."""
+"""The number of sessions that fit into memory: of this machine or container, and of this process."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from services.errors import UserError
 
 GIB = 1024**3
 SHARE = 0.5
-"""Of the memory, for sessions; the rest is for the server and for all else."""
+"""The share of the memory that sessions may use. The rest is for the server and other processes."""
 CGROUPS = Path("/sys/fs/cgroup")
 _CONTROLLERS = {"": ("", "memory.max"), "memory": ("memory", "memory.limit_in_bytes")}
-"""A line of /proc/self/cgroup to the folder and the file that hold the limit: version 2, version 1."""
+"""The controller in a line of /proc/self/cgroup, with the folder and file of its limit: version 2, then version 1."""
 
 
 def session_limit(env: EnvSection, session_bytes: int, *, memory: int | None = None) -> int:
-    """`env.max_sessions`, or as many sessions of `session_bytes` as fit into one server's share of `env.memory_gb`.
+    """Returns `env.max_sessions`, or fewer if no more sessions of `session_bytes` fit into one server's share.
 
-    `memory`: bytes in the place of what this machine has. Raises UserError where not even one fits.
+    The share is that of `sessions_bytes`. `memory` replaces this machine's bytes. Raises UserError if none fits.
     """
     if not session_bytes:
         return env.max_sessions
@@ -34,21 +34,23 @@ def session_limit(env: EnvSection, session_bytes: int, *, memory: int | None = N
 
 
 def sessions_bytes(env: EnvSection, *, memory: int | None = None) -> int:
-    """One server's share of `env.memory_gb`: for its sessions' processes where they have any, and for what all of its
-    sessions record. The two are not added up: what a session records is less than a hundredth of its process."""
+    """Returns one server's share of `env.memory_gb`, for the processes of its sessions and for what sessions record.
+
+    Each may use the whole share: a session records less than a hundredth of what its process takes.
+    """
     whole = env.memory_gb and env.memory_gb * GIB
     return int((whole or SHARE * (memory_bytes() if memory is None else memory)) / env.servers)
 
 
 def memory_bytes(cgroups: Path = CGROUPS, own: str | None = None) -> int:
-    """What this machine has, or the container or service that this process is in. `own`: as /proc/self/cgroup."""
+    """Returns the memory of this machine or container in bytes. `own` replaces the text of /proc/self/cgroup."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     groups = Path("/proc/self/cgroup").read_text() if own is None else own
     return min([machine, *_limits(cgroups, groups)])
 
 
 def own_memory_bytes() -> int:
-    """Of this process alone: not of its children, nor what is mapped from files, which processes share."""
+    """Returns the anonymous memory of this process in bytes. Excludes children and shared file mappings."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
@@ -56,8 +58,10 @@ def own_memory_bytes() -> int:
 
 
 def _limits(cgroups: Path, own: str) -> Iterator[int]:
-    """Of the group that the process is in and of those around it. Where a container sees a path that is its host's,
-    none of the folders is there but the last, which is the container's own."""
+    """Yields the limits of this process's group and of all groups around it.
+
+    If a container sees its host's path, only the last of these folders exists, which is the container's own.
+    """
     for line in own.splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers not in _CONTROLLERS:

@@ -14,15 +14,15 @@ from envservice.wire.problems import STATUS
 from services.telemetry.meters import Meters
 
 VERBS = ("reset", "step", "close")
-"""Their routes are there from the start, at 0: a rate needs two scrapes, and a short run may leave time for one."""
+"""Their metrics exist from the start, at 0: a rate needs two scrapes, and a short run may see only one."""
 
 
 class ServerMetrics:
-    """Counts what one server does. A step takes but microseconds, so the children of labels are looked up once, and
-    counters are moved when somebody asks."""
+    """The metrics of one server. A step takes only microseconds, so the children of labels are looked up once, and
+    counters are updated at a scrape."""
 
     def __init__(self, environment: str, store: SessionStore) -> None:
-        """`environment`: its name."""
+        """`environment` is the environment's name."""
         self._meters = meters = Meters("environment")
         self._store = store
         self._resets = self._steps = self._replays = 0
@@ -35,12 +35,12 @@ class ServerMetrics:
         meters("gagpo_env_sessions_limit").set(store.limit)
 
     def reset(self, since: float) -> None:
-        """An episode was started; `since`: time.perf_counter() before it."""
+        """Counts an episode that was started. `since` is time.perf_counter() before it."""
         self._resets += 1
         self._reset_seconds.observe(time.perf_counter() - since)
 
     def stepped(self, since: float, *, rebuilt: bool) -> None:
-        """A step was answered, after its session had been rebuilt or without that."""
+        """Counts a step. `rebuilt` says whether its session was rebuilt first."""
         self._steps += 1
         seconds = time.perf_counter() - since
         if rebuilt:
@@ -50,18 +50,18 @@ class ServerMetrics:
             self._step_seconds.observe(seconds)
 
     def refused(self, kind: str) -> None:
-        """A request or an element ended in a Problem."""
+        """Counts a request or an element that ended in a Problem."""
         self._meters("gagpo_env_errors_total", type=kind).inc()
 
     @contextmanager
     def request(self, route: str) -> Iterator[None]:
-        """Times a whole request that succeeds."""
+        """Measures the time of a whole request, if it succeeds."""
         since = time.perf_counter()
         yield
         self._meters("gagpo_env_request_seconds", route=route).observe(time.perf_counter() - since)
 
     def render(self) -> bytes:
-        """Prometheus text."""
+        """Returns the metrics as Prometheus text."""
         self._meters("gagpo_env_sessions").set(len(self._store))
         for what, total in (("resets", self._resets), ("steps", self._steps), ("replays", self._replays),
                             ("sessions_expired", self._store.expired)):
@@ -71,11 +71,11 @@ class ServerMetrics:
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process and of the engines that it runs as processes of their own."""
+    """Returns the resident memory of this process and of its child processes, which are engines."""
     own, total = psutil.Process(), 0
     for process in (own, *own.children(recursive=True)):
         try:
             total += process.memory_info().rss
-        except psutil.NoSuchProcess:  # it ended between the list and the look
+        except psutil.NoSuchProcess:  # it ended after it was listed
             continue
     return total

@@ -1,4 +1,6 @@
-"""The frozen environment API. `python -m envservice.server.openapi` rewrites proto/environment.openapi.json.
+"""The frozen document of the environment API, proto/environment.openapi.json.
+
+`python -m envservice.server.openapi` rewrites it.
 
 It is the same for every environment; tests/architecture holds the file equal to what the app publishes.
 """
@@ -16,7 +18,7 @@ FROZEN = Path(__file__).parents[2] / "proto" / "environment.openapi.json"
 
 
 def document() -> str:
-    """The OpenAPI document as it is kept."""
+    """Returns the text of the OpenAPI file."""
     app = create_app(open_environment(EnvSection()), Settings(token="-"))  # noqa: S106 - never served
     return json.dumps(app.openapi(), indent=1, sort_keys=True) + "\n"
 

@@ -1,15 +1,15 @@
-"""One server process: bind first, so that a taken port is known before anything heavy; then load, then serve.
+"""One server process. It binds first, so that a taken port is found before anything heavy; then it loads and serves.
 
-    SIGTERM, SIGINT     take no connections, finish the requests in flight, end: in DRAIN_S and one call of the engine
-    too old, too large  the same, but instead of ending start again on the socket, which goes on listening
+    SIGTERM, SIGINT     refuse connections, finish the requests in flight, end: in DRAIN_S and one call of the engine
+    too old, too large  the same, but start again instead of ending, on the socket, which goes on listening
 
-Either way sessions are dropped, which costs their clients one replay each and loses nothing; to wait until episodes
-end by themselves would take as long as the slowest of them, and a server that leaks may not have that long. To start
-again is to execute the same command in the place of this process: its id stays, so neither a supervisor nor a
-container sees an end, and connections wait in the socket's queue meanwhile instead of being refused.
+Sessions are dropped in both cases. That costs each client one replay and loses nothing. To wait for the ends of
+episodes would take as long as the slowest one, and a leaking server may not have that time. A restart executes the same
+command in this process: its id stays, so a supervisor or a container sees no end, and new connections wait in the
+socket's queue.
 
-Its log (services/telemetry/logs.py) says what it does and what goes wrong. A program that waits for it reads one line
-on stdout.
+Its log (services/telemetry/logs.py) says what it does and what fails. A program that waits for it reads one line on
+stdout.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from services.telemetry.logs import get_logger
 
 log = get_logger("server")
 DRAIN_S = 8
-"""Longest wait for requests in flight; whoever stops a server waits 10 s before it kills. After half of it their
+"""Longest wait for requests in flight, which is less than the 10 s after which a supervisor kills. After half of it,
 elements that have not begun are refused: a batch of slow ones could take minutes."""
 PARENT_POLL_S = 0.5
-TEND_S = 0.5
+MAINTAIN_S = 0.5
 INHERITED = "GAGPO_ENV_LISTENER"
-"""Where a server that starts again finds its socket: the number of a file descriptor."""
+"""The environment variable with the file descriptor of the socket, for a server that starts again."""
 
 
 def check_exposure(host: str, token: str | None) -> None:
-    """Raises UserError for a server that others could reach without a token."""
+    """Raises UserError if other machines could reach the server without a token."""
     if token is None and not is_local(host):
         raise UserError(
-            f"{host} can be reached by others and there is no token",
+            f"other machines can reach {host}, and there is no token",
             "set GAGPO_ENV_TOKEN here and for the clients, or bind to 127.0.0.1")
 
 
@@ -59,12 +59,12 @@ def serve(
     environment: Environment | Callable[[], Environment], *, host: str, port: int, settings: Settings,
     exit_with_parent: bool = False,
 ) -> None:
-    """Serves until SIGTERM or SIGINT, which it passes on to the caller's handlers once drained.
+    """Serves until SIGTERM or SIGINT. After draining it passes the signal to the caller's handlers.
 
-    Says its URL when ready: in the log, and on stdout unless that is a terminal. A function in place of the environment
-    is called after the port is bound; an environment that is a context manager is left at the end.
-    Raises UserError for a port in use, for a host that others can reach when the settings have no token, and for
-    an environment that alone is larger than the settings let the process grow.
+    When it is ready it says its URL in the log, and on stdout unless that is a terminal. If `environment` is a
+    function, it is called after the port is bound. If the environment is a context manager, it is left at the end.
+    Raises UserError for a port in use, for a host that others can reach without a token, and for an environment that is
+    larger than the settings let the process grow.
     """
     check_exposure(host, settings.token)
     parent = os.getppid() if exit_with_parent else None
@@ -73,23 +73,23 @@ def serve(
         made = environment() if callable(environment) else environment
         _check_room(settings)
         with made if isinstance(made, contextlib.AbstractContextManager) else contextlib.nullcontext():
-            heir = asyncio.run(_serve(made, listener, settings, parent))
-    if heir is not None:
-        _start_again(heir)
+            restart_socket = asyncio.run(_serve(made, listener, settings, parent))
+    if restart_socket is not None:
+        _start_again(restart_socket)
 
 
 async def _serve(
     environment: Environment, listener: socket.socket, settings: Settings, parent: int | None,
 ) -> socket.socket | None:
-    """Returns the socket to start again on; None: the end."""
+    """Returns the socket for a restart, or None at the end."""
     app = create_app(environment, settings)
     batches: Batches = app.state.batches
     server = _Server(
         server_config(app, local_only=settings.token is None, timeout_graceful_shutdown=DRAIN_S),
         ready=partial(_say_ready, environment, settings, _url(listener)), drain=batches.refuse_more)
-    watches = [asyncio.create_task(_tend(server, listener, batches, settings))]
+    watches = [asyncio.create_task(_maintain(server, listener, batches, settings))]
     if parent is not None:
-        watches.append(asyncio.create_task(_outlive_no(parent, server)))
+        watches.append(asyncio.create_task(_end_with_parent(parent, server)))
     try:
         await server.serve(sockets=[listener])
     finally:
@@ -99,13 +99,13 @@ async def _serve(
     for end in await asyncio.gather(*watches, return_exceptions=True):
         if isinstance(end, Exception):
             raise end
-    return server.heir
+    return server.restart_socket
 
 
 class _Server(uvicorn.Server):
-    """Says when it is ready, and when it begins to stop."""
+    """A server that reports when it is ready and when it begins to stop."""
 
-    heir: socket.socket | None = None
+    restart_socket: socket.socket | None = None
 
     def __init__(self, config: uvicorn.Config, *, ready: Callable[[], None], drain: Callable[[], None]) -> None:
         super().__init__(config)
@@ -128,19 +128,19 @@ class _Server(uvicorn.Server):
 def _say_ready(environment: Environment, settings: Settings, url: str) -> None:
     log.info("serving", environment=environment.name, engine=environment.engine, version=environment.version,
              sessions=settings.max_sessions, url=url)
-    if not sys.stdout.isatty():  # for the program that waits; a person has just read it
+    if not sys.stdout.isatty():  # for a waiting program; a person has just read it in the log
         print(f"serving {environment.name} ({environment.engine} {environment.version}), "
               f"at most {settings.max_sessions} sessions, on {url}", flush=True)
 
 
-async def _tend(server: _Server, listener: socket.socket, batches: Batches, settings: Settings) -> None:
-    """Ends sessions whose lease is over, on an idle server too, and says when the process is to start again."""
-    # Servers that were started together shall not be away together.
+async def _maintain(server: _Server, listener: socket.socket, batches: Batches, settings: Settings) -> None:
+    """Ends sessions whose lease is over, also on an idle server. Returns when the process should start again."""
+    # Servers that were started together must not be away together.
     age_s = None if settings.recycle_s is None else settings.recycle_s * random.uniform(0.9, 1.1)
     since = time.monotonic()
     try:
         while True:
-            await asyncio.sleep(TEND_S)
+            await asyncio.sleep(MAINTAIN_S)
             await batches.expire()
             if age_s is not None and time.monotonic() - since > age_s:
                 reason = f"it is {age_s / 3600:.2f} hours old"
@@ -149,22 +149,22 @@ async def _tend(server: _Server, listener: socket.socket, batches: Batches, sett
             else:
                 continue
             log.info("starting again", reason=reason)
-            server.heir = listener.dup()
+            server.restart_socket = listener.dup()
             return
     finally:
-        server.should_exit = True  # also where tending fails: what nobody tends must not go on
+        server.should_exit = True  # also if this fails: sessions without an end must not go on
 
 
 def _start_again(listener: socket.socket) -> NoReturn:
-    """The same command in this process: what leaked is gone, the id and the socket stay."""
-    tracing.stop()  # spans that wait would go with what leaked
+    """Executes the same command in this process. Leaked memory is freed; the process id and the socket stay."""
+    tracing.stop()  # it sends the spans that wait
     listener.set_inheritable(True)
     os.environ[INHERITED] = str(listener.fileno())
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - our own command line, no shell
 
 
 def _inherited() -> socket.socket | None:
-    """The socket that this process has been listening on since before it started again."""
+    """Returns the socket on which this process listened before it started again, or None."""
     number = os.environ.pop(INHERITED, None)
     if number is None:
         return None
@@ -180,7 +180,7 @@ def _check_room(settings: Settings) -> None:
                         f"{settings.recycle_bytes / GIB:.2f}", f"set it to {2 * taken / GIB:.2f} or more")
 
 
-async def _outlive_no(parent: int, server: uvicorn.Server) -> None:
+async def _end_with_parent(parent: int, server: uvicorn.Server) -> None:
     while os.getppid() == parent:  # noqa: ASYNC110 - the death of a parent raises no event
         await asyncio.sleep(PARENT_POLL_S)
     log.info("the process that started this one has ended")

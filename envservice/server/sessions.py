@@ -1,9 +1,9 @@
-"""Live sessions that can be lost at any moment, because each can be rebuilt from its task and actions.
+"""The store of live sessions. Each may be lost at any moment, because it can be rebuilt from its task and actions.
 
-The store is entered by one thread at a time (app.py says which), so it holds no locks: of two concurrent steps of one
-episode the second finds the first already recorded, and gets its result if it is the same step, a conflict otherwise.
+Only one thread at a time enters the store (batches.py says which), so it needs no locks. Of two concurrent steps of one
+episode, the second finds the first one recorded. It gets the same result if it is the same step, else a conflict.
 
-What a step of index i finds, and what follows:
+The cases of a step of index i:
 
     no session             open, replay actions[:i], check the digest, step      (counted as a replay)
     fewer than i actions   replay the missing ones, check the digest, step       (counted as a replay)
@@ -11,9 +11,9 @@ What a step of index i finds, and what follows:
     more than i actions    check the digest, give the recorded result if the action is the same
     another history        conflict
 
-To replay is to take the actions again where the environment is pure. Where it is not (`replay: transcript`), the
-results that the client has kept are folded in instead, and the digest holds them to what was answered then. It finds
-mistakes, not lies: whoever may step an episode may also make one up.
+If the environment is pure, a replay takes the actions again. If it is not (`replay: transcript`), the replay uses the
+results that the client has kept, and the digest proves that they are those that the server gave. That finds mistakes,
+not lies: a client that may step an episode may also invent one.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from services.telemetry.logs import get_logger
 
 log = get_logger("sessions")
 RETRY_AFTER_S = 5.0
-"""Longest wait that a full store asks for: sessions also end by being closed, not only by their lease."""
+"""Longest wait that a full store asks for. Sessions are also closed before their lease ends."""
 
 _OBJECTS = 400
-"""Bytes of what a step records beside action and answer: objects, digest, places in lists."""
+"""Bytes that a step records beside its action and answer: objects, digest, places in lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class _Live:
     task: str
     session: Session
     answers: list[Answer]
-    """The reset's, then one per action."""
+    """One answer per observation: the reset first, then one for each action."""
     actions: list[str] = field(default_factory=list)
     expires: float = 0.0
     recorded: int = 0
@@ -82,28 +82,28 @@ class SessionStore:
         self._environment = environment
         self.limit = limit
         self.expired = 0
-        """Sessions whose lease has ended, or whose memory others needed."""
+        """Number of sessions that were dropped: their lease ended, or others needed their place or memory."""
         self._lease_s = lease_s
         self._record_bytes = record_bytes
         self._held = 0
         self._clock = clock
         self._tag = engine_tag(environment)
         self._contents: dict[str, str] = {}  # task -> digest of its content
-        self._live: dict[str, _Live] = {}  # in order of use, so leases end from the front
+        self._live: dict[str, _Live] = {}  # in order of use, so the first lease ends first
 
     def __len__(self) -> int:
         return len(self._live)
 
     def reset(self, episode_id: str, task: str, client: str = "") -> Answer:
-        """Starts the episode from its first observation, whatever it was before; a task that is not here ends none."""
+        """Starts the episode anew, in whatever state it is. If the task is unknown, the old session goes on."""
         content = self._content(task)
-        self._take(episode_id)  # before the new one is opened: a session may be a process
+        self._take(episode_id)  # first, because a session may be a whole process
         live = self._open(task, content, client)
         self._keep(episode_id, live)
         return live.answers[0]
 
     def step(self, request: StepRequest, client: str = "") -> Answer:
-        """Takes one step, rebuilding the session first where needed. Repeating a step gives its recorded answer."""
+        """Takes one step, and rebuilds the session first if needed. A repeated step returns its recorded answer."""
         asked = tag_of(request.digest)
         if asked not in ("", self._tag):
             raise Problem("engine_mismatch", f"this server plays {self._tag}, not {asked}", field="digest")
@@ -116,7 +116,7 @@ class SessionStore:
             answer = self._advance(live, request)
         except Problem as problem:
             sound = problem.kind in ("conflict", "transcript_missing", "malformed") or (
-                problem.kind == "replay_diverged" and not rebuilt)  # somebody's mistake, or somebody's lie
+                problem.kind == "replay_diverged" and not rebuilt)  # the client's mistake; the session is intact
             if live is not None and sound:
                 self._keep(request.episode_id, live)
             raise
@@ -124,7 +124,7 @@ class SessionStore:
         return Answer(answer.body, answer.digest, answer.done, rebuilt=True) if rebuilt else answer
 
     def close(self, episode_id: str) -> bool:
-        """Drops the session; False where this store does not hold it."""
+        """Drops the session. Returns False if this store does not hold it."""
         return self._take(episode_id) is not None
 
     def expire(self) -> None:
@@ -160,7 +160,7 @@ class SessionStore:
         return self._apply(live, request.action)
 
     def _recorded(self, request: StepRequest, common: int) -> Sequence[StepResult | None]:
-        """What the actions from `common` on have led to; None each where taking them again tells."""
+        """Returns the results of the actions from `common` on, or None for each if the actions are taken again."""
         if self._environment.replay == "pure":
             return [None] * (len(request.actions) - common)
         if request.transcript is None:
@@ -178,7 +178,7 @@ class SessionStore:
             self._apply(live, action, None if past is None else Outcome(**past.model_dump(exclude={"digest"})))
 
     def _content(self, task: str) -> str:
-        """Digest of the task's content."""
+        """Returns the digest of the task's content."""
         try:
             return self._contents.get(task) or self._environment.task_digest(task)
         except KeyError:

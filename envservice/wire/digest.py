@@ -1,11 +1,11 @@
-"""The digest chain that makes a rebuilt session prove itself.
+"""The digest chain by which a rebuilt session proves that it is the same game.
 
     d_0 = H(content, task, reset outcome)           content: the digest of the task's own data
     d_i = H(d_{i-1}, action_i, outcome_i)
 
 H is blake2b-128 over compact UTF-8 JSON, [link, action, observation, admissible, reward, done, won], so that any
 language can check it. `info` is left out: it explains an outcome and may grow without changing the game.
-A digest travels as `<engine>@<version>:<hex>`: the prefix tells another engine from a diverged game.
+A digest is written `<engine>@<version>:<hex>`. The prefix distinguishes another engine from a diverged game.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from envservice.base import Environment, Outcome
 
 
 def engine_tag(environment: Environment) -> str:
-    """`<engine>@<version>`, the prefix of every digest that this environment gives."""
+    """Returns `<engine>@<version>`, the prefix of all digests of this environment."""
     return f"{environment.engine}@{environment.version}"
 
 
 def tag_of(digest: str) -> str:
-    """The engine tag of a digest; empty where it has none."""
+    """Returns the engine tag of a digest, or "" if it has none."""
     return digest.rpartition(":")[0]
 
 
 def first_digest(tag: str, content: str, task: str, outcome: Outcome) -> str:
-    """d_0, after reset. `content` is Environment.task_digest."""
+    """Returns d_0, the digest after the reset. `content` is Environment.task_digest."""
     return _link(tag, f"{content}/{task}", "", outcome)
 
 
 def next_digest(previous: str, action: str, outcome: Outcome) -> str:
-    """d_i, from d_{i-1}, the action and what it led to."""
+    """Returns d_i, made from d_{i-1}, the action and its outcome."""
     tag, _, link = previous.rpartition(":")
     return _link(tag, link, action, outcome)
 

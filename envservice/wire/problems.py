@@ -1,10 +1,10 @@
-"""What can go wrong with one element of a request, or with the whole of it: `{type, message, field, status}`.
+"""The errors of one element of a request, or of a whole request: `{type, message, field, status}`.
 
     unauthorized        401  no token, or the wrong one
     not_found           404  no such route or split
     unknown_task        404
-    conflict            409  this step was taken otherwise, or the episode is over
-    transcript_missing  409  this server needs the results of the actions too, to rebuild the session
+    conflict            409  this step was taken with another action, or the episode is over
+    transcript_missing  409  to rebuild the session, this server needs the results of the actions too
     replay_diverged     409  the rebuilt session is not the recorded one
     engine_mismatch     409  the digest was made by another engine or version
     too_large           413  body, or number of elements
@@ -30,7 +30,7 @@ STATUS: dict[ProblemType, int] = {
 
 
 class Problem(Exception):
-    """A refusal with its type. `retry_after` is in seconds, set only where asking again may help."""
+    """A refusal with its type. `retry_after` is in seconds, and set only if asking again may help."""
 
     def __init__(
         self, kind: ProblemType, message: str, *, field: str | None = None, retry_after: float | None = None
@@ -43,9 +43,9 @@ class Problem(Exception):
 
     @property
     def status(self) -> int:
-        """The HTTP status that goes with the type."""
+        """The HTTP status of this type."""
         return STATUS[self.kind]
 
     def body(self) -> dict[str, str | int | None]:
-        """As it is sent."""
+        """Returns the JSON body as it is sent."""
         return {"type": self.kind, "message": self.message, "field": self.field, "status": self.status}

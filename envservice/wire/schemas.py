@@ -1,6 +1,6 @@
-"""The wire form of the environment API. proto/environment.openapi.json is generated from these and frozen by a test.
+"""The wire form of the environment API. proto/environment.openapi.json is generated from it, and a test freezes it.
 
-Requests are bounded in every direction, so that one client cannot fill a server's memory.
+Every part of a request is bounded, so that one client cannot fill a server's memory.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ from pydantic import BaseModel, ConfigDict, Field
 from envservice.wire.problems import ProblemType
 
 MAX_ACTIONS = 199
-"""Actions before this one: an episode has at most MAX_ACTIONS + 1 steps. Solutions of ScienceWorld take up to 192."""
+"""The most actions before this one: an episode has at most MAX_ACTIONS + 1 steps. ScienceWorld's solutions take up to
+192."""
 MAX_BATCH = 256
-"""Elements of one request."""
+"""The most elements of one request."""
 MAX_BODY = 4 * 1024 * 1024
-"""Bytes of one request's body."""
+"""The most bytes of one request's body."""
 TRACES_HEADER = "gagpo-traceparents"
-"""The span that each element belongs to, in W3C's form and in the order of the elements, "" for none; sent where the
-client traces. Not `traceparent`, which is one for a whole request, and elements of many episodes share one."""
+"""Header with the span of each element, in W3C's form and in the order of the elements, "" for none. Sent if the client
+traces. `traceparent` would name one span for the whole request, but its elements belong to many episodes."""
 REPLAYS_HEADER = "gagpo-replays"
-"""Positions of the elements whose session had to be rebuilt; a header, so that results stay the same to the letter."""
+"""Positions of the elements whose session was rebuilt. It is a header, so that a rebuilt result stays the same text."""
 MAX_ACTION = 8192
-"""Characters of one action: a policy may ramble up to its response limit."""
+"""The most characters of one action. A policy may write up to its response limit."""
 
 EpisodeId = Annotated[str, Field(min_length=1, max_length=200)]
 TaskId = Annotated[str, Field(min_length=1, max_length=400)]
@@ -31,7 +32,7 @@ Action = Annotated[str, Field(max_length=MAX_ACTION)]
 
 
 class WireModel(BaseModel):
-    """Unknown fields are errors, and nothing is converted."""
+    """The base of all bodies. Unknown fields are errors, and no value is converted."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -45,7 +46,7 @@ class ResetRequest(WireModel):
 
 
 class StepResult(WireModel):
-    """What reset and step give back."""
+    """The result of a reset or a step."""
 
     observation: str
     admissible_actions: list[str]
@@ -62,17 +63,17 @@ class StepRequest(WireModel):
     episode_id: EpisodeId
     task: TaskId
     actions: Annotated[list[Action], Field(max_length=MAX_ACTIONS)]
-    """All actions so far, so the index of this step is their number."""
+    """All actions so far. Their number is the index of this step."""
     action: Action
     digest: Annotated[str, Field(min_length=1, max_length=200)]
-    """As the last reply gave it."""
+    """The digest in the last reply."""
     transcript: Annotated[list[StepResult], Field(max_length=MAX_ACTIONS)] | None = None
-    """The results of `actions`, one each, as they were given. Needed only where a server answered `transcript_missing`:
-    it has lost the session, and those of its environment cannot be rebuilt by taking their actions again."""
+    """The results of `actions`, one each, as the server gave them. Needed only if a server answered
+    `transcript_missing`: it has lost the session, and cannot rebuild it by taking the actions again."""
 
 
 class CloseRequest(WireModel):
-    """Ends an episode early or late; unknown ids are closed already."""
+    """Ends an episode. Unknown ids count as closed."""
 
     episode_id: EpisodeId
 
@@ -93,17 +94,17 @@ class ProblemBody(WireModel):
 
 
 class SplitInfo(WireModel):
-    """One split of the task panel."""
+    """The number of tasks of one split, and their digest."""
 
     tasks: int
     digest: str
 
 
 class Info(WireModel):
-    """What this server plays."""
+    """The environment that this server plays."""
 
     name: str
-    """`alfworld-gen` where the games are generated."""
+    """The environment's name. `alfworld-gen` if the games are generated."""
     engine: str
     version: str
     replay: str

@@ -86,9 +86,9 @@ def test_a_game_of_its_seed_passes_the_check_and_one_of_shared_chance_does_not()
         plays_twice(impure, "dice/train/00000000")
 
 
-def test_a_family_has_prompts_for_any_text(monkeypatch: pytest.MonkeyPatch):
-    family = text_spec(Dice, name="dice", max_steps=4)
-    monkeypatch.setattr("envservice.registry.find_spec", {"dice": family}.__getitem__)
+def test_a_spec_has_prompts_for_any_text(monkeypatch: pytest.MonkeyPatch):
+    spec = text_spec(Dice, name="dice", max_steps=4)
+    monkeypatch.setattr("envservice.registry.find_spec", {"dice": spec}.__getitem__)
     assert make_template(EnvSection(name="dice")).chat
     assert not make_template(EnvSection(name="dice", prompt="compact")).chat
-    assert family.open(EnvSection()).name == "dice"
+    assert spec.open(EnvSection()).name == "dice"

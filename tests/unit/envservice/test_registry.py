@@ -16,11 +16,11 @@ TOY = EnvSection(name="toy_environment:SPEC", prompt="compact", max_steps=10)
 
 @pytest.mark.parametrize("name", registry.BUILT_IN)
 def test_what_comes_with_the_package_is_whole(name: str):
-    family = registry.find_spec(name)
-    assert "\n" not in family.describe(EnvSection(name=name))
-    for prompt, make in family.prompts.items():
+    spec = registry.find_spec(name)
+    assert "\n" not in spec.describe(EnvSection(name=name))
+    for prompt, make in spec.prompts.items():
         assert make(2).name == prompt
-    assert all("\n" not in finding.detail for finding in family.findings())
+    assert all("\n" not in finding.detail for finding in spec.findings())
 
 
 def test_one_of_ones_own_is_found_by_module_and_attribute():
@@ -55,7 +55,7 @@ def test_a_missing_dependency_of_ones_own_is_named(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize(("changed", "what"), [
     ({"prompt": "fancy"}, "has no prompt 'fancy'; set env.prompt to one of full, compact"),
-    ({"max_steps": 13}, "env.max_steps=13, and an episode of toy_environment:SPEC has at most 12 steps"),
+    ({"max_steps": 13}, "env.max_steps is 13, but an episode of toy_environment:SPEC has at most 12 steps"),
 ])
 def test_settings_that_an_environment_does_not_have_are_refused(changed: dict[str, object], what: str):
     with pytest.raises(UserError) as error:

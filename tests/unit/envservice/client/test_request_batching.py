@@ -110,5 +110,5 @@ async def test_a_refusal_is_a_fault_at_once(status: int, text: str, monkeypatch:
 async def test_an_answer_that_is_no_result_is_a_fault(monkeypatch: pytest.MonkeyPatch):
     wire = Wire(Settings(), lambda _: httpx.Response(200, json=[{"observation": "Hello."}]))
     async with client_over(wire, monkeypatch) as client:
-        with pytest.raises(EnvFault, match="no result"):
+        with pytest.raises(EnvFault, match="not a result"):
             await client.episode("e", TASK).reset()

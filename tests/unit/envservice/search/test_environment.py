@@ -107,14 +107,14 @@ def test_splits_of_the_invented_world_share_no_question_and_nobody_asked_about()
 def test_the_scripted_player_answers_every_question_of_the_invented_world():
     """Which also says that each can be answered from what a search finds."""
     env = EnvSection(name="search", max_steps=4)
-    family = find_spec("search")
-    assert family.teacher is not None
-    found = family.open(env)
+    spec = find_spec("search")
+    assert spec.teacher is not None
+    found = spec.open(env)
     for split in SPLITS:
         for task in found.tasks(split):
             session = found.open(task)
             now = session.reset()
-            player = family.teacher.player(now, random.Random(0), SftSection())
+            player = spec.teacher.player(now, random.Random(0), SftSection())
             while not now.done:
                 now = session.step(player.act(now))
             assert now.won, task
