@@ -1,7 +1,7 @@
-"""Our engine of ALFWorld: a session is a small state over a shared game, a step some tens of microseconds.
+"""Our engine of ALFWorld. A session is a small state over a shared game, and a step takes tens of microseconds.
 
-It answers, character for character, as `AlfredDemangler(PddlEnv(infos), shuffle=False)` of alfworld 0.4.2 with
-textworld 1.7.0 does; tests/parity/alfworld holds it to that. Not thread-safe per session; sessions are independent.
+It answers character by character as `AlfredDemangler(PddlEnv(infos), shuffle=False)` of alfworld 0.4.2 with
+textworld 1.7.0 does, which tests/parity/alfworld checks. A session is not thread-safe; sessions are independent.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from envservice.alfworld.game import Game
 from envservice.base import Outcome
 
 VERSION = "1"
-"""Grows when any text, command list or reward changes."""
+"""Raise it whenever a text, a command list or a reward changes."""
 
 
 class OwnSession:

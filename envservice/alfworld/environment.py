@@ -1,4 +1,4 @@
-"""ALFWorld behind the protocol of envservice/base.py: official or generated games, our engine or the shipped one."""
+"""ALFWorld as an Environment: official or generated games, played by our engine or the shipped one."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from services.config.tree import EnvSection
 from services.errors import UserError
 
 _PARSED_GAMES = 512
-"""Parsed games kept, some tens of kilobytes each."""
+"""Number of parsed games to keep. Each takes tens of kilobytes."""
 
 
 class AlfworldEnvironment:
-    """Lists and opens games. `task_types` narrows what splits list and digest, never what can be opened."""
+    """The environment. `task_types` narrows the lists and digests of splits, but every game can be opened."""
 
     replay: Replay = "pure"
 
@@ -36,14 +36,14 @@ class AlfworldEnvironment:
         engine: Literal["own", "textworld"] = "own",
         task_types: Collection[str] = TASK_TYPES,
     ) -> None:
-        """Raises UserError for the engine `textworld` where it is not installed."""
+        """Raises UserError if the engine is `textworld` and it is not installed."""
         self.name = games.name
         self.engine = engine
         self.version = own.VERSION if engine == "own" else require_textworld()
         self._games = games
         self._types = frozenset(task_types)
         self._lists: dict[str, list[str]] = {}
-        self._origins: dict[str, bytes] = {}  # splits overlap, and reading thousands of files takes seconds
+        self._origins: dict[str, bytes] = {}  # splits overlap, and to read thousands of files takes seconds
         self._digesting = threading.Lock()
         self._parsed = lru_cache(maxsize=_PARSED_GAMES)(self._parse)
 
@@ -67,7 +67,7 @@ class AlfworldEnvironment:
         return list(self._lists[split])
 
     def digest(self, split: str) -> str:
-        """Over ids and contents; of generated games over ids and what makes them, since to make them all takes long."""
+        """Covers ids and contents; for generated games ids and their generator, since making all takes long."""
         total = hashlib.blake2b(digest_size=16)
         with self._digesting:
             for task in self.tasks(split):
@@ -85,11 +85,11 @@ class AlfworldEnvironment:
         return own.OwnSession(self._parsed(task))
 
     def content(self, task: str) -> bytes:
-        """The game file. Raises as `open` does."""
+        """Reads the game file. Raises as `open` does."""
         return self._games.content(task)
 
     def game(self, task: str) -> Game:
-        """The parsed game, shared. Raises as `open` does."""
+        """Returns the parsed game, which sessions share. Raises as `open` does."""
         return self._parsed(task)
 
     def _parse(self, task: str) -> Game:
@@ -97,7 +97,7 @@ class AlfworldEnvironment:
 
 
 def open_environment(env: EnvSection) -> AlfworldEnvironment:
-    """The environment that a config asks for: games from env.data, else where $ALFWORLD_DATA points, else generated.
+    """Opens the environment of a config: games of env.data, else those of $ALFWORLD_DATA, else generated ones.
 
     Raises UserError for missing data and for a missing reference engine.
     """
@@ -106,8 +106,10 @@ def open_environment(env: EnvSection) -> AlfworldEnvironment:
 
 
 def holding(env: EnvSection, task: str) -> AlfworldEnvironment:
-    """The environment that a task id names, whichever is the default. Raises UserError as open_environment does,
-    KeyError for an id that is not ALFWorld's."""
+    """Opens the environment that a task id names, also if another one is the default.
+
+    Raises UserError as open_environment does, and KeyError for an id that is not ALFWorld's.
+    """
     named, data = task.partition("/")[0], data_folder(env)
     if named == GeneratedGames.name:
         return _environment(GeneratedGames(), env)
@@ -119,7 +121,7 @@ def holding(env: EnvSection, task: str) -> AlfworldEnvironment:
 
 
 def data_folder(env: EnvSection) -> Path | None:
-    """Where official games are wanted from; None: generated ones are."""
+    """Returns the folder of the official games, or None for generated ones."""
     data = env.data or os.environ.get(VARIABLE)
     return Path(data).expanduser() if data else None
 

@@ -1,10 +1,10 @@
-"""One game of ALFWorld: what a `game.tw-pddl` file says, parsed once, shared by all its sessions, never changed.
+"""One game of ALFWorld: the content of a `game.tw-pddl` file. All its sessions share it, and nobody changes it.
 
-Legend: o object id, r receptacle id, l location id; ids are the lower-case PDDL names. Where text lists several
-objects or receptacles, they come in the order of their ids.
+Legend: o object id, r receptacle id, l location id; ids are the lower-case PDDL names. Text lists several objects or
+receptacles in the order of their ids.
 
-The rules (rules.py) and sentences (text.py) are those of one PDDL domain and one grammar, so a file with any other
-is refused: UnknownGame, rather than a guess. Planning is not needed, hence no cost or distance is read.
+The rules (rules.py) and sentences (text.py) are those of one PDDL domain and one grammar, so a file with another one is
+refused by UnknownGame. Costs and distances are not read, because nothing here plans.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from envservice.alfworld.goal import AlfworldGoal, UnknownGoal, parse_goal
 from services.errors import EnvFault
 
 Fact = tuple[str, str, str]
-"""Predicate and its one or two arguments; the second is empty for a predicate of one."""
+"""A predicate with one or two arguments. The second is empty if there is only one."""
 
 
 class UnknownGame(EnvFault):
-    """A game that is damaged, or whose domain, grammar or goal this engine does not know."""
+    """The game is damaged, or this engine does not know its domain, grammar or goal."""
 
 
 _DOMAINS = {
@@ -38,7 +38,7 @@ _GRAMMARS = {"2cd9a6f8448561a7", "798af78a8bae74ee"}
 
 _TASK = re.compile(r'"Your task is to: ([^"]*)"')
 _NOT_PLAIN = re.compile(r'[\\;|<>\[\]#{}\t]')
-"""What the shipped engine's grammar would interpret instead of printing."""
+"""Characters that the shipped engine's grammar would interpret instead of printing."""
 _FACT = re.compile(r"\(\s*([^\s()]+)\s+([^\s()]+)(?:\s+([^\s()]+))?\s*\)")
 
 _UNARY = {
@@ -50,20 +50,20 @@ _BINARY = {
     "receptacletype", "objecttype", "cancontain",
 }
 _INERT = {"checked", "examined", "moveable", "full", "isreceptacleobjectfull", "wasinreceptacle", "ison"}
-"""Predicates that no command, sentence or goal of the known games depends on."""
+"""Predicates that influence no command, sentence or goal of the known games."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Game:
-    """Everything about a game that no action changes, and its first state."""
+    """The parts of a game that no action changes, and its first state."""
 
     task: str
-    """The sentence "Your task is to: ...", as printed at reset."""
+    """The sentence "Your task is to: ...", which the reset prints."""
     goal: AlfworldGoal
     names: Mapping[str, str]
-    """id -> what the player calls it, for example `mug 2`."""
+    """id -> the name for the player, such as `mug 2`."""
     receptacles: tuple[str, ...]
-    """All, in the order of their ids."""
+    """All receptacles, in the order of their ids."""
     location_of: Mapping[str, str]
     """r -> l."""
     receptacles_at: Mapping[str, tuple[str, ...]]
@@ -77,13 +77,13 @@ class Game:
     cleaners: frozenset[str]
     """Receptacle types that clean."""
     traits: Mapping[str, frozenset[str]]
-    """Predicate of one argument -> the ids it holds for at the start; for abilities, always."""
+    """Predicate of one argument -> the ids for which it holds at the start. Abilities hold always."""
     inside: Mapping[str, tuple[str, ...]]
     """o that holds things -> the objects in it (they never move)."""
     contents: Mapping[str, tuple[str, ...]]
     """r -> objects in or on it at the start; an object may be in several."""
     object_locations: Mapping[str, frozenset[str]]
-    """o -> where it can be sliced and is seen on the floor, at the start."""
+    """o -> the place where it can be sliced and is seen on the floor, at the start."""
     start: str
     """l of the agent at the start."""
     travel: Mapping[str, tuple[str, str, str]]
@@ -95,7 +95,7 @@ class Game:
 
 
 def parse_game(data: Mapping[str, object]) -> Game:
-    """The game of a parsed `game.tw-pddl` file. Raises UnknownGame."""
+    """Makes the game of a parsed `game.tw-pddl` file. Raises UnknownGame."""
     try:
         domain, grammar, problem = (str(data[key]) for key in ("pddl_domain", "grammar", "pddl_problem"))
     except KeyError as error:
@@ -107,7 +107,7 @@ def parse_game(data: Mapping[str, object]) -> Game:
 
 
 def load_game(text: str | bytes) -> Game:
-    """parse_game of a file's text. Raises UnknownGame."""
+    """Makes the game of a file's text. Raises UnknownGame."""
     try:
         data = json.loads(text)
     except ValueError as error:

@@ -1,6 +1,6 @@
-"""The six goals of ALFWorld, read from the PDDL goal of a game by its shape.
+"""The six goals of ALFWorld, recognised by the shape of a game's PDDL goal.
 
-Anything else (sliced objects, movable receptacles) is refused: a goal that is not understood must not be guessed.
+Every other goal (sliced objects, movable receptacles) is refused, because a goal must not be guessed.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ TASK_TYPES: tuple[TaskType, ...] = ("pick", "look", "clean", "heat", "cool", "tw
 
 
 class UnknownGoal(ValueError):
-    """A goal of none of the six shapes."""
+    """The goal has none of the six shapes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlfworldGoal:
-    """What has to be true to win."""
+    """The condition of a win."""
 
     type: TaskType
     object_type: str
-    """Type of what must be found, for example `mugtype`."""
+    """Type of the object to find, such as `mugtype`."""
     target_type: str
-    """Type of the receptacle it must be in; for `look` the type of the lamp."""
+    """Type of the receptacle that it must be in. For `look`, the type of the lamp."""
     able: str = ""
-    """`cleanable`, `heatable` or `coolable`: what the object must be for clean, heat and cool; else empty."""
+    """The ability that clean, heat or cool needs: `cleanable`, `heatable` or `coolable`. Else empty."""
     made: str = ""
-    """`isclean`, `ishot` or `iscool`: what the object must have become; else empty."""
+    """The state that the object must reach: `isclean`, `ishot` or `iscool`. Else empty."""
 
 
 _PLACED = "(objecttype ?o OBJECT) (receptacletype ?r TARGET)"
@@ -83,7 +83,7 @@ _SHAPES: dict[TaskType, re.Pattern[str]] = {
 
 
 def parse_goal(text: str) -> AlfworldGoal:
-    """The goal of `(:goal ...)`, lower case; what follows its closing bracket is ignored. Raises UnknownGoal."""
+    """Reads `(:goal ...)` in lower case. Text after its closing bracket is ignored. Raises UnknownGoal."""
     tokens = _tokens(text)
     for kind, shape in _SHAPES.items():
         found = shape.match(tokens)

@@ -1,8 +1,8 @@
-"""The two ALFWorld prompts, and how their answers are read.
+"""The two ALFWorld prompts, with the parser of their answers.
 
 `full` has the fields, order and quoting of the paper's pipeline; `compact` says the same in a tenth of the words, for
-models of less than a million parameters. Both are answered with `<think>...</think><action>...</action>` and read by
-the same rule, so that "invalid" means the same everywhere.
+models of less than a million parameters. Answers to both have the form `<think>...</think><action>...</action>`,
+and the same rule reads them, so that "invalid" means the same everywhere.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from envservice.base import Outcome, ParsedAction, Turn, recent
 from envservice.response_format import read_answer
 
 TASK = "Your task is to: "
-"""What precedes the task sentence in the first observation."""
+"""The text before the task sentence in the first observation."""
 
 
 def task_of(first: Outcome) -> str:
-    """The task sentence, its full stop included; empty where the observation states none."""
+    """Returns the task sentence with its full stop, or "" if the observation has none."""
     return first.observation.partition(TASK)[2].strip()
 
 
 def choices(now: Outcome) -> list[str]:
-    """The admissible actions that prompts show: all but `help`."""
+    """Returns the admissible actions that prompts show: all except `help`."""
     return [action for action in now.admissible_actions if action != "help"]
 
 
 class AlfworldFullTemplate:
-    """One user message per step: role, task, recent observations with actions, current observation, choices."""
+    """One user message per turn: role, task, recent observations with actions, current observation, choices."""
 
     name = "full"
     chat = True
@@ -37,7 +37,7 @@ class AlfworldFullTemplate:
         self.history = history
 
     def render(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> str:
-        """The first step, and every step where history is 0, has neither task line nor history."""
+        """Renders the prompt. The first turn shows no task line and no history; so do all turns if `history` is 0."""
         actions = "\n ".join(f"'{action}'" for action in choices(now))
         if turns and self.history:
             opening = self._with_history(first, turns, now)
@@ -73,11 +73,11 @@ _INSTRUCTION = (
 
 
 class AlfworldCompactTemplate:
-    """Six lines of raw text: task, recent actions, observation, what can be done here, places seen and not yet seen.
+    """Six lines of raw text: task, recent actions, observation, actions here, places seen, places not yet seen.
 
-    Objects to take and places to go to are listed by kind ("drawer 1 2 4"), which halves the length; what never helps
-    (examine, inventory, look) is left out. Actions that were not admissible are marked as failed: "Nothing happens."
-    leaves no other trace, and a model without the mark believes that what it tried has happened.
+    Objects to take and places to go to are listed by kind ("drawer 1 2 4"), which halves the length. Actions that never
+    help (examine, inventory, look) are left out. Inadmissible actions are marked as failed: "Nothing happens." leaves
+    no other trace, and without the mark a model believes that its action succeeded.
     """
 
     name = "compact"
@@ -107,7 +107,7 @@ _IDLE = ("examine ", "inventory", "look")
 
 
 def _here(actions: Sequence[str]) -> str:
-    """What can be done without leaving: objects to take by receptacle and kind, then the other actions in full."""
+    """Lists the actions at this place: objects to take by receptacle and kind, then the other actions in full."""
     takes: dict[str, list[str]] = {}
     rest: list[str] = []
     for action in actions:
@@ -119,7 +119,7 @@ def _here(actions: Sequence[str]) -> str:
 
 
 def _by_kind(names: Iterable[str]) -> str:
-    """`drawer 1 2, shelf 1` of drawer 2, shelf 1, drawer 1; a dash for none."""
+    """Joins drawer 2, shelf 1, drawer 1 to `drawer 1 2, shelf 1`. Returns a dash for no place."""
     kinds: dict[str, list[str]] = {}
     for name in names:
         kind, _, number = name.rpartition(" ")
@@ -129,7 +129,7 @@ def _by_kind(names: Iterable[str]) -> str:
 
 
 def _without_banner(observation: str) -> str:
-    """The first observation without banner, task and list of receptacles, which the choices repeat."""
+    """Removes banner, task and list of receptacles from the first observation. The choices repeat the list."""
     if TASK not in observation:
         return observation.strip()
     room = observation.partition(TASK)[0].strip().rpartition("\n\n")[2]

@@ -1,7 +1,7 @@
-"""The same game with other numbers on its objects: demonstrations that can be followed by copying only.
+"""A game with other numbers on its objects, for demonstrations in which only copying gives the right number.
 
 In most games the first mug is `mug 1`, so a small model learns to answer 1 instead of reading. Receptacles keep their
-numbers, and so the order in which they are listed.
+numbers, and with them their order in lists.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from services.seeds import seed_for
 
 _NUMBERED = re.compile(r"\b([a-z]+) (\d+)\b")
 _HIGHEST = 6
-"""Numbers 1 to 6 are permuted per kind of object; there are hardly ever more of a kind."""
+"""Numbers 1 to 6 are permuted for each kind of object. There are rarely more of a kind."""
 
 
 class Renumbered:
-    """A session that reads and answers in permuted object numbers."""
+    """A session that reads and writes permuted object numbers."""
 
     def __init__(self, session: Session, *, seed: int) -> None:
         self._session = session

@@ -1,8 +1,8 @@
-"""The rules of ALFWorld: which commands a state admits, what they change, when the game is won.
+"""The rules of ALFWorld: the commands that a state admits, their effects, and the condition of a win.
 
-Kept on purpose, because the reference does so: only a held object can be examined; heating, cooling, cleaning and
-switching on need no open door; going to where one is is not possible; all receptacles of one location are within
-reach together; the switch of a lamp never goes off; an object in a closed receptacle can be sliced.
+Some rules look odd, but equal the reference on purpose: only a held object can be examined; heating, cooling, cleaning
+and switching on need no open door; the agent cannot go to its own place; all receptacles of one location are within
+reach together; a lamp never goes off; an object in a closed receptacle can be sliced.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from envservice.alfworld.game import Game
 
 Command = tuple[str, str, str]
-"""Verb and up to two ids, (object, receptacle) where there are both."""
+"""A verb with up to two ids, which are (object, receptacle) if there are two."""
 
 _PLAIN: dict[str, Command] = {verb: (verb, "", "") for verb in ("help", "inventory", "look")}
 _KNIVES = {"knifetype", "butterknifetype"}
@@ -20,7 +20,7 @@ _UNMAKES = {"heat": "iscool", "cool": "ishot"}
 
 
 class WorldState:
-    """What actions change. Values are replaced, never changed in place, so a game's first state can be shared."""
+    """The state that actions change. Values are replaced, never changed in place: sessions share the first state."""
 
     __slots__ = ("contents", "game", "held", "left", "location", "object_locations", "opened", "traits")
 
@@ -28,26 +28,26 @@ class WorldState:
         self.game = game
         self.location = game.start
         self.held = ""
-        """Id of the carried object; one at a time."""
+        """Id of the carried object. The agent carries one at a time."""
         self.contents = dict(game.contents)
         self.object_locations = dict(game.object_locations)
         self.opened = game.traits["opened"]
         self.traits = {trait: game.traits[trait] for trait in _MAKES.values()}
         self.left: dict[str, frozenset[str]] = {}
-        """o -> the receptacles that it was taken from and not put back into."""
+        """o -> the receptacles from which it was taken and into which it was not put back."""
 
     @property
     def here(self) -> tuple[str, ...]:
-        """Receptacles within reach."""
+        """Returns the receptacles within reach."""
         return self.game.receptacles_at.get(self.location, ())
 
     def reachable(self, receptacle: str) -> bool:
-        """Whether hands can get into it: not openable, or open."""
+        """Says whether the receptacle is open or has no door."""
         return receptacle in self.opened or receptacle not in self.game.traits["openable"]
 
 
 def commands(state: WorldState) -> dict[str, Command]:
-    """All admissible commands, unsorted: what the player types -> what it means."""
+    """Returns all admissible commands, unsorted: the text that a player types -> its command."""
     game, here = state.game, state.here
     found = _PLAIN | {
         text: command for text, command in game.travel.items() if game.location_of[command[1]] != state.location
@@ -99,7 +99,7 @@ def _slicing(state: WorldState) -> dict[str, Command]:
 
 
 def apply(state: WorldState, command: Command) -> None:
-    """Change the state by an admissible command."""
+    """Changes the state by an admissible command."""
     verb, first, second = command
     match verb:
         case "go":
@@ -133,7 +133,7 @@ def _move(state: WorldState, item: str, receptacle: str) -> None:
 
 
 def won(state: WorldState) -> bool:
-    """Whether the goal holds."""
+    """Says whether the goal holds."""
     game, goal = state.game, state.game.goal
     if goal.type == "look":
         held_right = state.held and game.object_type.get(state.held) == goal.object_type

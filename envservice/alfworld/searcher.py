@@ -1,7 +1,7 @@
-"""A scripted player that knows only what it has read: the teacher of the cold start.
+"""The teacher of the cold start: a scripted player that knows only what it has read, and never the walkthrough.
 
-It remembers which receptacles it has looked into and what was there, searches the rest in the order of where such a
-thing usually lies per step spent looking, and works off the task: find, take, treat, place. Never the walkthrough.
+It remembers the receptacles that it has looked into, with their contents. It searches the others first where such an
+object usually lies, per step of search. Its task has four parts: find, take, treat, place.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _TREATED = re.compile(r"You (clean|heat|cool) the (\w+ \d+) using the \w+ \d+\."
 
 @dataclass(frozen=True, slots=True)
 class SearcherMove:
-    """An action and the subgoal it serves, in three words or so."""
+    """An action, with its subgoal in about three words."""
 
     thought: str
     action: str
 
 
 def kind_of(name: str) -> str:
-    """`mug` of `mug 2`."""
+    """Returns the kind of an object, such as `mug` for `mug 2`."""
     return name.rpartition(" ")[0]
 
 
 @cache
 def usual_places(kind: str) -> dict[str, float]:
-    """Receptacle kind to the mean number of such objects in all of them together, over rooms that have any."""
+    """Maps each kind of receptacle to the mean number of such objects in all of them, over rooms that have any."""
     places: dict[str, float] = defaultdict(float)
     for room in tables().rooms.values():
         for name, usual in room["objects"].items():
@@ -58,20 +58,20 @@ def usual_places(kind: str) -> dict[str, float]:
 
 
 class SearcherMemory:
-    """What has been read so far."""
+    """The facts that have been read so far."""
 
     def __init__(self, first: Outcome) -> None:
         starts = (action.removeprefix("go to ") for action in first.admissible_actions if action.startswith("go to "))
         self.receptacles = sorted(starts, key=lambda name: (kind_of(name), int(name.rpartition(" ")[2])))
         self.contents: dict[str, list[str]] = {}
-        """Receptacles looked into, with what is there."""
+        """Receptacles that were looked into, with their contents."""
         self.held = ""
         self.origin: dict[str, str] = {}
-        """Where a held object was taken from."""
+        """The receptacle from which a held object was taken."""
         self.treated: dict[str, set[str]] = defaultdict(set)
 
     def read(self, observation: str) -> None:
-        """Takes in one observation, whatever action led to it."""
+        """Reads one observation, whatever action led to it."""
         for surface, box, listing in _LISTING.findall(observation):
             self.contents[surface or box] = _THING.findall(listing)
         if found := _TAKEN.search(observation):
@@ -89,7 +89,7 @@ class SearcherMemory:
             self.treated[thing].add(verb)
 
     def known(self, kind: str, *, outside: str = "") -> tuple[str, str] | None:
-        """An object of this kind and where it is, but for those in receptacle `outside`."""
+        """Finds an object of this kind with its place, except in receptacle `outside`."""
         for place, things in self.contents.items():
             for thing in things:
                 if place != outside and kind_of(thing) == kind:
@@ -97,7 +97,7 @@ class SearcherMemory:
         return None
 
     def unseen(self) -> list[str]:
-        """Receptacles not looked into."""
+        """Returns the receptacles that were not looked into."""
         return [each for each in self.receptacles if each not in self.contents]
 
 
@@ -112,7 +112,7 @@ class Searcher:
         self._sought = ""
 
     def act(self, now: Outcome) -> SearcherMove:
-        """Reads the latest outcome and decides. Call it once per step, noise steps included."""
+        """Reads the latest outcome and decides. Call it once per step, also for steps of noise."""
         self.memory.read(now.observation)
         held = self.memory.held
         if not held:
@@ -152,7 +152,7 @@ class Searcher:
         return SearcherMove(f"use {self.target}", self._at(now, lamp[1], f"use {lamp[0]}"))
 
     def _target(self) -> str:
-        """The receptacle to fill: one that holds such an object already, else one that has been looked into."""
+        """Chooses the receptacle to fill: one that holds such an object already, else one that was looked into."""
         fitting = [each for each in self.memory.receptacles if kind_of(each) == self.target]
         holding = [
             each for each in fitting
@@ -165,7 +165,7 @@ class Searcher:
         """Stays with one receptacle until its contents have been read."""
         unseen = self.memory.unseen()
         if not unseen:
-            # Everything has been looked into: whatever is sought was misread or is out of reach.
+            # All receptacles were looked into, so the object was misread or is out of reach.
             return self.rng.choice([action for action in choices(now) if action.startswith("go to ")] or ["look"])
         if self._sought not in unseen:
             self._sought = self._next(unseen, kind)
@@ -183,19 +183,19 @@ class Searcher:
         def worth(name: str) -> float:
             place = kind_of(name)
             if place == self.target and self.type in ("pick", "two"):
-                return -1.0  # what is there already needs no fetching
+                return -1.0  # an object that is there already needs no fetching
             return places.get(place, 0.0) / counts[place] / (2 if place in openable else 1)
 
         return max(unseen, key=worth)
 
     def _at(self, now: Outcome, place: str, action: str) -> str:
-        """`action` where it can be done, else the next step towards doing it at `place`."""
+        """Returns `action` if it is possible, else the next step towards it at `place`."""
         ways = (action, f"go to {place}", f"open {place}", f"examine {place}")
         return next((each for each in ways if each in now.admissible_actions), "look")
 
 
 def parse_task(sentence: str) -> tuple[str, str, str]:
-    """Type, object kind, target kind (the lamp for look). Raises ValueError for a sentence of no known form."""
+    """Reads type, object kind and target kind (for look, the lamp). Raises ValueError for an unknown sentence."""
     for kind, form in _TASKS:
         if found := form.match(sentence):
             return kind, found["obj"], found["target"]

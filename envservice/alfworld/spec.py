@@ -1,4 +1,4 @@
-"""ALFWorld as runs choose it: see envservice/spec.py."""
+"""The EnvironmentSpec of ALFWorld."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from services.config.tree import EnvSection
 from services.findings import Finding, installed
 
 _PUBLISHED_STEPS = 50
-"""The game's own limit."""
+"""The limit of steps of the games themselves."""
 _SPLITS = ("train", "valid_seen", "valid_unseen")
 
 
 def describe(env: EnvSection) -> str:
-    """Where the games come from, their types, and the engine."""
+    """Names the source of the games, their types, and the engine in one line."""
     data = data_folder(env)
     where = f"official, in {data}" if data else "generated"
     return f"{where}, types {', '.join(env.alfworld.task_types)}, engine {env.alfworld.engine}"
 
 
 def check(environment: Environment, task: str) -> None:
-    """Parses the game, without the engine: the shipped one keeps megabytes for every game that it opens."""
+    """Parses the game without an engine: the shipped engine keeps megabytes for every game that it opens."""
     assert isinstance(environment, AlfworldEnvironment)
     environment.game(task)
 
 
 def findings() -> Iterator[Finding]:
-    """The games that the variable points to, and the shipped engine, which only comparisons need."""
+    """Finds the official games, and the shipped engine, which only comparisons need."""
     yield _games()
     missing = [name for name in ("alfworld", "textworld", "tatsu") if installed(name) is None]
     yield Finding(check="alfworld extra", status="warning" if missing else "ok",

@@ -1,4 +1,4 @@
-"""ScienceWorld behind the protocol of envservice/base.py: the published simulator, one JVM for each game in play."""
+"""ScienceWorld as an Environment: the published simulator, with one JVM for each game in play."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _NO_WIRES = "noElectricalAction"
 
 
 class ScienceworldEnvironment:
-    """Leave it as a context manager to end its JVMs; the end of the process ends them too.
+    """The environment. Leaving it as a context manager ends its JVMs; so does the end of the process.
 
-    Raises UserError where the simulator or Java is missing.
+    Raises UserError if the simulator or Java is missing.
     """
 
     name = "scienceworld"
@@ -47,7 +47,7 @@ class ScienceworldEnvironment:
         self.pool.close()
 
     def simplified(self, name: str) -> str:
-        """What is simplified in a type of task, as the simulator takes it."""
+        """Returns the simplifications of a type of task, as the simulator takes them."""
         return simplified(self._settings, name)
 
     def splits(self) -> list[str]:
@@ -57,7 +57,7 @@ class ScienceworldEnvironment:
         return LEVELS[self._settings.level]
 
     def task_type(self, task: str) -> str:
-        """The task's published name."""
+        """Returns the task's published name."""
         return place_of(task).name
 
     def tasks(self, split: str) -> list[str]:
@@ -70,7 +70,7 @@ class ScienceworldEnvironment:
         return found
 
     def digest(self, split: str) -> str:
-        """Over the simulator's file, the tasks' ids and what simplifies them: there is no other data."""
+        """Returns the digest of the simulator's file, the task ids and their simplifications: all data there is."""
         total = hashlib.blake2b(digest_size=16)
         for task in self.tasks(split):
             total.update(f"{task}\0{self.task_digest(task)}\0".encode())
@@ -82,12 +82,12 @@ class ScienceworldEnvironment:
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def open(self, task: str) -> Session:
-        """Starts nothing; a game's reset does."""
+        """Opens a session. It starts nothing; its reset starts the JVM."""
         return ScienceworldSession(place_of(task), self.pool, self._settings)
 
 
 class ScienceworldSession:
-    """One game. It holds a JVM from its reset to its end, and lets go of it when it is dropped."""
+    """One game. It holds a JVM from its reset to its end, or until it is dropped."""
 
     def __init__(self, place: Place, pool: Pool, settings: ScienceworldSection) -> None:
         self._place = place
@@ -97,7 +97,7 @@ class ScienceworldSession:
         self._lease: SimulatorLease | None = None
 
     def reset(self) -> Outcome:
-        """The task, then what a look around shows."""
+        """Returns the task, followed by what a look around shows."""
         self._steps, self._best = 0, 0
         try:
             if self._lease is None:
@@ -141,5 +141,5 @@ class ScienceworldSession:
 
 
 def simplified(settings: ScienceworldSection, name: str) -> str:
-    """The simplifications of a type of task, as the simulator takes them."""
+    """Joins the simplifications of a type of task, as the simulator takes them."""
     return ",".join(sorted(each for each in settings.simplifications if each != _NO_WIRES or name not in ELECTRICAL))

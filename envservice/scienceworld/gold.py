@@ -1,8 +1,8 @@
-"""Whether the simulator's own solutions win here: gold paths of every task type, played like any episode.
+"""Checks that the simulator's own solutions win: plays gold paths of every task type like any episode.
 
     python -m envservice.scienceworld.gold [--variations 1] [--split test] [--tasks boil melt] [--out paths.json]
 
-Paths are played in lower case, which is what answers are read in, to the 200 steps that an episode may have.
+Paths are played in lower case, as answers are read, and for at most the 200 steps of an episode.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from services.config.env import ScienceTask
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoldPath:
-    """One gold path and what came of it."""
+    """One gold path and its result."""
 
     place: Place
     path: list[str]
     steps: int
-    """Taken: fewer than the path has where it wins before its end, or is longer than an episode."""
+    """Steps taken: fewer than the path has if it wins early or is longer than an episode."""
     score: int
     won: bool
 
     @property
     def fits(self) -> bool:
-        """Whether an episode is long enough for it."""
+        """Whether an episode is long enough for the path."""
         return len(self.path) <= LONGEST
 
 
 def play(environment: ScienceworldEnvironment, place: Place, path: list[str]) -> GoldPath:
-    """Takes the actions of a path until the episode ends."""
+    """Plays the actions of a path until the episode ends."""
     session = environment.open(place.id)
     now, steps = session.reset(), 0
     for action in path[:LONGEST]:
@@ -50,14 +50,15 @@ def play(environment: ScienceworldEnvironment, place: Place, path: list[str]) ->
 
 
 def sweep(names: Collection[str], part: Part, count: int) -> Iterator[GoldPath]:
-    """Some variations of each type, easy. Raises UserError without the simulator or Java, EnvFault where one fails."""
+    """Plays some variations of each type with all simplifications. Raises UserError without the simulator or Java,
+    EnvFault if it fails."""
     with ScienceworldEnvironment() as environment:
         for place in (place for name in COUNTS if name in names for place in sample(name, part, count)):
             yield play(environment, place, list(gold_path(place.id, environment.simplified(place.name))))
 
 
 def main() -> None:
-    """Prints a line per path, and what did not win."""
+    """Prints a line per path, then the paths that did not win."""
     parser = argparse.ArgumentParser(description="gold paths, played")
     parser.add_argument("--variations", type=int, default=1, help="of each type")
     parser.add_argument("--split", choices=PARTS, default="test")

@@ -1,4 +1,4 @@
-"""What can be said to the simulator, for prompts: the list of the RLVMR family, the same whatever is simplified."""
+"""The kinds of action for prompts: RLVMR's list, which is the same under all simplifications."""
 
 from __future__ import annotations
 
@@ -29,4 +29,4 @@ MEANINGS: dict[str, str] = {
     "task": "describe the task again",
     "inventory": "list what you carry",
 }
-"""Kinds of action and what they do; OBJ and LOC stand for names."""
+"""Kinds of action with their meanings. OBJ and LOC stand for names."""

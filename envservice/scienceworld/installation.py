@@ -1,4 +1,4 @@
-"""Where the simulator and its Java are on this machine. Light: the package `scienceworld` itself is never imported."""
+"""Finds the simulator and its Java on this machine. It is light: the package `scienceworld` is never imported."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from services.errors import UserError
 from services.findings import installed
 
 VERSION = "1.2.3"
-"""Of the simulator. The table of variations and all figures are this version's."""
+"""The simulator's version. The table of variations and all figures belong to it."""
 OLDEST_JAVA = 11
 _INSTALL_JAVA = "apt-get install openjdk-17-jre-headless, or point JAVA_HOME to a newer one"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What runs a simulator."""
+    """The files that a simulator needs."""
 
     java: str
     jar: Path
-    """The simulator's."""
+    """The simulator's jar."""
     gateway: Path
-    """py4j's jar, which goes before the simulator's: that one holds an older py4j, which asks nobody for a token."""
+    """py4j's jar. It precedes the simulator's jar, which holds an older py4j that asks for no token."""
 
     @property
     def classpath(self) -> str:
@@ -37,17 +37,17 @@ class Program:
 
     @property
     def folder(self) -> Path:
-        """To run in: the simulator reads a table there, and would write one into any folder that has none."""
+        """The working folder: the simulator reads a table there, and writes one if it is missing."""
         return self.jar.parent
 
 
 def find_program() -> Program:
-    """Raises UserError, one line, where the simulator, py4j or Java is missing."""
+    """Finds everything. Raises UserError if the simulator, py4j or Java is missing."""
     return Program(java=find_java(), jar=find_jar(), gateway=find_gateway())
 
 
 def find_jar() -> Path:
-    """The simulator. Raises UserError where it is missing or another version."""
+    """Finds the simulator's jar. Raises UserError if it is missing or has another version."""
     found, spec = installed("scienceworld"), find_spec("scienceworld")
     if found != VERSION or spec is None or spec.origin is None:
         what = "is not installed" if found is None else f"{found} is installed, not {VERSION}"
@@ -56,7 +56,7 @@ def find_jar() -> Path:
 
 
 def find_gateway() -> Path:
-    """py4j's Java half. Raises UserError where it is missing."""
+    """Finds py4j's jar. Raises UserError if it is missing."""
     shipped = files("py4j") or [] if installed("py4j") else []
     for file in shipped:
         if file.suffix == ".jar":
@@ -66,7 +66,7 @@ def find_gateway() -> Path:
 
 @lru_cache(maxsize=1)
 def find_java() -> str:
-    """The command. Raises UserError, one line, where Java is missing, too old or broken."""
+    """Finds the java command. Raises UserError if Java is missing, too old or broken."""
     home = os.environ.get("JAVA_HOME")
     command = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if command is None or not Path(command).is_file():
@@ -80,7 +80,7 @@ def find_java() -> str:
 
 
 def java_version(command: str) -> int | None:
-    """The main version, 8 for `1.8.0`; None where it does not say."""
+    """Reads the main version, such as 8 in `1.8.0`. Returns None if there is none."""
     try:
         done = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""Simulators on loan: one for each game that is being played. Which games one has played before changes nothing."""
+"""A pool of simulators, one for each game in play. The games that a simulator has played before change nothing."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable
 from envservice.scienceworld.simulator import Simulator
 
 GAMES = 200
-"""Games of one JVM before it makes room for a new one, so that nothing can pile up in it."""
+"""Games of one JVM before a new one replaces it, so that no memory piles up."""
 
 
 class SimulatorLease:
-    """One simulator for one game. It comes back when the game lets go of it, however that happens."""
+    """One simulator for one game. It returns to the pool when the game drops it, in whatever way."""
 
     def __init__(self, pool: Pool, simulator: Simulator) -> None:
         self.simulator = simulator
@@ -21,17 +21,17 @@ class SimulatorLease:
         self._back.atexit = False
 
     def end(self) -> None:
-        """Gives it back."""
+        """Returns the simulator to the pool."""
         self._back()
 
     def scrap(self) -> None:
-        """Ends it: it has failed."""
+        """Ends a simulator that has failed."""
         self._back.detach()
         self.simulator.end()
 
 
 class Pool:
-    """As many simulators as games were ever played at once. Its parts are atomic, as leases end in any thread."""
+    """As many simulators as games were ever played at once. Operations are atomic, since leases end in any thread."""
 
     def __init__(self, start: Callable[[], Simulator]) -> None:
         self._start = start
@@ -40,7 +40,7 @@ class Pool:
         self._closed = False
 
     def lease(self) -> SimulatorLease:
-        """An idle one, or else a new one. Raises JavaError."""
+        """Lends an idle simulator, or a new one. Raises JavaError."""
         while self._idle:
             simulator = self._idle.pop()
             if simulator.runs():
@@ -51,18 +51,18 @@ class Pool:
         return SimulatorLease(self, simulator)
 
     def take_back(self, simulator: Simulator) -> None:
-        """For leases."""
+        """Takes a simulator back, for leases."""
         if self._closed or simulator.games >= GAMES:
             simulator.end()
         else:
             self._idle.append(simulator)
 
     def pids(self) -> list[int]:
-        """Processes that run, those of games and idle ones."""
+        """Counts the running processes, busy and idle."""
         return sorted(simulator.pid for simulator in list(self._started) if simulator.runs())
 
     def close(self) -> None:
-        """Ends them all; a game that goes on fails at its next step."""
+        """Ends all simulators. A game in play fails at its next step."""
         self._closed = True
         self._idle.clear()
         for simulator in list(self._started):

@@ -1,6 +1,6 @@
 """The two ScienceWorld prompts, answered with `<think>...</think><action>...</action>` (envservice/response_format.py).
 
-`full` has the fields and order of the RLVMR family's pipelines; `compact` says the same in few words.
+`full` has the fields and order of RLVMR's pipeline. `compact` says the same in few words.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from envservice.scienceworld.grammar import MEANINGS
 
 TASK = "Your task is to "
 UNKNOWN = "No known action matches that input."
-"""The simulator's answer to what it does not understand."""
+"""The simulator's answer to an action that it does not understand."""
 
 
 def task_of(first: Outcome) -> str:
-    """The task, without the words that begin it."""
+    """Returns the task without its opening words."""
     return str(first.info.get("task", "")).strip().removeprefix(TASK)
 
 
 def look_of(observation: str, first: Outcome) -> str:
-    """An observation without the task, which the first one begins with."""
+    """Returns an observation without the task, with which the first one begins."""
     return observation.removeprefix(str(first.info.get("task", ""))).strip()
 
 
@@ -38,7 +38,7 @@ class ScienceworldFullTemplate:
         self.history = history
 
     def render(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> str:
-        """The first step, and every step where history is 0, has no past."""
+        """Renders the prompt. The first turn shows no past, and no turn does if `history` is 0."""
         lines = [_ROLE, f"Your task is to: {task_of(first)}"]
         shown = recent(turns, self.history)
         if shown:
@@ -75,7 +75,7 @@ _INSTRUCTION = (
 
 
 class ScienceworldCompactTemplate:
-    """Raw text of four lines: the task, recent actions, the observation, the names of what is here. For instance
+    """Raw text of four lines: the task, recent actions, the observation, the names of objects here. For instance
 
         Task: find a(n) plant. First, focus on the thing. Then, move it to the red box in the kitchen.
         Done: go to greenhouse; look around
@@ -105,7 +105,7 @@ class ScienceworldCompactTemplate:
 
 
 def _one_line(text: str) -> str:
-    """Lists as the simulator prints them, an entry a line, on one line."""
+    """Joins a list, which the simulator prints with one entry per line, on one line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     joined = lines[0] if lines else ""
     for before, line in pairwise(lines):

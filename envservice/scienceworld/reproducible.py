@@ -1,4 +1,4 @@
-"""Whether a JVM that has played other games tells the same story as a new one: measured, for every task type.
+"""Measures for every task type whether a JVM that has played other games gives the same outcomes as a new one.
 
     python -m envservice.scienceworld.reproducible [--variations 3] [--steps 10]
 
@@ -25,7 +25,7 @@ _WAIT = "wait1"
 
 
 def walk(simulator: Simulator, place: Place, steps: int) -> str:
-    """Digest of all that a random walk shows. Raises JavaError."""
+    """Returns the digest of everything that a random walk shows. Raises JavaError."""
     rng, seen = random.Random(seed_for("scienceworld-walk", place.id)), hashlib.blake2b(digest_size=16)
     simulator.load(place.name, place.variation, "easy")
     shown = [simulator.task(), simulator.step("look around")]
@@ -40,7 +40,7 @@ def walk(simulator: Simulator, place: Place, steps: int) -> str:
 
 
 def in_new(program: Program, places: Iterable[Place], steps: int) -> list[str]:
-    """Each in a JVM of its own."""
+    """Walks each task in a JVM of its own."""
     found: list[str] = []
     for place in places:
         simulator = Simulator(program)
@@ -52,7 +52,7 @@ def in_new(program: Program, places: Iterable[Place], steps: int) -> list[str]:
 
 
 def in_used(program: Program, places: Sequence[Place], steps: int) -> list[tuple[str, str]]:
-    """All in one JVM, from the last to the first and back again."""
+    """Walks all tasks in one JVM, from the last to the first and back again."""
     simulator = Simulator(program)
     try:
         back = [walk(simulator, place, steps) for place in reversed(places)]
@@ -63,7 +63,7 @@ def in_used(program: Program, places: Sequence[Place], steps: int) -> list[tuple
 
 
 def main() -> None:
-    """Prints a line per type."""
+    """Prints a line per task type."""
     parser = argparse.ArgumentParser(description="whether used JVMs tell the same story as new ones")
     parser.add_argument("--variations", type=int, default=3, help="of each type")
     parser.add_argument("--steps", type=int, default=10, help="actions of a walk")

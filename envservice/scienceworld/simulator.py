@@ -1,7 +1,7 @@
-"""One JVM with one world in it: started and ended by us, driven over one socket, no threads on this side.
+"""One JVM with one world in it. This process starts it, drives it over one socket, and uses no threads for it.
 
-It ends with us on every way out. Its stdin is a pipe of ours and it exits at its end, which the kernel brings about
-even where we are killed. It is in a process group of its own, so that a Ctrl-C leaves it to us to drain first.
+It ends with this process in every case. It exits when its stdin closes, which is a pipe from this process, and the
+kernel closes that even after a SIGKILL. It has its own process group, so that a Ctrl-C lets this process drain first.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from envservice.scienceworld.wire import JavaConnection, JavaError, Ref, Value
 
 HEAP_MIB = 192
 MEMORY_BYTES = 320 * 1024**2
-"""What one JVM takes at most: heap, classes, compiled code."""
+"""The most memory of one JVM: heap, classes, compiled code."""
 SOLVER_HEAP_MIB = 1024
-"""Finding a gold path may keep thousands of worlds at once."""
+"""The heap for gold paths: a search may keep thousands of worlds at once."""
 START_S = 60.0
 CALL_S = 60.0
-"""Of one call. They take milliseconds; a machine may be busy."""
+"""Deadline of one call. Calls take milliseconds, but a machine may be busy."""
 SOLVE_S = 600.0
-"""Of the call that finds a gold path, which takes seconds."""
+"""Deadline of the call that finds a gold path, which takes seconds."""
 _OPTIONS = (
     "-Xms16m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError",
     "-XX:-UsePerfData",  # which would leave files in /tmp
@@ -35,7 +35,7 @@ _PYTHON_SIDE = "scienceworld.runtime.pythonapi.PythonInterface"
 
 
 class Simulator:
-    """Calls raise JavaError; after one, or after `end`, it is of no more use."""
+    """A running JVM. Calls raise JavaError. It cannot be used after such an error or after `end`."""
 
     def __init__(self, program: Program, *, heap_mib: int = HEAP_MIB, call_s: float = CALL_S) -> None:
         gateway = ["py4j.GatewayServer", "--enable-auth", "--die-on-broken-pipe", "0"]
@@ -46,7 +46,7 @@ class Simulator:
         except OSError as error:
             raise JavaError(f"{program.java} does not start: {error}") from error
         self.end = weakref.finalize(self, _kill, process)
-        """Ends the JVM, at once; also called when the object or this process ends."""
+        """Ends the JVM at once. It is also called when the object or this process ends."""
         self.pid = process.pid
         self._process = process
         self.games = 0
@@ -58,61 +58,61 @@ class Simulator:
             raise
 
     def runs(self) -> bool:
-        """False once the JVM has ended, however that came."""
+        """Whether the JVM still runs."""
         return self._process.poll() is None
 
     def load(self, task: str, variation: int, simplifications: str, *, gold: bool = False) -> None:
-        """A world as it is at the start, whatever was before. `gold`: also solves the task, which takes seconds.
+        """Loads a world in its first state, whatever was loaded before. `gold` also solves the task, in seconds.
 
-        The published wrapper makes it twice, by `reset`; that shows nothing else.
+        The published wrapper loads it twice, by `reset`. That makes no difference.
         """
         self.games += 1
         if problem := self.ask("load", task, variation, simplifications, gold):
             raise JavaError(str(problem))
 
     def task(self) -> str:
-        """What is asked for, as prose."""
+        """Returns the task as prose."""
         return str(self.ask("getTaskDescription"))
 
     def step(self, action: str) -> str:
-        """Takes any string; what happened."""
+        """Takes any string as an action, and returns what happened."""
         return str(self.ask("step", action)).strip()
 
     def score(self) -> int:
-        """0 to 100; negative after a mistake that cannot be mended."""
+        """Returns the score, 0 to 100. It is negative after a mistake that cannot be undone."""
         return round(100 * float(str(self.ask("getScore"))))
 
     def completed(self) -> bool:
-        """Won or failed."""
+        """Says whether the task is won or failed."""
         return self.ask("getCompleted") is True
 
     def moves(self) -> int:
-        """The simulator's own clock: looking takes none of it, `wait` eleven."""
+        """Returns the simulator's own count of moves. A look counts as none, `wait` as eleven."""
         return int(str(self.ask("getNumMoves")))
 
     def objects(self) -> list[str]:
-        """Names that actions may refer to here, sorted."""
+        """Returns the names that actions may refer to here, sorted."""
         return sorted(self.read_list("getPossibleObjects"))
 
     def templates(self) -> list[str]:
-        """The kinds of action that this world takes; `<object>` stands for a name."""
+        """Returns the kinds of action that this world accepts. `<object>` stands for a name."""
         return sorted(kind.replace("OBJ", "<object>") for kind in self.read_list("getPossibleActions"))
 
     def valid_actions(self) -> list[str]:
-        """Every action that would do something, sorted: hundreds of them, and the slowest call of all."""
+        """Returns every action that would have an effect, sorted. There are hundreds; it is the slowest call."""
         found = json.loads(str(self.ask("getValidActionObjectCombinationsJSON")))
         return sorted({each["action"] for each in found["validActions"]})
 
     def gold_path(self) -> list[str]:
-        """The simulator's own solution of what was loaded with `gold`."""
+        """Returns the simulator's own solution of a task that was loaded with `gold`."""
         return self.read_list("getGoldActionSequence")
 
     def ask(self, method: str, *arguments: Value) -> Value | Ref:
-        """Any method of the simulator's own interface."""
+        """Calls any method of the simulator's own interface."""
         return self.wire.call(self._interface, method, *arguments)
 
     def read_list(self, method: str) -> list[str]:
-        """What a method without arguments lists."""
+        """Calls a method without arguments that returns a list."""
         found = self.ask(method)
         joined = str(self.wire.call("java.lang.String", "join", "\n", found))
         assert isinstance(found, Ref)
@@ -121,7 +121,7 @@ class Simulator:
 
 
 def _connect(process: subprocess.Popen[bytes], call_s: float) -> JavaConnection:
-    """Reads the gateway's port and token, and silences what the simulator prints: nobody would empty the pipe."""
+    """Reads the gateway's port and token, and silences the simulator's output, since nobody would read the pipe."""
     assert process.stdout is not None
     with process.stdout as lines:
         if not select.select([lines], [], [], START_S)[0]:

@@ -1,4 +1,4 @@
-"""Gold paths: the simulator's own solutions. It finds them with all that it knows of the world, not by reading."""
+"""Gold paths: the simulator's own solutions, which it finds by its knowledge of the world, not by reading."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from envservice.scienceworld.wire import JavaError
 from services.errors import EnvFault
 
 IDLE_S = 30.0
-"""A solver that nobody asks for so long ends: it is as large as three games, and demonstrations come all at once."""
+"""An idle solver ends after this time: it is as large as three games, and demonstrations come all at once."""
 
 
 class Solver:
-    """One JVM for all, with a larger heap than games need; started when asked."""
+    """One JVM for all gold paths, with a larger heap than games need. It starts on demand."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -24,7 +24,7 @@ class Solver:
         self._timer: threading.Timer | None = None
 
     def solve(self, task: str, variation: int, simplifications: str) -> list[str]:
-        """Raises JavaError, and UserError without the simulator or Java."""
+        """Solves a task. Raises JavaError, and UserError without the simulator or Java."""
         with self._lock:
             self._stop_timer()
             if self._simulator is None:
@@ -41,11 +41,11 @@ class Solver:
             return path
 
     def runs(self) -> bool:
-        """Whether there is a JVM now."""
+        """Whether the JVM runs now."""
         return self._simulator is not None
 
     def end(self) -> None:
-        """Ends the JVM; the next task starts another."""
+        """Ends the JVM. The next task starts another one."""
         with self._lock:
             self._stop_timer()
             self._end()
@@ -62,14 +62,14 @@ class Solver:
 
 
 SOLVER = Solver()
-"""Of this process."""
+"""Returns the solver of this process."""
 
 
 @lru_cache(maxsize=8192)
 def gold_path(task: str, simplifications: str) -> tuple[str, ...]:
-    """The actions that the simulator solves the task with; finding them takes it seconds.
+    """Returns the actions with which the simulator solves the task. It takes seconds to find them.
 
-    Raises KeyError for an unknown task, UserError without the simulator or Java, EnvFault where it fails.
+    Raises KeyError for an unknown task, UserError without the simulator or Java, EnvFault if the simulator fails.
     """
     place = place_of(task)
     try:

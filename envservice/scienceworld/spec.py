@@ -1,4 +1,4 @@
-"""ScienceWorld as runs choose it: see envservice/spec.py."""
+"""The EnvironmentSpec of ScienceWorld."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from services.findings import Finding
 
 
 def open_environment(env: EnvSection) -> Environment:
-    """Looks for the simulator and for Java, and starts neither. Raises UserError where one is missing."""
+    """Opens the environment, and starts neither simulator nor Java. Raises UserError if one is missing."""
     from envservice.scienceworld.environment import ScienceworldEnvironment
 
     return ScienceworldEnvironment(env.scienceworld)
 
 
 def describe(env: EnvSection) -> str:
-    """Which tasks, and what is simplified."""
+    """Names the tasks and their simplifications in one line."""
     chosen = env.scienceworld
     simpler = ", ".join(chosen.simplifications) or "nothing"
     return (f"simulator {installation.VERSION}, level {chosen.level}, {len(chosen.tasks)} task types, "
@@ -31,12 +31,12 @@ def describe(env: EnvSection) -> str:
 
 
 def check(environment: Environment, task: str) -> None:
-    """Nothing can be found broken in a task without starting a JVM."""
+    """Checks nothing: a broken task cannot be found without a JVM."""
     environment.task_digest(task)
 
 
 def findings() -> Iterator[Finding]:
-    """The simulator and Java, which nothing else needs."""
+    """Finds the simulator and Java, which no other environment needs."""
     try:
         installation.find_jar()
         command = installation.find_java()

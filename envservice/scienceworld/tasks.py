@@ -1,4 +1,4 @@
-"""The 30 tasks, their variations and the panels. A table, so that listing tasks needs no Java; a test asks the jar."""
+"""The 30 tasks with their variations and splits, in a table, so that listing needs no Java. A test compares the jar."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ COUNTS: dict[str, tuple[int, int, int]] = {
     "power-component-renewable-vs-nonrenewable-energy": (10, 5, 5), "test-conductivity": (450, 225, 225),
     "test-conductivity-of-unknown-substances": (300, 150, 150), "use-thermometer": (270, 135, 135),
 }
-"""Variations of train, dev and test; they follow one another from 0. In the order of the published task indices."""
+"""Variations of train, dev and test, counted from 0 one after the other. The order is that of the published indices."""
 
 _NAMES = tuple(COUNTS)
 TRAIN_TYPES = frozenset(_NAMES[i] for i in (0, 22, 9, 20, 25, 26, 27, 5, 6, 7, 10, 2, 3, 17, 19, 12, 14, 15, 23))
 """The 19 task types that L2 trains on."""
 HELD_OUT_TYPES = frozenset(_NAMES[i] for i in (1, 21, 28, 8, 11, 4, 18, 13, 16, 24))
-"""The 10 that it reports on; use-thermometer is in no level."""
+"""The 10 task types that L2 reports on. use-thermometer is in no level."""
 
 ELECTRICAL = frozenset(name for name in _NAMES if name.startswith(("power-", "test-conductivity")))
-"""Types that cannot be solved without connecting things."""
+"""Types that cannot be solved without connecting objects."""
 
 Level = Literal["all", "L0", "L1", "L2"]
 PANELS: dict[str, tuple[Part, frozenset[str]]] = {
@@ -41,21 +41,21 @@ PANELS: dict[str, tuple[Part, frozenset[str]]] = {
     **{f"seen_{part}": (part, TRAIN_TYPES) for part in PARTS},
     "unseen_test": ("test", HELD_OUT_TYPES),
 }
-"""Splits by name: which variations, of which task types."""
+"""Maps the name of a split to its variations and task types."""
 LEVELS: dict[Level, tuple[str, str, str]] = {
     "all": ("train", "dev", "test"),
-    # Seen types, the variations that were held back for development; so that no task is in two splits, the best
+    # Seen types, with the variations held back for development. So that no task is in two splits, the best
     # checkpoint is chosen by the test variations.
     "L0": ("levels_train", "levels_test", "levels_dev"),
     "L1": ("levels_train", "levels_dev", "levels_test"),
     "L2": ("seen_train", "seen_dev", "unseen_test"),
 }
-"""To train on, to choose by, to report on."""
+"""Returns the splits to train on, to choose the best checkpoint by, and to report on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a task id names."""
+    """The parts of a task id."""
 
     part: Part
     name: str
@@ -63,7 +63,7 @@ class Place:
 
     @property
     def id(self) -> str:
-        """Such as `scienceworld/test/boil/21`."""
+        """Returns the id, such as `scienceworld/test/boil/21`."""
         return f"scienceworld/{self.part}/{self.name}/{self.variation}"
 
 
@@ -75,20 +75,20 @@ def variations(name: str, part: Part) -> range:
 
 
 def panel(split: str, names: Collection[str]) -> Iterator[Place]:
-    """The tasks of a split, of these types. Raises KeyError for an unknown split."""
+    """Returns the tasks of these types in a split. Raises KeyError for an unknown split."""
     part, types = PANELS[split]
     return (Place(part, name, variation) for name in _NAMES if name in types and name in names
             for variation in variations(name, part))
 
 
 def sample(name: str, part: Part, count: int) -> list[Place]:
-    """Variations of a type, evenly over a part."""
+    """Returns variations of a type, evenly spaced over a part."""
     places = list(panel(part, {name}))
     return places[:: max(1, len(places) // count)][:count]
 
 
 def place_of(task: str) -> Place:
-    """Raises KeyError for what is no id of a task."""
+    """Reads a task id. Raises KeyError for any other text."""
     match task.split("/"):
         case ["scienceworld", "train" | "dev" | "test" as part, name, number] if name in COUNTS and number.isdecimal():
             place = Place(part, name, int(number))

@@ -1,7 +1,7 @@
 """ScienceWorld's demonstrations: gold paths, with looks around as noise.
 
-A gold path is the simulator's own solution, found with all that it knows of the world. What it shows is which actions
-win, not how one could have known: imitating it teaches the grammar and the usual orders, at most.
+A gold path is the simulator's own solution, which it finds by its knowledge of the world. It shows the actions that
+win, but not how a player could know them. Imitation teaches the grammar and the usual orders at most.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from services.config.tree import SftSection
 
 NOISE: dict[str, tuple[str, ...]] = {
     "look around": ("This room is called", "This outside location is called"), "inventory": ("In your inventory",)}
-"""Actions that change nothing, and how their answers begin: after any other a gold path would lead elsewhere."""
+"""Actions that change nothing, with the first words of their answers. After any other action a gold path would fail."""
 _THOUGHT = "go on"
 """The simulator gives no reasons."""
 
 
 class ScienceworldDemonstrator:
-    """Gives the actions of a gold path one after the other, each until it has been taken."""
+    """Plays the actions of a gold path in order. It repeats each one until it was taken."""
 
     def __init__(self, first: Outcome, rng: random.Random, sft: SftSection) -> None:
-        del rng, sft  # nothing in it is left to chance
+        del rng, sft  # its play has no chance
         self._path = gold_path(str(first.info["task_id"]), str(first.info["simplifications"]))
         self._next = -1
 
@@ -42,7 +42,7 @@ class ScienceworldDemonstrator:
 
 
 def disturb(action: str, now: Outcome, rng: random.Random) -> str:
-    """In place of `action`: a look that changes nothing."""
+    """Returns a look that changes nothing, to be taken instead of `action`."""
     del action, now
     return rng.choice(list(NOISE))
 

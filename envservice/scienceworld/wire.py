@@ -1,6 +1,6 @@
-"""The few sentences of Py4J's text protocol that the simulator is driven with, over one socket and with deadlines.
+"""A client of the part of Py4J's text protocol that drives the simulator, over one socket and with deadlines.
 
-Of the py4j package only its Java half is used: the Python half has no deadline for a call and frees Java objects from
+Only the Java half of the py4j package is used. The Python half has no deadline for a call and frees Java objects from
 threads of its own. A command is one line per part, ended by `e`; its answer one
 line: `!y`, a letter for the type and the value, or `!x` for an exception. Without the token that the JVM printed at
 its start, anybody on this machine could call what they like in it.
@@ -15,7 +15,7 @@ Value = str | int | float | bool | None
 
 
 class JavaError(Exception):
-    """The JVM is gone, is late, or threw."""
+    """The JVM has ended, missed a deadline, or threw an exception."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Ref:
 
 
 class JavaConnection:
-    """One connection to a Py4J gateway. Calls raise JavaError; after one the connection is of no more use."""
+    """One connection to a Py4J gateway. Calls raise JavaError, after which the connection cannot be used."""
 
     def __init__(self, port: int, token: str, *, deadline_s: float) -> None:
         self.port = port
@@ -39,16 +39,16 @@ class JavaConnection:
         self._ask("A", token)
 
     def close(self) -> None:
-        """Ends the connection; the objects stay."""
+        """Closes the connection. The objects stay."""
         self._lines.close()
         self._socket.close()
 
     def new(self, java_class: str, *arguments: Value | Ref) -> Ref:
-        """An object made by a constructor."""
+        """Makes an object by its constructor."""
         return self._ref(self._ask("i", java_class, *map(_written, arguments)))
 
     def release(self, ref: Ref) -> None:
-        """Lets the JVM forget an object, which it else keeps to its end."""
+        """Lets the JVM forget an object. Otherwise the JVM keeps it until it ends."""
         self._ask("m", "d", ref.id)
 
     def call(self, target: Ref | str, method: str, *arguments: Value | Ref) -> Value | Ref:
