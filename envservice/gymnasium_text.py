@@ -120,7 +120,7 @@ def plays_twice(environment: Environment, task: str) -> None:
     now, same = one.reset(), other.reset()
     for step in range(_PROBED_STEPS):
         if now != same:
-            raise EnvFault(f"after {step} equal actions two plays differ: no pure function of seed and actions")
+            raise EnvFault(f"after {step} equal actions two plays differ: not a pure function of seed and actions")
         if now.done:
             return
         choices = now.admissible_actions or [str(step)]

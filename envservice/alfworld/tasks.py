@@ -1,4 +1,4 @@
-"""Which games there are: official ones in a data folder, or generated ones. Task ids are the same on every machine.
+"""The lists of games: official ones in a data folder, or generated ones. Task ids are the same on every machine.
 
 Official layout, as `alfworld-download` leaves it; nothing is written into it, and traj_data.json is not needed:
 
@@ -36,34 +36,34 @@ _HELD_OUT_ONE_IN = 4
 _TAIL_BYTES = 4096
 _SOLVABLE = re.compile(rb'"solvable":\s*(true|false)')
 VARIABLE = "ALFWORLD_DATA"
-"""Names the data folder where env.data does not."""
+"""The variable that names the data folder if env.data does not."""
 DOWNLOAD = "run `alfworld-download`, set ALFWORLD_DATA to its folder, or unset it for generated games"
 
 
 class Games(Protocol):
-    """A family of games. Thread-safe; lists are made once and kept."""
+    """A list of games in splits. It is thread-safe, and makes each list once."""
 
     name: str
     training_splits: tuple[str, str, str]
-    """To train on, to choose the best checkpoint by, to report on: pairwise without a common game."""
+    """Returns the splits to train on, to choose the best checkpoint by, and to report on. They share no game."""
 
     def splits(self) -> list[str]: ...
 
     def tasks(self, split: str) -> tuple[str, ...]:
-        """All task ids, sorted. Raises UserError for an unknown split and for missing or broken data."""
+        """Returns all task ids, sorted. Raises UserError for an unknown split and for missing or broken data."""
         ...
 
     def content(self, task: str) -> bytes:
-        """The game file. Raises KeyError for an unknown task, EnvFault where it cannot be read."""
+        """Reads the game file. Raises KeyError for an unknown task, EnvFault if it cannot be read."""
         ...
 
     def origin(self, task: str) -> bytes:
-        """A digest that with the task's id decides its content. Raises as `content` does."""
+        """Returns a digest that, with the task's id, decides its content. Raises as `content` does."""
         ...
 
 
 def task_type(task: str) -> TaskType:
-    """The type that a task id names, of official and generated games alike. Raises KeyError."""
+    """Returns the type that a task id names, official or generated. Raises KeyError."""
     name = task.split("/")[2] if task.count("/") >= 2 else ""
     kind = name.partition("-")[0]
     if kind in TASK_TYPES:
@@ -75,7 +75,7 @@ def task_type(task: str) -> TaskType:
 
 
 def is_held_out(folder: str) -> bool:
-    """Whether a train game folder belongs to `heldout`: by its name alone, hence the same wherever it is asked."""
+    """Says by its name alone whether a train game folder belongs to `heldout`, so all machines agree."""
     return hashlib.blake2b(folder.encode(), digest_size=8).digest()[0] % _HELD_OUT_ONE_IN == 0
 
 
@@ -84,7 +84,7 @@ _PARTS: dict[str, Callable[[str], bool]] = {
     "train_kept": lambda folder: not is_held_out(folder),
     "heldout": is_held_out,
 }
-"""Our splits of train: which game folders belong to each."""
+"""Our splits of train, each with a test for its game folders."""
 
 
 class OfficialGames:
@@ -94,7 +94,7 @@ class OfficialGames:
     training_splits: tuple[str, str, str] = ("train_kept", "valid_seen", "heldout")
 
     def __init__(self, data: Path) -> None:
-        """Raises UserError where `data` holds no games."""
+        """Raises UserError if `data` holds no games."""
         self._root = data / "json_2.1.1"
         if not self._root.is_dir():
             raise UserError(f"there are no ALFWorld games in {data}: no folder {self._root}", DOWNLOAD)
@@ -145,7 +145,7 @@ class OfficialGames:
 
 
 class GeneratedGames:
-    """Games made from seeds. What is measured on them is not an ALFWorld result, hence a name of their own."""
+    """Games made from seeds. They have a name of their own, because results on them are not ALFWorld results."""
 
     name = generator.FAMILY
     training_splits: tuple[str, str, str] = ("train", "valid", "heldout")
@@ -171,7 +171,7 @@ class GeneratedGames:
 
 
 def _scan(folder: Path) -> Iterator[tuple[str, str]]:
-    """(game folder, trial folder) of every game that can be played and solved."""
+    """Yields (game folder, trial folder) of every game that can be played and solved."""
     for game in os.scandir(folder):
         if game.name.partition("-")[0] not in _TYPE_OF_FOLDER or "Sliced" in game.name or not game.is_dir():
             continue
@@ -181,7 +181,7 @@ def _scan(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _solvable(path: Path) -> bool:
-    """Reads the file's end, where the flag stands in all official files; a whole file only where it does not."""
+    """Reads the flag at the file's end, where all official files have it; else reads the whole file."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)

@@ -14,11 +14,11 @@ from envservice.spec import Teacher
 from services.config.tree import SftSection
 
 _HIGHEST_NUMBER = 30
-"""Of the numbers that corrupted actions name."""
+"""The largest number in a corrupted action."""
 
 
 class AlfworldDemonstrator:
-    """The searcher's moves as answers: its subgoal is the thought."""
+    """A Demonstrator that plays the searcher's moves. The subgoal of a move is the thought."""
 
     def __init__(self, first: Outcome, rng: random.Random, sft: SftSection) -> None:
         self._searcher = Searcher(first, jump=sft.jump, rng=rng)
@@ -29,7 +29,7 @@ class AlfworldDemonstrator:
 
 
 def disturb(action: str, now: Outcome, rng: random.Random) -> str:
-    """In place of `action`: any admissible one, or one that is not, made by changing a number in it."""
+    """Returns noise instead of `action`: any admissible action, or `action` with another number in it."""
     if rng.random() < 0.5:
         return rng.choice(choices(now))
     numbered = action if re.search(r"\d", action) else rng.choice([each for each in choices(now) if each[-1].isdigit()])

@@ -1,4 +1,4 @@
-"""The sentences of ALFWorld: what the player reads after a command. Source: the grammar of alfworld 0.4.2."""
+"""The sentences that the player reads after a command. Their source is the grammar of alfworld 0.4.2."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ANSWERS = {
     "cool": "You cool the {} using the {}.",
     "slice": "You sliced the {} with the {}.",
 }
-"""Verb -> answer, over the names of the command's two ids."""
+"""Verb -> answer, with places for the names of the command's two ids."""
 
 _CONDITIONS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("isclean", "ishot", "issliced"), "This is a hot and clean sliced {}."),
@@ -55,18 +55,18 @@ _CONDITIONS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("toggleable", "istoggled"), "This {} is on."),
     (("sliceable", "issliced"), "This is a sliced {}."),
 )
-"""What examine says of an object: the first line whose traits it has."""
+"""The answers to examine. The first line whose traits the object has is used."""
 
 
 def introduction(state: WorldState) -> str:
-    """The text of reset: banner, room, task."""
+    """Returns the text of a reset: banner, room, task."""
     game = state.game
     room = look(state) if state.here else _middle(game, game.receptacles)
     return f"{_WELCOME}\n\n{room}\n\n{game.task}"
 
 
 def feedback(state: WorldState, command: Command) -> str:
-    """The answer to a command, in the state after it."""
+    """Returns the answer to a command, in the state after it."""
     verb, first, second = command
     names = state.game.names
     match verb:
@@ -84,7 +84,7 @@ def feedback(state: WorldState, command: Command) -> str:
 
 
 def look(state: WorldState) -> str:
-    """What stands here. Without a receptacle at hand nothing is listed: the whole room is, but only at reset."""
+    """Lists the receptacles here. If there is none, nothing is listed; only the reset lists the whole room."""
     game = state.game
     if not state.here:
         return _middle(game, ())
@@ -93,21 +93,21 @@ def look(state: WorldState) -> str:
 
 
 def _on_the_floor(state: WorldState) -> Iterable[str]:
-    """An object put down at this location is listed once for each receptacle here that it was taken from."""
+    """Lists objects put down here, each once for every receptacle here from which it was taken."""
     for item in sorted(state.left):
         if state.location in state.object_locations[item]:
             yield from (item for receptacle in state.here if receptacle in state.left[item])
 
 
 def inventory(state: WorldState) -> str:
-    """What is carried."""
+    """Names the carried object."""
     if not state.held:
         return "You are not carrying anything."
     return f"You are carrying: {_things(state.game, [state.held])}."
 
 
 def examine_receptacle(state: WorldState, receptacle: str) -> str:
-    """What is in or on it, unless it is closed."""
+    """Lists the contents of a receptacle, unless it is closed."""
     game, name = state.game, state.game.names[receptacle]
     if not state.reachable(receptacle):
         return f"The {name} is closed."
@@ -118,7 +118,7 @@ def examine_receptacle(state: WorldState, receptacle: str) -> str:
 
 
 def examine_object(state: WorldState, item: str) -> str:
-    """What has been done to it, or what is in it."""
+    """Describes the state of an object, or its contents."""
     game, name = state.game, state.game.names[item]
     if game.has("isreceptacleobject", item):
         return f"This is a normal {name}. In it, you see {_things(game, game.inside.get(item, ()))}."

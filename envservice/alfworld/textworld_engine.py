@@ -1,11 +1,11 @@
-"""The engine that ships with alfworld and textworld, behind our protocol: the oracle of the parity tests.
+"""The engine of alfworld and textworld behind our protocol. It is the oracle of the parity tests.
 
-It is some thousand times slower than ours and unfriendly to its process, so every call of it holds one lock:
-a translation of PDDL replaces sys.argv and sys.stdout while it runs, and its parser is shared and not thread-safe.
-The translation's sys.argv is put back; text that another thread prints meanwhile is lost.
-Not its expert, which costs more and leaks facts into what the player sees. Not unloading the copy of the planner's
-library that each session loads, because its unloading crashes the process: some megabytes stay for every game opened,
-so this engine suits comparisons, not long training.
+It is about a thousand times slower than ours, and disturbs its process, so every call holds one lock: its translation
+of PDDL replaces sys.argv and sys.stdout while it runs, and its parser is shared and not thread-safe. sys.argv is
+restored afterwards; text that another thread prints meanwhile is lost. Two things are left out. Its expert costs more
+and leaks facts into the observations. The copy of the planner's library that each session loads is never unloaded,
+because that crashes the process: some megabytes stay for every game opened, so use this engine for comparisons and not
+for long training.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _lock = threading.Lock()
 
 
 def require_textworld() -> str:
-    """`alfworld <version>, textworld <version>`. Raises UserError where they are not installed."""
+    """Returns `alfworld <version>, textworld <version>`. Raises UserError if they are not installed."""
     for package in ("alfworld", "textworld", "fast_downward"):
         if importlib.util.find_spec(package) is None:
             raise UserError(
@@ -53,7 +53,7 @@ class TextworldSession:
     """One play of one game, by the reference engine."""
 
     def __init__(self, data: Mapping[str, object]) -> None:
-        """`data` is the parsed `game.tw-pddl` file. Raises UserError where the reference is not installed."""
+        """`data` is the parsed `game.tw-pddl` file. Raises UserError if the engine is not installed."""
         require_textworld()
         with _alone():
             self._env = _make(data)

@@ -1,9 +1,9 @@
-"""What players without a model score: the figures that training starts from, in docs/environments.md.
+"""Measures the scores of players without a model. docs/environments.md shows them as the baselines of training.
 
     python -m envservice.webshop.scores [--split test] [--data FOLDER] [--strict]
 
-`random` takes any offered click, or searches for a random half of the wish where a search is offered; `shopper` is the
-scripted player of the cold start. Both are given fifteen steps; one that buys nothing scores zero.
+`random` takes any offered click, or searches for a random half of the wish if a search is offered. `shopper` is the
+scripted player of the cold start. Both have fifteen steps, and score zero if they buy nothing.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Scores:
     """Means over tasks, as published results name them."""
 
     score: float
-    """In [0, 1]."""
+    """The mean score, in [0, 1]."""
     success: float
     steps: float
 
 
 def random_player(first: Outcome, seed: int) -> Player:
-    """Clicks anything; searches for a random half of the wish's words."""
+    """A player that clicks anything and searches for a random half of the wish's words."""
     rng, words = random.Random(seed), content_words(parse_request(instruction_of(first)).wish)
 
     def act(now: Outcome) -> str:
@@ -57,7 +57,7 @@ PLAYERS: dict[str, Callable[[Outcome, int], Player]] = {"random": random_player,
 
 
 def measure(environment: WebshopEnvironment, tasks: Sequence[str], make: Callable[[Outcome, int], Player]) -> Scores:
-    """One episode a task."""
+    """Plays one episode per task."""
     totals = [_play(environment, task, make) for task in tasks]
     score, won, steps = (sum(column) / len(tasks) for column in zip(*totals, strict=True))
     return Scores(score=score, success=won, steps=steps)

@@ -1,11 +1,11 @@
-"""One shopping session: a page, an action, the next page. A pure function of goal and actions.
+"""One shopping session: a page, an action, the next page. It is a pure function of goal and actions.
 
     search[words]    from any page, to the first page of results
     click[thing]     only what the page offers, in lower case; `search` itself does nothing
     anything else    changes nothing
 
-Only a purchase ends a session. Queries that the original takes for commands (`<r>`, `<a>`, `<c>`, `<q>`) are words like
-any others here: an agent that learns them reads the shelves instead of searching.
+Only a purchase ends a session. The original treats some queries as commands (`<r>`, `<a>`, `<c>`, `<q>`). Here they are
+ordinary words: an agent that learns them reads the shelves instead of searching.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from envservice.webshop.products import Product
 from envservice.webshop.reward import Purchase, Score, score
 
 SEARCH_ACTION = "search[<your query>]"
-"""How the list of admissible actions says that a search is possible."""
+"""The entry for a search in the list of admissible actions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shop:
-    """What all sessions of a server share; nothing in it changes."""
+    """The immutable data that all sessions of a server share."""
 
     search: Callable[[str], Sequence[Product]]
-    """Query to ranked products, at most fifty."""
+    """Maps a query to ranked products, at most fifty."""
     by_asin: Callable[[str], Product]
-    """By lower-case ASIN."""
+    """Products by lower-case ASIN."""
     nouns: Tagger
     observation: Format = "text"
     show_attributes: bool = False
@@ -40,7 +40,7 @@ class Shop:
 
 
 class WebshopSession:
-    """One play of one goal. `price` gives the dollars of a product, as drawn with the goals."""
+    """One play of one goal. `price` returns the dollars of a product, which were drawn with the goals."""
 
     def __init__(self, shop: Shop, goal: ShoppingGoal, price: Callable[[Product], float]) -> None:
         self._shop = shop
@@ -69,7 +69,7 @@ class WebshopSession:
         self._to_results(1)
 
     def _click(self, thing: str) -> Score | None:
-        """The score of a purchase, None for any other click."""
+        """Takes a click. Returns the score of a purchase, None for any other click."""
         state = self._state
         if thing == pages.BUY.lower():
             return score(
@@ -98,13 +98,13 @@ class WebshopSession:
             self._to_results(state.number - 1 if state.page == "results" else state.number)
 
     def _choose(self, value: str) -> None:
-        """Of two options with the same value the last one on the page is chosen."""
+        """Chooses an option value. If two options have it, the last one on the page is chosen."""
         options = self._state.opened().options
         name = next(name for name in reversed(list(options)) if value in options[name])
         self._state.options[name] = value
 
     def _to_results(self, number: int) -> None:
-        """Leaving an item page forgets the product and what was chosen."""
+        """Leaves an item page, and forgets the product and the chosen options."""
         state = self._state
         state.page, state.number, state.product, state.options = "results", number, None, {}
 
@@ -128,10 +128,10 @@ class WebshopSession:
 
 
 def parse_action(action: str) -> tuple[str, str]:
-    """Name and lower-case argument of `name[argument]`; the argument is empty where there is none.
+    """Splits `name[argument]` into name and lower-case argument, which is "" if there is none.
 
-    As the expression `(.+)\\[(.+)\\]` matches at the start, but in linear time: the last closing bracket of the first
-    line ends the argument, the last opening one before it starts it, and what follows is not looked at.
+    It equals a match of `(.+)\\[(.+)\\]` at the start, but in linear time: the last closing bracket of the first line
+    ends the argument, the last opening one before it starts it, and the text after it is ignored.
     """
     line = action.partition("\n")[0]
     end = line.rfind("]")

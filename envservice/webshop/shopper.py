@@ -1,10 +1,10 @@
-"""A scripted shopper: text in, action out, knowing only what it has read. It plays the cold start's demonstrations.
+"""The scripted shopper of the cold start's demonstrations. It knows only what it has read.
 
-It searches with words of the instruction, opens results whose price fits in the order of how much of the wish their
-titles say, checks that every wanted option is offered, reads "Features" for what the title does not say, picks the
-options and buys. Before its steps run out it buys the best that it has seen.
+It searches with words of the instruction. It opens results whose price fits, those with more words of the wish in their
+titles first. It checks that every wanted option is offered, reads "Features" for words that the title lacks, picks the
+options and buys. Before its steps run out it buys the best product that it has seen.
 
-Not used, because no page shows it: the product that a goal was made for, and the attributes behind the score.
+It does not use the product of the goal nor the attributes of the score, because no page shows them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from envservice.webshop import pages
 from envservice.webshop.reader import ListedProduct, Page, Request, instruction_of, parse_request, read
 
 STEPS = 15
-"""Of an episode as published; it plans for no more."""
+"""Steps of a published episode. The shopper plans for no more."""
 _LEAD = re.compile(
     r"(?:find me|show me|i need|i want|i would like|i(?:'m| am) (?:looking|searching) for) ", re.IGNORECASE)
 _WORD = re.compile(r"\w+")
@@ -33,7 +33,7 @@ _NEXT = f"click[{pages.NEXT.lower()}]"
 
 @dataclass(frozen=True, slots=True)
 class ShopperMove:
-    """What to do and why."""
+    """An action with its reason."""
 
     thought: str
     action: str
@@ -41,20 +41,20 @@ class ShopperMove:
 
 @dataclass(slots=True)
 class Known:
-    """What was read about a product."""
+    """The facts that were read about a product."""
 
     listed: ListedProduct
     place: int
-    """In order of discovery."""
+    """Its place in the order of discovery."""
     missing: list[str]
-    """Wanted words that neither its title nor, once read, its features say."""
+    """Wanted words that are neither in its title nor, once read, in its features."""
     lacks: list[str] | None = None
-    """Wanted option values that it does not offer; None before it was opened."""
+    """Wanted option values that it does not offer. None before it was opened."""
     read: bool = False
     """Whether its features were read."""
 
     def worth(self) -> tuple[int, int, int]:
-        """The more, the better to buy."""
+        """Its rank for a purchase. A higher one is better."""
         return -len(self.lacks or ()), -len(self.missing), -self.place
 
 
@@ -69,11 +69,11 @@ class Shopper:
         """The product that it asked to open last."""
         self._chosen: set[str] = set()
         self._pending = ""
-        """The option value that it clicked last: chosen, if the same page comes back."""
+        """The option value that it clicked last. It is chosen if the same page comes back."""
         self._left = STEPS
 
     def act(self, now: Outcome) -> ShopperMove:
-        """Reads the latest outcome and decides. Call it once per step, whatever came of the last action."""
+        """Reads the latest outcome and decides. Call it once per step, whatever the last action led to."""
         page = read(now)
         if page.name == "item" and self._pending:
             self._chosen.add(self._pending)
@@ -92,7 +92,7 @@ class Shopper:
         return self._read(page) if page.name == "sub" else ShopperMove("search", f"search[{' '.join(self._wanted)}]")
 
     def _choose(self, page: Page) -> ShopperMove:
-        """Opens the most promising result, or looks further, or returns to the best."""
+        """Opens the most promising result, or searches further, or returns to the best one."""
         for each in page.results:
             missing = missing_words(self._wanted, each.title)
             self._known.setdefault(each.asin, Known(each, len(self._known), missing))
@@ -134,12 +134,12 @@ class Shopper:
         return ShopperMove("buy", _BUY)
 
     def _hopeful(self, product: Known, best: Known) -> bool:
-        """Whether something better is known, or something unread may be."""
+        """Says whether a known product is better, or an unread one may be."""
         return best is not product or any(
             each.lacks is None and self._affordable(each.listed) for each in self._known.values())
 
     def _product(self, page: Page) -> Known:
-        """The open product: the page does not name its ASIN, but has the title and price of the results."""
+        """Finds the open product by title and price, since the page does not name its ASIN."""
         shown = (page.title, page.price)
         found = [each for each in self._known.values() if (each.listed.title, each.listed.price) == shown]
         product = next((each for each in found if each.listed.asin == self._clicked), None) or next(iter(found), None)
@@ -154,30 +154,30 @@ class Shopper:
         return self._request.limit is None or price_of(product.price) <= self._request.limit
 
     def _needed(self) -> int:
-        """Steps from a results page to the purchase, the opening included."""
+        """Counts the steps from a results page to the purchase, with the opening."""
         return len(self._request.options) + 2
 
 
 def not_offered(request: Request, page: Page) -> list[str]:
-    """Wanted option values that an item page does not have."""
+    """Returns the wanted option values that an item page lacks."""
     offered = {value for values in page.options.values() for value in values}
     return [value for value in request.options.values() if value not in offered]
 
 
 def content_words(text: str) -> list[str]:
-    """Words that say something, in lower case, in order, without repeats."""
+    """Returns the words that are no stop words, in lower case, in order, without repeats."""
     words = (word for word in _WORD.findall(text.lower()) if word not in _IDLE)
     return list(dict.fromkeys(words))
 
 
 def missing_words(wanted: Iterable[str], *texts: str) -> list[str]:
-    """Those of `wanted` that do not occur in the texts, singular and plural taken as one."""
+    """Returns the words of `wanted` that the texts lack. Singular and plural count as one."""
     said = {_singular(word) for text in texts for word in _WORD.findall(text.lower())}
     return [word for word in wanted if _singular(word) not in said]
 
 
 def price_of(tag: str) -> float:
-    """Dollars of a price tag; of a range the upper end."""
+    """Reads the dollars of a price tag. For a range it is the upper end."""
     return float(tag.rpartition("$")[2])
 
 

@@ -1,4 +1,4 @@
-"""WebShop as runs choose it: see envservice/spec.py."""
+"""The EnvironmentSpec of WebShop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def open_environment(env: EnvSection) -> Environment:
 
 
 def describe(env: EnvSection) -> str:
-    """Where the products come from, and what departs from the defaults."""
+    """Names the source of the products, and settings that differ from the defaults, in one line."""
     chosen = env.webshop
     where = f"official products ({chosen.products}), in {env.data}" if env.data else "our own catalogue"
     flags = {"strict options": chosen.strict_options, "verl-agent's splits": chosen.verl_compat}
@@ -30,12 +30,12 @@ def describe(env: EnvSection) -> str:
 
 
 def check(environment: Environment, task: str) -> None:
-    """Nothing is left to find broken in a task once the product files are read."""
+    """Checks nothing: a task cannot be broken once the product files are read."""
     environment.task_digest(task)
 
 
 def findings() -> Iterator[Finding]:
-    """The tagger of the original, without which ours names the nouns of titles."""
+    """Finds the original's tagger. Without it, ours tags the nouns of titles."""
     found = installed("spacy") is not None and installed(MODEL) is not None
     yield Finding(check="WebShop tagger", status="ok",
                   detail=f"{MODEL} of spaCy" if found else f"our own; {MODEL} of spaCy is not installed")

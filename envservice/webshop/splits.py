@@ -1,11 +1,11 @@
-"""Which goals are trained on, chosen by and reported on, and what their tasks are called.
+"""The splits: goals to train on, to choose checkpoints by, and to report on; and the names of their tasks.
 
 `Fixed`, the default: one order of goals for everyone, cut by index, so that no goal is in two parts:
 
     test   the first 500          eval   the next 1000          train   the rest         webshop/<split>/<goal index>
 
-with at most a sixth of all goals each in test and in eval. With the official thousand products and with the human goals
-that is the cut of the original's evaluation.
+test and eval each have at most a sixth of all goals. For the official thousand products and for the human goals, these
+are the splits of the original's evaluation.
 
 `VerlAgent`, to compare with figures that verl-agent and its descendants publish: there each group of workers shuffles
 the goals, and draws the prices, by a seed of its own, and index n means another goal in each. Indices 0-499 are held
@@ -26,27 +26,27 @@ FAMILY = "webshop"
 TEST, EVAL, SMALLEST_PART = 500, 1000, 6
 NAMES = ("train", "eval", "test")
 WORKER_SEEDS = {"train": range(16), "eval": range(1000, 1064), "test": range(1064, 1128)}
-"""Of verl-agent: sixteen groups of workers, 128 validation workers."""
+"""verl-agent's sixteen groups of workers and 128 validation workers."""
 Place = tuple[int, int]
-"""Seed of an order, index in it."""
+"""The seed of an order, and an index in it."""
 
 
 class Splits(Protocol):
-    """Where each split's goals are."""
+    """The places of each split's goals."""
 
     def seeds(self, split: str) -> range:
-        """Seeds of the orders that the split's tasks name. Raises UserError for an unknown split."""
+        """Returns the seeds of the orders that the split's tasks name. Raises UserError for an unknown split."""
         ...
 
     def indices(self, split: str) -> range: ...
 
     def name(self, place: Place) -> str:
-        """The last part of a task id."""
+        """Returns the last part of a task id."""
         ...
 
 
 class Fixed:
-    """One order, cut in three; `count` goals in all."""
+    """One order in three parts, with `count` goals in all."""
 
     def __init__(self, count: int) -> None:
         test, held = min(TEST, count // SMALLEST_PART), min(EVAL, count // SMALLEST_PART)
@@ -64,7 +64,7 @@ class Fixed:
 
 
 class VerlAgent:
-    """An order for each seed, of which the first indices are held out."""
+    """An order for each seed. The first indices are held out."""
 
     def __init__(self, count: int) -> None:
         held = min(TEST, count // SMALLEST_PART)
@@ -82,14 +82,14 @@ class VerlAgent:
 
 
 def tasks(splits: Splits, split: str) -> Iterator[str]:
-    """All task ids of a split. Raises UserError for an unknown one."""
+    """Returns all task ids of a split. Raises UserError for an unknown one."""
     for seed in splits.seeds(split):
         for index in splits.indices(split):
             yield f"{FAMILY}/{split}/{splits.name((seed, index))}"
 
 
 def place_of(splits: Splits, task: str) -> Place:
-    """The goal that a task id names. Raises KeyError for anything that `tasks` does not give."""
+    """Finds the goal of a task id. Raises KeyError for an id that `tasks` does not list."""
     family, _, rest = task.partition("/")
     split, _, name = rest.partition("/")
     numbers = [int(part) for part in name.split("-") if part.isascii() and part.isdigit() and len(part) < 20]

@@ -1,4 +1,4 @@
-"""What a shop sells and what shoppers ask for: products with their instructions, from files or from our catalogue."""
+"""The stock of a shop: products and the instructions of shoppers, from files or from our catalogue."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from envservice.webshop.products import Product
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instruction:
-    """What a shopper asks for, before options (of synthetic ones) and the highest price are added."""
+    """The wish of a shopper, before the highest price and (if synthetic) the options are added."""
 
     product: int
-    """Index of the product that it was written for."""
+    """Index of the product for which it was written."""
     text: str
     attributes: tuple[str, ...]
     options: tuple[str, ...] | None = None
-    """Option values that a person asked for; None: synthetic, every combination of the product's options is a goal."""
+    """Option values that a person asked for. None: synthetic, each combination of the product's options is a goal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stock:
-    """Immutable, shared by all sessions of a process."""
+    """The immutable stock that all sessions of a process share."""
 
     source: str
     """`official` or `catalogue`: stands in versions and results."""
     products: tuple[Product, ...]
     instructions: tuple[Instruction, ...]
-    """In the order of their products."""
+    """Instructions, in the order of their products."""
     index_of: dict[str, int] = field(init=False, repr=False)
-    """Lower-case ASIN to product."""
+    """Maps a lower-case ASIN to its product."""
     digest: str = field(init=False)
     """blake2b over products and instructions, in order: the same on every machine."""
 

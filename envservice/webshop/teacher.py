@@ -1,4 +1,4 @@
-"""WebShop's demonstrations: the shopper as a Demonstrator, and noise from which a shopper can recover."""
+"""WebShop's demonstrations: the shopper as a Demonstrator, with noise from which it can recover."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from services.config.tree import SftSection
 
 _AWAY = tuple(name.lower() for name in (pages.DESCRIPTION, pages.FEATURES, pages.REVIEWS, pages.PREVIOUS, pages.BACK))
 _FUTILE = 0.5
-"""Share of clicks on what is not offered, of the noise where there is such a thing."""
+"""Share of the noise that clicks a wanted option that is not offered, if there is one."""
 
 
 class WebshopDemonstrator:
-    """The shopper's moves as answers: why it acts is the thought."""
+    """A Demonstrator that plays the shopper's moves. The reason of a move is the thought."""
 
     def __init__(self, first: Outcome, rng: random.Random, sft: SftSection) -> None:
-        del rng, sft  # nothing in it is left to chance
+        del rng, sft  # its play has no chance
         self._shopper = Shopper(first)
 
     def act(self, now: Outcome) -> str:
@@ -30,10 +30,10 @@ class WebshopDemonstrator:
 
 
 def disturb(action: str, now: Outcome, rng: random.Random) -> str:
-    """In place of `action`: a search for half of the wish, or any click but a purchase.
+    """Returns noise instead of `action`: a search for half of the wish, or any click except a purchase.
 
-    On an item page it is one that leaves the page: a wrong option would show nowhere, and could not be mended. Where a
-    wanted option is not offered it is, as often, a click on that: who has never seen one fail clicks it to the end.
+    On an item page the click leaves the page, because a wrong option would show nowhere and could not be undone. If a
+    wanted option is not offered, half of the noise clicks it: a model that never saw this fail would repeat it forever.
     """
     del action
     page, request = read(now), parse_request(instruction_of(now))
