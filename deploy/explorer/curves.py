@@ -110,10 +110,18 @@ def _chart(name: str, title: str, lines: list[CurveLine], bounds: list[list[tupl
         drawn.append(CurveLine(
             run=line.run, key=line.key, name=line.name, steps=line.steps, values=line.values, band=band,
             thin=points(line, line.values) if smooth else "",
-            thick=" ".join(at(s, v) for (s, _), v in list(zip(known, mean, strict=True))[::stride])))
+            thick=_line([at(s, v) for (s, _), v in list(zip(known, mean, strict=True))[::stride]])))
     ticks = [(y_of(value), f"{value:.3g}") for value in (low, (low + high) / 2, high)]
     marks = [(float(at(step, low).split(",")[0]), str(step)) for step in sorted({first, (first + last) // 2, last})]
     return Chart(name=name, title=title, lines=drawn, ticks=ticks, marks=marks)
+
+
+def _line(points: list[str]) -> str:
+    """A polyline; a single point is drawn as a short one, as a line of no length shows nothing."""
+    if len(points) != 1:
+        return " ".join(points)
+    x, y = points[0].split(",")
+    return f"{x},{y} {float(x) + 4:.1f},{y}"
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:

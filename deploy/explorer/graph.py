@@ -1,8 +1,9 @@
 """The states of a group as a layered drawing: geometry only, the template draws it.
 
 A state's layer is the earliest step at which any episode was in it, so a layer holds at most as many states as the
-group has episodes. Within a layer states stand near those that lead to them (two sweeps of barycentres). Edges that
-lead back to an earlier layer, or stay in one, are bent aside.
+group has episodes. Steps at which no state was new have no layer: they would be empty space. Within a layer
+states stand near those that lead to them (two sweeps of barycentres). Edges that lead back to
+an earlier layer, or stay in one, are bent aside.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from math import sqrt
 
 from deploy.explorer.groups import Group
 
-LAYER, GAP, MARGIN = 34, 70, 46
-END_GAP = 90
+LAYER, GAP, MARGIN = 52, 116, 60
+END_GAP = 116
 """Between the centres of ends, which are boxes with text."""
+NARROWEST = 560
+"""The page draws a graph as wide as its column, so a narrower one would become too large to read."""
 SHADES = 8
 _ENDS = {"won": "won", "lost": "lost", "turns": "out of turns", "context": "out of context"}
 
@@ -30,6 +33,8 @@ class Node:
     visits: int
     text: str
     """The observation; of an end, its name."""
+    label: str
+    """The action that led to the state most often, `start` for where episodes begin."""
     value: float | None
     shade: int
     """Of V̄ between 0 and the group's largest, 0 to SHADES."""
@@ -75,25 +80,40 @@ def draw(group: Group, follow: int | None = None) -> StateGraph:
                 followed.add((here, there, step.action))
     layers = {key: min(visit.step.t for visit in visits) for key, visits in group.visits.items()}
     layers |= dict.fromkeys(ends, max(layers.values(), default=0) + 1)
+    ranks = {layer: rank for rank, layer in enumerate(sorted(set(layers.values())))}
+    layers = {key: ranks[layer] for key, layer in layers.items()}
     places = _places(layers, moves)
     width = int(max(x for x, _ in places.values()) + MARGIN)
+    aside = max(0.0, (NARROWEST - width) / 2)
+    places = {key: (x + aside, y) for key, (x, y) in places.items()}
     highest = max([1e-9, *(visits[0].step.value or 0.0 for visits in group.visits.values())])
-    nodes = [_state(group, key, places[key], highest) for key in group.visits]
-    nodes += [Node(x=places[key][0], y=places[key][1], r=11, visits=count, text=_ENDS.get(key[4:], key[4:]), value=None,
-                   shade=0, end=key[4:], k=0, t=0) for key, count in ends.items()]
+    labels = _labels(moves)
+    nodes = [_state(group, key, places[key], highest, labels.get(key, "start")) for key in group.visits]
+    nodes += [Node(x=places[key][0], y=places[key][1], r=11, visits=count, text=_ENDS.get(key[4:], key[4:]), label="",
+                   value=None, shade=0, end=key[4:], k=0, t=0) for key, count in ends.items()]
     edges = [Edge(path=_path(places[a], places[b]), action=action, count=count, chosen=(a, b, action) in followed)
              for (a, b, action), count in sorted(moves.items(), key=lambda item: item[0] in followed)]
-    return StateGraph(width=max(width, 320), height=(max(layers.values()) + 1) * LAYER + MARGIN,
+    return StateGraph(width=max(width, NARROWEST), height=(max(layers.values()) + 1) * LAYER + MARGIN,
                       nodes=nodes, edges=edges)
 
 
-def _state(group: Group, key: str, place: tuple[float, float], highest: float) -> Node:
+def _labels(moves: Counter[tuple[str, str, str]]) -> dict[str, str]:
+    """State -> the action that most often led to it from another state."""
+    led: dict[str, Counter[str]] = defaultdict(Counter)
+    for (a, b, action), count in moves.items():
+        if a != b:
+            led[b][action] += count
+    return {state: actions.most_common(1)[0][0] for state, actions in led.items()}
+
+
+def _state(group: Group, key: str, place: tuple[float, float], highest: float, label: str) -> Node:
     visits = group.visits[key]
     first = visits[0]
     values = [visit.step.value for visit in visits if visit.step.value is not None]
     value = sum(values) / len(values) if values else None
     return Node(x=place[0], y=place[1], r=min(16.0, 3.0 + 2.2 * sqrt(len(visits))), visits=len(visits),
-                text=first.step.observation, value=value, end="", k=first.k, t=first.step.t,
+                text=first.step.observation, label="start" if first.step.t == 0 else label, value=value, end="",
+                k=first.k, t=first.step.t,
                 shade=0 if value is None else round(SHADES * min(max(value / highest, 0.0), 1.0)))
 
 

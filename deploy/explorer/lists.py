@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from deploy.explorer.index import GroupEntry, kind_of
+from deploy.runs.comparison import TITLES
 
 PAGE = 50
 ORDERS: dict[str, Callable[[GroupEntry], Any]] = {
@@ -88,8 +89,8 @@ class Column:
 
     @property
     def title(self) -> str:
-        """`step 20 T=0.4`, `panel-cold T=1`."""
-        name = f"step {self.step}" if self.label.startswith("step-") else self.label
+        """`step 20 T=0.4`, `after RL T=1`."""
+        name = f"step {self.step}" if self.label.startswith("step-") else TITLES.get(self.label, self.label)
         return f"{name} T={self.temperature:g}"
 
     @property

@@ -16,6 +16,8 @@ from deploy.explorer.index import GroupEntry
 from deploy.explorer.lists import Choice, choose, matrix
 from deploy.explorer.runs import ExploredRun, Piece
 from deploy.explorer.verdict import heading, judge, sentences
+from deploy.runs.comparison import TITLES, TRAINED
+from deploy.runs.verdict import verdicts
 
 SHOWN = 8
 """Actions listed at a state; their number is given where there are more."""
@@ -53,10 +55,24 @@ def home(runs: Sequence[ExploredRun]) -> dict[str, Any]:
         cards.append({
             "run": run, "groups": len(entries), "env_steps": sum(entry.steps for entry in entries),
             "files": len({entry.file for entry in entries}), "last": run.metrics[-1] if run.metrics else None,
-            "evaluation": run.evaluations[-1] if run.evaluations else None,
+            "evaluation": trained_policy(run.evaluations),
+            "verdicts": [one.text for one in verdicts(run.evaluations)],
             "lost": any(entry.won < entry.episodes for entry in entries),
             "planned": run.config.get("steps"), "estimator": run.credit.estimator})
     return {"charts": charts, "cards": cards}
+
+
+def trained_policy(evaluations: Sequence[dict[str, Any]]) -> dict[str, str] | None:
+    """How the policy that RL made does: on the held-out games once it has played them, else at its last evaluation.
+    The rows of the control (more cold start) and of the policy before RL are about others."""
+    final = [row for row in evaluations if row["label"] == TRAINED]
+    curve = sorted((row for row in evaluations if row["label"] not in TITLES), key=lambda row: row["step"])
+    if not (rows := final[:1] or curve[-1:]):
+        return None
+    row, = rows
+    return {"name": f"{TITLES[TRAINED]}, held-out games" if final else f"evaluation at step {row['step']}",
+            "text": f"{row['success_rate']:.0%} [{row['success_low']:.0%}, {row['success_high']:.0%}] of "
+                    f"{row['tasks']} tasks, T={row['temperature']:g}"}
 
 
 def groups(run: ExploredRun, choice: Choice) -> dict[str, Any]:
@@ -65,10 +81,11 @@ def groups(run: ExploredRun, choice: Choice) -> dict[str, Any]:
 
 
 def instructive(entries: Sequence[GroupEntry]) -> GroupEntry | None:
-    """The group whose lost episodes say most: trained on, of the widest spread of returns, and of those the one with
-    the shortest episodes. None: nothing was lost."""
+    """The group whose lost episodes say most about the policy as it is: trained on, with both won and lost episodes, of
+    the latest learner step, then of the widest spread of returns and the shortest episodes. None: nothing was lost."""
     lost = [entry for entry in entries if entry.won < entry.episodes]
-    return max(lost, key=lambda entry: (entry.outcome == "trained", entry.spread, -entry.length), default=None)
+    return max(lost, key=lambda entry: (entry.outcome == "trained", entry.spread > 0, entry.step, entry.spread,
+                                        -entry.length), default=None)
 
 
 def evaluations(run: ExploredRun, *, split: str, kind: str, sort: str, descending: bool) -> dict[str, Any]:

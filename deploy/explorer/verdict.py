@@ -27,7 +27,7 @@ Sentence = list[Part]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class EpisodeVerdict:
     """What was found in an episode."""
 
     worst: StepView | None
@@ -42,12 +42,12 @@ class Verdict:
     """The step with the lowest advantage."""
 
 
-def judge(group: Group, episode: ShownEpisode) -> Verdict:
+def judge(group: Group, episode: ShownEpisode) -> EpisodeVerdict:
     """Pure numbers; without credit everything is None."""
     worst, last = episode.costliest, episode.steps[-1]
     if worst is None:
-        return Verdict(worst=None)
-    return Verdict(
+        return EpisodeVerdict(worst=None)
+    return EpisodeVerdict(
         worst=worst, better=_better(group, worst),
         then=next((step for step in episode.steps if step.t == worst.t + 1), None),
         cut=last if episode.cut_off and last.cost < worst.cost else None,
@@ -63,7 +63,7 @@ def _better(group: Group, step: StepView) -> Alternative | None:
     return None if best is None or best.mean_return <= (step.ret or 0.0) else best
 
 
-def heading(found: Verdict, episode: ShownEpisode) -> Sentence:
+def heading(found: EpisodeVerdict, episode: ShownEpisode) -> Sentence:
     """Which step it was, and what was done there; [] where nothing was lost."""
     if found.worst is None:
         return []
@@ -72,7 +72,7 @@ def heading(found: Verdict, episode: ShownEpisode) -> Sentence:
             Part(text=found.worst.action, action=True)]
 
 
-def sentences(found: Verdict, episode: ShownEpisode) -> list[Sentence]:
+def sentences(found: EpisodeVerdict, episode: ShownEpisode) -> list[Sentence]:
     """What follows the heading, which the first of them goes on from; one that stands alone where nothing was lost."""
     worst, cut, lowest = found.worst, found.cut, found.lowest
     if worst is None:
@@ -92,7 +92,7 @@ def _plain(text: str) -> Sentence:
     return [Part(text=text)]
 
 
-def _cost(found: Verdict, worst: StepView, episode: ShownEpisode) -> str:
+def _cost(found: EpisodeVerdict, worst: StepView, episode: ShownEpisode) -> str:
     advantage = f"A = {signed(worst.advantage, 2)}."
     if worst.delta is None:
         return f"— advantage {advantage}"
@@ -104,7 +104,7 @@ def _cost(found: Verdict, worst: StepView, episode: ShownEpisode) -> str:
     return f"— its state was worth V̄ = {number(worst.value, 2)}, {after}: δ = {signed(worst.delta, 2)}, {advantage}"
 
 
-def _choice(found: Verdict, worst: StepView) -> Sentence:
+def _choice(found: EpisodeVerdict, worst: StepView) -> Sentence:
     better = found.better
     if better is None:
         return _plain("No other action from that state did better in this group.")

@@ -9,10 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from deploy.report import advantages, tables
 from deploy.report.figures import FIGURES, PAPER, pyplot, save, write_figures
-from deploy.report.runs import Compared, ReportedRun, compare_runs, read_run
+from deploy.report.runs import Compared, ReportedRun, applicable, compare_runs, read_run
 from deploy.runs.comparison import TITLES, Comparison, compare
+from deploy.runs.verdict import verdicts
 from envservice.registry import stands_in_for
 from services.statistics import seed_interval
 
@@ -21,7 +24,8 @@ STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:84rem;margin:2rem auto;padding:0 1rem;color:#222}"
     "table{border-collapse:collapse;margin:1rem 0}td,th{border:1px solid #ccc;padding:.3rem .7rem;text-align:left}"
     "div{overflow-x:auto}img{max-width:100%}figure{display:inline-block;margin:.5rem}td{overflow-wrap:break-word}"
-    "pre{background:#f5f5f5;padding:1rem;overflow:auto}.label{background:#fff3cd;padding:.5rem 1rem}")
+    "pre{background:#f5f5f5;padding:1rem;overflow:auto}.label{background:#fff3cd;padding:.5rem 1rem}"
+    ".verdict{font-size:1.3rem;margin:.5rem 0}")
 
 
 def write_report(paths: Sequence[Path], out: Path) -> tuple[Path, dict[str, Any]]:
@@ -35,13 +39,19 @@ def write_report(paths: Sequence[Path], out: Path) -> tuple[Path, dict[str, Any]
     design = _design(compared)
     single = runs[0] if len(runs) == 1 else None
     title = single.name if single else f"{len(runs)} runs"
-    sections = [_labels(runs), _facts(single) if single else _overview(compared)]
-    if single and (comparison := compare(single.evaluations)):
-        sections.append("<h2>Before and after</h2>" + _before_and_after(comparison))
-    sections += _numbers(compared, design)
-    sections += _pictures(compared, single, out / "figures")
+    sections = [_labels(runs)]
     if single:
-        sections.append(f"<h2>Config</h2><pre>{html.escape(single.folder.config_file.read_text())}</pre>")
+        sections += [f"<p class=verdict>{html.escape(one.text)}</p>" for one in verdicts(single.evaluations)]
+    if single and (comparison := compare(single.evaluations)):
+        figure = _comparison(out / "figures" / "comparison.png", comparison)
+        sections.append(f"<h2>Before and after</h2>{_images([figure])}{_before_and_after(comparison)}")
+    sections.append(_facts(single) if single else _overview(compared))
+    sections += _numbers(compared, design)
+    sections += _pictures(compared, out / "figures")
+    if single:
+        shown = yaml.safe_dump(applicable(single.config), sort_keys=True, allow_unicode=True)
+        sections.append("<h2>Config</h2><p>The keys that this run used; config.yaml in its folder has all.</p>"
+                        f"<pre>{html.escape(shown)}</pre>")
     page = (f"<!doctype html><meta charset=utf-8><meta name=format content={FORMAT}>"
             "<meta name=viewport content='width=device-width'>"
             f"<title>{html.escape(title)}</title><style>{STYLE}</style><h1>{html.escape(title)}</h1>"
@@ -93,13 +103,18 @@ def _overview(compared: Compared) -> str:
         "<h2>What differs</h2>" + _grid(["key", *compared.arms], differing) if differing else "")
 
 
+def _points(share: float) -> str:
+    """A difference of shares in percentage points, with its sign."""
+    return f"{100 * share:+.1f}"
+
+
 def _before_and_after(comparison: Comparison) -> str:
     rows = [[TITLES[r.label], f"{r.temperature:g}", f"{r.success:.1%}", f"{r.low:.1%} to {r.high:.1%}", str(r.games)]
             for r in comparison.rows]
-    gains = [[f"RL minus {TITLES[g.over]}", f"{g.temperature:g}", f"{g.gain:+.1%}", f"{g.low:+.1%} to {g.high:+.1%}",
-              g.verdict] for g in comparison.gains]
+    gains = [[f"RL minus {TITLES[g.over]}", f"{g.temperature:g}", _points(g.gain),
+              f"{_points(g.low)} to {_points(g.high)}", g.verdict] for g in comparison.gains]
     return (_grid(["policy", "T", "success", "95% interval", "games"], rows)
-            + _grid(["paired by game", "T", "gain", "95% interval", "verdict"], gains))
+            + _grid(["paired by game", "T", "gain in points", "95% interval", "verdict"], gains))
 
 
 def _numbers(compared: Compared, design: tables.Design) -> list[str]:
@@ -112,7 +127,7 @@ def _numbers(compared: Compared, design: tables.Design) -> list[str]:
             for title, grid in grids.items() if grid and grid.rows]
 
 
-def _pictures(compared: Compared, single: ReportedRun | None, folder: Path) -> list[str]:
+def _pictures(compared: Compared, folder: Path) -> list[str]:
     read = {arm: [advantages.advantages(path) for path in paths] for arm, paths in compared.paths.items()}
     found = {arm: [parts for parts, _ in runs] for arm, runs in read.items()}
     warnings = [warning for runs in read.values() for _, some in runs for warning in some]
@@ -123,8 +138,6 @@ def _pictures(compared: Compared, single: ReportedRun | None, folder: Path) -> l
     more = [path for path in more if path not in paper]
     if any(row["label"].startswith("step-") for record in compared.records for row in record.evaluations):
         more.append(_evaluations(folder / "evaluation.png", compared))
-    if single and (comparison := compare(single.evaluations)):
-        more.append(_comparison(folder / "comparison.png", comparison))
     parts = [f"{part}: {name}" for part in advantages.PARTS for name in ("IQR", "beyond 1")]
     table = advantages.rows(found)
     return [*(f"<p class=label>{html.escape(warning)}</p>" for warning in warnings),
@@ -161,6 +174,7 @@ def _interval(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float, float]:
 
 def _comparison(path: Path, comparison: Comparison) -> Path:
     plt = pyplot()
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure, axes = plt.subplots(figsize=(6.2, 4))
     temperatures = sorted({row.temperature for row in comparison.rows}, reverse=True)
     for offset, label in enumerate(dict.fromkeys(row.label for row in comparison.rows)):

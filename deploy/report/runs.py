@@ -9,15 +9,21 @@ from itertools import cycle, takewhile
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from deploy.report.arms import COLOURS, Arm
 from deploy.runs.folder import RunFolder
 from deploy.runs.history import RunHistory
 from deploy.runs.records import PLACES, Record
+from envservice.registry import BUILT_IN
+from learner.credit.registry import estimator, keys_read
 from services.config.file import read_tree
+from services.config.tree import CreditSection
 from services.errors import UserError
 from services.files import read_json
 from services.telemetry.metrics_file import MetricsRow
 
+CREDIT = "learner.credit."
 MAY_DIFFER = {*PLACES} - {"model.path", "sft.enabled"}
 """Another model to start from is another arm."""
 
@@ -81,6 +87,23 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in tree.items():
         out |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return out
+
+
+def applicable(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys that mean something for this run, of its config as dotted keys: neither other environments' keys, nor
+    what its estimator ignores, nor a stage that is switched off. A config of another version is given whole."""
+    credit = {key.removeprefix(CREDIT): value for key, value in config.items() if key.startswith(CREDIT)}
+    try:
+        read = keys_read(CreditSection(**credit))
+        critic = estimator(str(credit.get("estimator", "gagpo"))).needs_critic
+    except (ValidationError, UserError, TypeError):
+        return dict(config)
+    ignored = {f"{CREDIT}{key}" for key in credit if key not in read}
+    others = [f"env.{name}." for name in BUILT_IN if name != config.get("env.name")]
+    others += [] if critic else ["learner.critic."]
+    off = set() if config.get("sft.enabled") else {key for key in config if key.startswith("sft.")} - {"sft.enabled"}
+    return {key: value for key, value in config.items()
+            if key not in ignored | off and not key.startswith(tuple(others))}
 
 
 def compare_runs(runs: Sequence[ReportedRun]) -> Compared:

@@ -4,13 +4,17 @@ import dataclasses
 import json
 import shlex
 import shutil
+from dataclasses import replace
+from itertools import pairwise
 
 import pyarrow.parquet as pq
 import pytest
-from explorer_run import make_run
+from explorer_run import ACTIONS, make_run
 
 from deploy.cli import main
 from deploy.explorer import pages
+from deploy.explorer.app import Pages
+from deploy.explorer.graph import LAYER, NARROWEST, draw
 from deploy.explorer.groups import NEWER, credit_input
 from deploy.explorer.runs import open_runs
 from learner.credit.state_keys import fold
@@ -118,3 +122,54 @@ def test_the_failed_episode_shown_first_is_the_one_whose_choice_cost_most_and_a_
     won = [other for other in run.groups() if other.won == other.episodes]
     assert pages.instructive(won) is None
     assert all(run.group(other.file, other.group).lost is None for other in won)
+
+
+def test_the_first_text_is_never_cut_as_the_goal_stands_at_its_end(run_folder):
+    """A longer text than the page otherwise folds, on the pages of the group and of the episode."""
+    run, = open_runs([run_folder])
+    entry = next(entry for entry in run.groups() if entry.outcome == "trained")
+    group = run.group(entry.file, entry.group)
+    goal = "You see a shelf. " * 40 + "Your task is to: find the goal."
+    first, *others = group.episodes
+    told = replace(first, steps=[replace(first.steps[0], observation=goal), *first.steps[1:]])
+    group = replace(group, episodes=[told, *others], visits={})
+    shown = Pages([run])
+    for template, context in (("group.html", pages.group(run, group, None)),
+                              ("episode.html", pages.episode(run, group, told))):
+        text = shown.show(template, context, run=run).body.decode()
+        assert f'<p class="obs{" goal" if template == "group.html" else ""}">{goal}</p>' in text
+        assert f"<h1>{entry.task.rpartition('/')[2]} " in text or f">{entry.task.rpartition('/')[2]}</a>" in text
+
+
+def test_the_failed_episode_offered_first_is_of_the_latest_step_that_teaches(run_folder):
+    run, = open_runs([run_folder])
+    early, late = (next(entry for entry in run.groups() if entry.outcome == "trained" and entry.step == step)
+                   for step in (1, 2))
+    wide, narrow = replace(early, won=1, spread=5.0), replace(late, won=1, spread=1.0)
+    assert pages.instructive([wide, narrow]) == narrow
+    assert pages.instructive([wide, replace(late, won=0, spread=0.0)]) == wide
+
+
+def test_the_box_shows_the_trained_policy_and_not_the_control():
+    row = {"step": 5, "temperature": 1.0, "tasks": 10, "success_low": 0.1, "success_high": 0.9}
+    curve = [row | {"label": "step-000000", "step": 0, "success_rate": 0.2},
+             row | {"label": "step-000005", "success_rate": 0.6}]
+    final = [row | {"label": label, "success_rate": rate} for label, rate in (
+        ("panel-cold", 0.3), ("panel-trained", 0.7), ("panel-more-cold-start", 0.4))]
+    assert pages.trained_policy([]) is None
+    assert pages.trained_policy(curve + final[:1]) == {
+        "name": "evaluation at step 5", "text": "60% [10%, 90%] of 10 tasks, T=1"}
+    assert pages.trained_policy(curve + final) == {
+        "name": "after RL, held-out games", "text": "70% [10%, 90%] of 10 tasks, T=1"}
+
+
+def test_states_are_named_by_the_action_that_led_there_and_layers_are_never_empty(run_folder):
+    run, = open_runs([run_folder])
+    entry = next(entry for entry in run.groups() if entry.outcome == "trained")
+    drawn = draw(run.group(entry.file, entry.group))
+    states = [node for node in drawn.nodes if not node.end]
+    assert [node.label for node in states if node.t == 0] == ["start"]
+    assert all(node.label in ACTIONS for node in states if node.t)
+    heights = sorted({node.y for node in drawn.nodes})
+    assert {b - a for a, b in pairwise(heights)} == {LAYER}
+    assert drawn.width >= NARROWEST

@@ -8,6 +8,7 @@ import pytest
 from deploy.cli import main
 from deploy.report.figures import FIGURES, moving_average
 from deploy.report.page import write_report
+from deploy.report.runs import applicable
 from services.telemetry.metrics_file import METRIC_KEYS, append_row
 
 PICTURES = {*FIGURES, "evaluation", "advantage-distribution"}
@@ -25,7 +26,7 @@ def test_the_page_of_one_run_holds_tables_figures_facts_and_config(run):
     assert {path.stem for path in (folder / "figures").glob("*.png")} == PICTURES | {"comparison"}
     assert text.count("data:image/png;base64,") == len(PICTURES) + 1
     assert "after RL" in text
-    assert "<td>RL minus before (cold start)</td><td>1</td><td>+100.0%</td>" in text
+    assert "<td>RL minus before (cold start)</td><td>1</td><td>+100.0</td>" in text
     assert "<th>learner steps</th><td>3 of 3</td>" in text
     assert "<th>cold-start minutes</th><td>3</td>" in text
     assert "<th>held-out games</th><td>2 of heldout, digest 0123456789abcdef</td>" in text
@@ -117,3 +118,22 @@ def test_an_archive_file_that_cannot_be_read_is_named_on_the_page(run):
     (folder / "episodes/step-00000003.parquet").write_bytes(b"PAR1 torn")
     page, _ = write_report([folder], folder)
     assert "episodes/step-00000003.parquet cannot be read and is left out" in page.read_text()
+
+
+def test_the_page_opens_with_the_verdict_and_the_figure_of_before_and_after(run):
+    folder = run("opening", credit={"estimator": "gagpo"})
+    text = write_report([folder], folder)[0].read_text()
+    verdict = "<p class=verdict>0% -&gt; 100% at T=1, +100 points [100, 100]"
+    places = [text.index(part) for part in (verdict, 'alt="comparison"', "<th>learner steps</th>")]
+    assert places == sorted(places)
+    assert text.index('alt="comparison"') < text.index('alt="success"')
+
+
+def test_only_the_keys_that_apply_are_shown():
+    given = {"env.name": "alfworld", "env.alfworld.engine": "own", "env.webshop.seed": 3, "sft.enabled": False,
+             "sft.minutes": 3.0, "learner.critic.lr": 1e-5, "learner.credit.estimator": "grpo",
+             "learner.credit.lam": 0.8, "learner.credit.statistics": "rows"}
+    assert sorted(applicable(given)) == ["env.alfworld.engine", "env.name", "learner.credit.estimator",
+                                         "learner.credit.statistics", "sft.enabled"]
+    unknown = given | {"learner.credit.estimator": "of another version"}
+    assert applicable(unknown) == unknown
