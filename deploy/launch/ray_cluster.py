@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from deploy.launch.ray_address import check_ray, ray_address
 from services.config.tree import Config
 from services.errors import UserError
 from services.telemetry.logs import get_logger
@@ -44,7 +45,7 @@ def ray_cluster(config: Config, namespace: str) -> Iterator[None]:
     os.environ.update({k: v for k, v in _QUIET.items() if k not in os.environ})
     options: dict[str, Any] = {
         "namespace": namespace, "log_to_driver": False, "configure_logging": False}
-    address = config.ray.address or os.environ.get("RAY_ADDRESS")
+    address = ray_address(config)
     with private_ray(**options) if address is None else _existing(address, options):
         import ray
 
@@ -60,6 +61,7 @@ def ray_cluster(config: Config, namespace: str) -> Iterator[None]:
 def _existing(address: str, options: dict[str, Any]) -> Iterator[None]:
     import ray
 
+    check_ray(address)
     try:
         ray.init(address=address, **options)
     except (ConnectionError, TimeoutError) as error:

@@ -106,7 +106,8 @@ class TrainingRun:
         """Returns the policy to start from: the model given, or a cold start's."""
         if not self.config.sft.enabled and self.config.model.path is not None:
             return self.config.model.path
-        self.progress.stage("cold start")
+        if not (self.folder.cold_model / "sft.json").exists():
+            self.progress.stage("cold start")
         return self._sft(self.folder.cold_model, minutes=self.config.sft.minutes, continue_from=None)
 
     def _sft(self, out: Path, *, minutes: float, continue_from: Path | None) -> Path:

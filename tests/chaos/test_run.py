@@ -84,7 +84,7 @@ def test_a_run_without_resume_is_refused(train, runs_dir: Path, arguments):
 def test_resumed_it_outlives_the_death_of_its_server_and_its_sampler(train, runs_dir: Path, arguments):
     run = train(runs_dir / "hunted", "--resume", str(runs_dir / "hunted"))
     taken = len(run.steps)
-    run.wait_for("where it goes on", lambda: f"goes on after learner step {taken} of {STEPS}" in run.log.read_text())
+    run.wait_for("where it goes on", lambda: "] goes on" in run.log.read_text())
     run.wait_for("a step after the resume", lambda: len(run.steps) > taken)
     run.find("serve-env").kill()
     run.wait_for("the environment server's return", lambda: "environment server 0 died" in run.tail())
