@@ -20,6 +20,7 @@ from types import FrameType
 from typing import NoReturn
 
 from deploy.commands import (
+    audit,
     bench,
     credit,
     doctor,
@@ -55,6 +56,7 @@ COMMANDS: tuple[Callable[[Subparsers], None], ...] = (
     new_env.add_parser,
     serve_env.add_parser,
     status.add_parser,
+    audit.add_parser,
     explore.add_parser,
     report.add_parser,
     monitor.add_parser,

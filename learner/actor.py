@@ -25,8 +25,6 @@ from services.telemetry.logs import life_of
 from services.telemetry.tracing import tracing
 
 LEASE_S = 15.0
-EVALUATION_S = 3600.0
-"""The longest that a version is held back for the evaluation of the one before; the watchdog is far earlier."""
 
 
 class LearnerRank:
@@ -55,12 +53,13 @@ class LearnerRank:
             self._work(rendezvous)
 
     def _work(self, rendezvous: str) -> None:
-        from learner.rank_group import COLLECTIVE_S, RankGroup
+        from learner.rank_group import RankGroup
         from learner.trainer import Learner
 
         check_seen(self._config.run_dir, self._model)
-        store = self._meeting.join(rendezvous, COLLECTIVE_S)
-        gang = RankGroup(self._rank, self._world, store, gpu=self._config.learner.gpus > 0)
+        section = self._config.learner
+        store = self._meeting.join(rendezvous, section.collective_s)
+        gang = RankGroup(self._rank, self._world, store, gpu=section.gpus > 0, collective_s=section.collective_s)
         learner = Learner(self._config, self._model, gang)
         if self._rank:
             learner.follow()
@@ -72,6 +71,7 @@ class LearnerRank:
     def _lead(self, learner: Any, stack: ExitStack) -> None:
         from learner.checkpoint import Checkpoints
         from learner.loop import TrainingLoop
+        from learner.observer import Observer
         from services.store.archive import EpisodeArchive
 
         config = self._config
@@ -86,11 +86,12 @@ class LearnerRank:
             publisher.keep()
 
         def before_publish(replaced: Version) -> None:
-            deadline = time.monotonic() + EVALUATION_S
+            started = time.monotonic()
             while config.evaluates(replaced.step) and store.evaluated() < replaced.step:
                 check()
-                if time.monotonic() > deadline:
-                    raise DeadlineExceeded(f"the evaluation of step {replaced.step} took over {EVALUATION_S:.0f} s")
+                if time.monotonic() - started > config.learner.wait_s:
+                    raise DeadlineExceeded(f"the evaluation of step {replaced.step} took over "
+                                           f"{config.learner.wait_s:g} s (learner.wait_s)")
                 time.sleep(0.2)
 
         beating = Beating(Pulse("learner-0", "learner"), store.beat)
@@ -99,7 +100,8 @@ class LearnerRank:
             publish=publisher.publish, before_publish=before_publish,
             archive=stack.enter_context(EpisodeArchive(config.run_dir / "episodes")),
             checkpoints=Checkpoints(config.run_dir / "checkpoints", config.checkpoint.keep),
-            metrics=config.run_dir / "metrics.jsonl", check=check, pulse=stack.enter_context(beating),
+            observer=Observer(metrics=config.run_dir / "metrics.jsonl", pulse=stack.enter_context(beating)),
+            check=check,
         ).run()
         learner.export(config.run_dir / "model")
 

@@ -16,17 +16,19 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-COLLECTIVE_S = 60.0
-"""Every collective inside a command."""
 COMMAND_S = 24 * 3600.0
 """The wait for a command: rank 0 may wait long for episodes, and its own deadlines and the watchdog judge that."""
 STOP = "stop"
 
 
 class RankGroup:
-    """One rank's place in the process group. `store` is where the ranks meet; a gang of one needs none."""
+    """One rank's place in the process group. `store` is where the ranks meet; a gang of one needs none.
 
-    def __init__(self, rank: int, world: int, store: Store | None = None, *, gpu: bool = False) -> None:
+    `collective_s` bounds every collective inside a command.
+    """
+
+    def __init__(self, rank: int, world: int, store: Store | None = None, *, gpu: bool = False,
+                 collective_s: float = 1800.0) -> None:
         if store is None and world > 1:
             raise ValueError(f"{world} ranks need a rendezvous")
         self.rank = rank
@@ -34,7 +36,7 @@ class RankGroup:
         self.device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if gpu else "gloo", rank=rank, world_size=world, store=store or HashStore(),
-            timeout=timedelta(seconds=COLLECTIVE_S))
+            timeout=timedelta(seconds=collective_s))
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=COMMAND_S))
         self._commands = cast(dist.ProcessGroup, group)
         self.mesh: DeviceMesh = init_device_mesh(self.device.type, (world,))

@@ -34,7 +34,8 @@ from learner.model import Policy
 from learner.packing import Floats, Ints, Pack, Rows, pack_rows, ranges, split
 from learner.rank_group import RankGroup
 from learner.trainee import Trainee
-from services.config.tree import LearnerSection, LossSection
+from services.config.objectives import LossSection
+from services.config.tree import LearnerSection
 
 TOKEN_DUAL_CLIP = 3.0
 SUMS: tuple[str, ...] = ("loss/policy", "loss/value", "loss/kl", "loss/entropy", "clip_fraction", "ratio_mean")

@@ -1,4 +1,4 @@
-"""What the learner's heartbeat says of a step: the line of metrics.jsonl, and the sizes of the groups of states."""
+"""The gauges and traces of one learner step: its line of metrics.jsonl, and the sizes of the groups of states."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GAUGES = {
 
 @counted("metrics")
 def step_taken(pulse: Pulse, row: Mapping[str, Any], credits: Sequence[Credit], utilization: float | None) -> None:
-    """One learner step. `row`: all METRIC_KEYS; `utilization`: of the GPUs' FLOPs."""
+    """Sets the meters of one learner step. `row` has all METRIC_KEYS; `utilization` is a share of the GPUs' FLOPs."""
     meters = pulse.meters
     for key, (name, labels) in GAUGES.items():
         meters(name, **labels).set(row[key])
@@ -56,7 +56,7 @@ def step_taken(pulse: Pulse, row: Mapping[str, Any], credits: Sequence[Credit], 
 
 
 def trace_step(made: Version, groups: Sequence[Sequence[Episode]], credits: Sequence[Credit], *, since: int) -> None:
-    """The step that made a version, as each ticket's trace shows it. `since`: time.time_ns() as it began."""
+    """Adds the step that made a version to the trace of each ticket. `since`: time.time_ns() at its start."""
     if not traced():
         return
     for group, credit in zip(groups, credits, strict=True):

@@ -40,6 +40,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     parser.add_argument("--resume", nargs="?", const=True, default=False, metavar="RUN",
                         help="go on with this run, by the config in its folder; with --config and without RUN: "
                         "go on with the run of that name, or start it")
+    parser.add_argument("--skip-step", type=int, metavar="S",
+                        help="with --resume: leave out the groups of learner step S, which cannot be trained")
     parser.add_argument("--sweep", choices=tuple(SWEEPS), metavar="NAME",
                         help="one run per variant from one cold start, then one table: `ablations`, the paper's")
     parser.add_argument("--dry-run", action="store_true", help="validate and print the plan; start nothing")
@@ -54,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
 
     config = _config(args)
     resume = bool(args.resume)
+    if args.skip_step is not None and (args.sweep or not resume):
+        raise UserError("--skip-step leaves out a step of one interrupted run", "give --resume with it, and no --sweep")
     if args.sweep:
         return _sweep(config, args)
     if not args.dry_run:
@@ -63,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(plan.as_dict(config)) if args.json else plan.describe(config, resume=resume))
         return 0
     with locked(config):
-        lines = _train(config, task_sets, resume=resume, quiet=args.json)
+        lines = _train(config, task_sets, args)
     print(json.dumps({"format": 1, "run": str(config.run_dir), "lines": lines}) if args.json else "\n".join(lines))
     return 0
 
@@ -102,7 +106,7 @@ def _saying_how_to_go_on(command: str) -> Iterator[None]:
         raise
 
 
-def _train(config: Config, task_sets: TaskSets, *, resume: bool, quiet: bool) -> list[str]:
+def _train(config: Config, task_sets: TaskSets, args: argparse.Namespace) -> list[str]:
     from rich.console import Console
 
     from deploy.console.progress import ProgressView
@@ -112,17 +116,18 @@ def _train(config: Config, task_sets: TaskSets, *, resume: bool, quiet: bool) ->
     from deploy.training.pipeline import TrainingRun
     from services.telemetry.logs import configure_logs, get_logger
 
-    folder, run_id = open_run(config, games=task_sets.games, resume=resume)
+    folder, run_id = open_run(config, games=task_sets.games, resume=bool(args.resume))
     configure_logs(folder.path, show=None)
     record = get_logger("run").info
     with (_saying_how_to_go_on(go_on(folder.path)), StageRecord(folder.stage_file) as stage,
-          ProgressView(config.name, config.steps, console=Console(stderr=quiet), record=record,
+          ProgressView(config.name, config.steps, console=Console(stderr=args.json), record=record,
                        tell=stage.tell) as progress):
         progress.note(f"environment {task_sets.env_name}: {len(task_sets.train)} games to train on, "
                       f"{len(task_sets.heldout)} held out")
         for line in idle_keys(config):
             progress.note(f"warning: {line}")
-        training = TrainingRun(config=config, folder=folder, run=run_id, task_sets=task_sets, progress=progress)
+        training = TrainingRun(config=config, folder=folder, run=run_id, task_sets=task_sets, progress=progress,
+                               skip_step=args.skip_step)
         return training.execute()
 
 

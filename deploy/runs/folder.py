@@ -25,7 +25,8 @@ FORMAT = 1
 MAY_CHANGE = re.compile(
     r"(runs_dir|shared|steps|eval\..*|checkpoint\..*|redis\..*|ray\..*|metrics\..*"
     r"|env\.(data|servers|urls|token_file|max_sessions|memory_gb|recycle_hours|recycle_gb)"
-    r"|rollout\.(workers|slots|cpus|gpus|kv_cache_gb|threads)|learner\.(ranks|cpus|gpus|threads))")
+    r"|rollout\.(workers|slots|cpus|gpus|kv_cache_gb|threads)"
+    r"|learner\.(ranks|cpus|gpus|threads|token_budget|step_attempts|overdue_s|wait_s|collective_s))")
 """Keys that may differ on --resume: how far and where a run goes, never what it learns from or how."""
 LOCK = ".lock"
 OWN = frozenset({LOCK, "config.yaml", "log.jsonl", "evaluations.jsonl"})
@@ -61,6 +62,11 @@ class RunFolder:
     @property
     def evaluations(self) -> Path:
         return self.path / "evaluations.jsonl"
+
+    @property
+    def ledger(self) -> Path:
+        """One line for each learner step: its manifest, as the store had it."""
+        return self.path / "ledger.jsonl"
 
     @property
     def summary(self) -> Path:

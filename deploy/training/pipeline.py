@@ -34,7 +34,9 @@ from learner.checkpoint import Checkpoints
 from services.config.tree import Config
 from services.controller.controller import Controller, Hooks
 from services.controller.evaluation import clear
+from services.controller.skip import skip_step
 from services.controller.tickets import EvalRequest, TaskStream, TrainTickets
+from services.errors import UserError
 from services.records import Episode, Version
 from services.store.archive import ArchiveRow, EpisodeArchive
 from services.telemetry.metrics_file import append_row, drop_rows, read_evaluations, read_metrics, read_rows
@@ -64,11 +66,16 @@ class TrainingRun:
     run: str
     task_sets: TaskSets
     progress: ProgressView
+    skip_step: int | None = None
+    """The learner step whose groups are left out, because it cannot be trained."""
 
     def execute(self) -> list[str]:
         """Runs all stages; returns what there is to say at the end, a line each."""
         self.progress.note(f"folder {self.folder.path.absolute()}{_will_it_stay(self.config.runs_dir)}")
         self._settle()
+        if self.skip_step is not None and self.rl_is_done():
+            raise UserError(f"step {self.skip_step} cannot be skipped: the learner of {self.folder.path} has finished",
+                            "leave --skip-step out")
         if self._durable_step() or (self.folder.cold_model / "sft.json").exists():
             self.progress.resumed(self._durable_step())
         cold = self.cold_start()
@@ -209,6 +216,9 @@ class TrainingRun:
             shutil.rmtree(stale, ignore_errors=True)
         if done := [e["step"] for e in read_evaluations(self.folder.evaluations) if e["label"].startswith("step-")]:
             parts.store.mark_evaluated(controller.lease, max(done))  # a new Redis knows of none
+        if self.skip_step is not None:
+            skipped = skip_step(parts.store, controller.lease, self.skip_step, keep=controller.hooks.dropped)
+            self.progress.note(f"step {self.skip_step} skips {', '.join(drop.group for drop in skipped)}")
         learner = parts.learner(cold)
         parts.supervisor.add(learner)
         controller.run(learner)

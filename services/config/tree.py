@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from services.config.env import EnvSection, Section
+from services.config.objectives import CriticSection, LossSection
 from services.config.redis import RedisSection
 
 EXPLORE_TOKEN_VARIABLE = "GAGPO_EXPLORE_TOKEN"  # noqa: S105 - the variable's name
@@ -133,34 +134,6 @@ class CreditSection(Section):
         return self
 
 
-class LossSection(Section):
-    """The policy objective."""
-
-    ratio: Literal["sequence", "token"] = "sequence"
-    """One importance ratio per action (sequence) or per token. An estimator with a critic needs token."""
-    aggregation: Literal["actions", "tokens"] = "actions"
-    """Mean of the policy term: over actions, each the mean of its tokens, or over all tokens alike."""
-    clip_low: float = Field(default=0.2, gt=0)
-    """The ratio is clipped below at 1 - clip_low."""
-    clip_high: float = Field(default=0.2, gt=0)
-    """The ratio is clipped above at 1 + clip_high."""
-    kl: float = Field(default=0.01, ge=0)
-    """Weight of the k3 estimate of the KL divergence to the initial policy. 0 saves the reference model."""
-    entropy: float = Field(default=0.001, ge=0)
-    """Weight of the entropy bonus."""
-    is_cap: float = Field(default=2.0, gt=0)
-    """Truncation of the importance weights at staleness >= 1."""
-
-
-class CriticSection(Section):
-    """The value model of estimators that learn one (PPO): the policy's first weights with a scalar head."""
-
-    lr: float = Field(default=1e-5, gt=0)
-    """Learning rate of the critic's AdamW."""
-    value_clip: float = Field(default=0.5, gt=0)
-    """How far a value may move from the one before the step, before its loss stops to count the movement."""
-
-
 class LearnerSection(Section):
     """The gang that trains."""
 
@@ -193,6 +166,14 @@ class LearnerSection(Section):
     dynamic_sampling: int = Field(default=0, ge=0)
     """DAPO: groups whose episodes all earn the same are replaced, at most so many times groups_per_step a step;
     0: never."""
+    step_attempts: int = Field(default=3, ge=1)
+    """Times that a learner step is tried before the run ends and says why it failed."""
+    overdue_s: float = Field(default=1800.0, gt=0)
+    """Seconds after the last finished group until groups that only this step can use are dropped as hanging."""
+    wait_s: float = Field(default=7200.0, gt=0)
+    """Seconds that the learner waits without any newly finished group, or for one evaluation, before it gives up."""
+    collective_s: float = Field(default=1800.0, gt=0)
+    """Seconds for the ranks to meet, and for each collective: loading a model and writing a checkpoint count too."""
     credit: CreditSection = CreditSection()
     critic: CriticSection = CriticSection()
     loss: LossSection = LossSection()
@@ -285,8 +266,3 @@ class Config(Section):
     def evaluates(self, step: int) -> bool:
         """Whether the version of `step` is evaluated: every eval.every learner steps, and after the last."""
         return self.eval.every > 0 and (step % self.eval.every == 0 or step == self.steps)
-
-    @property
-    def capacity_slack(self) -> int:
-        """Groups that may be issued beyond steps trained: (1 + staleness) x groups_per_step."""
-        return (1 + self.learner.staleness) * self.learner.groups_per_step

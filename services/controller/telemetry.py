@@ -7,7 +7,8 @@ from typing import Any
 
 from services.config.tree import Config
 from services.controller.supervise import Supervisor
-from services.store.store import Counts, Store
+from services.store.run_state import Counts
+from services.store.store import Store
 from services.telemetry.heartbeat import Pulse
 from services.telemetry.names import CATALOGUE
 from services.telemetry.tickets import reason_class

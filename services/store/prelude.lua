@@ -1,6 +1,6 @@
 -- Before every script: the names of its keys (connection.py gives the order) and what several scripts do.
-local tickets, outstanding, groups, ready, episodes, manifests, drops, failed, counters, evals, lease, beats =
-  unpack(KEYS)
+local tickets, outstanding, groups, ready, episodes, manifests, drops, failed, counters, evals, attempts,
+  lease, beats = unpack(KEYS)
 local WORKERS = 'workers'   -- the consumer group
 local MAX_ATTEMPTS = 3
 local RETURNED = 1000000000 -- idle ms of a ticket that was handed back: anyone may claim it at once

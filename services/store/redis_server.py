@@ -181,6 +181,21 @@ class _Keeper(threading.Thread):
         self.join(_START_S + _STOP_S)
 
 
+def url_served_from(folder: Path) -> str | None:
+    """The url of the server that another process has started in `folder`; None if there is none."""
+    config, lock = folder / "redis.conf", folder / "redis.lock"
+    if not (config.exists() and lock.exists()):
+        return None
+    with lock.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            port, password = (re.search(rf"^{key} (.+)$", config.read_text(), re.MULTILINE)
+                              for key in ("port", "requirepass"))
+            return f"redis://:{password[1]}@127.0.0.1:{port[1]}/0" if port and password else None
+    return None  # nobody holds the lock, so no server lives
+
+
 @contextlib.contextmanager
 def private_redis(folder: Path) -> Iterator[str]:
     """Yields the url of a Redis that keeps its data in `folder` and ends with this block or this process."""

@@ -1,7 +1,9 @@
 -- A new life of the run: every unplayed ticket gets a new entry, in the old order, so that its attempts count from one
--- and nobody of the former life holds it. ARGV: epoch, holder. Returns how many.
+-- and nobody of the former life holds it. Attempts to train a step count from one as well.
+-- ARGV: epoch, holder. Returns how many.
 local fenced = lost(ARGV[1], ARGV[2])
 if fenced then return fenced end
+redis.call('DEL', attempts)
 local reissued = 0
 for _, stream in ipairs({tickets, evals}) do
   for _, entry in ipairs(redis.call('XRANGE', stream, '-', '+')) do

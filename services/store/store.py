@@ -14,6 +14,7 @@
 | manifests    | step -> manifest as JSON                                  | begin_step, for good            |
 | drops        | drops that no manifest has taken yet                      | drop, begin_step                |
 | failed       | ticket id -> task, and why its attempts are used up       | fail or claim, drop or commit   |
+| attempts     | step -> incarnation, attempts to train it; step:cause     | attempt, attempt_ended          |
 | counters     | issued, dropped, trained, next_group, last_step, ...      |                                 |
 | lease:<role> | epoch, holder, expires                                    |                                 |
 
@@ -30,25 +31,17 @@ from typing import Literal
 import msgspec
 
 from services.config.redis import RedisSection
-from services.records import (
-    Drop,
-    Episode,
-    Manifest,
-    Ticket,
-    TicketKind,
-    Verdict,
-    Version,
-    decode_episode,
-    encode_episode,
-)
+from services.records import Drop, Episode, Ticket, Verdict, Version, encode_episode
 from services.store import lease as leases
 from services.store.connection import BRIEFLY
 from services.store.lease import Lease
-from services.store.run_state import Counts, RunState
+from services.store.step_log import StepLog
 
-_PAGE = 64
-"""Members looked up at a time; most groups are smaller."""
-_LARGEST_GROUP = 4096
+WITHOUT_STEPS = {
+    "context": "env: the first prompt has more tokens than rollout.max_prompt_tokens",
+    **dict.fromkeys(("won", "lost", "turns"), "env: the game is over before the first step"),
+}
+"""How an episode without steps ended -> why its ticket fails."""
 _tickets = msgspec.msgpack.Decoder(Ticket)
 
 
@@ -63,7 +56,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     worker: str
 
 
-class Store(RunState):
+class Store(StepLog):
     """One run's work in Redis; RunState adds the version pointer and the heartbeats.
 
     Every call answers within `longest_s`. Raises StoreFault if Redis stays away for longer than
@@ -134,19 +127,6 @@ class Store(RunState):
             drops.append(Drop(group=group, task=task, reason=reason, steps=steps))
         return drops
 
-    def counts(self) -> Counts:
-        """All counts of one moment."""
-        counters, outstanding, ready = self.read(
-            ("HGETALL", "counters"), ("HKEYS", "outstanding"), ("ZRANGE", "ready", 0, -1))
-        named = ("issued", "dropped", "trained", "next_group", "last_step", "retired_step")
-        training = sum(group.startswith(b"train/") for group in ready)
-        return Counts(
-            **{name: int(counters.get(name.encode(), 0)) for name in named},
-            outstanding_tickets=sum(ticket.startswith(b"train/") for ticket in outstanding),
-            ready_groups=training,
-            ready_eval=len(ready) - training,
-        )
-
     # Rollout worker
 
     def claim(self, worker: str, count: int, *, own: Version | None = None, train: bool = True,
@@ -173,9 +153,16 @@ class Store(RunState):
         return [claims[position] for position in self.script("renew_claims", worker, *held)]
 
     def commit_episode(self, claim: Claim, episode: Episode) -> Verdict:
-        """Stores the episode if its ticket is outstanding, whoever claims it now: the first writer wins."""
+        """Stores the episode if its ticket is outstanding, whoever claims it now: the first writer wins.
+
+        A training episode without steps is refused and its ticket fails: nothing can be learned from it, and no learner
+        could train its group.
+        """
         if episode.ticket != claim.ticket:
             raise ValueError(f"an episode of {episode.ticket.id} cannot answer {claim.ticket.id}")
+        if not episode.steps and claim.ticket.kind == "train":
+            self.fail(claim, WITHOUT_STEPS[episode.end])
+            return "refused"
         ticket, blob = claim.ticket, encode_episode(episode)
         accepted = self.script("commit_episode", ticket.id, claim.entry, ticket.group, ticket.size, blob)
         return "accepted" if accepted else "refused"
@@ -185,102 +172,6 @@ class Store(RunState):
         ticket, cause = claim.ticket, f"{claim.ticket.task}\n{reason}"
         used_up = self.script("give_back", ticket.id, claim.entry, claim.worker, claim.attempt, cause)
         return "exhausted" if used_up else "retry"
-
-    # Learner
-
-    def drops(self) -> list[Drop]:
-        """Drops since the newest manifest, in order: the next one takes them."""
-        (waiting,) = self.read(("LRANGE", "drops", 0, -1))
-        return [msgspec.json.decode(drop, type=Drop) for drop in waiting]
-
-    def ready(self, kind: TicketKind) -> list[str]:
-        """Finished groups, in order of issue."""
-        (names,) = self.read(("ZRANGE", "ready", 0, -1))
-        return [name.decode() for name in names if name.startswith(kind.encode() + b"/")]
-
-    def outstanding_groups(self) -> list[str]:
-        """Unfinished groups of both kinds, in order of issue."""
-        (names,) = self.read(("ZRANGE", "groups", 0, -1))
-        return [name.decode() for name in names]
-
-    def episodes(self, group: str) -> list[Episode]:
-        """The finished episodes of a group, ordered by k: all of them once it is ready, until it is retired."""
-        finished: list[Episode] = []
-        for start in range(0, _LARGEST_GROUP, _PAGE):
-            ids = [Ticket.id_of(group, k) for k in range(start, start + _PAGE)]
-            blobs, entries = self.read(("HMGET", "episodes", *ids), ("HMGET", "outstanding", *ids))
-            finished += [decode_episode(blob) for blob in blobs if blob]
-            if not (blobs[-1] or entries[-1]):
-                break
-        return finished
-
-    def task_of(self, group: str) -> str:
-        """The task that a group plays, whether or not any episode of it is finished; "" for an unknown group."""
-        first = f"{group}#0"
-        blob, failed, entry = self.read(
-            ("HGET", "episodes", first), ("HGET", "failed", first), ("HGET", "outstanding", first))
-        if blob:
-            return decode_episode(blob).ticket.task
-        if failed:
-            return failed.decode().partition("\n")[0]
-        if not entry:
-            return ""
-        stream = "evals" if group.startswith("eval/") else "tickets"
-        (found,) = self.read(("XRANGE", stream, entry, entry))
-        # Not found: its episode came in, its attempts ran out or the group was dropped since the first look.
-        return _tickets.decode(found[0][1][b"ticket"]).task if found else self.task_of(group)
-
-    def begin_step(self, lease: Lease, manifest: Manifest) -> Manifest:
-        """Commits to a step before its optimizer update: its groups leave the ready list and count as trained.
-
-        The drops of the result are all those since the previous manifest; give none. If the step has a manifest, it is
-        returned unchanged and must be replayed to the letter. Raises NotReady if a group was dropped meanwhile.
-        """
-        if manifest.drops or not manifest.groups or len(set(manifest.groups)) < len(manifest.groups):
-            raise ValueError("begin_step takes distinct groups, at least one, and adds the drops itself")
-        if not all(group.startswith("train/") for group in manifest.groups):
-            raise ValueError("begin_step takes training groups only")
-        head = msgspec.json.encode(manifest).removesuffix(b"]}")
-        written = self.script("begin_step", *lease.fence, manifest.step, head, *manifest.groups, role=lease.role)
-        return msgspec.json.decode(written, type=Manifest)
-
-    def manifests(self, after_step: int) -> list[Manifest]:
-        """Manifests of the steps after `after_step`, in order."""
-        last = self.counts().last_step
-        if last <= after_step:
-            return []
-        (found,) = self.read(("HMGET", "manifests", *range(after_step + 1, last + 1)))
-        return [msgspec.json.decode(manifest, type=Manifest) for manifest in found if manifest]
-
-    def retire(self, lease: Lease, step: int) -> int:
-        """Deletes the episodes of all manifests up to `step`; returns the bytes freed.
-
-        Only after the checkpoint of `step` and the archive are durable: nothing can be replayed from before it.
-        """
-        return int(self.script("retire", *lease.fence, step, role=lease.role))
-
-    def retained_bytes(self) -> int:
-        """Bytes of all episodes held: over its budget, the learner makes a checkpoint and retires."""
-        (held,) = self.read(("HGET", "counters", "bytes"))
-        return int(held or 0)
-
-    def agrees_with(self, step: int) -> bool:
-        """Whether a run can go on from the checkpoint of `step`: every later manifest is here with its episodes.
-
-        Where it cannot (Redis was emptied, lost its tail, or an older checkpoint was chosen), call reset_to.
-        """
-        counts = self.counts()
-        return counts.retired_step <= step <= counts.last_step
-
-    def reset_to(self, lease: Lease, step: int, next_group: int, *, trained: int | None = None) -> None:
-        """The checkpoint wins: forgets all work in flight and goes on after `step` with the group `next_group`.
-
-        `trained`: groups that the checkpoint was trained on; None: all before `next_group`. The rest counts as dropped.
-        """
-        done = next_group if trained is None else trained
-        if not 0 <= done <= next_group:
-            raise ValueError(f"{done} groups trained of {next_group} issued")
-        self.script("reset", *lease.fence, step, next_group, done, role=lease.role)
 
     # Evaluation
 

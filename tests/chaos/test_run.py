@@ -114,6 +114,14 @@ def test_every_evaluation_is_there_once(runs_dir: Path):
     assert rows[2]["digest"] == rows[4]["digest"]
 
 
+def test_no_ticket_was_lost_or_counted_twice(runs_dir: Path):
+    done = subprocess.run([sys.executable, "-m", "deploy.cli", "audit", str(runs_dir / "hunted")], capture_output=True,
+                          text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.endswith("clean: no group was lost or trained twice\n")
+    assert "8 trained" in done.stdout
+
+
 def test_status_says_that_it_is_finished(runs_dir: Path):
     assert (runs_dir / "hunted" / "report.html").stat().st_size > 10_000
     out = subprocess.run([sys.executable, "-m", "deploy.cli", "status", str(runs_dir / "hunted"), "--json"],

@@ -11,17 +11,22 @@ import signal
 import time
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from services.errors import LeaseLost
-from services.records import Drop, Episode, Manifest, Ticket, decode_episode
+from services.records import Drop, Episode, Manifest, Step, Ticket, Version, VersionSpan, encode_episode
 from services.store.store import Store
 
 RUNS = itertools.count()
 WORKERS = ("w0", "w1")
+NOTHING = np.zeros(0, np.int32)
+A_STEP = Step(
+    observation="", prompt_ids=NOTHING, response_ids=NOTHING, logprobs=NOTHING, action="look", valid=True,
+    admissible=True, reward=0.0, spans=[VersionSpan(version=Version(incarnation=1, step=0), start=0, end=0)])
 ANY = st.integers(0, 99)
 AGAIN = st.booleans()
 
@@ -58,8 +63,9 @@ class StoreMachine(RuleBasedStateMachine):
     def forget(self):
         self.tickets = {}  # group -> tickets, in order of issue
         self.open = {}  # ticket id -> [attempts used, who holds it or None]
-        self.stored = {}  # ticket id -> episode
+        self.stored = {}  # ticket id -> blob of its episode
         self.fate = {}  # group -> step of its manifest, or its Drop
+        self.attempts = {}  # step -> incarnations that tried to train its manifest
         self.manifests, self.untaken = {}, []
         self.retired = self.durable
         self.next_group, self.trained = self.groups_at[self.durable]
@@ -198,14 +204,30 @@ class StoreMachine(RuleBasedStateMachine):
     def commit(self, which, again):
         store, claim, _ = pick(self.hands(), which)
         episode = Episode(
-            ticket=claim.ticket, steps=[], won=True, end="won", worker=claim.worker, attempt=claim.attempt,
+            ticket=claim.ticket, steps=[A_STEP], won=True, end="won", worker=claim.worker, attempt=claim.attempt,
             seconds=float(next(self.nonce)), engine="own")
         expected = "accepted" if claim.ticket.id in self.open and self.current(claim) else "refused"
         for _ in range(1 + again):
             assert store.commit_episode(claim, episode) == expected
         if expected == "accepted":
             del self.open[claim.ticket.id]
-            self.stored[claim.ticket.id] = episode
+            self.stored[claim.ticket.id] = encode_episode(episode)
+
+    @precondition(lambda self: self.hands())
+    @rule(which=ANY)
+    def commit_without_steps(self, which):
+        """Of a training ticket that is refused, and the ticket is given back with its reason."""
+        store, claim, held = pick(self.hands(), which)
+        if claim.ticket.kind != "train":
+            return
+        state = self.open.get(claim.ticket.id, [0, None]) if self.current(claim) else [0, None]
+        episode = Episode(
+            ticket=claim.ticket, steps=[], won=False, end="context", worker=claim.worker, attempt=claim.attempt,
+            seconds=0.0, engine="own")
+        assert store.commit_episode(claim, episode) == "refused"
+        held.remove(claim)
+        if state[1] == (claim.worker, claim.attempt):
+            state[1] = None
 
     @precondition(lambda self: self.hands())
     @rule(which=ANY, again=AGAIN, how=st.sampled_from(["fail", "renew"]))
@@ -270,6 +292,43 @@ class StoreMachine(RuleBasedStateMachine):
 
     emptied_at = 0
 
+    @precondition(lambda self: self.manifests)
+    @rule(incarnation=st.integers(1, 3), again=AGAIN, trained=st.booleans())
+    def attempt(self, incarnation, again, trained):
+        store, lease = self.leases["learner"]
+        step = max(self.manifests)
+        tried = self.attempts.setdefault(step, [])
+        if tried[-1:] != [incarnation]:
+            tried.append(incarnation)
+        for _ in range(1 + again):
+            assert store.attempt(lease, step, incarnation)[0] == len(tried) - 1
+        if trained:
+            for _ in range(1 + again):
+                store.attempt_succeeded(lease, step)
+            del self.attempts[step]
+
+    @precondition(lambda self: self.last_step() > max(self.durable, self.retired) and self.step < self.last_step())
+    @rule(again=AGAIN)
+    def skip_step(self, again):
+        """A run that starts again leaves out the newest step, which its learner has not trained."""
+        store, lease = self.leases["controller"]
+        step = self.last_step()
+        manifest = self.manifests[step]
+        drops = [Drop(group=group, task="alfworld/train/x", reason=f"skip-{next(self.nonce)}")
+                 for group in manifest.groups]
+        for _ in range(1 + again):
+            store.skip_step(lease, manifest, drops)
+        del self.manifests[step]
+        self.groups_at.pop(step)
+        self.attempts.pop(step, None)
+        self.untaken = [*manifest.drops, *drops, *self.untaken]
+        self.trained -= len(drops)
+        self.dropped += len(drops)
+        for drop in drops:
+            self.fate[drop.group] = drop
+            for ticket in self.tickets[drop.group]:
+                self.stored.pop(ticket.id, None)
+
     @rule()
     def checkpoint(self):
         self.durable = self.step
@@ -294,7 +353,8 @@ class StoreMachine(RuleBasedStateMachine):
         later = store.manifests(self.durable)
         assert later == [self.manifests[step] for step in sorted(self.manifests) if step > self.durable]
         for group in itertools.chain.from_iterable(manifest.groups for manifest in later):
-            assert store.episodes(group) == [self.stored[ticket.id] for ticket in self.tickets[group]]
+            assert [encode_episode(e) for e in store.episodes(group)] == [
+                self.stored[ticket.id] for ticket in self.tickets[group]]
 
     @rule(same_name=st.booleans())
     def kill_controller(self, same_name):
@@ -308,6 +368,7 @@ class StoreMachine(RuleBasedStateMachine):
         unplayed = self.open.keys() - {ticket.decode() for ticket in failed}
         for _ in range(1 + again):
             assert store.reissue(lease) == len(unplayed)
+        self.attempts = {}
         self.outdated = [*self.outdated, *(claim for _, claim, _ in self.hands() if claim.ticket.id in unplayed)]
         self.open |= {ticket: [0, None] for ticket in unplayed}
 
@@ -334,6 +395,11 @@ class StoreMachine(RuleBasedStateMachine):
             lambda: store.retire(lease, self.step),
             lambda: store.reissue(lease),
             lambda: store.reset_to(lease, 0, 0),
+            lambda: store.attempt(lease, 1, 1),
+            lambda: store.attempt_succeeded(lease, 1),
+            lambda: store.skip_step(
+                lease, Manifest(step=1, incarnation=0, groups=["train/none"], drops=[]),
+                [Drop(group="train/none", task="x", reason="late")]),
         ]
         with pytest.raises(LeaseLost):
             pick(calls, call)()
@@ -382,8 +448,12 @@ class StoreMachine(RuleBasedStateMachine):
         assert training + evaluating == len(outstanding) - len(failed)
         assert set(failed) <= set(outstanding)
         assert [group.decode() for group in ready] == self.ready("")
+        supply, finished = self.eye.supply(), self.ready("train")
+        assert (supply.ready, supply.unfinished) == (
+            finished, [group for group in self.living("train") if group not in finished])
+        assert (supply.trained, supply.dropped) == (self.trained, self.dropped)
         assert [group.decode() for group in groups] == [g for g in self.living("") if g not in self.ready("")]
-        assert {ticket.decode(): decode_episode(blob) for ticket, blob in episodes.items()} == self.stored
+        assert {ticket.decode(): blob for ticket, blob in episodes.items()} == self.stored
         assert [msgspec.json.decode(drop, type=Drop) for drop in drops] == self.untaken
         assert {int(k): msgspec.json.decode(v, type=Manifest) for k, v in manifests.items()} == self.manifests
 

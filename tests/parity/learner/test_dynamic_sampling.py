@@ -8,6 +8,7 @@ from learner_tiny import make_config, make_step, weights
 
 from learner.checkpoint import Checkpoints
 from learner.loop import TrainingLoop
+from learner.observer import Observer
 from learner.trainer import Learner
 from services.config.tree import Config
 from services.controller.controller import Controller, Hooks
@@ -58,7 +59,7 @@ def life(store, folder, model_path, gang, *, crash_when=lambda counts: False, ro
     with EpisodeArchive(folder / "episodes") as archive:
         TrainingLoop(
             config=config, learner=learner, store=store, lease=store.acquire("learner", "l"), archive=archive,
-            checkpoints=Checkpoints(folder / "checkpoints", 1), metrics=folder / "metrics.jsonl",
+            checkpoints=Checkpoints(folder / "checkpoints", 1), observer=Observer(metrics=folder / "metrics.jsonl"),
             publish=lambda *_: None, before_publish=lambda *_: None, check=others,
         ).run()
     return learner

@@ -8,71 +8,16 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from learner_tiny import make_config, make_step, weights
+from learner_tiny import weights
+from loop_tiny import STEPS, Crash, play, run
 from transformers import AutoModelForCausalLM
 
 from deploy.commands import export as command_export
 from learner.checkpoint import Checkpoints
-from learner.loop import TrainingLoop
-from learner.trainer import Learner
 from services.errors import UserError
-from services.records import Episode, Manifest, Ticket
-from services.seeds import seed_for
-from services.store.archive import EpisodeArchive
 from services.store.store import Store
 from services.telemetry.logs import configure_logs
 from services.telemetry.metrics_file import METRIC_KEYS, check_metrics, read_metrics, read_rows
-
-STEPS = 4
-
-
-def episode(claim):
-    """What a worker would have played: a function of the ticket alone."""
-    rng = np.random.default_rng(seed_for(claim.ticket.id))
-    won = bool(rng.random() < 0.5)
-    steps = [make_step(rng, observation=str(rng.integers(3))) for _ in range(rng.integers(1, 5))]
-    steps[-1] = msgspec.structs.replace(steps[-1], reward=10.0 * won)
-    return Episode(ticket=claim.ticket, steps=steps, won=won, end="won" if won else "turns", worker=claim.worker,
-                   attempt=claim.attempt, seconds=0.1, engine="e")
-
-
-def play(store, numbers):
-    """Issues and finishes groups of four; policy step 0 samples all, so staleness must allow for it."""
-    lease = store.acquire("controller", "c")
-    for number in numbers:
-        group = f"train/{number:08d}"
-        tickets = [Ticket(group=group, k=k, size=4, task=f"t/{number}", seed=k, kind="train", temperature=1.0,
-                          max_steps=5) for k in range(4)]
-        assert store.issue(lease, tickets, capacity=100)
-    while claims := store.claim("w", 100):
-        for claim in claims:
-            assert store.commit_episode(claim, episode(claim)) == "accepted"
-
-
-class Crash(Exception):
-    pass
-
-
-def run(store, folder, model_path, gang, *, crash_at=None, **sections):
-    """One life of a learner: up to the end, or to the publication of `crash_at`."""
-    config = make_config(staleness=STEPS).model_copy(update={"runs_dir": folder})
-    config = type(config).model_validate(
-        config.model_dump() | {"steps": STEPS, "checkpoint": {"every": 2, "keep": 1}} | sections)
-    published, replaced = [], []
-
-    def publish(version, packed):
-        if version.step == crash_at:
-            raise Crash
-        published.append((version, packed))
-
-    learner = Learner(config, model_path, gang)
-    with EpisodeArchive(folder / "episodes") as archive:
-        TrainingLoop(
-            config=config, learner=learner, store=store, lease=store.acquire("learner", "l"), archive=archive,
-            checkpoints=Checkpoints(folder / "checkpoints", 1), metrics=folder / "metrics.jsonl", publish=publish,
-            before_publish=replaced.append,
-        ).run()
-    return learner, published, replaced
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +112,19 @@ def test_the_runs_log_tells_what_the_learner_did(redis_url, model_path, gang, tm
     assert all(line["bytes"] > 0 for line in told["episodes retired"])
 
 
+def test_the_ledger_has_each_step_once_with_its_manifest(redis_url, model_path, gang, tmp_path):
+    """Steps 1 and 2 are in the checkpoint; step 3 was trained and not published, so its line comes from the replay."""
+    store = Store(redis_url, "ledger")
+    play(store, range(2 * STEPS))
+    with pytest.raises(Crash):
+        run(store, tmp_path, model_path, gang, crash_at=3)
+    assert [row["step"] for row in read_rows(tmp_path / "ledger.jsonl")] == [1, 2]
+    run(store, tmp_path, model_path, gang)
+    rows = read_rows(tmp_path / "ledger.jsonl")
+    assert [{key: row[key] for key in ("step", "incarnation", "groups", "drops")} for row in rows] == [
+        msgspec.to_builtins(manifest) for manifest in store.manifests(0)]
+
+
 def test_an_emptied_redis_goes_on_from_the_checkpoint(redis_url, model_path, gang, tmp_path):
     """The checkpoint of step 2 wins: groups from 4 on are issued again, the incarnation goes on growing."""
     store = Store(redis_url, "lost")
@@ -177,46 +135,11 @@ def test_an_emptied_redis_goes_on_from_the_checkpoint(redis_url, model_path, gan
     with pytest.raises(Crash):
         run(empty, tmp_path, model_path, gang, crash_at=2)
     assert empty.counts().next_group == 4
+    assert read_rows(tmp_path / "ledger.jsonl")[-1]["reset_to_group"] == 4
     play(empty, range(4, 2 * STEPS))
     _, published, _ = run(empty, tmp_path, model_path, gang)
     assert [version.step for version, _ in published] == [2, 3, 4]
     assert published[0][0].incarnation > 1
-
-
-def test_over_age_groups_are_dropped_with_their_reason(redis_url, model_path, gang, tmp_path):
-    """Episodes of policy step 0 at staleness 0: usable for step 1, too old for step 2. They are in the archive."""
-    store = Store(redis_url, "old")
-    play(store, range(4))
-    learner = Learner(make_config(), model_path, gang)
-    with EpisodeArchive(tmp_path / "episodes") as archive:
-        loop = TrainingLoop(
-            config=make_config(), learner=learner, store=store, lease=store.acquire("learner", "l"), archive=archive,
-            checkpoints=Checkpoints(tmp_path, 1), metrics=tmp_path / "m", publish=print, before_publish=print)
-        assert loop._young_enough(["train/00000000"]) == ["train/00000000"]
-        learner.step = 1
-        assert loop._young_enough(["train/00000000"]) == []
-    assert store.counts().dropped == 1
-    (file,) = (tmp_path / "episodes").iterdir()
-    assert file.name == "step-00000000-dropped-train-00000000.parquet"
-    assert {(row["task"], row["outcome"], row["reason"]) for row in pq.read_table(file).to_pylist()} == {
-        ("t/0", "dropped", "over-age: sampled before step 1")}
-
-
-def test_an_over_age_group_without_any_episode_still_says_its_task(redis_url, model_path, gang, tmp_path):
-    store = Store(redis_url, "unfinished")
-    lease = store.acquire("controller", "c")
-    ticket = Ticket(group="train/00000000", k=0, size=1, task="t/7", seed=0, kind="train", temperature=1.0, max_steps=5)
-    assert store.issue(lease, [ticket], capacity=1)
-    with EpisodeArchive(tmp_path / "episodes") as archive:
-        loop = TrainingLoop(
-            config=make_config(), learner=Learner(make_config(), model_path, gang), store=store,
-            lease=store.acquire("learner", "l"), archive=archive, checkpoints=Checkpoints(tmp_path, 1),
-            metrics=tmp_path / "m", publish=print, before_publish=print)
-        loop._drop("train/00000000", "over-age")
-    play(store, [1, 2])
-    manifest = store.begin_step(
-        loop.lease, Manifest(step=1, incarnation=1, groups=["train/00000001", "train/00000002"], drops=[]))
-    assert [(drop.group, drop.task, drop.steps) for drop in manifest.drops] == [("train/00000000", "t/7", 0)]
 
 
 def test_export_gives_the_learners_weights(uninterrupted, tmp_path, capsys):

@@ -156,3 +156,8 @@ def test_a_reader_that_leaves_is_no_traceback():
     os.close(read)
     assert process.communicate(timeout=20)[1] == ""
     assert process.returncode == 141
+
+
+def test_skip_step_asks_for_resume(capsys):
+    assert cli.main(["train", "--config", "alfworld-tiny", "--skip-step", "3"]) == 2
+    assert "give --resume with it" in capsys.readouterr().err

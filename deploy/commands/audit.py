@@ -1,0 +1,91 @@
+"""`gagpo audit`: what became of every ticket of a run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from services.errors import StoreFault, UserError
+
+if TYPE_CHECKING:
+    from deploy.runs.audit import Audit, Fate
+    from deploy.runs.folder import RunFolder
+    from services.config.tree import Config
+    from services.store.step_log import Journal
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
+    """Registers the command."""
+    parser = subparsers.add_parser(
+        "audit",
+        help="prove that no ticket of a run was lost or counted twice",
+        description="Follows every ticket of a run to its end: its episode, the learner step that trained its group,\n"
+        "or why the group was dropped. Exits with 1 if a group was trained twice, lost without a reason, or trained\n"
+        "on older episodes than learner.staleness allows. Works on a finished run, and on one that goes on.",
+        epilog="examples:\n  gagpo audit runs/alfworld-tiny\n  gagpo audit runs/alfworld-tiny --groups | grep dropped",
+    )
+    parser.add_argument("run_folder", metavar="RUN", type=Path)
+    parser.add_argument("--groups", action="store_true", help="print one line for each group")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, with every ticket")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the audit; 1 if anything is wrong."""
+    import msgspec
+
+    from deploy.runs.audit import audit
+    from deploy.runs.configs import load_config
+    from deploy.runs.folder import RunFolder
+
+    folder = RunFolder(args.run_folder)
+    if not (folder.identity_file.exists() and folder.config_file.exists()):
+        raise UserError(f"{args.run_folder} holds no run", "name the folder of a run, such as runs/alfworld-tiny")
+    config = load_config(folder.config_file)
+    result = audit(folder, config, read_journal(folder, config))
+    if args.json:
+        print(json.dumps({"format": 1, **msgspec.to_builtins(result)}))
+    else:
+        print("\n".join([*(line(fate) for fate in result.fates if args.groups), *summary(result)]))
+    return 1 if result.findings else 0
+
+
+def read_journal(folder: RunFolder, config: Config) -> Journal | None:
+    """The store's record; None if no Redis of this run answers, or if it knows nothing of the run any more."""
+    from services.store.redis_server import url_served_from
+    from services.store.store import Store
+
+    url = config.redis.url or url_served_from(folder.path / "redis")
+    if url is None:
+        return None
+    try:
+        journal = Store(url, folder.identity().run).journal()
+    except StoreFault:
+        return None
+    return journal if journal.issued else None
+
+
+def line(fate: Fate) -> str:
+    """One group, for grep."""
+    played = sum(state == "played" for state in fate.tickets.values())
+    at = "" if fate.step is None else f" at step {fate.step}"
+    age = "" if fate.age is None else f", {fate.age} steps old"
+    reason = f": {fate.reason}" if fate.reason else ""
+    return f"{fate.group}  {played}/{len(fate.tickets)} episodes  {fate.state}{at}{age}{reason}"
+
+
+def summary(result: Audit) -> list[str]:
+    """Counts, then everything that is wrong."""
+    states = Counter(fate.state for fate in result.fates)
+    counts = ", ".join(f"{count} {state}" for state, count in states.most_common())
+    oldest = max((fate.age for fate in result.fates if fate.age is not None), default=0)
+    return [
+        f"{len(result.fates)} groups issued: {counts or 'none'}; the oldest tokens trained on were {oldest} steps old",
+        f"{result.evaluations} evaluations with all their episodes",
+        *(f"note: {note}" for note in result.notes),
+        *(f"wrong: {finding}" for finding in result.findings),
+        f"{len(result.findings)} findings" if result.findings else "clean: no group was lost or trained twice",
+    ]

@@ -1,0 +1,209 @@
+"""What became of every ticket of a run, from its ledger, its archive and, while it goes on, its store.
+
+A training group has one fate: trained at one step, dropped with a reason, or still in flight. Everything else is a
+finding. The ledger and the store's manifests say what should have happened; the archive shows what did.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from deploy.runs.folder import RunFolder
+from services.config.tree import Config
+from services.records import Manifest
+from services.store.step_log import Journal
+from services.telemetry.metrics_file import MetricsRow, read_evaluations, read_metrics, read_rows
+
+FILE = re.compile(r"step-(\d{8,})(?:-(.+))?\.parquet")
+COLUMNS = ["group", "k", "outcome", "reason", "version"]
+
+
+class Fate(msgspec.Struct, kw_only=True):
+    """What became of one training group and its tickets."""
+
+    group: str
+    state: Literal["trained", "dropped", "in flight", "forgotten", "lost"]
+    step: int | None = None
+    """The learner step that trained it, or whose manifest took the drop; None before that."""
+    reason: str = ""
+    """Why it was dropped or forgotten."""
+    age: int | None = None
+    """Learner steps by which its oldest token was behind when it was trained."""
+    tickets: dict[str, Literal["played", "unplayed"]] = {}
+    """Ticket id -> whether its episode is in the archive."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Archived:
+    """The episodes of one group in one file of the archive."""
+
+    step: int
+    outcome: str
+    reason: str
+    members: set[int] = field(default_factory=set)
+    oldest: int = 1 << 60
+    """The lowest policy step that sampled any token."""
+
+
+class Audit(msgspec.Struct, kw_only=True):
+    """The result: one fate for each group in order of issue, and what is wrong."""
+
+    fates: list[Fate]
+    evaluations: int
+    """Evaluations whose episodes are all in the archive."""
+    findings: list[str]
+    notes: list[str]
+    """What could not be judged."""
+
+
+def audit(folder: RunFolder, config: Config, journal: Journal | None) -> Audit:
+    """`journal`: the store's own record, None if the store cannot be reached.
+
+    Read the journal last: a step that is trained meanwhile is then known to the store and not missed in the files.
+    """
+    archived, evaluated = read_archive(folder)
+    rows, metrics = read_rows(folder.ledger), read_metrics(folder.metrics)
+    manifests, findings = _manifests(rows, journal, archived)
+    seen = {row["step"] for row in metrics}
+    resets = [row["reset_to_group"] for row in rows if "reset_to_group" in row]
+    fates = _fates(manifests, journal, archived, resets=resets)
+    notes: list[str] = []
+    if journal is None and max(seen, default=0) < config.steps:
+        last = max((number for number, fate in fates.items() if fate.state == "trained"), default=-1)
+        fates = {number: fate for number, fate in fates.items() if number <= last}
+        notes.append(f"the run has not finished, and its store cannot be reached: groups after number {last} are not "
+                     "judged")
+    for fate in fates.values():
+        findings += _wrong(fate, config)
+        fate.tickets = _tickets(fate, archived.get(fate.group, []), config.learner.group_size)
+    durable = {step for step in manifests if step in seen}
+    findings += [f"{group} has no complete episodes in the archive of step {step}"
+                 for step in sorted(durable) for group in manifests[step].groups
+                 if "unplayed" in fates[_number(group)].tickets.values()]
+    findings += [f"step {step} has a line in metrics.jsonl and no manifest" for step in sorted(seen - set(manifests))]
+    wrong = list(_evaluations(read_evaluations(folder.evaluations), evaluated))
+    return Audit(fates=[fates[number] for number in sorted(fates)], findings=findings + wrong, notes=notes,
+                 evaluations=len(read_evaluations(folder.evaluations)) - len(wrong))
+
+
+def read_archive(folder: RunFolder) -> tuple[dict[str, list[Archived]], dict[str, int]]:
+    """Training groups with what each file holds of them; episodes of each evaluation by `<label>-T<temperature>`."""
+    import pyarrow.parquet as pq
+
+    groups: dict[str, list[Archived]] = defaultdict(list)
+    evaluated: dict[str, int] = {}
+    for path in sorted((folder.path / "episodes").glob("step-*.parquet")):
+        match = FILE.fullmatch(path.name)
+        if match is None:
+            continue
+        here: dict[str, Archived] = {}
+        episodes: set[tuple[str, int]] = set()
+        for row in pq.read_table(path, columns=COLUMNS).to_pylist():
+            episodes.add((row["group"], row["k"]))
+            if row["outcome"] != "evaluated":
+                part = here.setdefault(row["group"], Archived(
+                    step=int(match[1]), outcome=row["outcome"], reason=row["reason"]))
+                part.members.add(row["k"])
+                part.oldest = min(part.oldest, *_steps_of(row))
+        if not here and match[2]:
+            evaluated[match[2]] = len(episodes)
+        for group, part in here.items():
+            if group.startswith("train/"):
+                groups[group].append(part)
+    return groups, evaluated
+
+
+def _steps_of(row: Mapping[str, Any]) -> Iterator[int]:
+    return (int(version.partition(".")[2]) for version in row["version"].split(",") if version)
+
+
+def _manifests(rows: Sequence[MetricsRow], journal: Journal | None,
+               archived: Mapping[str, list[Archived]]) -> tuple[dict[int, Manifest], list[str]]:
+    """Manifests by step, and where two records of one step differ. Without a ledger the archive has to say it."""
+    told = [msgspec.convert({key: row[key] for key in Manifest.__struct_fields__}, Manifest)
+            for row in rows if "groups" in row]
+    if not told and journal is None:
+        steps: dict[int, list[str]] = defaultdict(list)
+        for group in sorted(archived):
+            for part in archived[group]:
+                if part.outcome == "trained":
+                    steps[part.step].append(group)
+        told = [Manifest(step=step, incarnation=0, groups=groups, drops=[]) for step, groups in sorted(steps.items())]
+    found: dict[int, Manifest] = {}
+    findings: list[str] = []
+    for manifest in (*told, *(journal.manifests.values() if journal else ())):
+        known = found.setdefault(manifest.step, manifest)
+        if known.groups != manifest.groups:
+            findings.append(f"step {manifest.step} was trained on {', '.join(known.groups)} and again on "
+                            f"{', '.join(manifest.groups)}")
+    return found, findings
+
+
+def _fates(manifests: Mapping[int, Manifest], journal: Journal | None, archived: Mapping[str, list[Archived]], *,
+           resets: Sequence[int]) -> dict[int, Fate]:
+    """By number of the group. A second training is kept as the reason, for the finding."""
+    fates: dict[int, Fate] = {}
+
+    def meets(fate: Fate) -> None:
+        known = fates.setdefault(_number(fate.group), fate)
+        if known is not fate:
+            known.reason = f"{known.reason} and {fate.state} at step {fate.step}".strip()
+
+    for step in sorted(manifests):
+        for group in manifests[step].groups:
+            ages = [step - 1 - part.oldest for part in archived.get(group, ()) if part.step == step]
+            meets(Fate(group=group, state="trained", step=step, age=max(ages, default=None)))
+        for drop in manifests[step].drops:
+            if drop.group.startswith("train/"):
+                meets(Fate(group=drop.group, state="dropped", step=step, reason=drop.reason))
+    for drop in journal.drops if journal else ():
+        if drop.group.startswith("train/"):
+            meets(Fate(group=drop.group, state="dropped", reason=drop.reason))
+    for group in journal.in_flight if journal else ():
+        meets(Fate(group=group, state="in flight"))
+    for group, parts in archived.items():
+        if _number(group) not in fates and parts[0].outcome == "dropped":
+            fates[_number(group)] = Fate(group=group, state="dropped", reason=parts[0].reason)
+    issued = journal.issued if journal else max(fates, default=-1) + 1
+    for number in set(range(issued)) - set(fates):
+        group = f"train/{number:08d}"
+        forgotten = any(number < end for end in resets)
+        fates[number] = Fate(group=group, state="forgotten", reason="the store was reset to a checkpoint") \
+            if forgotten else Fate(group=group, state="lost")
+    return fates
+
+
+def _number(group: str) -> int:
+    return int(group.removeprefix("train/"))
+
+
+def _wrong(fate: Fate, config: Config) -> Iterator[str]:
+    if fate.state == "trained" and fate.reason:
+        yield f"{fate.group} was trained at step {fate.step} {fate.reason}"
+    if fate.state == "dropped" and not fate.reason:
+        yield f"{fate.group} was dropped without a reason"
+    if fate.state == "lost":
+        yield f"{fate.group} is lost: it was issued, and it was neither trained nor dropped"
+    if fate.age is not None and fate.age > config.learner.staleness:
+        yield (f"{fate.group} was trained at step {fate.step} with tokens that are {fate.age} steps old; "
+               f"learner.staleness is {config.learner.staleness}")
+
+
+def _tickets(fate: Fate, parts: Sequence[Archived], size: int) -> dict[str, Literal["played", "unplayed"]]:
+    step = fate.step if fate.state == "trained" else None
+    members = {k for part in parts if step in (None, part.step) for k in part.members}
+    return {f"{fate.group}#{k}": "played" if k in members else "unplayed" for k in range(size)}
+
+
+def _evaluations(rows: Sequence[MetricsRow], evaluated: Mapping[str, int]) -> Iterator[str]:
+    for row in rows:
+        found = evaluated.get(f"{row['label']}-T{row['temperature']:g}", 0)
+        if found < row["episodes"]:
+            yield (f"evaluation {row['label']} at temperature {row['temperature']:g}: {found} of {row['episodes']} "
+                   "episodes are in the archive")

@@ -1,0 +1,42 @@
+"""Counts how often a learner step was tried, so that a step that cannot be trained ends the run instead of looping.
+
+The manifest of a step is replayed to the letter, so a step that failed for a reason of its own (no memory for its
+longest rows, a group that credit cannot read) fails again in every life of the learner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from services.errors import UserError
+from services.records import Manifest
+from services.store.lease import Lease
+from services.store.store import Store
+
+SILENT = "the learner died without an error, as when the machine runs out of memory"
+
+
+@contextmanager
+def counted_attempt(store: Store, lease: Lease, manifest: Manifest, *, incarnation: int, limit: int) -> Iterator[None]:
+    """Around the training of one manifest. Raises UserError once `limit` attempts have failed."""
+    failed, cause = store.attempt(lease, manifest.step, incarnation)
+    if failed >= limit:
+        raise given_up(manifest, failed, cause or SILENT)
+    try:
+        yield
+    except Exception as error:
+        cause = f"{type(error).__name__}: {error}".partition("\n")[0]
+        store.attempt_failed(lease, manifest.step, cause)
+        if failed + 1 >= limit:
+            raise given_up(manifest, failed + 1, cause) from error
+        raise
+    store.attempt_succeeded(lease, manifest.step)
+
+
+def given_up(manifest: Manifest, failed: int, cause: str) -> UserError:
+    """The one line that ends the run."""
+    return UserError(
+        f"learner step {manifest.step} failed {failed} times on {', '.join(manifest.groups)} ({cause})",
+        "go on with --resume after a change of learner.token_budget, learner.ranks or learner.gpus, or leave these "
+        f"groups out by --resume --skip-step {manifest.step}")

@@ -1,0 +1,115 @@
+"""Decides which groups the next learner step trains on.
+
+A step takes the oldest finished groups. It waits for unfinished groups that only it can use, and it drops groups that
+are too old or, under dynamic sampling, teach nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from services.config.tree import Config
+from services.errors import DeadlineExceeded
+from services.records import Drop
+from services.store.archive import EpisodeArchive
+from services.store.lease import Lease
+from services.store.step_log import Supply
+from services.store.store import Store
+from services.telemetry.heartbeat import Pulse
+from services.telemetry.logs import get_logger
+from services.telemetry.tickets import reason_class, trace_drop
+
+POLL_S = 0.1
+UNIFORM = "uniform reward"
+"""The reason of a drop by dynamic sampling begins with this."""
+log = get_logger("learner")
+
+
+@dataclass(slots=True, kw_only=True)
+class GroupCollector:
+    """Collects the groups of one learner step after the other. `check` raises when this process has lost its role."""
+
+    config: Config
+    store: Store
+    lease: Lease
+    archive: EpisodeArchive
+    check: Callable[[], None] = lambda: None
+    pulse: Pulse = field(default_factory=lambda: Pulse("learner-0", "learner"))
+
+    def collect(self, step: int) -> list[str]:
+        """The groups that learner step `step` trains on, oldest first. Raises DeadlineExceeded."""
+        learner, seen, since = self.config.learner, None, time.monotonic()
+        while True:
+            self.check()
+            supply = self.store.supply()
+            if supply != seen:
+                seen, since = supply, time.monotonic()
+            ready, overdue = supply.ready[:learner.groups_per_step], self._only_now(supply)
+            if len(ready) == learner.groups_per_step and not overdue:
+                ready = self._not_uniform(self._young_enough(ready, step))
+                if len(ready) == learner.groups_per_step:
+                    return ready
+            waited = time.monotonic() - since
+            if ready and waited > learner.overdue_s:
+                # Finished groups show that the samplers work, so it is these groups that hang.
+                for group in overdue:
+                    self.drop(group, f"over-age: unfinished {learner.overdue_s:g} s after the last group was finished")
+            if waited > learner.wait_s:
+                raise DeadlineExceeded(f"learner step {step}: {len(ready)} of {learner.groups_per_step} groups are "
+                                       f"finished, and none more was in {learner.wait_s:g} s (learner.wait_s)")
+            time.sleep(POLL_S)
+
+    def _only_now(self, supply: Supply) -> list[str]:
+        """Unfinished groups that were issued for this step or an earlier one: by the next they may be over-age."""
+        end = supply.trained + supply.dropped + self.config.learner.groups_per_step
+        return [group for group in supply.unfinished if int(group.removeprefix("train/")) < end]
+
+    def _young_enough(self, groups: list[str], step: int) -> list[str]:
+        """Drops the groups with a token that an older policy sampled than `learner.staleness` allows.
+
+        A version's step decides, not its incarnation: a replay reproduces the weights of each step.
+        """
+        oldest = step - 1 - self.config.learner.staleness
+        if oldest <= 0:
+            return groups
+        kept: list[str] = []
+        for group in groups:
+            if min(episode.oldest_step for episode in self.store.episodes(group)) >= oldest:
+                kept.append(group)
+            else:
+                self.drop(group, f"over-age: sampled before step {oldest}")
+        return kept
+
+    def _not_uniform(self, groups: list[str]) -> list[str]:
+        """Drops groups whose episodes all earn the same: they have no gradient under group statistics.
+
+        This is dynamic sampling (DAPO, arXiv 2503.14476, section 3.2; as in verl-agent, whose rounds sample
+        groups_per_step groups each). The oldest go first, until the step's rounds are used up; the step takes the rest
+        as it is. The count is read from the store, so an interruption does not change which groups a step takes.
+        """
+        learner = self.config.learner
+        left = learner.dynamic_sampling * learner.groups_per_step
+        if not left:
+            return groups
+        left -= sum(drop.reason.startswith(UNIFORM) for drop in self.store.drops())
+        kept: list[str] = []
+        for group in groups:
+            rewards = {episode.total_reward for episode in self.store.episodes(group)}
+            if len(rewards) > 1 or left <= 0:
+                kept.append(group)
+            else:
+                left -= 1
+                self.drop(group, f"{UNIFORM} {rewards.pop():g}", tell=log.info)
+        return kept
+
+    def drop(self, group: str, reason: str, *, tell: Callable[..., object] = log.warning) -> None:
+        """Drops a group with its reason. Its finished episodes are in the archive before the store forgets them."""
+        task, episodes = self.store.task_of(group), self.store.episodes(group)
+        drop = Drop(group=group, task=task, reason=reason, steps=sum(len(episode.steps) for episode in episodes))
+        self.pulse.meters("gagpo_groups_dropped_total", reason=reason_class(reason)).inc()
+        trace_drop(group, self.config.learner.group_size, reason)
+        tell("group dropped", group=group, task=task, reason=reason)
+        self.archive.write_dropped(drop, episodes)
+        self.store.drop(self.lease, drop)

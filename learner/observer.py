@@ -1,0 +1,101 @@
+"""Tells the outside what the training loop does: heartbeat, log, traces, and the lines of metrics.jsonl and the ledger.
+
+The loop names its moments to an Observer (waiting, training, trained, published) and contains no other reporting.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from learner.batch import Groups
+from learner.step_metrics import figures
+from learner.telemetry import step_taken, trace_step
+from learner.trainer import StepReport
+from services.records import Manifest, Version
+from services.telemetry.heartbeat import Pulse
+from services.telemetry.logs import get_logger
+from services.telemetry.metrics_file import append_row, check_metrics, drop_rows
+
+LEDGER = "ledger.jsonl"
+"""Beside metrics.jsonl: one line for each learner step, with its manifest."""
+log = get_logger("learner")
+
+
+@dataclass(slots=True, kw_only=True)
+class Observer:
+    """Follows the loop from moment to moment and measures the time between them."""
+
+    metrics: Path
+    pulse: Pulse = field(default_factory=lambda: Pulse("learner-0", "learner"))
+    _phase: str = ""
+    _entered: float = 0.0
+    _seconds: dict[str, float] = field(default_factory=dict)
+    _manifest: Manifest | None = None
+    _groups: Groups = ()
+    _report: StepReport | None = None
+    _training_since: int = 0
+
+    @property
+    def ledger(self) -> Path:
+        """The file with one line for each learner step."""
+        return self.metrics.with_name(LEDGER)
+
+    def restored(self, step: int, *, incarnation: int, found: bool, durable: float) -> None:
+        """The learner goes on after `step`. `durable`: Unix time of its checkpoint, or of the start without one."""
+        for path in (self.metrics, self.ledger):
+            drop_rows(path, after_step=step)
+        self.checkpointed(durable)
+        log.info("restored" if found else "no checkpoint", step=step, incarnation=incarnation)
+
+    def forgotten(self, step: int, *, next_group: int, incarnation: int) -> None:
+        """The store was reset to a checkpoint: what it knew of drops before `next_group` is lost."""
+        log.warning("Redis and the checkpoint disagree: work in flight is issued anew", step=step)
+        append_row(self.ledger, {"step": step, "incarnation": incarnation, "reset_to_group": next_group})
+
+    def waiting(self) -> None:
+        """The loop waits for the groups of its next step."""
+        self._enter("wait", "waits for groups")
+
+    def training(self, manifest: Manifest, groups: Groups) -> None:
+        """The loop trains on these groups."""
+        self._enter("", f"trains step {manifest.step}")
+        self._manifest, self._groups, self._training_since = manifest, groups, time.time_ns()
+
+    def trained(self, report: StepReport, *, incarnation: int, replayed: bool) -> None:
+        """The weights have moved. They are published once the version before them is evaluated."""
+        assert self._manifest is not None
+        self._report, step = report, self._manifest.step
+        made = Version(incarnation=incarnation, step=step)
+        trace_step(made, self._groups, report.credits, since=self._training_since)
+        log.info("step trained", step=step, groups=len(self._groups), replayed=replayed)
+        self._enter("publish", "publishes, after the evaluation of the version before")
+
+    def published(self, version: Version) -> None:
+        """The new weights are current: the step gets its lines in metrics.jsonl and in the ledger."""
+        assert self._manifest is not None
+        assert self._report is not None
+        self._enter("checkpoint", "writes checkpoints and archives")
+        # No replay would write these lines once the checkpoint is there, so the checkpoint's seconds go into the next.
+        seconds = {"checkpoint": 0.0} | self._seconds
+        self._seconds = {}
+        row = figures(version, self._manifest, self._groups, self._report.metrics, seconds)
+        check_metrics(row)
+        append_row(self.ledger, msgspec.to_builtins(self._manifest))
+        append_row(self.metrics, row)
+        step_taken(self.pulse, row, self._report.credits, self._report.utilization)
+
+    def checkpointed(self, at: float) -> None:
+        """The newest checkpoint was durable at this Unix time."""
+        self.pulse.meters("gagpo_learner_checkpoint_timestamp_seconds").set(at)
+
+    def _enter(self, phase: str, doing: str) -> None:
+        """Ends the phase before. Phases without a name are timed elsewhere."""
+        now = time.perf_counter()
+        if self._phase:
+            self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + now - self._entered
+        self._phase, self._entered = phase, now
+        self.pulse.doing(doing)

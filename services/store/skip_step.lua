@@ -1,0 +1,20 @@
+-- The newest manifest is taken back, and its groups leave for good. ARGV: epoch, holder, step, then as JSON the drops
+-- that the manifest had taken and one drop for each of its groups.
+local fenced = lost(ARGV[1], ARGV[2])
+if fenced then return fenced end
+local step = tonumber(ARGV[3])
+local written = redis.call('HGET', manifests, step)
+if not written and count('last_step') == step - 1 and redis.call('LPOS', drops, ARGV[#ARGV]) then return 1 end
+if not written or step ~= count('last_step') or step <= count('retired_step') then
+  return redis.error_reply('GAP step ' .. step .. ' cannot be skipped: the newest manifest is that of step '
+    .. count('last_step') .. ', and episodes are retired up to step ' .. count('retired_step'))
+end
+local skipped = cjson.decode(written).groups
+for _, group in ipairs(skipped) do forget(group) end
+for i = #ARGV, 4, -1 do redis.call('LPUSH', drops, ARGV[i]) end
+redis.call('HDEL', manifests, step)
+redis.call('HDEL', attempts, step, step .. ':cause')
+redis.call('HSET', counters, 'last_step', step - 1)
+redis.call('HINCRBY', counters, 'trained', 0 - #skipped)
+redis.call('HINCRBY', counters, 'dropped', #skipped)
+return 1

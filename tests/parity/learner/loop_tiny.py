@@ -1,0 +1,69 @@
+"""One life of a training loop over a real Redis, and a worker that plays what was issued."""
+
+import msgspec
+import numpy as np
+from learner_tiny import make_config, make_step
+
+from learner.checkpoint import Checkpoints
+from learner.loop import TrainingLoop
+from learner.observer import Observer
+from learner.trainer import Learner
+from services.records import Episode, Ticket
+from services.seeds import seed_for
+from services.store.archive import EpisodeArchive
+
+STEPS = 4
+
+
+def episode(claim):
+    """What a worker would have played: a function of the ticket alone."""
+    rng = np.random.default_rng(seed_for(claim.ticket.id))
+    won = bool(rng.random() < 0.5)
+    steps = [make_step(rng, observation=str(rng.integers(3))) for _ in range(rng.integers(1, 5))]
+    steps[-1] = msgspec.structs.replace(steps[-1], reward=10.0 * won)
+    return Episode(ticket=claim.ticket, steps=steps, won=won, end="won" if won else "turns", worker=claim.worker,
+                   attempt=claim.attempt, seconds=0.1, engine="e")
+
+
+def issue(store, numbers):
+    """Issues groups of four."""
+    lease = store.acquire("controller", "c")
+    for number in numbers:
+        group = f"train/{number:08d}"
+        tickets = [Ticket(group=group, k=k, size=4, task=f"t/{number}", seed=k, kind="train", temperature=1.0,
+                          max_steps=5) for k in range(4)]
+        assert store.issue(lease, tickets, capacity=100)
+
+
+def play(store, numbers, *, play_one=episode):
+    """Issues and finishes groups of four; policy step 0 samples all, so staleness must allow for it."""
+    issue(store, numbers)
+    while claims := store.claim("w", 100):
+        for claim in claims:
+            assert store.commit_episode(claim, play_one(claim)) == "accepted"
+
+
+class Crash(Exception):
+    pass
+
+
+def run(store, folder, model_path, gang, *, crash_at=None, **sections):
+    """One life of a learner: up to the end, or to the publication of `crash_at`."""
+    config = make_config(staleness=STEPS).model_copy(update={"runs_dir": folder})
+    config = type(config).model_validate(
+        config.model_dump() | {"steps": STEPS, "checkpoint": {"every": 2, "keep": 1}} | sections)
+    published, replaced = [], []
+
+    def publish(version, packed):
+        if version.step == crash_at:
+            raise Crash
+        published.append((version, packed))
+
+    learner = Learner(config, model_path, gang)
+    with EpisodeArchive(folder / "episodes") as archive:
+        TrainingLoop(
+            config=config, learner=learner, store=store, lease=store.acquire("learner", "l"), archive=archive,
+            checkpoints=Checkpoints(folder / "checkpoints", 1), observer=Observer(metrics=folder / "metrics.jsonl"),
+            publish=publish, before_publish=replaced.append,
+        ).run()
+    return learner, published, replaced

@@ -1,0 +1,89 @@
+"""A learner step that cannot be trained ends the run with its cause, and can be skipped."""
+
+import msgspec
+import numpy as np
+import pytest
+from loop_tiny import STEPS, episode, play, run
+
+from services.controller.skip import REASON, skip_step
+from services.errors import UserError
+from services.store.store import Store
+from services.telemetry.metrics_file import read_rows
+
+BROKEN = "train/00000002"
+
+
+def with_a_broken_group(claim):
+    """Group 2 has a step with more logprobs than tokens, as no sampler should ever return."""
+    played = episode(claim)
+    if claim.ticket.group != BROKEN:
+        return played
+    bad = msgspec.structs.replace(played.steps[0], logprobs=np.zeros(99, np.float32))
+    return msgspec.structs.replace(played, steps=[bad, *played.steps[1:]])
+
+
+@pytest.fixture
+def store(redis_url, request):
+    made = Store(redis_url, request.node.name)
+    play(made, range(2 * STEPS), play_one=with_a_broken_group)
+    return made
+
+
+def lives(store, folder, model_path, gang, count):
+    """The errors that end `count` lives of the learner."""
+    errors = []
+    for _ in range(count):
+        with pytest.raises((ValueError, UserError)) as caught:
+            run(store, folder, model_path, gang)
+        errors.append(caught.value)
+    return errors
+
+
+def test_the_last_attempt_names_step_groups_cause_and_remedies(store, model_path, gang, tmp_path):
+    """Step 2 takes groups 2 and 3. Step 1 is trained again in each life, and that resets no count but its own."""
+    *first, last = lives(store, tmp_path, model_path, gang, 3)
+    assert [type(error) for error in first] == [ValueError, ValueError]
+    assert str(last).startswith(
+        "learner step 2 failed 3 times on train/00000002, train/00000003 (ValueError: a step has ")
+    assert "99 logprobs" in str(last)
+    assert str(last).endswith("learner.token_budget, learner.ranks or learner.gpus, or leave these groups out by "
+                              "--resume --skip-step 2")
+
+
+def test_a_learner_that_dies_without_a_word_is_counted_too(store):
+    lease = store.acquire("learner", "l")
+    assert [store.attempt(lease, 2, life)[0] for life in (1, 1, 2, 3)] == [0, 0, 1, 2]
+
+
+def test_a_resumed_run_has_its_attempts_anew(store):
+    lease = store.acquire("learner", "l")
+    store.attempt(lease, 2, 1)
+    store.attempt_failed(lease, 2, "no memory")
+    assert store.attempt(lease, 2, 2) == (1, "no memory")
+    store.reissue(store.acquire("controller", "c"))
+    assert store.attempt(lease, 2, 3) == (0, "")
+
+
+def test_a_skipped_step_trains_on_other_groups_and_says_what_it_left_out(store, model_path, gang, tmp_path):
+    lives(store, tmp_path, model_path, gang, 1)
+    kept = []
+    controller = store.acquire("controller", "c")
+    skip_step(store, controller, 2, keep=lambda drop, episodes: kept.append((drop, len(episodes))))
+    assert [(drop.group, drop.reason, episodes) for drop, episodes in kept] == [
+        (BROKEN, REASON, 4), ("train/00000003", REASON, 4)]
+    counts = store.counts()
+    assert (counts.trained, counts.dropped, counts.last_step) == (2, 2, 1)
+    play(store, [8, 9])
+    run(store, tmp_path, model_path, gang)
+    ledger = read_rows(tmp_path / "ledger.jsonl")
+    assert [row["groups"][0] for row in ledger] == [f"train/{n:08d}" for n in (0, 4, 6, 8)]
+    assert [(drop["group"], drop["reason"]) for drop in ledger[1]["drops"]] == [
+        (BROKEN, REASON), ("train/00000003", REASON)]
+
+
+def test_only_the_newest_manifest_can_be_skipped(store, model_path, gang, tmp_path):
+    lives(store, tmp_path, model_path, gang, 1)
+    lease = store.acquire("controller", "c")
+    for step in (1, 3):
+        with pytest.raises(UserError, match=f"step {step} cannot be skipped: only step 2 can be"):
+            skip_step(store, lease, step, keep=print)

@@ -1,0 +1,115 @@
+"""Which groups a learner step takes, over a real Redis."""
+
+import msgspec
+import pyarrow.parquet as pq
+import pytest
+from learner_tiny import make_config
+from loop_tiny import episode, issue, play
+
+from learner.collect import GroupCollector
+from services.errors import DeadlineExceeded
+from services.records import Manifest
+from services.store.archive import EpisodeArchive
+from services.store.store import Store
+
+
+@pytest.fixture
+def collector(redis_url, tmp_path, request):
+    """`collector(staleness=0, ...)`: of a run with keys of its own."""
+    store = Store(redis_url, request.node.name.translate(str.maketrans(" []", "---")))
+    with EpisodeArchive(tmp_path / "episodes") as archive:
+        yield lambda **learner: GroupCollector(config=make_config(**learner), store=store, archive=archive,
+                                               lease=store.acquire("learner", "l"))
+
+
+def group(number):
+    return f"train/{number:08d}"
+
+
+def finish(store, numbers):
+    """Plays the issued groups with these numbers; the worker keeps the other tickets."""
+    for claim in store.claim("w", 100, min_idle_s=0.0):
+        if claim.ticket.group in map(group, numbers):
+            assert store.commit_episode(claim, episode(claim)) == "accepted"
+
+
+def test_over_age_groups_are_dropped_with_their_reason(collector, tmp_path):
+    """Episodes of policy step 0 at staleness 0: usable for step 1, too old for step 2. They are in the archive."""
+    made = collector()
+    play(made.store, range(4))
+    assert made.collect(1) == [group(0), group(1)]
+    assert made._young_enough([group(0)], 2) == []
+    assert made.store.counts().dropped == 1
+    (file,) = (tmp_path / "episodes").iterdir()
+    assert file.name == "step-00000000-dropped-train-00000000.parquet"
+    assert {(row["task"], row["outcome"], row["reason"]) for row in pq.read_table(file).to_pylist()} == {
+        ("t/0", "dropped", "over-age: sampled before step 1")}
+
+
+def test_a_dropped_group_without_any_episode_still_says_its_task(collector):
+    made = collector()
+    issue(made.store, [0])
+    made.drop(group(0), "over-age")
+    play(made.store, [1, 2])
+    manifest = made.store.begin_step(made.lease, Manifest(step=1, incarnation=1, groups=[group(1), group(2)], drops=[]))
+    assert [(drop.group, drop.task, drop.steps) for drop in manifest.drops] == [(group(0), "t/0", 0)]
+
+
+def test_a_straggler_that_finishes_while_the_learner_looks_is_not_overtaken(collector, monkeypatch):
+    """Groups 1, 2 and 3 are ready, 0 finishes right after the first read of the store; step 1 takes 0 and 1."""
+    made = collector(staleness=1)
+    issue(made.store, range(4))
+    finish(made.store, [1, 2, 3])
+    read = Store.read
+
+    def read_then_finish(store, *commands):
+        found = read(store, *commands)
+        monkeypatch.setattr(Store, "read", read)
+        finish(made.store, [0])
+        return found
+
+    monkeypatch.setattr(Store, "read", read_then_finish)
+    assert made.collect(1) == [group(0), group(1)]
+    assert made.store.counts().dropped == 0
+
+
+def test_a_group_that_hangs_is_dropped_at_staleness_0(collector):
+    """Nothing is finished after group 1: group 0 leaves, and group 2, issued in its place, is taken."""
+    made = collector(overdue_s=0.2)
+    issue(made.store, range(2))
+    finish(made.store, [1])
+    looks = []
+
+    def replace_what_was_dropped():
+        looks.append(made.store.counts())
+        if looks[-1].dropped and looks[-1].issued == 2:
+            play(made.store, [2])
+
+    made.check = replace_what_was_dropped
+    assert made.collect(1) == [group(1), group(2)]
+    (drop,) = made.store.drops()
+    assert (drop.group, drop.reason) == (group(0), "over-age: unfinished 0.2 s after the last group was finished")
+
+
+def test_no_group_is_dropped_while_nothing_at_all_is_finished(collector):
+    """The samplers or the environment are away, and no group hangs; the wait has its own end, which names its key."""
+    made = collector(overdue_s=0.1, wait_s=0.5)
+    issue(made.store, range(2))
+    with pytest.raises(DeadlineExceeded, match=r"0 of 2 groups .* in 0.5 s \(learner.wait_s\)"):
+        made.collect(1)
+    assert made.store.counts().dropped == 0
+
+
+def test_an_earlier_incarnation_of_the_same_step_is_as_good(collector):
+    """Replays reproduce the weights of each step, so the step of a version decides about its age, not its life."""
+    made = collector()
+
+    def of_an_earlier_life(claim):
+        played = episode(claim)
+        spans = [[msgspec.structs.replace(span, version=msgspec.structs.replace(span.version, incarnation=7, step=1))
+                  for span in step.spans] for step in played.steps]
+        steps = [msgspec.structs.replace(step, spans=own) for step, own in zip(played.steps, spans, strict=True)]
+        return msgspec.structs.replace(played, steps=steps)
+
+    play(made.store, range(2), play_one=of_an_earlier_life)
+    assert made._young_enough([group(0)], 2) == [group(0)]
