@@ -58,11 +58,14 @@ def read_journal(folder: RunFolder, config: Config) -> Journal | None:
     from services.store.redis_server import url_served_from
     from services.store.store import Store
 
+    known = folder.known()
+    if known is None:
+        return None
     url = config.redis.url or url_served_from(folder.path / "redis")
     if url is None:
         return None
     try:
-        journal = Store(url, folder.identity().run).journal()
+        journal = Store(url, known.run).journal()
     except StoreFault:
         return None
     return journal if journal.issued else None
