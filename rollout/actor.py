@@ -22,7 +22,6 @@ from services.weights.pack import Packed
 
 ENV_SECONDS = 120.0
 """A call's budget with all its retries: long enough for a killed environment server to come back."""
-FETCH_SECONDS = 120.0
 UNPUBLISHED = Version(incarnation=-1, step=0)
 """What the engine holds before its first update: weights that no ticket may be played with."""
 
@@ -82,12 +81,12 @@ class RolloutHost:
                 limits=limits)
             worker = RolloutWorker(
                 self._worker, store=Store(self._store_url, self._run, settings=self._config.redis), engine=engine,
-                player=player, fetch=self._fetch, slots=rollout.slots)
+                player=player, fetch=self._fetch, settings=rollout)
             await worker.run()
 
     async def _fetch(self, version: Version, folder: str) -> Packed | None:
         """From the weights actor; where it has them no more, from the export that the pointer names."""
-        published = await _published(self._weights_actor_name, version)
+        published = await self._published(version)
         if published is not None:
             return published
         if not folder:
@@ -95,10 +94,8 @@ class RolloutHost:
         exported = await asyncio.to_thread(pack_folder, Path(folder), self._config.model.dtype)
         return exported if exported.digest == version.digest else None
 
-
-async def _published(actor_name: str, version: Version) -> Packed | None:
-    actor: Any = await asyncio.to_thread(ray.get_actor, actor_name)
-    async with asyncio.timeout(FETCH_SECONDS):
+    async def _published(self, version: Version) -> Packed | None:
+        actor: Any = await asyncio.to_thread(ray.get_actor, self._weights_actor_name)
         try:
             found = await actor.fetch.remote(version)
             if found is None:
@@ -107,7 +104,7 @@ async def _published(actor_name: str, version: Version) -> Packed | None:
         except RayError:
             # The actor was lost with its node and is being made anew, empty: the export stands in.
             return None
-    return Packed(manifest=found.manifest, buffer=buffer, digest=version.digest)
+        return Packed(manifest=found.manifest, buffer=buffer, digest=version.digest)
 
 
 RolloutActor = ray.remote(max_restarts=0)(RolloutHost)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
+import shutil
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -28,18 +28,18 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from rollout.engine_output import EngineOutput
+from rollout.engine_settings import engine_arguments, prepare_environment, temporary_files_in
 from services.config.tree import RolloutSection
 from services.errors import EngineFault
-from services.process.threads import wait_politely
 from services.records import Version, VersionSpan
+from services.telemetry.logs import get_logger
 from services.weights.pack import Manifest
 
-START_SECONDS = 300.0
-SAMPLE_SECONDS = 300.0
-UPDATE_SECONDS = 120.0
-BLOCK_TOKENS = 32
-"""KV block: prompts share whole blocks only, and ours are short."""
+EXTEND_S = 1.0
+"""Requests get more time as often as this, not at each of the engine's steps."""
 PROBE_IDS = list(range(2, 18))
+log = get_logger("engine")
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,20 +52,6 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     spans: list[VersionSpan]
     """Cover [0, R) in order."""
     finished: Literal["stop", "length"]
-
-
-def prepare_environment(threads: int) -> None:
-    """Set what vLLM reads from the environment, for this process and the engine's: call before vllm is imported."""
-    wait_politely()
-    os.environ.update({
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker lives in the engine's process: one process less to start
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # "auto" keeps a core for itself, half of a two-core machine
-        "OMP_NUM_THREADS": str(threads),
-        "TORCHDYNAMO_DISABLE": "1",  # enforce_eager alone still compiles the logprobs, 13 s at the first request
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
-    })
 
 
 class Engine:
@@ -90,15 +76,19 @@ class Engine:
         self._turn = asyncio.Semaphore(1 if config.exact else max(config.slots, 1))
         self._updating = asyncio.Lock()
         self._update: asyncio.Task[None] | None = None
+        self._output: EngineOutput | None = None
+        self._folder: Path | None = None
+        self._waiting: set[asyncio.Timeout] = set()
+        self._extended = 0.0
         self._released = asyncio.Event()
         self._released.set()
 
     async def start(self) -> None:
-        """Load the model. Raises EngineFault, also when it takes longer than START_SECONDS."""
+        """Load the model. Raises EngineFault, also when it takes longer than rollout.start_seconds."""
         prepare_environment(self._config.threads)
-        async with self._guard("start", START_SECONDS):
+        async with self._guard("start", self._config.start_seconds):
             self._llm = await asyncio.to_thread(self._build)
-            await self._llm.collective_rpc("exit_with_parent")
+            await self._llm.collective_rpc("exit_with_parent", args=(str(self._folder),))
             await self._llm.update_weight_version(_name(self.version))
             await self._probe(self.version)
 
@@ -112,10 +102,10 @@ class Engine:
         stop_token_ids: Sequence[int],
         request_id: str,
     ) -> Sample:
-        """Sample one response. Raises EngineFault if the engine died or does not answer in time."""
+        """Sample one response. Raises EngineFault if the engine died or makes no step for rollout.sample_seconds."""
         self._raise_if_dead()
         started = time.monotonic()
-        async with self._turn, self._guard("sample", SAMPLE_SECONDS):
+        async with self._turn, self._guard("sample", self._config.sample_seconds, extended=True):
             sample = await self._generate(
                 prompt_ids, request_id, temperature=temperature, seed=seed, max_tokens=max_tokens, stop=stop_token_ids
             )
@@ -134,8 +124,9 @@ class Engine:
         await asyncio.shield(self._update)
 
     async def _load(self, version: Version, manifest: Manifest, buffer: np.ndarray) -> None:
-        async with self._updating, self._guard(f"update to {version.short}", UPDATE_SECONDS):
+        async with self._updating, self._guard(f"update to {version.short}", self._config.update_seconds):
             self._released.clear()
+            self._extend(self._config.update_seconds + self._config.sample_seconds)
             await self._llm.pause_generation(mode="keep", clear_cache=True)
             with _file_of(buffer) as path:
                 arguments = (path, msgspec.json.encode(manifest), version.digest)
@@ -150,47 +141,39 @@ class Engine:
         self._released.set()
 
     async def close(self) -> None:
-        """Stop the engine's process."""
+        """Stop the engine's process and remove its temporary files."""
         if self._llm is not None:
             llm, self._llm = self._llm, None
             await asyncio.to_thread(llm.shutdown)
+            llm.shutdown = lambda *_, **__: None  # its __del__ calls it again, when modules it needs may be gone
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _build(self) -> Any:
-        from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
         from rollout.engine_stats import kv_listener
 
-        config = self._config
-        length = config.max_prompt_tokens + config.max_response_tokens
-        llm = AsyncLLM.from_engine_args(
-            AsyncEngineArgs(
-                model=str(self._path),
-                skip_tokenizer_init=True,
-                trust_remote_code=False,
-                dtype=self._dtype,  # pyright: ignore[reportArgumentType]  # checked by vLLM
-                seed=self._seed,
-                generation_config="vllm",
-                enforce_eager=True,
-                max_model_len=length,
-                max_num_seqs=config.slots,
-                enable_chunked_prefill=False,
-                max_num_batched_tokens=max(length, 4096),
-                # A cached prefix changes the shapes of the prefill and so the last bits.
-                enable_prefix_caching=not config.exact,
-                block_size=BLOCK_TOKENS,
-                kv_cache_memory_bytes=int(config.kv_cache_gb * 2**30),
-                logprobs_mode="processed_logprobs",
-                worker_extension_cls="rollout.vllm_extension.PackedLoader",
-                disable_log_stats=True,
-            ),
-            stat_loggers=[kv_listener(self._uses)],
-        )
+        self._output = EngineOutput()
+        self._folder = Path(tempfile.mkdtemp(prefix="gagpo-engine-"))
+        with temporary_files_in(self._folder), self._output.inherited():
+            llm = AsyncLLM.from_engine_args(
+                engine_arguments(self._path, self._config, dtype=self._dtype, seed=self._seed),
+                stat_loggers=[kv_listener(self._stepped)])
         llm.log_stats = False  # a listener turns on statistics of each token, which it does not ask for
         return llm
 
-    def _uses(self, share: float) -> None:
+    def _stepped(self, share: float) -> None:
+        """The engine made a step: every request that waits has its time again."""
         self.kv_used = share
+        if time.monotonic() - self._extended > EXTEND_S and self._released.is_set():
+            self._extend(self._config.sample_seconds)
+
+    def _extend(self, seconds: float) -> None:
+        self._extended = time.monotonic()
+        for timeout in self._waiting:
+            if not timeout.expired():
+                timeout.reschedule(asyncio.get_running_loop().time() + seconds)
 
     async def _generate(
         self, prompt_ids: Sequence[int], request_id: str, *, temperature: float, seed: int, max_tokens: int,
@@ -233,18 +216,34 @@ class Engine:
             raise EngineFault(f"the probe was sampled by {sample.spans}, not by {version.short}")
 
     @contextlib.asynccontextmanager
-    async def _guard(self, doing: str, seconds: float) -> AsyncIterator[None]:
-        """Whatever escapes the block, a deadline included, becomes the EngineFault that ends this engine."""
+    async def _guard(self, doing: str, seconds: float, *, extended: bool = False) -> AsyncIterator[None]:
+        """Whatever escapes the block, a deadline included, becomes the EngineFault that ends this engine.
+
+        `extended`: each step of the engine moves the deadline.
+        """
         try:
-            async with asyncio.timeout(seconds):
-                yield
+            async with asyncio.timeout(seconds) as timeout:
+                if extended:
+                    self._waiting.add(timeout)
+                try:
+                    yield
+                finally:
+                    self._waiting.discard(timeout)
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            reason = f"no answer in {seconds:.0f} s" if isinstance(error, TimeoutError) else repr(error)
-            self._fault = self._fault or EngineFault(f"{doing}: {reason}")
+            self._fault = self._fault or EngineFault(f"{doing}: {self._reason(error, seconds)}")
             self._released.set()  # the waiting samples find the fault
             raise self._fault from error
+
+    def _reason(self, error: Exception, seconds: float) -> str:
+        """One line; what the engine's process printed goes to the log."""
+        said = self._output.last_error() if self._output is not None else None
+        if said is not None and self._output is not None:
+            log.error("the engine printed", text=self._output.text())
+        if isinstance(error, TimeoutError):
+            return f"no answer in {seconds:.0f} s"
+        return said if said is not None and not isinstance(error, EngineFault) else repr(error)
 
     def _raise_if_dead(self) -> None:
         if self._fault is not None:

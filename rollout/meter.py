@@ -33,6 +33,7 @@ class Meter:
         self._meters("gagpo_rollout_tokens_total", kind="prompt").inc(prompt)
         self._meters("gagpo_rollout_tokens_total", kind="response").inc(response)
         self._meters("gagpo_rollout_turn_seconds").observe(seconds)
+        self._pulse.progressed()
 
     def claimed(self, claims: list[Claim]) -> None:
         """New tickets in hand."""
@@ -83,9 +84,11 @@ class Meter:
         self._pulse.holds(own.short)
         return self._pulse.beat()
 
-    def waits(self, *, playing: int, held: int) -> None:
-        """What the driving loop has in hand when it goes to sleep."""
+    def waits(self, *, playing: int, held: int, missing: Version | None) -> None:
+        """What the driving loop has in hand when it goes to sleep. `missing`: the current version, if nobody has it."""
         if playing:
             self._pulse.doing("playing")
+        elif missing is not None:
+            self._pulse.doing(f"waits for weights {missing.short}, which nobody has")
         else:
             self._pulse.doing("waits for a version" if held else "waits for tickets")

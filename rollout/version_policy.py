@@ -13,11 +13,8 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from services.errors import EngineFault
 from services.records import Ticket, Version
 
-UNPUBLISHED_S = 300.0
-"""How long a version may be current that nobody can give: a learner restarts from its checkpoint well within it."""
 RETRY_S = 5.0
 """Between two looks for it, each of which may read a whole export."""
 
@@ -53,19 +50,12 @@ class Missing:
     """The current version while nobody has its weights."""
 
     version: Version | None = None
-    since: float = 0.0
     looked: float = 0.0
     clock: Callable[[], float] = time.monotonic
 
     def note(self, version: Version) -> None:
-        """Nobody had `version` just now. Raises EngineFault once that has been so for five minutes."""
-        now = self.clock()
-        if version != self.version:
-            self.version, self.since = version, now
-        self.looked = now
-        if now - self.since > UNPUBLISHED_S:
-            raise EngineFault(f"nobody has had the weights of the current version {version.short} "
-                              f"for {UNPUBLISHED_S:.0f} s")
+        """Nobody had `version` just now. The worker waits: the learner publishes it again once it is back."""
+        self.version, self.looked = version, self.clock()
 
     def pauses(self, version: Version) -> bool:
         """Whether it is too early to look for `version` again."""

@@ -6,6 +6,7 @@ A version arrives as a file, not through vLLM's message queue: each worker proce
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 from typing import Any
@@ -25,9 +26,12 @@ class PackedLoader:
 
     model_runner: Any
 
-    def exit_with_parent(self) -> None:
-        """End this process when its parent has died: vLLM's engine would outlive a killed worker, memory and all."""
-        threading.Thread(target=_exit_when_orphaned, args=(os.getppid(),), daemon=True).start()
+    def exit_with_parent(self, folder: str) -> None:
+        """End this process when its parent has died, and remove the temporary files of both in `folder`.
+
+        vLLM's engine would outlive a killed worker and keep its memory.
+        """
+        threading.Thread(target=_exit_when_orphaned, args=(os.getppid(), folder), daemon=True).start()
 
     def load_packed(self, path: str, manifest: bytes, digest: str) -> int:
         """Load the packed buffer at `path` in place and return the number of tensors loaded.
@@ -47,7 +51,8 @@ class PackedLoader:
         return len(tensors)
 
 
-def _exit_when_orphaned(parent: int) -> None:
+def _exit_when_orphaned(parent: int, folder: str) -> None:
     while os.getppid() == parent:
         time.sleep(PARENT_POLL_S)
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)

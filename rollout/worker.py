@@ -23,7 +23,8 @@ from rollout.engine import Engine
 from rollout.episode import EpisodeRunner
 from rollout.meter import Meter, queued
 from rollout.version_policy import Missing, may_start, next_version, wanted_elsewhere
-from services.errors import EnvFault, Fault, GagpoError, StoreFault, described
+from services.config.rollout import RolloutSection
+from services.errors import DeadlineExceeded, EnvFault, Fault, GagpoError, StoreFault, described
 from services.records import Version
 from services.store.store import Claim, Store
 from services.telemetry.heartbeat import BEAT_S
@@ -33,7 +34,6 @@ from services.weights.pack import Packed
 
 POLL_S = 0.25
 RENEW_S = 5.0
-FETCH_S = 300.0
 T = TypeVar("T")
 log = get_logger("worker")
 
@@ -45,19 +45,20 @@ class RolloutWorker:
     """One worker. Its engine must have been started; `fetch` gets weights from wherever they are published."""
 
     def __init__(self, name: str, *, store: Store, engine: Engine, player: EpisodeRunner, fetch: Fetch,
-                 slots: int) -> None:
+                 settings: RolloutSection) -> None:
         self._name = name
         self._store = store
         self._engine = engine
         self._player = player
         self._fetch = fetch
-        self._slots = slots
+        self._slots = settings.slots
+        self._update_s = settings.update_seconds
         self._playing: dict[str, tuple[Claim, asyncio.Task[None]]] = {}
         self._held: dict[str, Claim] = {}
         self._pointer: tuple[Version, str] | None = None
         self._missing = Missing()
         self._wake = asyncio.Event()
-        self._meter = Meter(name, engine, slots=slots)
+        self._meter = Meter(name, engine, slots=settings.slots)
 
     async def run(self) -> None:
         """Works until cancelled. Raises the Fault that ended it."""
@@ -79,7 +80,7 @@ class RolloutWorker:
             self._start(group)
             if await self._follow():
                 continue
-            self._meter.waits(playing=len(self._playing), held=len(self._held))
+            self._meter.waits(playing=len(self._playing), held=len(self._held), missing=self._missing.version)
             # Not wait_for: up to Python 3.11 it swallows a cancellation that meets the event.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL_S):
@@ -116,9 +117,9 @@ class RolloutWorker:
         if due == self._engine.version or self._missing.pauses(due):
             return False
         self._meter.fetches(due)
-        async with asyncio.timeout(FETCH_S):
-            packed = await self._fetch(due, path if due == pointer else "")
+        packed = await self._fetched(due, path if due == pointer else "")
         if packed is not None:
+            self._missing.version = None
             started = time.monotonic()
             await self._engine.update(due, packed.manifest, packed.buffer)
             seconds = time.monotonic() - started
@@ -132,6 +133,13 @@ class RolloutWorker:
         else:
             await self._refuse(due)
         return True
+
+    async def _fetched(self, version: Version, folder: str) -> Packed | None:
+        try:
+            async with asyncio.timeout(self._update_s):
+                return await self._fetch(version, folder)
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"no weights of {version.short} within {self._update_s:.0f} s") from error
 
     async def _refuse(self, gone: Version) -> None:
         for claim in [c for c in self._held.values() if c.ticket.exact_version == gone]:

@@ -53,6 +53,7 @@ def run(tell: Tell = silent) -> list[Figure]:
         server = EnvServer(0, free_port(), path / "config.yaml", path)
         with private_redis(path / "redis") as redis_url:
             server.start()
+            server.wait()
             tell("episodes by a rollout worker", 1, 3)
             try:
                 episodes, seconds = asyncio.run(_play(path / "model", redis_url, server.url, tasks))
@@ -126,7 +127,7 @@ async def _play(model: Path, redis_url: str, env_url: str, tasks: Sequence[str])
         limits = Limits(prompt_tokens=rollout.max_prompt_tokens, response_tokens=rollout.max_response_tokens,
                         reward_scale=CONFIG.env.reward_scale)  # fmt: skip
         player = EpisodeRunner(worker="bench", engine=engine, env=client, env_engine="own", text=text, limits=limits)
-        worker = RolloutWorker("bench", store=store, engine=engine, player=player, fetch=fetch, slots=rollout.slots)
+        worker = RolloutWorker("bench", store=store, engine=engine, player=player, fetch=fetch, settings=rollout)
         working = asyncio.create_task(worker.run())
         stack.callback(working.cancel)
         _publish(store, packed)

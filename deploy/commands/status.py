@@ -152,6 +152,8 @@ def table(seen: Seen, *, ranks: int = 1) -> list[str]:
         since = f" ({now - beat.since:.0f} s)" if beat.since else ""
         lines.append(f"  {names[name]:<{width}} {beat.version or '-':<18} {'-' if lag is None else f'{lag:.0f}':>4} "
                      f"{speed(seen, name):>14} {progress:>9}  {beat.doing}{since}")
+    driver = seen.now.get("controller")
+    lines += [f"  sick: {line}" for line in (driver.sick if driver else ())]
     return lines + _backlog(seen.now)
 
 

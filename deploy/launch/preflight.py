@@ -18,6 +18,7 @@ from deploy.runs import sinks
 from envservice.registry import check_settings, find_spec, find_teacher, open_environment
 from envservice.server.capacity import session_limit
 from envservice.wire.schemas import Info
+from rollout.engine_settings import check_shape
 from services.config.secrets import ENV_TOKEN_VARIABLE, env_token, redis_url
 from services.config.tree import Config
 from services.errors import EnvFault, UserError
@@ -116,6 +117,8 @@ def _model(config: Config) -> None:
             raise UserError(f"the model at {path} has no {what}", "set model.path to a complete Hugging Face folder")
     _whole(path)
     longest = _positions(path)
+    if not config.rollout.gpus:
+        check_shape(path)
     wanted = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
     if longest is not None and wanted > longest:
         raise UserError(f"prompt and response may take {wanted} tokens, and the model has {longest} positions",

@@ -3,36 +3,53 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from deploy.launch.probe import POLL_S, answers
+import httpx
+
+from deploy.launch import endings
 from services.config.secrets import ENV_TOKEN_VARIABLE
-from services.errors import DeadlineExceeded, EnvFault, Fault, UserError
+from services.controller.supervise import End
+from services.errors import DeadlineExceeded, EnvFault, GagpoError
 from services.process.child_processes import wait_or_kill
 from services.telemetry.logs import get_logger
 
-log = get_logger("members")
-ENV_READY_S = 120.0
+log = get_logger("processes")
+POLL_S = 0.1
+CONNECT_S = 1.0
 STOP_GRACE_S = 10.0
-ACTOR_READY_S = 600.0
 LAST_WORDS_S = 2.0
+
+
+def answers(url: str, timeout_s: float = 5.0) -> bool:
+    """Whether a GET of `url` gives 200. No proxies from the environment: the server is on this machine."""
+    try:
+        return httpx.get(url, timeout=timeout_s, trust_env=False).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
 
 
 class EnvServer:
     """One `gagpo serve-env` on this machine. It keeps its port over restarts, so clients need not be told.
 
-    It logs to log.jsonl in `folder`; what it says on stderr besides goes there too. It finds the `token` to ask for in
-    its environment, since every user of this machine can read command lines.
+    It logs to log.jsonl in `folder`; its stderr goes there too. It finds the `token` to ask for in its environment,
+    since every user of this machine can read command lines.
     """
+
+    role: str = "environment"
+    beat: str | None = None
 
     def __init__(self, index: int, port: int, config_file: Path, folder: Path, token: str | None = None) -> None:
         self.name = f"environment server {index}"
         self.url = f"http://127.0.0.1:{port}"
+        self._port = port
         self._command = [
             sys.executable, "-m", "deploy.cli", "serve-env", "--config", str(config_file),
             "--host", "127.0.0.1", "--port", str(port), "--exit-with-parent",
@@ -45,23 +62,36 @@ class EnvServer:
         self._stderr: _Stderr | None = None
 
     def start(self) -> None:
-        """Returns once /healthz answers. Raises EnvFault with the server's last words when it ends instead."""
+        """Starts the process, without waiting for it."""
         self._process = subprocess.Popen(self._command, env=self._environ, stdin=subprocess.DEVNULL,
                                          stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace")
         assert self._process.stderr is not None
         self._stderr = _Stderr(self._process.stderr, self.name)
-        deadline = time.monotonic() + ENV_READY_S
-        while time.monotonic() < deadline:
-            if self._process.poll() is not None:
-                raise EnvFault(f"{self.name} ended at start: {self._stderr.last_words()}")
-            if answers(f"{self.url}/healthz", 2.0):
-                return
-            time.sleep(POLL_S)
-        raise DeadlineExceeded(f"{self.name} did not answer within {ENV_READY_S:.0f} s; its log says what it does")
 
-    def poll(self) -> str | None:
+    def ready(self) -> bool:
+        """It listens once it can serve, so connecting is enough, and takes no time on this machine."""
+        try:
+            socket.create_connection(("127.0.0.1", self._port), CONNECT_S).close()
+        except OSError:
+            return False
+        return True
+
+    def wait(self, seconds: float = 120.0) -> None:
+        """For who has no supervisor: until it answers. Raises EnvFault with its last words if it ends instead."""
+        deadline = time.monotonic() + seconds
+        while not answers(f"{self.url}/healthz", 2.0):
+            end = self.poll()
+            if end is not None:
+                raise EnvFault(f"{self.name} ended at start: {end.reason}")
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(f"{self.name} did not answer within {seconds:.0f} s; its log says what it does")
+            time.sleep(POLL_S)
+
+    def poll(self) -> End | None:
         code = self._process.poll() if self._process else 0
-        return None if code is None else f"exit code {code}; {self._stderr.last_words() if self._stderr else ''}"
+        if code is None:
+            return None
+        return endings.of_exit(code, self._stderr.last_words() if self._stderr else "it was not started", self.role)
 
     def stop(self) -> None:
         process = self._process
@@ -99,8 +129,10 @@ class Actor:
     A death is final for the handle: the supervisor makes a new one, never Ray (its restarts would hide the death).
     """
 
-    def __init__(self, name: str, make: Any) -> None:
+    def __init__(self, name: str, role: str, beat: str, make: Callable[[], Any]) -> None:
         self.name = name
+        self.role = role
+        self.beat: str | None = beat
         self._make = make
         self._handle: Any = None
         self._life: Any = None
@@ -109,8 +141,11 @@ class Actor:
         self._handle = self._make()
         self._life = self._handle.run.remote()
 
-    def poll(self) -> str | None:
-        return _ended([self._life])
+    def ready(self) -> bool:
+        return False
+
+    def poll(self) -> End | None:
+        return _end([self._life], self.role)
 
     def stop(self) -> None:
         _kill([self._handle] if self._handle is not None else [])
@@ -118,53 +153,56 @@ class Actor:
 
 
 class LearnerGang:
-    """The learner ranks: the first death ends all. `make(rank, rendezvous)` creates the handle of a rank."""
+    """The learner ranks: the first death ends all. `make(rank)` creates the handle of a rank.
 
-    def __init__(self, name: str, world: int, make: Any) -> None:
+    Rank 0 names the rendezvous (its node and a free port) once it has a place on the cluster; then all run.
+    """
+
+    role: str = "learner"
+    beat: str | None = "learner-0"
+
+    def __init__(self, name: str, world: int, make: Callable[[int], Any]) -> None:
         self.name = name
         self._world = world
         self._make = make
         self._handles: list[Any] = []
+        self._rendezvous: Any = None
         self._lives: list[Any] = []
 
     def start(self) -> None:
-        """Rank 0 names the rendezvous (its node and a free port); then all run."""
-        import ray
-        from ray.exceptions import GetTimeoutError
-
+        self._lives = []
         self._handles = [self._make(rank) for rank in range(self._world)]
-        try:
-            rendezvous = ray.get(self._handles[0].rendezvous.remote(), timeout=ACTOR_READY_S)
-        except GetTimeoutError as error:
-            raise DeadlineExceeded(f"{self.name}: no place on the cluster within {ACTOR_READY_S:.0f} s") from error
-        self._lives = [handle.run.remote(rendezvous) for handle in self._handles]
+        self._rendezvous = self._handles[0].rendezvous.remote()
 
-    def poll(self) -> str | None:
-        return _ended(self._lives)
+    def ready(self) -> bool:
+        return False
+
+    def poll(self) -> End | None:
+        if self._lives:
+            return _end(self._lives, self.role)
+        end = _end([self._rendezvous], self.role)
+        if end is None or end.reason:
+            return end
+        self._lives = [handle.run.remote(self._rendezvous) for handle in self._handles]
+        return None
 
     def stop(self) -> None:
         _kill(self._handles)
         self._handles = []
 
 
-def _ended(lives: list[Any]) -> str | None:
-    """None while all run, "" when all returned, else the first failure as one line.
-
-    Raises UserError where an actor met a user's mistake, which no restart mends.
-    """
+def _end(calls: list[Any], role: str) -> End | None:
+    """None while all run, End("") when all returned, else the first failure. Raises UserError."""
     import ray
     from ray.exceptions import RayError
 
-    done, running = ray.wait(lives, num_returns=len(lives), timeout=0)
-    for life in done:
+    done, running = ray.wait(calls, num_returns=len(calls), timeout=0)
+    for call in done:
         try:
-            ray.get(life, timeout=STOP_GRACE_S)
-        except UserError:
-            raise
-        except (RayError, Fault) as error:
-            # Of a dead process Ray says how it ended, and then a paragraph of guesses.
-            return str(error).strip().splitlines()[-1].partition(" Some common causes")[0]
-    return None if running else ""
+            ray.get(call, timeout=STOP_GRACE_S)
+        except (RayError, GagpoError) as error:
+            return endings.of_actor(error, role)
+    return None if running else End("")
 
 
 def _kill(handles: list[Any]) -> None:
@@ -176,8 +214,6 @@ def _kill(handles: list[Any]) -> None:
 
 def free_port() -> int:
     """A port of 127.0.0.1 that was free a moment ago."""
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

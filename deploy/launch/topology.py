@@ -47,7 +47,7 @@ class Topology:
 
         rollout = self.config.rollout
         return Actor(
-            f"rollout worker {index}",
+            f"rollout worker {index}", "rollout", f"rollout-{index}",
             lambda: RolloutActor.options(num_cpus=rollout.cpus, num_gpus=rollout.gpus).remote(
                 config_json=self.config.model_dump_json(), run=self.run, worker=f"rollout-{index}",
                 store_url=self.store_url, env_urls=list(self.env_urls),
@@ -84,11 +84,12 @@ def topology(config: Config, *, run: str, folder: Path, config_file: Path, note:
         namespace = f"gagpo-{uuid.uuid4().hex[:12]}"
         stack.enter_context(ray_cluster(config, namespace))
         _refuse_private_parts_on_many_nodes(config)
-        supervisor = Supervisor(note)
+        supervisor = Supervisor(note, config.supervision, beats=store.beats)
         stack.callback(supervisor.stop)
         # Servers of the run's own get a token that nobody else has: other users of this machine reach them too.
         token = env_token(config.env) if config.env.urls else secrets.token_urlsafe(32)
         urls = config.env.urls or tuple(_start_servers(config, folder, config_file, supervisor, token))
+        supervisor.wait("environment")
         weights, name = _weights_actor(namespace)
         yield Topology(config=config, run=run, folder=folder, store=store, store_url=url, env_urls=urls,
                        env_token=token, weights=weights, weights_name=name, supervisor=supervisor)

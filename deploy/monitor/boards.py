@@ -88,8 +88,9 @@ OVERVIEW = Board(name="overview", title="gagpo", rows=(
               *(total(f"store_groups_{what}_total", span=STEPS_SPAN, name=what)
                 for what in ("issued", "trained", "dropped")), width=6),
         panel("Capacity", "Groups that may still be issued now.", gauge("controller_capacity_groups"), width=6),
-        panel("Deaths", "Of members, in the last half hour, all mended.",
-              total("controller_restarts_total", span=STEPS_SPAN), width=6))),
+        panel("Deaths", "Starts after a death in the last half hour, and processes that die again and again, by role.",
+              total("controller_restarts_total", span=STEPS_SPAN),
+              gauge("controller_members", "role", where='state="sick"'), width=6))),
     BoardRow(title="Store: tickets wait, groups wait", panels=(
         panel("Tickets", "Not played yet: new ones, and those in a worker's hands.", gauge("store_tickets", "state"),
               width=6),

@@ -17,8 +17,7 @@ from pathlib import Path
 import yaml
 
 from deploy.launch.machine import port_is_free
-from deploy.launch.probe import POLL_S, answers
-from deploy.launch.processes import free_port
+from deploy.launch.processes import POLL_S, answers, free_port
 from deploy.monitor.grafana import DASHBOARDS, FOLDER
 from deploy.runs.folder import targets_folder
 from services.config.secrets import ENV_TOKEN_VARIABLE

@@ -16,12 +16,12 @@ from pydantic import Field, field_validator, model_validator
 from services.config.env import EnvSection, Section
 from services.config.objectives import CriticSection, LossSection
 from services.config.redis import RedisSection
+from services.config.rollout import RolloutSection, SupervisionSection, Temperature
 
 EXPLORE_TOKEN_VARIABLE = "GAGPO_EXPLORE_TOKEN"  # noqa: S105 - the variable's name
 """Environment variable with the token of the explorer, where others than this machine may look."""
 
 
-Temperature = Annotated[float, Field(gt=0, le=100)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -64,31 +64,6 @@ class SftSection(Section):
     """Learning rate of AdamW."""
     prompt_loss: float = Field(default=0.5, ge=0)
     """Weight of the next-token loss on the prompt."""
-
-
-class RolloutSection(Section):
-    """The samplers."""
-
-    workers: int = Field(default=1, ge=1)
-    """Number of samplers. Each has an engine of its own."""
-    slots: int = Field(default=64, ge=1)
-    """Episodes that one worker plays at once."""
-    cpus: float = Field(default=1, ge=0)
-    """CPUs that Ray reserves for one worker."""
-    gpus: float = Field(default=0, ge=0)
-    """GPUs that Ray reserves for one worker."""
-    temperature: Temperature = 1.0
-    """Sampling temperature of training episodes."""
-    max_prompt_tokens: int = Field(default=2048, ge=16)
-    """Longest prompt. A longer one ends the episode."""
-    max_response_tokens: int = Field(default=512, ge=1)
-    """Longest answer of one turn."""
-    kv_cache_gb: float = Field(default=1.0, gt=0)
-    """GB of KV cache of one worker."""
-    threads: int = Field(default=2, ge=1)
-    """OpenMP threads of one worker."""
-    exact: bool = False
-    """One request at a time, float32, no prefix cache: a run, interrupted or not, ends with the same bits."""
 
 
 class CreditSection(Section):
@@ -256,6 +231,7 @@ class Config(Section):
     checkpoint: CheckpointSection = CheckpointSection()
     redis: RedisSection = RedisSection()
     ray: RaySection = RaySection()
+    supervision: SupervisionSection = SupervisionSection()
     metrics: MetricsSection = MetricsSection()
 
     @property

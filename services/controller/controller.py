@@ -5,7 +5,7 @@
     drop                                a ticket with its attempts used up            the store's list of failed groups
     evaluate                            a due version live, then all its episodes     the version pointer, ready groups
     issue                               issued - dropped < (trained steps + 1 + staleness) x groups_per_step
-    watchdog                            any count of the store to change              the clock
+    watchdog                            a count of the store or a turn to change      the clock
 
 One thread; every call has a deadline in the store or the member. All state that must survive is in the store.
 """
@@ -30,8 +30,6 @@ from services.store.store import Store
 from services.telemetry.tickets import trace_drop, trace_issue
 
 TICK_S = 0.2
-STALL_S = 900.0
-"""Longer than any honest phase: the largest model's step, a cold engine start."""
 MAX_FAILED_SHARE = 0.01
 MIN_FAILED_TO_STOP = 3
 """One unlucky group in a short run is not a broken run."""
@@ -160,16 +158,17 @@ class Controller:
         return summary
 
     def watch(self) -> None:
-        """Raises Fault, naming the loop that is stuck, when nothing in the store has changed for 15 minutes."""
+        """Raises Fault, naming the loop that is stuck, when nothing has moved for supervision.stall_seconds."""
         counts = self.store.counts()
         remaining = self._evaluation.remaining if self._evaluation else 0
         pointer = self.store.version()
-        signature = (counts, remaining, pointer)
-        if signature != self._signature:
+        signature = (counts, remaining, pointer, self.supervisor.progress)
+        if signature != self._signature or self.supervisor.waits:
             self._signature, self._moved_at = signature, self.clock()
             self._tell(pointer[0].short if pointer else "")
             return
-        if self.clock() - self._moved_at < STALL_S:
+        longest = self.config.supervision.stall_seconds
+        if self.clock() - self._moved_at < longest:
             return
         if counts.ready_groups >= self.config.learner.groups_per_step:
             stuck = "the learner: enough groups are ready and none is taken"
@@ -177,7 +176,7 @@ class Controller:
             stuck = f"the rollout workers: {counts.outstanding_tickets} tickets are outstanding and none is finished"
         else:
             stuck = "the learner: it neither trains nor publishes"
-        raise Fault(f"no progress for {STALL_S:.0f} s in {stuck}")
+        raise Fault(f"no progress for {longest:.0f} s in {stuck}")
 
     def _tell(self, version: str) -> None:
         self.telemetry.moved(version)

@@ -63,6 +63,9 @@ class Telemetry:
         meters.follow("gagpo_store_groups_trained_total", counts.trained)
         meters.follow("gagpo_store_groups_dropped_total", counts.dropped)
         meters.follow("gagpo_controller_restarts_total", supervisor.total_restarts)
+        for (role, state), count in supervisor.states().items():
+            meters("gagpo_controller_members", role=role, state=state).set(count)
+        self.pulse.sick(supervisor.sick())
         meters("gagpo_store_groups_ready", kind="train").set(counts.ready_groups)
         meters("gagpo_store_groups_ready", kind="eval").set(counts.ready_eval)
         meters("gagpo_store_tickets", state="waiting").set(backlog.waiting)

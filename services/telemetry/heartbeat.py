@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -36,6 +36,8 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     metrics: Snapshot
     cost: dict[str, float] = {}
     """services/telemetry/overhead.py: CPU seconds of the process, and of being watched."""
+    sick: tuple[str, ...] = ()
+    """The controller's: one line for each process that dies again and again."""
     at: float = 0.0
     """Unix time of the heartbeat itself; 0: not said."""
 
@@ -53,6 +55,7 @@ class Pulse:
         self.meters = Meters(role)
         self._role: Role = role
         self._version = ""
+        self._sick: tuple[str, ...] = ()
         self._doing, self._since, self._progress = "starting", time.time(), 0.0
 
     def doing(self, text: str) -> None:
@@ -64,6 +67,10 @@ class Pulse:
         """Something got done."""
         self._progress = time.time()
 
+    def sick(self, lines: Sequence[str]) -> None:
+        """The processes that die again and again, a line for each."""
+        self._sick = tuple(lines)
+
     def holds(self, version: str) -> None:
         """The weights that are held now."""
         self._version = version
@@ -73,6 +80,7 @@ class Pulse:
         """For Store.beat."""
         return msgspec.to_builtins(Beat(
             role=self._role, version=self._version, doing=self._doing, since=self._since, progress=self._progress,
+            sick=self._sick,
             metrics=self.meters.snapshot(), cost=spent(), at=time.time()))
 
 

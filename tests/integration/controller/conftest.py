@@ -64,7 +64,9 @@ class World:
 
         return Controller(
             config=self.config, store=self.store, lease=self.store.acquire("controller", "toy", ttl_s=ttl_s),
-            supervisor=Supervisor(self.notes.append), request=self.request, clock=lambda: self.now,
+            supervisor=Supervisor(self.notes.append, self.config.supervision, beats=self.store.beats,
+                                  clock=lambda: self.now),
+            request=self.request, clock=lambda: self.now,
             tickets=TrainTickets(config=self.config, tasks=TaskStream(TASKS, seed=0)),
             hooks=Hooks(note=self.notes.append, evaluated=evaluated, task_type=lambda task: task[-1],
                         tick=lambda: None, dropped=dropped))

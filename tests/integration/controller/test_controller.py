@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from services.controller.controller import STALL_S
 from services.controller.evaluation import clear
+from services.controller.supervise import End
 from services.controller.tickets import TaskStream
 from services.errors import Fault, LeaseLost
 from services.records import Drop
@@ -14,17 +14,32 @@ from services.records import Drop
 class Scripted:
     """A member whose `poll` takes its turn; it records what is done to it."""
 
+    beat = None
+
     def __init__(self, name: str, turn) -> None:
-        self.name, self.turn, self.events = name, turn, []
+        self.name, self.role, self.turn, self.events = name, name, turn, []
 
     def start(self) -> None:
         self.events.append("start")
 
-    def poll(self) -> str | None:
+    def ready(self) -> bool:
+        return True
+
+    def poll(self) -> End | None:
         return self.turn()
 
     def stop(self) -> None:
         self.events.append("stop")
+
+
+class Absent(Scripted):
+    """A member that starts and never gets ready."""
+
+    def __init__(self) -> None:
+        super().__init__("worker", lambda: None)
+
+    def ready(self) -> bool:
+        return False
 
 
 def train_tickets(tickets) -> list:
@@ -233,21 +248,42 @@ def test_the_watchdog_names_the_loop_that_is_stuck(world, moves, stuck):
     for move in moves:
         {"tick": controller.tick, "play": run.play}[move]()
     controller.watch()
-    run.now = STALL_S - 1
+    run.now = run.config.supervision.stall_seconds - 1
     controller.watch()
-    run.now = STALL_S
-    with pytest.raises(Fault, match=f"no progress for 900 s in {stuck}"):
+    run.now = run.config.supervision.stall_seconds
+    with pytest.raises(Fault, match=f"no progress for 3600 s in {stuck}"):
+        controller.watch()
+
+
+def test_a_turn_that_a_worker_played_calms_the_watchdog(world):
+    """An episode may take hours, as long as its turns come."""
+    run = world(eval_every=0)
+    controller = run.controller()
+    controller.tick()
+    for turn in range(5):
+        run.now += run.config.supervision.stall_seconds - 1
+        run.store.beat("rollout-0", {"at": turn, "progress": turn})
+        controller.supervisor.check()
+        controller.watch()
+
+
+def test_the_watchdog_does_not_count_the_wait_for_a_process_that_starts(world):
+    run = world(eval_every=0)
+    controller = run.controller()
+    controller.supervisor.add(Absent())
+    for _ in range(5):
+        run.now += run.config.supervision.stall_seconds
         controller.watch()
 
 
 def test_any_movement_calms_the_watchdog(world):
-    """One episode a quarter of an hour is slow and not stuck; an evaluation's groups count too."""
+    """One episode an hour is slow and not stuck; an evaluation's groups count too."""
     run = world()
     controller = run.controller()
     run.publish(0)
     for _ in range(8):
         controller.tick()
-        run.now += STALL_S - 1
+        run.now += run.config.supervision.stall_seconds - 1
         assert run.play(1)
     controller.tick()
 
@@ -310,7 +346,7 @@ def test_an_evaluated_step_is_not_evaluated_again_after_a_restart(world):
     first.tick()
     run.incarnation = 2
     run.publish(0)
-    learner = Scripted("learner", lambda: "")
+    learner = Scripted("learner", lambda: End(""))
     again = run.controller()
     again.supervisor.add(learner)
     again.supervisor.check()
@@ -322,7 +358,7 @@ def test_a_run_ends_with_the_learners_work_and_the_last_evaluation(world):
     """A whole run by turns: each poll of the worker plays, each of the learner trains; the worker dies once."""
     run = world()
     run.publish(0)
-    deaths = ["killed"]
+    deaths = [End("killed", killed=True)]
 
     def work():
         run.play(5)
@@ -333,7 +369,7 @@ def test_a_run_ends_with_the_learners_work_and_the_last_evaluation(world):
         if run.config.evaluates(pointer.step) and run.store.evaluated() < pointer.step and len(run.trained) < 4:
             return None
         run.train()
-        return "" if len(run.trained) == 4 else None
+        return End("") if len(run.trained) == 4 else None
 
     worker, learner = Scripted("worker", work), Scripted("learner", learn)
     controller = run.controller()

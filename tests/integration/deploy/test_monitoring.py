@@ -48,9 +48,11 @@ def folder(tmp_path: Path) -> RunFolder:
 @pytest.fixture
 def parts(redis_url: str, folder: RunFolder) -> Topology:
     run = f"run-{time.monotonic_ns()}"
+    config = load_config(folder.config_file)
     return Topology(
-        config=load_config(folder.config_file), run=run, folder=folder.path, store=Store(redis_url, run),
-        store_url=redis_url, env_urls=URLS, weights=None, weights_name="", supervisor=Supervisor(print))
+        config=config, run=run, folder=folder.path, store=Store(redis_url, run),
+        store_url=redis_url, env_urls=URLS, weights=None, weights_name="",
+        supervisor=Supervisor(print, config.supervision))
 
 
 def issue(store: Store) -> None:

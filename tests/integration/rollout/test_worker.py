@@ -15,6 +15,7 @@ from envservice.client.client import EnvClient
 from rollout.engine import Engine
 from rollout.episode import EpisodeRunner, Limits
 from rollout.worker import RolloutWorker
+from services.config.rollout import RolloutSection
 from services.records import Ticket, Version
 from services.seeds import seed_for
 from services.store.store import Store
@@ -25,6 +26,7 @@ from services.weights.pack import Packed, pack_tensors
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
 DEADLINE_S = 60.0
+SETTINGS = RolloutSection(slots=4)
 
 
 class TokenText:
@@ -77,7 +79,8 @@ async def working(world: SimpleNamespace, name: str = "rollout-0", text: type[To
                         limits=Limits(prompt_tokens=64, response_tokens=8, reward_scale=10.0))  # fmt: skip
         # A store of its own, as a process of its own would have: its first claim takes back what the dead one held.
         store = Store(world.redis_url, world.run)
-        worker = RolloutWorker(name, store=store, engine=world.engine, player=player, fetch=world.shelf.fetch, slots=4)
+        worker = RolloutWorker(name, store=store, engine=world.engine, player=player, fetch=world.shelf.fetch,
+                               settings=SETTINGS)
         task = asyncio.create_task(worker.run())
         try:
             yield task

@@ -44,7 +44,8 @@ def life(store, folder, model_path, gang, *, crash_when=lambda counts: False, ro
     config = Config.model_validate(make_config(dynamic_sampling=rounds).model_dump() | {
         "steps": 2, "runs_dir": folder, "eval": {"every": 0}})
     controller = Controller(
-        config=config, store=store, lease=store.acquire("controller", "c"), supervisor=Supervisor(print),
+        config=config, store=store, lease=store.acquire("controller", "c"),
+        supervisor=Supervisor(print, config.supervision),
         tickets=TrainTickets(config=config, tasks=TaskStream(["a", "b", "c"], seed=0)), request=lambda version: None,
         hooks=Hooks(note=print, evaluated=print, task_type=str, tick=lambda: None))
 

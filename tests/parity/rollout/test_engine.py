@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from rollout.engine import Engine, Sample
-from services.errors import EngineFault
+from rollout.engine_settings import CPU_HEAD_SIZES, check_shape
+from services.errors import EngineFault, UserError
 from services.records import Version
 from services.weights import pack
 
@@ -135,6 +139,25 @@ async def test_stop_token_is_part_of_the_response(sampler: Engine):
     assert stopped.finished == "stop"
     assert stopped.ids[-1] == stop
     assert len(stopped.ids) == len(stopped.logprobs) == list(free.ids).index(stop) + 1
+
+
+async def test_an_engine_that_cannot_start_tells_the_last_error_of_its_process(tmp_path, sampler_config, monkeypatch):
+    """Heads of 16 have no kernel on a CPU; preflight refuses them by the list that vLLM has."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    assert list(CPU_HEAD_SIZES) == CPUAttentionBackend.get_supported_head_sizes()
+    LlamaForCausalLM(LlamaConfig(
+        vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=4)).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="heads of size 16"):
+        check_shape(tmp_path)
+    engine = Engine(tmp_path, FIRST, config=sampler_config, dtype="float32")
+    temporary = Path(tempfile.mkdtemp())  # a socket's path has 107 characters at most
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    with pytest.raises(EngineFault, match=r"^start: RuntimeError: Unsupported CPU attention .*head_dim=16"):
+        await engine.start()
+    await engine.close()
+    await asyncio.to_thread(temporary.rmdir)  # raises if a socket or a rendezvous file is left
 
 
 async def test_wrong_bytes_end_the_engine(tied_folder, sampler_config, tiny_model):

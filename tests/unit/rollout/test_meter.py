@@ -21,7 +21,9 @@ def test_a_heartbeat_says_what_the_worker_did():
                            engine="toy 1", replays=1), accepted=True)
     meter.failed()
     meter.updated(0.4)
-    meter.waits(playing=0, held=1)
+    meter.waits(playing=0, held=0, missing=Version(incarnation=2, step=4))
+    assert meter.beat(playing=0, held=0, pointer=None)["doing"] == "waits for weights 2.4, which nobody has"
+    meter.waits(playing=0, held=1, missing=None)
     said = meter.beat(playing=0, held=1, pointer=Version(incarnation=2, step=5))
     beat = decode({"rollout-0": said})["rollout-0"]
     assert (beat.role, beat.doing, beat.version) == ("rollout", "waits for a version", engine.version.short)

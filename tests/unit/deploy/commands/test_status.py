@@ -156,6 +156,13 @@ def test_the_first_rank_of_the_learner_stands_for_all():
     assert table(seen)[1].split()[0] == "learner-0"
 
 
+def test_a_process_that_dies_again_and_again_has_a_line():
+    driver = Beat(role="controller", doing="training", since=0.0, progress=0.0, metrics={},
+                  sick=("rollout worker 1 died 4 times in 10 minutes, last: killed; starts again in 4 s",))
+    assert table(Seen(now={"controller": driver}))[2] == (
+        "  sick: rollout worker 1 died 4 times in 10 minutes, last: killed; starts again in 4 s")
+
+
 @contextmanager
 def living(folder: RunFolder):
     """A run whose worker samples 500 tokens a second, and its environment server at rest."""

@@ -183,6 +183,11 @@ def test_rows_longer_than_the_model_are_refused(model: Path):
     assert "prompt and response may take 724 tokens, and the model has 600 positions" in text
 
 
+def test_heads_that_the_sampler_cannot_serve_on_a_cpu_are_refused(model: Path):
+    (model / "config.json").write_text(json.dumps({"hidden_size": 64, "num_attention_heads": 4}))
+    assert f"the model at {model} has heads of size 16, which the sampler" in refusal(f"model.path={model}")
+
+
 def test_a_broken_model_config_is_named(model: Path):
     (model / "config.json").write_text("{")
     assert f"{model / 'config.json'} is damaged" in refusal(f"model.path={model}")

@@ -1,87 +1,227 @@
-"""What dies is started again, and what dies too often stops the run."""
+"""A member that dies is started again, after growing pauses; the run ends only where no start can help."""
+
+from __future__ import annotations
+
+from itertools import pairwise
 
 import pytest
 
-from services.controller.supervise import MAX_RESTARTS, Supervisor
-from services.errors import Fault
+from services.config.tree import SupervisionSection
+from services.controller.supervise import SICK_AFTER, End, Supervisor
+from services.errors import EngineFault, Fault, UserError
+
+SETTINGS = SupervisionSection(start_seconds=100, silence_seconds=30, longest_pause_seconds=60)
 
 
 class Scripted:
-    """A member that dies when told to, and records the order of its events."""
+    """A member that ends when told to, and records the order of its events."""
 
-    def __init__(self, name: str, events: list[str]) -> None:
-        self.name = name
+    def __init__(self, name: str, events: list[str], *, role: str = "rollout", beat: str | None = None) -> None:
+        self.name, self.role, self.beat = name, role, beat
         self.events = events
-        self.state: str | None = None
+        self.end: End | None = None
+        self.answers = True
+        self.broken: Exception | None = None
 
     def start(self) -> None:
-        self.state = None
+        self.end = None
         self.events.append(f"start {self.name}")
+        if self.broken is not None:
+            raise self.broken
 
-    def poll(self) -> str | None:
-        return self.state
+    def ready(self) -> bool:
+        return self.answers
+
+    def poll(self) -> End | None:
+        return self.end
 
     def stop(self) -> None:
         self.events.append(f"stop {self.name}")
 
 
-def test_a_dead_member_is_stopped_and_started_again() -> None:
-    events: list[str] = []
-    notes: list[str] = []
-    supervisor, member = Supervisor(notes.append), Scripted("worker", events)
-    supervisor.add(member)
-    member.state = "killed"
-    supervisor.check()
-    supervisor.check()
-    assert events == ["start worker", "stop worker", "start worker"]
-    assert supervisor.total_restarts == 1
-    assert "killed" in notes[0]
+class World:
+    """A supervisor with a clock that a test moves, and heartbeats that it gives."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.events: list[str] = []
+        self.notes: list[str] = []
+        self.beating: set[str] = set()
+        self.supervisor = Supervisor(
+            self.notes.append, SETTINGS, clock=lambda: self.now,
+            beats=lambda: {name: {"at": self.now} for name in self.beating})
+
+    def add(self, name: str, **kind: str | None) -> Scripted:
+        member = Scripted(name, self.events, **kind)
+        self.supervisor.add(member)
+        return member
+
+    def check(self, seconds: float = 0.0, *, step: float = 1.0) -> None:
+        """Goes on for so long, with a check every `step` seconds and one at the end."""
+        end = self.now + seconds
+        while self.now < end:
+            self.supervisor.check()
+            self.now += step
+        self.supervisor.check()
 
 
-def test_a_member_that_finished_stays_finished() -> None:
-    events: list[str] = []
-    supervisor, member = Supervisor(lambda _: None), Scripted("learner", events)
-    supervisor.add(member)
-    member.state = ""
-    supervisor.check()
-    assert supervisor.finished(member)
-    assert events == ["start learner"]
+@pytest.fixture
+def world() -> World:
+    return World()
 
 
-def test_deaths_without_end_stop_the_run_with_the_reason() -> None:
-    supervisor, member = Supervisor(lambda _: None, clock=lambda: 0.0), Scripted("worker", [])
-    supervisor.add(member)
-    for _ in range(MAX_RESTARTS):
-        member.state = "out of memory"
-        supervisor.check()
-    member.state = "out of memory"
-    with pytest.raises(Fault, match=r"worker died 6 times.*out of memory"):
-        supervisor.check()
+def test_a_dead_member_is_stopped_and_started_again(world: World) -> None:
+    member = world.add("worker")
+    member.end = End("killed", killed=True)
+    world.check()
+    world.check()
+    assert world.events == ["start worker", "stop worker", "start worker"]
+    assert world.supervisor.total_restarts == 1
+    assert world.notes == ["worker died (killed); starting it again"]
 
 
-def test_deaths_far_apart_are_forgiven() -> None:
-    now = [0.0]
-    supervisor, member = Supervisor(lambda _: None, clock=lambda: now[0]), Scripted("worker", [])
-    supervisor.add(member)
-    for _ in range(3 * MAX_RESTARTS):
-        now[0] += 1000.0
-        member.state = "killed"
-        supervisor.check()
-    assert supervisor.total_restarts == 3 * MAX_RESTARTS
+def test_a_member_that_finished_stays_finished(world: World) -> None:
+    member = world.add("learner")
+    member.end = End("")
+    world.check(5)
+    assert world.supervisor.finished(member)
+    assert world.events == ["start learner"]
 
 
-def test_members_stop_in_reverse_order_and_one_failure_spares_none() -> None:
-    events: list[str] = []
-    notes: list[str] = []
-    supervisor = Supervisor(notes.append)
+def test_a_sick_member_is_tried_again_with_growing_pauses_while_the_others_go_on(world: World) -> None:
+    """Starts at 0, 0, 1, 3, 7, ... seconds; the run never ends for it."""
+    world.add("healthy")
+    sick = world.add("sick")
+    world.check()
+    starts, begun = [], world.now
+    for _ in range(4000):
+        if world.events[-1] == "start sick":
+            starts.append(world.now - begun)
+            world.events.append("seen")
+            sick.end = End("the GPU fell off the bus")
+        world.check()
+        world.now += 0.1
+    pauses = [round(later - earlier) for earlier, later in pairwise(starts)]
+    assert pauses[:8] == [0, 1, 2, 4, 8, 16, 32, 60]
+    assert set(pauses[8:]) == {60}, "never longer than the key says"
+    assert world.supervisor.states()["rollout", "sick"] == world.supervisor.states()["rollout", "running"] == 1
+    (line,) = world.supervisor.sick()
+    assert "sick died" in line
+    assert "last: the GPU fell off the bus" in line
+    assert not world.supervisor.waits, "a healthy worker stands in"
 
+
+def test_deaths_far_apart_are_forgiven(world: World) -> None:
+    member = world.add("worker")
+    for _ in range(3 * SICK_AFTER):
+        world.check(1000, step=100)
+        member.end = End("killed", killed=True)
+        world.check()
+        world.check()
+        assert world.events[-1] == "start worker", "at once"
+        assert world.supervisor.sick() == []
+
+
+def test_a_run_waits_while_a_role_has_nobody(world: World) -> None:
+    world.add("worker")
+    learner = world.add("learner", role="learner")
+    world.check()
+    assert not world.supervisor.waits
+    learner.answers, learner.end = False, End("its node is gone", killed=True)
+    world.check()
+    assert world.supervisor.waits
+    world.check(10)
+    assert world.supervisor.waits, "started, and not ready yet"
+    learner.answers = True
+    world.check(3)
+    assert not world.supervisor.waits
+
+
+def test_an_exception_at_start_counts_as_a_death(world: World) -> None:
+    member = Scripted("learner", world.events)
+    member.broken = OSError("no such device")
+    world.supervisor.add(member)
+    assert "learner died (OSError: no such device (in start, test_supervise.py:" in world.notes[0]
+    member.broken = None
+    world.check(1)
+    assert world.events == ["start learner", "stop learner", "start learner"]
+
+
+def test_what_fails_twice_in_the_same_way_before_anything_worked_ends_the_run(world: World) -> None:
+    """Process ids and times in the words make no difference."""
+    member = world.add("worker")
+    member.answers = False
+    member.end = End("engine 4711: head size 16 is not supported")
+    world.check()
+    member.end = None
+    world.check(1)
+    member.end = End("engine 4811: head size 16 is not supported")
+    with pytest.raises(Fault, match=r"worker cannot start, it failed twice in the same way: engine 4811: head size 16"):
+        world.check()
+
+
+def test_the_same_failure_is_no_reason_to_end_once_the_role_has_worked_or_when_the_process_was_killed(
+        world: World) -> None:
+    world.add("healthy")
+    world.check()
+    second = world.add("second")
+    killed = world.add("killed", role="learner")
+    for _ in range(3):
+        second.answers = killed.answers = False
+        second.end, killed.end = End("head size 16 is not supported"), End("killed for want of memory", killed=True)
+        world.check(70)
+    assert sum("head size" in note for note in world.notes) == sum("want of memory" in n for n in world.notes) == 3
+
+
+def test_a_users_mistake_ends_the_run(world: World) -> None:
+    member = Scripted("worker", world.events)
+    member.broken = UserError("no model", "give one")
+    with pytest.raises(UserError, match="no model"):
+        world.supervisor.add(member)
+
+
+def test_a_member_without_heartbeats_for_too_long_is_started_again(world: World) -> None:
+    world.add("worker", beat="rollout-0")
+    world.check(90)
+    assert world.events == ["start worker"], "it may take 100 s to start"
+    world.beating = {"rollout-0"}
+    world.check(200)
+    world.beating = set()
+    world.check(28)
+    assert world.events == ["start worker"]
+    world.check(8)
+    assert world.events == ["start worker", "stop worker", "start worker"]
+    assert "no heartbeat for 30 s" in world.notes[0]
+
+
+def test_a_member_that_never_gets_ready_is_started_again(world: World) -> None:
+    world.add("worker", beat="rollout-0")
+    world.check(103)
+    assert world.events == ["start worker", "stop worker", "start worker"]
+    assert "not ready within 100 s" in world.notes[0]
+
+
+def test_silence_is_not_counted_while_the_supervisor_looked_away(world: World) -> None:
+    """The controller waited for Redis for ten minutes: its members beat again at the next look but one."""
+    world.add("worker", beat="rollout-0")
+    world.beating = {"rollout-0"}
+    world.check(20)
+    world.now += 600
+    world.beating = set()
+    world.check(4)
+    world.beating = {"rollout-0"}
+    world.check(60)
+    assert world.events == ["start worker"]
+
+
+def test_members_stop_in_reverse_order_and_one_failure_spares_none(world: World) -> None:
     class Stubborn(Scripted):
         def stop(self) -> None:
             super().stop()
-            raise OSError("will not die")
+            raise EngineFault("will not die")
 
-    for member in (Scripted("first", events), Stubborn("second", events), Scripted("third", events)):
-        supervisor.add(member)
-    supervisor.stop()
-    assert events[3:] == ["stop third", "stop second", "stop first"]
-    assert "second: will not die" in notes[0]
+    for member in (Scripted("first", world.events), Stubborn("second", world.events), Scripted("third", world.events)):
+        world.supervisor.add(member)
+    world.supervisor.stop()
+    assert world.events[3:] == ["stop third", "stop second", "stop first"]
+    assert world.notes == ["could not stop second: will not die"]

@@ -1,4 +1,4 @@
-"""The environment server as a member of a run: a real `gagpo serve-env`."""
+"""The environment server as a process of a run: a real `gagpo serve-env`."""
 
 import json
 import os
@@ -19,8 +19,9 @@ from deploy.launch import preflight
 from deploy.launch.processes import EnvServer, free_port
 from deploy.runs.configs import load_config
 from services.config.file import dump_config
+from services.config.rollout import SupervisionSection
 from services.controller.supervise import Supervisor
-from services.errors import EnvFault, UserError
+from services.errors import EnvFault, Fault, UserError
 from services.telemetry.logs import configure_logs
 
 
@@ -53,7 +54,10 @@ def pid_of(member: EnvServer) -> int:
 
 
 def test_a_server_answers_once_started_and_is_gone_once_stopped(server: EnvServer):
+    assert not server.ready()
     server.start()
+    server.wait()
+    assert server.ready()
     assert server.poll() is None
     info = httpx.get(f"{server.url}/v1/info", timeout=5).json()
     assert (info["name"], info["replay"]) == ("alfworld-gen", "pure")
@@ -72,6 +76,7 @@ def test_a_server_of_a_run_asks_for_a_token_that_no_process_list_shows(config_fi
     member = EnvServer(0, free_port(), config_file, tmp_path, "random-token")
     try:
         member.start()
+        member.wait()
         assert httpx.get(f"{member.url}/v1/info", timeout=5).status_code == 401
         right = {"authorization": "Bearer random-token"}
         assert httpx.get(f"{member.url}/v1/info", headers=right, timeout=5).status_code == 200
@@ -89,6 +94,7 @@ def test_a_server_is_found_past_the_proxies_of_the_environment(server: EnvServer
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     server.start()
+    server.wait()
     assert server.poll() is None
 
 
@@ -97,6 +103,8 @@ def test_servers_tell_the_run_s_log_what_they_do(config_file: Path, tmp_path: Pa
     try:
         for server in servers:
             server.start()
+        for server in servers:
+            server.wait()
     finally:
         for server in servers:
             server.stop()
@@ -117,8 +125,10 @@ def test_what_ends_a_server_is_in_the_run_s_log_with_its_traceback(tmp_path: Pat
         "def explode(env):\n    print('the last straw', file=sys.stderr)\n    raise RuntimeError('no such dragon')\n\n"
         "SPEC = EnvironmentSpec(open=explode, prompts={}, describe=str)\n")
     dump_config(load_config("alfworld-tiny", ["env.name=broken_environment:SPEC"]), tmp_path / "config.yaml")
-    with pytest.raises(EnvFault, match="server 0 ended at start: error: unexpected RuntimeError: no such dragon"):
-        EnvServer(0, free_port(), tmp_path / "config.yaml", tmp_path).start()
+    server = EnvServer(0, free_port(), tmp_path / "config.yaml", tmp_path)
+    server.start()
+    with pytest.raises(EnvFault, match="server 0 ended at start: exit code 1; error: unexpected RuntimeError: no such"):
+        server.wait()
     (failure,) = [event for event in events() if event["process"] == "environment-0" and event["level"] == "error"]
     assert failure["exception"].endswith("RuntimeError: no such dragon")
     heard = [(event["process"], event["child"], event["line"]) for event in events() if event["event"] == "on stderr"]
@@ -127,19 +137,23 @@ def test_what_ends_a_server_is_in_the_run_s_log_with_its_traceback(tmp_path: Pat
 
 def test_a_killed_server_is_started_again_at_its_address(server: EnvServer):
     notes: list[str] = []
-    supervisor = Supervisor(notes.append)
+    supervisor = Supervisor(notes.append, SupervisionSection())
     supervisor.add(server)
+    supervisor.wait("environment")
     url, first = server.url, pid_of(server)
     os.kill(first, signal.SIGKILL)
     deadline = time.monotonic() + 10
     while server.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     supervisor.check()
+    assert supervisor.waits
+    supervisor.wait("environment")
     assert server.url == url
     assert httpx.get(f"{url}/healthz", timeout=5).status_code == 200
     second = pid_of(server)
     assert second != first
-    assert "environment server 0 died (exit code -9;" in notes[0]
+    assert notes[0].startswith("environment server 0 died (killed by SIGKILL, as the kernel does when memory is short: "
+                               "env.memory_gb lowers what it holds; ")
     supervisor.stop()
     assert not psutil.pid_exists(second)
 
@@ -149,8 +163,18 @@ def test_a_server_that_cannot_start_says_why(config_file: Path, tmp_path: Path):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         member = EnvServer(1, taken.getsockname()[1], config_file, tmp_path)
+        member.start()
         with pytest.raises(EnvFault, match=r"environment server 1 ended at start: .*in use"):
-            member.start()
+            member.wait()
+
+
+def test_a_run_whose_server_cannot_start_ends_with_the_reason_after_the_second_try(tmp_path: Path):
+    notes: list[str] = []
+    supervisor = Supervisor(notes.append, SupervisionSection())
+    supervisor.add(EnvServer(1, free_port(), tmp_path / "none.yaml", tmp_path))
+    with pytest.raises(Fault, match=r"server 1 cannot start, it failed twice in the same way: exit code 2; .*none"):
+        supervisor.wait("environment")
+    assert len(notes) == 1
 
 
 def test_a_server_ends_with_the_process_that_started_it(config_file: Path, tmp_path: Path):
@@ -158,7 +182,7 @@ def test_a_server_ends_with_the_process_that_started_it(config_file: Path, tmp_p
     port = free_port()
     code = (
         "import sys, time\nfrom pathlib import Path\nfrom deploy.launch.processes import EnvServer\n"
-        "EnvServer(0, int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])).start()\n"
+        "server = EnvServer(0, int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]))\nserver.start()\nserver.wait()\n"
         "print('up', flush=True)\ntime.sleep(60)\n")
     parent = subprocess.Popen(
         [sys.executable, "-c", code, str(port), str(config_file), str(tmp_path)],

@@ -13,8 +13,7 @@ from threading import Thread
 import pytest
 
 from deploy.launch import machine, preflight
-from deploy.launch.probe import answers
-from deploy.launch.processes import free_port
+from deploy.launch.processes import answers, free_port
 from deploy.runs.configs import load_config
 from envservice.wire.schemas import Info
 from services.config.secrets import ENV_TOKEN_VARIABLE

@@ -1,0 +1,48 @@
+"""Keeps what the engine's process prints, to tell its last error: vLLM itself says "see stack trace (above)"."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+TAIL_BYTES = 64 * 1024
+_ERROR = re.compile(r"(?:^|[\s\]])((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b(?:: .*)?)$")
+_EMPTY = ("EngineDeadError", "Engine core initialization failed", "EngineCore encountered an issue")
+
+
+class EngineOutput:
+    """A file without a name that the engine's process has as its stdout and stderr."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile(prefix="gagpo-engine-")  # noqa: SIM115 - it lives as long as the engine
+
+    @contextmanager
+    def inherited(self) -> Iterator[None]:
+        """What is started in the block prints into the file from then on; this process prints as before afterwards."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        kept = [(number, os.dup(number)) for number in (1, 2)]
+        try:
+            for number, _ in kept:
+                os.dup2(self._file.fileno(), number)
+            yield
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for number, copy in kept:
+                os.dup2(copy, number)
+                os.close(copy)
+
+    def text(self) -> str:
+        """The end of what was printed so far."""
+        size = os.fstat(self._file.fileno()).st_size
+        return os.pread(self._file.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES)).decode(errors="replace")
+
+    def last_error(self) -> str | None:
+        """The last exception that was printed and says something, without the prefix of the logger."""
+        found = (_ERROR.search(line.rstrip()) for line in reversed(self.text().splitlines()))
+        return next((match[1] for match in found if match and not any(empty in match[0] for empty in _EMPTY)), None)

@@ -1,0 +1,36 @@
+"""The last error of the engine's process is found among all that it prints."""
+
+import os
+import subprocess
+import sys
+
+from rollout.engine_output import EngineOutput
+
+PRINTED = """\
+(EngineCore pid=9) INFO 11-22 00:07:27 [core.py:10] starting
+(EngineCore pid=9) ERROR 11-22 00:07:27 [core.py:906] Traceback (most recent call last):
+(EngineCore pid=9) ERROR 11-22 00:07:27 [core.py:906]   File "cpu_attn.py", line 3, in check
+(EngineCore pid=9) ERROR 11-22 00:07:27 [core.py:906] ValueError: Head size 16 is not supported by CPU attention.
+(MainProcess pid=8) ERROR 11-22 00:07:27 [async_llm.py:906] vllm.v1.engine.exceptions.EngineDeadError: EngineCore \
+encountered an issue. See stack trace (above) for the root cause.
+RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
+"""
+
+
+def test_the_last_error_that_says_something_is_told():
+    output = EngineOutput()
+    with output.inherited():
+        os.write(1, PRINTED.encode())
+    assert output.last_error() == "ValueError: Head size 16 is not supported by CPU attention."
+
+
+def test_a_process_that_was_started_inside_prints_there_for_good_and_this_one_only_meanwhile(capfd):
+    output = EngineOutput()
+    code = "import sys; sys.stdin.read(); sys.exit('torch.OutOfMemoryError: tried to allocate 2 GiB')"
+    with output.inherited():
+        process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    print("this process")
+    assert output.last_error() is None
+    process.communicate(timeout=30)
+    assert output.last_error() == "torch.OutOfMemoryError: tried to allocate 2 GiB"
+    assert capfd.readouterr().out == "this process\n"
