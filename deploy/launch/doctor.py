@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import requires
@@ -99,16 +98,20 @@ def torch_cuda() -> str:
 
 def redis() -> Iterator[Finding]:
     """Checks the binary that a private Redis would be started from."""
-    from services.store.redis_server import find_redis
+    from services.store.redis_server import find_redis, known_holes, redis_version
 
     try:
         binary = find_redis()
     except UserError as error:
         yield Finding(check="redis-server", status="error", detail=error.what, mend="apt-get install redis-server")
         return
-    done = subprocess.run([str(binary), "--version"], capture_output=True, text=True, timeout=10, check=False)
-    found = re.search(r"v=(\S+)", done.stdout)
-    yield Finding(check="redis-server", status="ok", detail=f"{found[1] if found else 'version unknown'} at {binary}")
+    product, version = redis_version(binary)
+    found = f"{product} {'.'.join(map(str, version))} at {binary}"
+    if holes := known_holes(product, version):
+        yield Finding(check="redis-server", status="warning", detail=f"{found}; its version has {', '.join(holes)}",
+                      mend="install a newer redis-server or valkey-server, unless your distribution has fixed these")
+    else:
+        yield Finding(check="redis-server", status="ok", detail=found)
 
 
 def resources() -> Iterator[Finding]:

