@@ -35,7 +35,7 @@ EVALUATED = frozenset(("label", "temperature"))
 _FIGURE = (int, float, str, type(None))
 _KINDS: dict[str, Any] = {
     "label": str, "version": str, "split": str, "temperature": (int, float), "tasks": int, "time": (int, float),
-    "success_by_task": dict, "success_by_type": dict, "score_by_task": dict}
+    "success_by_task": dict, "success_by_type": dict, "score_by_task": dict, "groups": list, "drops": list}
 """Kinds of values by key; all others are figures or text."""
 
 
