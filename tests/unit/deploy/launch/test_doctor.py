@@ -49,10 +49,10 @@ def test_a_local_build_satisfies_its_pin(monkeypatch: pytest.MonkeyPatch):
 
 def test_the_redis_that_a_run_would_start_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     binary = tmp_path / "redis-server"
-    binary.write_text("#!/bin/sh\necho 'Redis server v=6.2.14 sha=0'\n")
+    binary.write_text("#!/bin/sh\necho 'Redis server v=99.1.2 sha=0'\n")
     binary.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert next(doctor.redis()).detail == f"6.2.14 at {binary}"
+    assert next(doctor.redis()).detail == f"redis 99.1.2 at {binary}"
 
 
 def test_a_port_that_someone_listens_on_is_in_use():
