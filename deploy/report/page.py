@@ -15,6 +15,7 @@ from deploy.report import advantages, tables
 from deploy.report.figures import FIGURES, PAPER, pyplot, save, write_figures
 from deploy.report.runs import Compared, ReportedRun, applicable, compare_runs, read_run
 from deploy.runs.comparison import TITLES, Comparison, compare
+from deploy.runs.health import warnings
 from deploy.runs.verdict import verdicts
 from envservice.registry import stands_in_for
 from services.statistics import seed_interval
@@ -25,7 +26,7 @@ STYLE = (
     "table{border-collapse:collapse;margin:1rem 0}td,th{border:1px solid #ccc;padding:.3rem .7rem;text-align:left}"
     "div{overflow-x:auto}img{max-width:100%}figure{display:inline-block;margin:.5rem}td{overflow-wrap:break-word}"
     "pre{background:#f5f5f5;padding:1rem;overflow:auto}.label{background:#fff3cd;padding:.5rem 1rem}"
-    ".verdict{font-size:1.3rem;margin:.5rem 0}")
+    ".verdict{font-size:1.3rem;margin:.5rem 0}.warning{background:#fff3cd;padding:.5rem 1rem}")
 
 
 def write_report(paths: Sequence[Path], out: Path) -> tuple[Path, dict[str, Any]]:
@@ -42,6 +43,8 @@ def write_report(paths: Sequence[Path], out: Path) -> tuple[Path, dict[str, Any]
     sections = [_labels(runs)]
     if single:
         sections += [f"<p class=verdict>{html.escape(one.text)}</p>" for one in verdicts(single.evaluations)]
+        sections += [f"<p class=warning>Warning: {html.escape(one.text)}</p>"
+                     for one in warnings(single.metrics, single.evaluations)]
     if single and (comparison := compare(single.evaluations)):
         figure = _comparison(out / "figures" / "comparison.png", comparison)
         sections.append(f"<h2>Before and after</h2>{_images([figure])}{_before_and_after(comparison)}")

@@ -1,7 +1,7 @@
 """The health of a run: rules that say aloud when it does not learn, or unlearns. The report, `status` and the view
 show what they find; deploy/prometheus/rules.yml has an alert for each.
 
-Thresholds lie outside all that the 70 runs of docs/experiments/credit.md showed, which all learned something.
+Thresholds lie outside all that the 65 runs of docs/experiments/credit.md showed, which all learned something.
 """
 
 from __future__ import annotations

@@ -129,6 +129,15 @@ def test_the_page_opens_with_the_verdict_and_the_figure_of_before_and_after(run)
     assert text.index('alt="comparison"') < text.index('alt="success"')
 
 
+def test_what_ails_a_run_stands_below_its_verdict(run):
+    folder = run("ailing", credit={"estimator": "gagpo"})
+    assert "class=warning>Warning" not in write_report([folder], folder)[0].read_text()
+    append_row(folder / "metrics.jsonl",
+               {**dict.fromkeys(METRIC_KEYS, 0.1), "step": 4, "version": "1.4", "grad_norm": 0.0})
+    text = write_report([folder], folder)[0].read_text()
+    assert text.index("<p class=verdict>") < text.index("<p class=warning>Warning: ") < text.index('alt="comparison"')
+
+
 def test_only_the_keys_that_apply_are_shown():
     given = {"env.name": "alfworld", "env.alfworld.engine": "own", "env.webshop.seed": 3, "sft.enabled": False,
              "sft.minutes": 3.0, "learner.critic.lr": 1e-5, "learner.credit.estimator": "grpo",
