@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import socket
 import subprocess
 import sys
@@ -175,7 +176,8 @@ def test_a_receiver_that_is_not_there_is_told_once(tmp_path: Path, monkeypatch: 
         take_turns(40)
         assert wait_for(lambda: lost(tmp_path))
     (line,) = lost(tmp_path)
-    assert "refused" in line["reason"]
+    # On a busy machine the exporter's deadline may pass before its first refusal is the reason that it gives.
+    assert re.search("refused|timeout", line["reason"])
 
 
 def test_a_share_of_the_tickets_is_the_same_share_for_every_process(
