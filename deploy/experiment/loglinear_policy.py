@@ -118,7 +118,7 @@ def _row(about: tuple[object, ...], held: tuple[object, ...], seen: int, again: 
 
 
 @dataclass(slots=True, kw_only=True)
-class Turn:
+class Decision:
     """One decision: the features of the candidates, their probabilities, and the one that was taken."""
 
     observation: str
@@ -136,7 +136,7 @@ class Turn:
 class Play:
     """One episode of the policy."""
 
-    turns: list[Turn]
+    turns: list[Decision]
     won: bool
 
 
@@ -151,8 +151,8 @@ def play(session: Session, theta: Floats, rng: random.Random) -> Play:
         chosen = min(int(np.searchsorted(np.cumsum(p), rng.random() * float(p.sum()), side="right")), len(p) - 1)
         before, now = now, session.step(actions[chosen])
         changed = not (now.observation.startswith(NOTHING) and now.admissible_actions == before.admissible_actions)
-        turns.append(Turn(observation=before.observation, admissible=tuple(before.admissible_actions), features=found,
-                          probabilities=p, chosen=chosen, changed=changed))
+        turns.append(Decision(observation=before.observation, admissible=tuple(before.admissible_actions),
+                              features=found, probabilities=p, chosen=chosen, changed=changed))
         memory.read(actions[chosen], now)
     return Play(turns=turns, won=now.won)
 
@@ -164,13 +164,13 @@ def probabilities(theta: Floats, found: Ints) -> Floats:
     return weights / weights.sum()
 
 
-def score_gradient(turn: Turn, weight: float, out: Floats) -> None:
+def score_gradient(turn: Decision, weight: float, out: Floats) -> None:
     """Adds weight · ∇ log π(chosen) to `out` [DIMENSIONS]."""
     np.add.at(out, turn.features[turn.chosen], weight)
     np.add.at(out, turn.features, -weight * turn.probabilities[:, None])
 
 
-def demonstrate(session: Session, rng: random.Random) -> list[Turn]:
+def demonstrate(session: Session, rng: random.Random) -> list[Decision]:
     """The scripted searcher's episode as decisions; turns whose action is no candidate are left out."""
     now = session.reset()
     memory, searcher, turns = Memory.of(now), Searcher(now, jump=0.1, rng=rng), []
@@ -179,7 +179,7 @@ def demonstrate(session: Session, rng: random.Random) -> list[Turn]:
         action = searcher.act(now).action
         if action in actions:
             found = features(memory, now, actions)
-            turns.append(Turn(observation=now.observation, admissible=tuple(now.admissible_actions), features=found,
+            turns.append(Decision(observation=now.observation, admissible=tuple(now.admissible_actions), features=found,
                               probabilities=np.full(len(actions), 1 / len(actions)), chosen=actions.index(action),
                               changed=True))
         now = session.step(action)

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deploy.runs.history import unreadable
+from services.files import write_whole
 
 FORMAT = 2
 """Of the cached indexes: others are made anew."""
@@ -193,6 +194,4 @@ def _write(path: Path, stamp: tuple[int, int], entries: list[GroupEntry]) -> Non
     path.parent.mkdir(exist_ok=True)
     names = [field.name for field in fields(GroupEntry)]
     rows = [[getattr(entry, name) for name in names] for entry in entries]
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps({"format": FORMAT, "stamp": stamp, "columns": names, "rows": rows}))
-    temporary.replace(path)
+    write_whole(path, json.dumps({"format": FORMAT, "stamp": stamp, "columns": names, "rows": rows}))

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from deploy.launch.topology import Topology
 from deploy.runs.folder import RunFolder
 from services.controller.telemetry import Telemetry
+from services.files import write_whole
 from services.records import Version
 from services.store.store import Store
 from services.telemetry.exposition import serving
@@ -77,6 +78,4 @@ def target_groups(run: str, address: str, env_urls: Sequence[str]) -> list[dict[
 
 def _write(path: Path, groups: list[dict[str, object]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(groups, indent=1) + "\n")
-    temporary.replace(path)
+    write_whole(path, json.dumps(groups, indent=1) + "\n")

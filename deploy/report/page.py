@@ -18,6 +18,7 @@ from deploy.runs.comparison import TITLES, Comparison, compare
 from deploy.runs.health import warnings
 from deploy.runs.verdict import verdicts
 from envservice.registry import stands_in_for
+from services.files import write_whole
 from services.statistics import seed_interval
 
 FORMAT = 2
@@ -59,9 +60,8 @@ def write_report(paths: Sequence[Path], out: Path) -> tuple[Path, dict[str, Any]
             "<meta name=viewport content='width=device-width'>"
             f"<title>{html.escape(title)}</title><style>{STYLE}</style><h1>{html.escape(title)}</h1>"
             + "".join(sections))
-    temporary, target = out / ".report.html.tmp", out / "report.html"
-    temporary.write_text(page)
-    temporary.replace(target)
+    target = out / "report.html"
+    write_whole(target, page)
     return target, {"format": FORMAT, "runs": {arm: [str(path) for path in paths]
                                                for arm, paths in compared.paths.items()},
                     **tables.summary_of(compared.records,

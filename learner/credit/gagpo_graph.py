@@ -1,4 +1,4 @@
-"""GAGPO with values from the group's transition graph instead of mean returns (ours; docs/algorithms.md).
+"""GAGPO with values from the group's transition graph instead of mean returns (ours; docs/experiments/loglinear.md).
 
     (N(s) + κ) V(s) = Σ over visits of s [r + γ V(s')] + κ m      one linear system per episode i, from the others
     λ_t = 1 - (1 - λ) N(s_t) / (N(s_t) + κ)                       soft: few visits, little bootstrapping
@@ -21,6 +21,7 @@ from typing import ClassVar
 import numpy as np
 
 from learner.credit.group_operations import (
+    backward_by_step,
     discounted,
     normalized,
     normalized_together,
@@ -57,7 +58,7 @@ class GagpoGraph:
             v, visits = graph.along(episode, whole or graph.values(i))
             after = v[1:] if options.bootstrap and episode[-1].cut_in is not None else [*v[1:len(episode)], 0.0]
             deltas.append([r + options.gamma * after[t] - v[t] for t, r in enumerate(given[i])])
-            raw.append(_backward(deltas[-1], visits, options))
+            raw.append(backward_by_step(deltas[-1], [_decay(count, options) for count in visits]))
             baselines.append(v[:len(episode)])
         scaled = normalized(raw, options.ddof) if options.normalize == "group" else raw
         return Credit(returns=returns, values=None, deltas=deltas, raw_advantages=raw, states=states(group),
@@ -117,12 +118,7 @@ class Graph:
         return row, counts
 
 
-def _backward(deltas: list[float], visits: list[float], options: CreditSection) -> list[float]:
-    """Â_t = δ_t + γ λ_{t+1} Â_{t+1}; [T] to [T]."""
-    out, total = [0.0] * len(deltas), 0.0
-    for t in range(len(deltas) - 1, -1, -1):
-        total = out[t] = deltas[t] + total
-        count = visits[t]
-        share = count / (count + options.prior) if count else 0.0
-        total *= options.gamma * (1.0 - (1.0 - options.lam) * share)
-    return out
+def _decay(count: float, options: CreditSection) -> float:
+    """Returns γ λ_t of a state with so many visits."""
+    share = count / (count + options.prior) if count else 0.0
+    return options.gamma * (1.0 - (1.0 - options.lam) * share)

@@ -33,6 +33,7 @@ from learner.credit.explanation import (
 )
 from learner.credit.gagpo import RECURSION, family_deltas, family_legend
 from learner.credit.group_operations import (
+    backward_by_step,
     by_state,
     discounted,
     normalized,
@@ -64,7 +65,8 @@ class GagpoLeaveOneOut:
         for row, episode, v, known in zip(rewards(group, options), group, values, compared, strict=True):
             after = v[1:] if options.bootstrap and episode[-1].cut_in is not None else [*v[1:len(row)], 0.0]
             deltas.append([r + options.gamma * after[t] - v[t] for t, r in enumerate(row)])
-            raw.append(_backward(deltas[-1], known, options))
+            raw.append(backward_by_step(
+                deltas[-1], [options.gamma * (options.lam if compared_here else 1.0) for compared_here in known]))
         scaled = normalized(raw, options.ddof) if options.normalize == "group" else raw
         return Credit(returns=returns, values=None, deltas=deltas, raw_advantages=raw,
                       advantages=penalized(scaled, group, options), states=states(group),
@@ -142,15 +144,6 @@ def others_values(group: Group, returns: Nested, prior: float) -> tuple[Nested, 
         rows.append(row)
         compared.append(known)
     return rows, compared
-
-
-def _backward(deltas: Sequence[float], compared: Sequence[bool], options: CreditSection) -> list[float]:
-    """Â_t = δ_t + γ λ_{t+1} Â_{t+1}; [T] to [T]."""
-    out, total = [0.0] * len(deltas), 0.0
-    for t in range(len(deltas) - 1, -1, -1):
-        total = out[t] = deltas[t] + total
-        total *= options.gamma * (options.lam if compared[t] else 1.0)
-    return out
 
 
 def _sums(group: Group, returns: Nested) -> dict[str, tuple[float, int]]:

@@ -54,6 +54,15 @@ def backward(row: Sequence[float], decay: float) -> list[float]:
     return out
 
 
+def backward_by_step(row: Sequence[float], decays: Sequence[float]) -> list[float]:
+    """Returns out_t = x_t + decay_{t+1} · out_{t+1}, [T]. decay_0 is not read."""
+    out, total = [0.0] * len(row), 0.0
+    for t in range(len(row) - 1, -1, -1):
+        total = out[t] = row[t] + total
+        total *= decays[t]
+    return out
+
+
 def discounted(group: Group, options: CreditSection) -> Nested:
     """R̂_t = r_t + γ R̂_{t+1}, R̂ = 0 after the last step."""
     return [backward(row, options.gamma) for row in rewards(group, options)]

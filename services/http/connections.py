@@ -44,7 +44,7 @@ class Waits(Enum):
 DEADLINES = {Waits.HEAD: HEAD_S, Waits.BODY: BODY_S, Waits.REQUEST: KEEP_ALIVE_S + SWEEP_S}
 
 
-class Connection(Protocol):
+class TrackedConnection(Protocol):
     """One connection as the table sees it."""
 
     peer: str
@@ -67,14 +67,14 @@ class Connections:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._all: dict[Connection, None] = {}
-        self._peers: defaultdict[str, dict[Connection, None]] = defaultdict(dict)
+        self._all: dict[TrackedConnection, None] = {}
+        self._peers: defaultdict[str, dict[TrackedConnection, None]] = defaultdict(dict)
         self._sweeping = False
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def admit(self, new: Connection) -> bool:
+    def admit(self, new: TrackedConnection) -> bool:
         """Takes the connection in, and drops another one if there is no room. False: it must be refused."""
         of_peer = self._peers[new.peer]
         for held, limit in ((of_peer, self._limit // 2), (self._all, self._limit)):
@@ -86,7 +86,7 @@ class Connections:
             asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
         return True
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: TrackedConnection) -> None:
         """Forgets a connection that has ended, or was never admitted."""
         self._all.pop(connection, None)
         of_peer = self._peers[connection.peer]
@@ -94,14 +94,14 @@ class Connections:
         if not of_peer:
             del self._peers[connection.peer]
 
-    def _drop_longest_waiting(self, held: Iterable[Connection]) -> bool:
+    def _drop_longest_waiting(self, held: Iterable[TrackedConnection]) -> bool:
         waiting = [connection for connection in held if connection.waits is not None]
         if not waiting:
             return False
         self._drop(min(waiting, key=lambda connection: connection.since))
         return True
 
-    def _drop(self, connection: Connection) -> None:
+    def _drop(self, connection: TrackedConnection) -> None:
         connection.drop()
         self.remove(connection)
 

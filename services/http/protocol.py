@@ -27,7 +27,7 @@ _NOWHERE: Any = deque(maxlen=0)
 _Uvicorn: Any = object  # the type checker knows neither of the two bases here
 
 
-class Limits(_Uvicorn):
+class ConnectionLimits(_Uvicorn):
     """One connection, as a mixin of uvicorn's protocols. `limited` sets the table that counts it."""
 
     table: Connections
@@ -49,7 +49,7 @@ class Limits(_Uvicorn):
 
     @property
     def waits(self) -> Waits | None:
-        """See connections.Connection."""
+        """See connections.TrackedConnection."""
         if self.arriving:
             return Waits.BODY
         if self.cycle is None or self._head:
@@ -98,7 +98,7 @@ class Limits(_Uvicorn):
         """Logs nothing: admission.py refuses the request, and a client could write a log full of advice."""
 
 
-class LimitedH11(Limits, H11Protocol):
+class LimitedH11(ConnectionLimits, H11Protocol):
     """With the parser that is always installed."""
 
     @property
@@ -106,11 +106,11 @@ class LimitedH11(Limits, H11Protocol):
         return self.conn.their_state is h11.SEND_BODY
 
 
-LimitedProtocol: type[Limits] = LimitedH11
+LimitedProtocol: type[ConnectionLimits] = LimitedH11
 with suppress(ImportError):
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-    class LimitedHttpTools(Limits, HttpToolsProtocol):
+    class LimitedHttpTools(ConnectionLimits, HttpToolsProtocol):
         """With the faster parser."""
 
         def on_headers_complete(self) -> None:
@@ -125,6 +125,6 @@ with suppress(ImportError):
     LimitedProtocol = LimitedHttpTools
 
 
-def limited(table: Connections, protocol: type[Limits] = LimitedProtocol) -> type[asyncio.Protocol]:
+def limited(table: Connections, protocol: type[ConnectionLimits] = LimitedProtocol) -> type[asyncio.Protocol]:
     """The protocol class of one endpoint, whose connections `table` counts."""
     return type("Limited", (protocol,), {"table": table})

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from services.errors import DeadlineExceeded, StoreFault
+from services.files import sync
 from services.records import Drop, Episode, Step
 from services.telemetry.overhead import counted
 
@@ -208,8 +209,4 @@ def _write(path: Path, rows: Sequence[ArchiveRow]) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync(path.parent)

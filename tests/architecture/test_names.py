@@ -1,6 +1,8 @@
 """Names mean one thing, and the name of an estimator means something to learner/credit alone."""
 
+import ast
 import re
+from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -19,3 +21,12 @@ def test_only_the_credit_package_compares_the_names_of_estimators():
     found = [f"{path.relative_to(ROOT)}: {line.strip()}" for path in files if "learner/credit" not in str(path)
              for line in path.read_text().splitlines() if ASKED.search(line)]
     assert found == []
+
+
+def test_no_two_public_classes_share_a_name():
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    for path in modules():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(str(path.relative_to(ROOT)))
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}

@@ -10,7 +10,7 @@ import pytest
 
 from deploy.experiment import loglinear
 from deploy.experiment.loglinear import ARMS, Adam, credit_steps, planned, train
-from deploy.experiment.loglinear_policy import DIMENSIONS, HORIZON, Play, Turn, play, probabilities, score_gradient
+from deploy.experiment.loglinear_policy import DIMENSIONS, HORIZON, Decision, Play, play, probabilities, score_gradient
 from deploy.experiment.loglinear_table import CONTRASTS, RATE, LoglinearRun, as_lines
 from envservice.registry import open_environment
 from services.config.tree import EnvSection
@@ -28,8 +28,8 @@ def environment(monkeypatch: pytest.MonkeyPatch):
     loglinear.cloned.cache_clear()
 
 
-def turn(observation: str, *, changed: bool = True, admissible: tuple[str, ...] = ("look",)) -> Turn:
-    return Turn(observation=observation, admissible=admissible, features=np.array([[0, 1], [2, 3]]),
+def turn(observation: str, *, changed: bool = True, admissible: tuple[str, ...] = ("look",)) -> Decision:
+    return Decision(observation=observation, admissible=admissible, features=np.array([[0, 1], [2, 3]]),
                 probabilities=np.array([0.25, 0.75]), chosen=0, changed=changed)
 
 

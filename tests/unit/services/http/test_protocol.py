@@ -11,7 +11,7 @@ import uvicorn
 
 from services.http import connections, protocol
 from services.http.connections import Connections, Waits
-from services.http.protocol import MAX_HEAD, LimitedH11, LimitedProtocol, Limits, limited
+from services.http.protocol import MAX_HEAD, ConnectionLimits, LimitedH11, LimitedProtocol, limited
 from services.http.server import bind
 
 PARSERS = list(dict.fromkeys((LimitedH11, LimitedProtocol)))
@@ -24,7 +24,7 @@ Connect = Callable[[], Awaitable[Client]]
 class Endpoint:
     """An endpoint that answers once it has the whole body, or at once, or when `release` is set."""
 
-    def __init__(self, parser: type[Limits], limit: int) -> None:
+    def __init__(self, parser: type[ConnectionLimits], limit: int) -> None:
         self.table = Connections(limit)
         self.parser = parser
         self.working = asyncio.Event()
@@ -63,7 +63,7 @@ class Endpoint:
 
 
 @pytest.fixture(params=PARSERS, ids=lambda parser: parser.__name__)
-def parser(request) -> type[Limits]:
+def parser(request) -> type[ConnectionLimits]:
     return request.param
 
 
