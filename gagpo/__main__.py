@@ -1,0 +1,23 @@
+"""The command `gagpo`, and `python -m gagpo`."""
+
+from __future__ import annotations
+
+import sys
+
+from gagpo.installation import check
+
+
+def main() -> int:
+    """Runs the command line; 2 if a folder of the user's hides one of our packages."""
+    try:
+        check()
+    except ImportError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    from deploy.cli import main as command_line
+
+    return command_line()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

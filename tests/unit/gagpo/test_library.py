@@ -1,0 +1,115 @@
+"""The public names of the library, and what they do."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gagpo
+from deploy.runs.results import RunResults
+from gagpo.installation import PACKAGES
+from services.process.packages import OURS
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "deploy/explorer"))
+
+from explorer_run import make_run
+
+ROOT = Path(__file__).parents[3]
+PUBLIC = {"Credit", "Environment", "EnvironmentSpec", "GagpoError", "RunResults", "UserError", "credit", "evaluate",
+          "open_run", "text_spec", "train"}
+"""Others write programs with these names: one that goes away or changes its meaning is a new major version."""
+
+
+def python(code: str, folder: Path, *paths: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=60,
+                          check=False, env={"PYTHONPATH": ":".join(map(str, paths))})
+
+
+def test_the_public_names_are_those_that_were_promised():
+    assert set(gagpo.__all__) == set(dir(gagpo)) == PUBLIC
+    for name in PUBLIC:
+        assert getattr(gagpo, name).__doc__, name
+    with pytest.raises(AttributeError, match="no attribute 'tarin'"):
+        gagpo.tarin  # noqa: B018
+    assert Path(gagpo.__file__).with_name("py.typed").exists()
+
+
+def test_it_is_light_until_it_is_used(tmp_path: Path):
+    heavy = "[m for m in ('torch', 'ray', 'pyarrow', 'numpy', 'pydantic', 'transformers') if m in sys.modules]"
+    done = python(f"import sys, gagpo; print({heavy})", tmp_path, ROOT)
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_the_credit_of_one_group_and_of_several():
+    one = {"episodes": [{"steps": [{"state": "S", "reward": 10}]}, {"steps": [{"state": "S", "reward": 0}]}]}
+    flat = {"episodes": [{"steps": [{"state": "S", "reward": 0}]}] * 2}
+    assert gagpo.credit(one, normalize="none").advantages == [[5.0], [-5.0]]
+    first, second = gagpo.credit(iter([one, flat]), normalize="batch")
+    assert first.advantages[0] == pytest.approx([5 / (50 / 3) ** 0.5], abs=1e-5)
+    assert second.advantages == [[0.0], [0.0]]
+    for bad, options, match in [([one, {"episodes": []}], {}, "group 1: episodes: "),
+                                (one, {"gama": 1}, "option gama: learner.credit has no such key"),
+                                (one, {"gamma": 2}, "option gamma: ")]:
+        with pytest.raises(gagpo.UserError, match=match):
+            gagpo.credit(bad, **options)
+
+
+def test_a_run_is_read_as_arrow_tables(tmp_path: Path):
+    run = gagpo.open_run(make_run(tmp_path / "mine", steps=3))
+    assert isinstance(run, RunResults)
+    assert run.config.name == "mine"
+    assert run.metrics()["step"].to_pylist() == [1, 2, 3]
+    evaluations = run.evaluations()
+    assert evaluations.num_rows == 2
+    assert evaluations["success_by_task"].type.key_type == "string"
+    every, second = run.episodes(columns=["group", "delta"]), run.episodes(step=2)
+    assert every.column_names == ["group", "delta"]
+    assert 0 < second.num_rows < every.num_rows
+    assert set(second["outcome"].to_pylist()) == {"trained"}
+    assert set(run.episodes(outcome="evaluated")["outcome"].to_pylist()) == {"evaluated"}
+    assert run.episodes(step=99).num_rows == 0
+    (run.path / "episodes" / "step-00000002.parquet").write_bytes(b"torn")
+    with pytest.raises(gagpo.UserError, match=r"step-00000002\.parquet cannot be read"):
+        run.episodes()
+    with pytest.raises(gagpo.UserError, match="is not the folder of a run"):
+        gagpo.open_run(tmp_path / "other")
+
+
+def test_a_mistake_is_said_before_anything_starts(tmp_path: Path):
+    with pytest.raises(gagpo.UserError, match="there is no config file"):
+        gagpo.train(tmp_path / "none.yaml")
+    with pytest.raises(gagpo.UserError, match=r"learner\.lrr"):
+        gagpo.train("alfworld-tiny", {"learner.lrr": 1})
+    with pytest.raises(gagpo.UserError, match="there is no model at"):
+        gagpo.train("alfworld-tiny", {"model.path": tmp_path / "none", "runs_dir": tmp_path / "runs"})
+    with pytest.raises(gagpo.UserError, match="holds no model"):
+        gagpo.evaluate(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_guard_knows_our_packages():
+    assert PACKAGES == OURS
+
+
+@pytest.mark.parametrize(("file", "said"), [("__init__.py", "hides gagpo's package services"),
+                                            ("mail.py", "gagpo's package services hides the folder")])
+def test_a_project_with_a_folder_of_the_same_name_is_told_in_one_line(tmp_path: Path, file: str, said: str):
+    (tmp_path / "services").mkdir()
+    (tmp_path / "services" / file).touch()
+    assert python("import gagpo", tmp_path, ROOT).returncode == 0
+    done = python("import gagpo; gagpo.credit({})", tmp_path, ROOT)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: ")
+    assert said in last
+    assert str(tmp_path / "services") in last
+    command = python("from gagpo.__main__ import main; raise SystemExit(main())", tmp_path, ROOT)
+    assert (command.returncode, command.stderr.count("\n")) == (2, 1)
+    assert said in command.stderr
+
+
+def test_folders_that_hold_no_modules_disturb_nobody(tmp_path: Path):
+    (tmp_path / "deploy").mkdir()
+    (tmp_path / "deploy" / "run.sh").touch()
+    done = python("import gagpo; gagpo.UserError", tmp_path, ROOT)
+    assert done.returncode == 0, done.stderr
