@@ -28,11 +28,11 @@ CREDIT = ("advantage", "value", "return", "delta", "raw_advantage", "baseline")
 """Numbers that the learner hands over, named in learner/credit/types.py; null for episodes that were not trained on,
 and where the estimator has none."""
 LEARNER = (*CREDIT, "state_key", "learner_logprobs")
-"""All that it hands over. learner_logprobs: of the step's tokens, recomputed before the update, [R] as `logprobs`."""
+"""All columns of the learner. learner_logprobs [R] are recomputed before the update, for the tokens of `logprobs`."""
 ROW_GROUP = 512
-"""Rows, at least: a parquet row group holds whole groups of episodes, so that who reads one group reads few others."""
+"""Fewest rows of a parquet row group. It holds whole groups of episodes, so reading one group reads few others."""
 _QUEUE = 8
-"""Files waiting; a disk that is slower than training then slows training instead of filling the memory."""
+"""Most files that wait. A disk that is slower than training slows training instead of filling the memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +74,9 @@ class EpisodeArchive:
             raise DeadlineExceeded(f"the episode archive is {_QUEUE} files behind for {deadline_s:.0f} s") from None
 
     def write_dropped(self, drop: Drop, episodes: Sequence[Episode]) -> None:
-        """What a group had finished when it was dropped, in a file of its own; durable when this returns.
+        """Writes the finished episodes of a dropped group into a file of its own, durable when this returns.
 
-        Named by the version that its tickets asked for and by the group, so that a drop made again replaces its file.
+        The file is named by the version that the tickets asked for and by the group, so a repeated drop replaces it.
         Call it before the store forgets the group. Raises as `write` and `flush` do.
         """
         if not episodes:

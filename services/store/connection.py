@@ -34,7 +34,7 @@ AWAY = (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError)
 REFUSED = (redis.AuthenticationError, AuthorizationError)
 """Connection errors that it cannot."""
 KEYS = ("tickets", "outstanding", "groups", "ready", "episodes", "manifests", "drops", "failed", "counters",
-        "evals", "attempts")
+        "evals", "attempts", "turns")
 """In the order in which prelude.lua names them; the caller's lease and `beats` follow."""
 T = TypeVar("T")
 

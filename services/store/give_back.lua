@@ -5,6 +5,7 @@ if redis.call('HGET', outstanding, id) ~= entry then return 0 end
 if redis.call('HEXISTS', failed, id) == 1 then return 1 end
 if not holds(id, entry, worker, attempt) then return 0 end
 if attempt < MAX_ATTEMPTS then
+  redis.call('DEL', turns_of(id)) -- they led to this failure: the next attempt starts over
   redis.call('XCLAIM', stream_of(id), WORKERS, worker, 0, entry, 'IDLE', RETURNED, 'JUSTID')
   return 0
 end

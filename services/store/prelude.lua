@@ -1,6 +1,6 @@
 -- Before every script: the names of its keys (connection.py gives the order) and what several scripts do.
 local tickets, outstanding, groups, ready, episodes, manifests, drops, failed, counters, evals, attempts,
-  lease, beats = unpack(KEYS)
+  turns, lease, beats = unpack(KEYS)
 local WORKERS = 'workers'   -- the consumer group
 local MAX_ATTEMPTS = 3
 local RETURNED = 1000000000 -- idle ms of a ticket that was handed back: anyone may claim it at once
@@ -24,8 +24,14 @@ local function stream_of(id)
   return string.sub(id, 1, 5) == 'eval/' and evals or tickets
 end
 
--- Takes a ticket out of its stream, so that nobody can claim it again.
+-- The finished turns of a ticket that is being played: a hash of its own.
+local function turns_of(id)
+  return turns .. ':' .. id
+end
+
+-- Takes a ticket out of its stream, so that nobody can claim it again. Its turns are not needed any more.
 local function withdraw(id, entry)
+  redis.call('DEL', turns_of(id))
   redis.call('XACK', stream_of(id), WORKERS, entry)
   redis.call('XDEL', stream_of(id), entry)
 end

@@ -13,7 +13,6 @@ import re
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -24,6 +23,7 @@ from pathlib import Path
 import redis
 
 from services.errors import GagpoError, StoreFault, UserError
+from services.process.addresses import free_port
 from services.process.child_processes import end_with_parent, wait_or_kill
 from services.store.connection import OLDEST
 from services.telemetry.logs import get_logger
@@ -42,11 +42,19 @@ _FIXED = {
 }
 """The first version of each series without the fault. The first fault lets clients without a password grow the output
 buffer; the second lets scripts leave their sandbox."""
+_RIGHTS = ("+@connection +@transaction +@keyspace +@string +@hash +@list +@sortedset +@stream -@admin -@dangerous "
+           "+eval +evalsha +script|load +info +time")
+"""The commands of our scripts and of the client. They configure nothing, write no file and name no other server.
+
+Nobody can log in as the default user, but it keeps all rights: Redis 6.2 replays the scripts of its append-only file as
+that user, and silently skips what it may not do.
+"""
 _CONFIG = """\
-bind 127.0.0.1
+bind {host}
 port {port}
 dir "{folder}"
-requirepass {password}
+user default off ~* &* +@all
+user gagpo on >{password} ~gagpo:* resetchannels -@all {rights}
 client-output-buffer-limit normal 1gb 256mb 60
 logfile redis.log
 daemonize no
@@ -96,32 +104,34 @@ def known_holes(product: str, version: tuple[int, ...]) -> list[str]:
 
 
 class RedisServer:
-    """A redis-server on 127.0.0.1 with its data, its log and its password in `folder`. Not thread-safe.
+    """A redis-server at the address `host` with its data, its log and its password in `folder`. Not thread-safe.
 
     Start it from the main thread: the kernel stops it when the thread that started it ends.
     """
 
-    def __init__(self, folder: Path, binary: Path) -> None:
+    def __init__(self, folder: Path, binary: Path, host: str = "127.0.0.1") -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self._host = host
         self._folder, self._binary = folder.resolve(), binary
+        self._config = self._folder / "redis.conf"
         self._password = secrets.token_urlsafe(24)
-        self._port = _free_port()
+        self._port = free_port(host)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         """With the password."""
-        return f"redis://:{self._password}@127.0.0.1:{self._port}/0"
+        return _url(self._host, self._port, self._password)
 
     def start(self) -> None:
         """Returns once it answers. Raises UserError where another serves the folder, StoreFault if it cannot."""
-        config = self._folder / "redis.conf"
-        config.touch(mode=0o600)
-        config.write_text(_CONFIG.format(port=self._port, folder=self._folder, password=self._password))
         lock = self._lock()
         try:
+            self._config.touch(mode=0o600)
+            self._config.write_text(_CONFIG.format(
+                host=self._host, port=self._port, folder=self._folder, password=self._password, rights=_RIGHTS))
             self._process = subprocess.Popen(
-                [self._binary, config], pass_fds=(lock,), start_new_session=True,
+                [self._binary, self._config], pass_fds=(lock,), start_new_session=True,
                 preexec_fn=end_with_parent(),  # noqa: PLW1509 - it only makes two system calls
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         finally:
@@ -168,12 +178,11 @@ class RedisServer:
         self._process.send_signal(how)
         wait_or_kill(self._process, _STOP_S)
         self._process = None
+        self._config.unlink(missing_ok=True)  # it holds the password
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def _url(host: str, port: int | str, password: str) -> str:
+    return f"redis://gagpo:{password}@{host}:{port}/0"
 
 
 class _Keeper(threading.Thread):
@@ -216,16 +225,19 @@ def url_served_from(folder: Path) -> str | None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            port, password = (re.search(rf"^{key} (.+)$", config.read_text(), re.MULTILINE)
-                              for key in ("port", "requirepass"))
-            return f"redis://:{password[1]}@127.0.0.1:{port[1]}/0" if port and password else None
+            host, port, password = (re.search(rf"^{key}(\S+)", config.read_text(), re.MULTILINE)
+                                    for key in ("bind ", "port ", "user gagpo on >"))
+            return _url(host[1], port[1], password[1]) if host and port and password else None
     return None  # nobody holds the lock, so no server lives
 
 
 @contextlib.contextmanager
-def private_redis(folder: Path) -> Iterator[str]:
-    """Yields the url of a Redis that keeps its data in `folder` and ends with this block or this process."""
-    server = RedisServer(folder, find_redis())
+def private_redis(folder: Path, host: str = "127.0.0.1") -> Iterator[str]:
+    """Yields the url of a Redis that keeps its data in `folder` and ends with this block or this process.
+
+    `host` is the address that it listens on: this machine's own, or the one by which a cluster knows it.
+    """
+    server = RedisServer(folder, find_redis(), host)
     keeper = _Keeper(server)
     try:
         server.start()

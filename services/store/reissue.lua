@@ -1,5 +1,6 @@
 -- A new life of the run: every unplayed ticket gets a new entry, in the old order, so that its attempts count from one
 -- and nobody of the former life holds it. Attempts to train a step count from one as well.
+-- Finished turns stay: who plays the ticket next goes on after them.
 -- ARGV: epoch, holder. Returns how many.
 local fenced = lost(ARGV[1], ARGV[2])
 if fenced then return fenced end
@@ -10,7 +11,8 @@ for _, stream in ipairs({tickets, evals}) do
     local ticket = cmsgpack.unpack(entry[2][2])
     local id, fresh = ticket.group .. '#' .. ticket.k, redis.call('XADD', stream, '*', 'ticket', entry[2][2])
     redis.call('HSET', outstanding, id, fresh)
-    withdraw(id, entry[1])
+    redis.call('XACK', stream, WORKERS, entry[1])
+    redis.call('XDEL', stream, entry[1])
     reissued = reissued + 1
   end
 end

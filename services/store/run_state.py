@@ -1,8 +1,8 @@
-"""What a run's processes tell each other beside the work: the newest weights, incarnations, heartbeats."""
+"""The state of a run beside its work: the newest weights, incarnations, heartbeats."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,15 +13,15 @@ from services.store.lease import Lease
 
 
 class Backlog(msgspec.Struct, frozen=True, kw_only=True):
-    """The streams of unplayed tickets at one moment."""
+    """The unplayed tickets at one moment."""
 
     waiting: int
-    """In nobody's hands."""
+    """Tickets that nobody has claimed."""
     claimed: int
     oldest_s: float
     """Age of the oldest by Redis' clock; 0 without any."""
     retained_bytes: int
-    """Of all episodes held."""
+    """Bytes of all episodes held."""
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +43,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunState(Connection):
-    """The notice board of a run."""
+    """The version pointer, the incarnations and the heartbeats of a run."""
 
     def backlog(self) -> Backlog:
         """How much work waits, and since when."""
@@ -72,9 +72,18 @@ class RunState(Connection):
         self.script("publish", *lease.fence, msgspec.json.encode((version, path)), role=lease.role)
 
     def version(self) -> tuple[Version, str] | None:
-        """What was published last; None before the first."""
+        """Returns the version that was published last, with its export; None before the first."""
         (pointer,) = self.read(("HGET", "counters", "version"))
         return msgspec.json.decode(pointer, type=tuple[Version, str]) if pointer else None
+
+    def publish_servers(self, lease: Lease, urls: Sequence[str]) -> None:
+        """Tells every rollout worker which environment servers there are now."""
+        self.script("servers", *lease.fence, msgspec.json.encode(urls), role=lease.role)
+
+    def servers(self) -> tuple[str, ...]:
+        """The environment servers that were published last; empty before the first time."""
+        (urls,) = self.read(("HGET", "counters", "servers"))
+        return msgspec.json.decode(urls, type=tuple[str, ...]) if urls else ()
 
     def mark_evaluated(self, lease: Lease, step: int) -> None:
         """The controller has all episodes of the evaluation at `step`: newer weights may be published."""

@@ -10,6 +10,7 @@
 | outstanding  | ticket id -> its entry in the stream                      | issue, commit or drop           |
 | groups       | unfinished groups, scored by order of issue               | issue, the last commit or drop  |
 | ready        | finished groups, scored by order of issue                 | the last commit, manifest       |
+| turns:<id>   | index -> finished turn of a ticket that is being played   | keep_turns, commit, drop, fail  |
 | episodes     | ticket id -> blob                                         | commit, retire or drop          |
 | manifests    | step -> manifest as JSON                                  | begin_step, for good            |
 | drops        | drops that no manifest has taken yet                      | drop, begin_step                |
@@ -19,7 +20,8 @@
 | lease:<role> | epoch, holder, expires                                    |                                 |
 
 Laws, which the model check holds: issued - dropped - trained = unfinished + ready training groups; a ticket is in its
-stream, or failed, exactly while it is outstanding; a number of attempts is a number of deliveries of its entry.
+stream, or failed, exactly while it is outstanding; a number of attempts is a number of deliveries of its entry; only
+outstanding tickets have turns.
 Synchronous: in asyncio call it through asyncio.to_thread.
 """
 
@@ -31,17 +33,28 @@ from typing import Literal
 import msgspec
 
 from services.config.redis import RedisSection
-from services.records import Drop, Episode, Ticket, Verdict, Version, encode_episode
+from services.records import (
+    Drop,
+    Episode,
+    PlayedTurn,
+    Ticket,
+    Verdict,
+    Version,
+    decode_turn,
+    encode_episode,
+    encode_turn,
+)
 from services.store import lease as leases
 from services.store.connection import BRIEFLY
 from services.store.lease import Lease
 from services.store.step_log import StepLog
+from services.telemetry.overhead import counted
 
 WITHOUT_STEPS = {
     "context": "env: the first prompt has more tokens than rollout.max_prompt_tokens",
     **dict.fromkeys(("won", "lost", "turns"), "env: the game is over before the first step"),
 }
-"""How an episode without steps ended -> why its ticket fails."""
+"""End of an episode without steps -> reason why its ticket fails."""
 _tickets = msgspec.msgpack.Decoder(Ticket)
 
 
@@ -152,15 +165,30 @@ class Store(StepLog):
         held = [part for claim in claims for part in (claim.ticket.id, claim.entry, claim.attempt)]
         return [claims[position] for position in self.script("renew_claims", worker, *held)]
 
+    @counted("turns")
+    def keep_turns(self, worker: str, turns: Sequence[tuple[Claim, int, PlayedTurn]]) -> None:
+        """Keeps finished turns (claim, index, turn) until their ticket is committed, dropped or failed.
+
+        Turns of claims that the worker has lost are left out, and turns whose predecessor is not kept.
+        """
+        parts = [part for claim, index, turn in turns
+                 for part in (claim.ticket.id, claim.entry, claim.attempt, index, encode_turn(turn))]
+        self.script("keep_turns", worker, *parts)
+
+    def turns(self, ticket: str) -> list[PlayedTurn]:
+        """Returns the turns of a ticket that the worker before us has finished, in order from the first one on."""
+        (found,) = self.read(("HGETALL", f"turns:{ticket}"))
+        return [decode_turn(found[b"%d" % index]) for index in range(len(found))]
+
     def commit_episode(self, claim: Claim, episode: Episode) -> Verdict:
         """Stores the episode if its ticket is outstanding, whoever claims it now: the first writer wins.
 
-        A training episode without steps is refused and its ticket fails: nothing can be learned from it, and no learner
-        could train its group.
+        An episode without steps is refused and its ticket fails with the reason: the policy never acted, so nothing can
+        be learned from it, and in an evaluation it is no loss.
         """
         if episode.ticket != claim.ticket:
             raise ValueError(f"an episode of {episode.ticket.id} cannot answer {claim.ticket.id}")
-        if not episode.steps and claim.ticket.kind == "train":
+        if not episode.steps:
             self.fail(claim, WITHOUT_STEPS[episode.end])
             return "refused"
         ticket, blob = claim.ticket, encode_episode(episode)

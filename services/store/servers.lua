@@ -1,0 +1,5 @@
+-- ARGV: epoch, holder, URLs of the environment servers as JSON.
+local fenced = lost(ARGV[1], ARGV[2])
+if fenced then return fenced end
+redis.call('HSET', counters, 'servers', ARGV[3])
+return 1
