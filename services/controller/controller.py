@@ -20,13 +20,15 @@ from typing import Any
 
 from services.config.tree import Config
 from services.controller.evaluation import Evaluation, summarise
-from services.controller.supervise import Member, Supervisor
+from services.controller.member import Member
+from services.controller.supervise import Supervisor
 from services.controller.telemetry import Telemetry, capacity
 from services.controller.tickets import EvalRequest, TrainTickets, typed
 from services.errors import Fault
 from services.records import Drop, Episode, Version
 from services.store.lease import Lease
 from services.store.store import Store
+from services.telemetry.heartbeat import NO_SERVERS
 from services.telemetry.tickets import trace_drop, trace_issue
 
 TICK_S = 0.2
@@ -38,7 +40,7 @@ QUARANTINE_AFTER = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
-    """What the controller tells the outside, and asks of it."""
+    """The callbacks of the controller: the events that it reports, and the questions that it asks."""
 
     note: Callable[[str], None]
     evaluated: Callable[[dict[str, Any], list[Episode]], None]
@@ -50,6 +52,8 @@ class Hooks:
     """A group that is about to be dropped, and the episodes it had finished: the store forgets them."""
     playing: Callable[[str, int, int], object] = lambda *_: None
     """An evaluation's label, its groups that are in, and all of them; whenever that moves."""
+    waits: Callable[[str], object] = lambda _: None
+    """Takes the name of something outside that the whole run waits for; "" once it goes on."""
 
 
 @dataclass(kw_only=True)
@@ -70,6 +74,7 @@ class Controller:
     _eval_done: int = -1
     _signature: object = None
     _moved_at: float = 0.0
+    _no_servers: bool = False
 
     def run(self, learner: Member) -> None:
         """Until the learner has finished and the last evaluation is in. Raises Fault when stuck or broken."""
@@ -163,6 +168,9 @@ class Controller:
         remaining = self._evaluation.remaining if self._evaluation else 0
         pointer = self.store.version()
         signature = (counts, remaining, pointer, self.supervisor.progress)
+        if self._lacks_servers():
+            self._moved_at = self.clock()  # env.outage_seconds says how long this may last
+            return
         if signature != self._signature or self.supervisor.waits:
             self._signature, self._moved_at = signature, self.clock()
             self._tell(pointer[0].short if pointer else "")
@@ -177,6 +185,15 @@ class Controller:
         else:
             stuck = "the learner: it neither trains nor publishes"
         raise Fault(f"no progress for {longest:.0f} s in {stuck}")
+
+    def _lacks_servers(self) -> bool:
+        """Whether all rollout workers wait for environment servers; says so when that begins and when it ends."""
+        before, self._no_servers = self._no_servers, self.supervisor.lacks_servers
+        if self._no_servers != before:
+            self.hooks.waits("waiting for environment servers" if self._no_servers else "")
+            self.telemetry.state("evaluating" if self._evaluation else "training", NO_SERVERS)
+            self._signature = None
+        return self._no_servers
 
     def _tell(self, version: str) -> None:
         self.telemetry.moved(version)

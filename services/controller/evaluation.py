@@ -1,4 +1,4 @@
-"""Evaluation: tickets for one exact version over a fixed panel, and their result with an interval."""
+"""Evaluation: tickets for one exact version over a fixed task set, and their result with an interval."""
 
 from __future__ import annotations
 

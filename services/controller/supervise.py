@@ -1,13 +1,15 @@
 """Keeps the members of a run alive: a member that dies is started again, after pauses that grow with its deaths.
 
-The supervisor knows nothing of Ray or subprocesses; deploy/launch/processes.py wraps each kind as a Member.
+The supervisor knows nothing of Ray or subprocesses; deploy/members/ wraps each kind as a Member.
 
 - A member is *ready* once it gives a sign of life. It counts as dead when it ends, when it is not ready within
   supervision.start_seconds, and when it was ready and is then silent for supervision.silence_seconds.
 - After its first death within ten minutes a member is started at once, after the next ones with pauses of 1, 2, 4, ...
   seconds, up to supervision.longest_pause_seconds. From the third on it is *sick*. The others go on without it.
-- Two things end the run: a user's mistake, and a role whose members failed twice with the same words before any of
-  them was ever ready. A process that was killed, or lost with its node, has said nothing: it is only started again.
+- A member that has no place on the cluster waits for one, and says after PLACE_S what the cluster lacks.
+- Three things end the run: a user's mistake, a role whose members failed twice with the same words before any of them
+  was ever ready, and a role without a ready member that found no place within supervision.place_seconds. A process
+  that was killed, or lost with its node, has said nothing: it is only started again.
 
 No call waits: starting and ending show at the next check.
 """
@@ -18,11 +20,13 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any
 
 from services.config.tree import SupervisionSection
+from services.controller.member import End, Member
+from services.controller.watched import STATES, State, Watched
 from services.errors import Fault, GagpoError, UserError, described
+from services.telemetry.heartbeat import NO_SERVERS, all_do
 
 WINDOW_S = 600.0
 SICK_AFTER = 3
@@ -32,64 +36,10 @@ STALE_BEATS = 2
 """The first heartbeats after a start may be the last ones of the life before, read late."""
 LONGEST_GAP_S = 5.0
 """At most so much silence is counted between two looks: members are not silent while the supervisor looks away."""
-State = Literal["running", "starting", "sick"]
+PLACE_S = 20.0
+"""A place on a busy cluster takes some seconds. After so many, the member says what it waits for."""
 Beats = Callable[[], Mapping[str, Mapping[str, Any]]]
 """The last heartbeat of each living process, by name."""
-
-
-class End(NamedTuple):
-    """How a member ended."""
-
-    reason: str
-    """Empty if it finished its work."""
-    killed: bool = False
-    """It was killed, lost or given up, and did not say why itself."""
-
-
-class Member(Protocol):
-    """One process, or a gang that lives and dies together."""
-
-    name: str
-    role: str
-    """Members of one role can stand in for each other: `environment`, `rollout`, `learner`."""
-    beat: str | None
-    """The name of its heartbeats; None: it sends none."""
-
-    def start(self) -> None:
-        """Begins to start, without waiting. Whatever it raises counts as a death; a UserError ends the run."""
-        ...
-
-    def ready(self) -> bool:
-        """For members without heartbeats: whether it answers."""
-        ...
-
-    def poll(self) -> End | None:
-        """None while it lives. Raises UserError if it met a user's mistake."""
-        ...
-
-    def stop(self) -> None:
-        """Idempotent; never raises for a member that is gone already."""
-        ...
-
-
-@dataclass
-class Watched:
-    """A member, and what the supervisor knows of it."""
-
-    member: Member
-    changed_at: float
-    """When it was started, or when it will be."""
-    paused: bool = True
-    ready: bool = False
-    finished: bool = False
-    silence: float = 0.0
-    beat_at: float | None = None
-    """Time of its last heartbeat, by its own clock."""
-    heard: int = 0
-    """Heartbeats since it was started."""
-    deaths: deque[float] = field(default_factory=deque)
-    """Times of the deaths within WINDOW_S."""
-    last: str = ""
 
 
 class Supervisor:
@@ -120,6 +70,20 @@ class Supervisor:
         self._watched = [w for w in self._watched if w.member is not member]
         member.stop()
 
+    def retire(self, member: Member) -> None:
+        """Lets `member` finish what it does, and forgets it then. One that is not ready has nothing to finish."""
+        watched = next(w for w in self._watched if w.member is member)
+        if not watched.ready:
+            self.remove(member)
+            return
+        watched.drains_at = self._clock()
+        self._report(f"{member.name} finishes what it does and leaves")
+        member.drain()
+
+    def watches(self, member: Member) -> bool:
+        """Whether `member` was added and has not gone."""
+        return any(w.member is member for w in self._watched)
+
     def wait(self, role: str) -> None:
         """Until all members of `role` are ready. Raises as `check` does."""
         while any(not w.ready for w in self._watched if w.member.role == role):
@@ -130,7 +94,10 @@ class Supervisor:
         """Looks after each member once. Raises UserError, or the Fault of a role that cannot start."""
         now = self._clock()
         gap = self._look(now)
-        for watched in self._watched:
+        for watched in list(self._watched):
+            if watched.drains_at is not None:
+                self._let_go(watched, now)
+                continue
             if watched.finished:
                 continue
             if watched.paused:
@@ -138,7 +105,9 @@ class Supervisor:
                     self.total_restarts += 1
                     self._start(watched)
                 continue
-            end = watched.member.poll() or self._overdue(watched, now, gap)
+            end = watched.member.poll()
+            if end is None and not self._wants_a_place(watched, now):
+                end = self._overdue(watched, now, gap)
             if end is not None and end.reason:
                 self._died(watched, end)
             elif end is not None:
@@ -152,11 +121,55 @@ class Supervisor:
         self._looked_at, self._beats = now, self._read_beats()
         return min(gap, LONGEST_GAP_S)
 
+    def _let_go(self, watched: Watched, now: float) -> None:
+        """Forgets a draining member once it has ended, however it did, or when it has taken too long."""
+        assert watched.drains_at is not None
+        end, late = watched.member.poll(), now - watched.drains_at > self._settings.drain_seconds
+        if end is None and not late:
+            return
+        how = "has left" if end is not None else f"was stopped after {self._settings.drain_seconds:g} s"
+        self._report(f"{watched.member.name} {how}" + (f" ({end.reason})" if end is not None and end.reason else ""))
+        self._watched.remove(watched)
+        self._stop(watched.member)
+
+    def _wants_a_place(self, watched: Watched, now: float) -> bool:
+        """Whether it has no place on the cluster yet. Raises Fault if its whole role has waited for too long."""
+        lacks = "" if watched.ready else watched.member.lacks()
+        if not lacks:
+            if watched.told:
+                self._report(f"{watched.member.name} has its place")
+            watched.unplaced_at, watched.told = None, False
+            return False
+        watched.changed_at = now  # the time to start begins with a place
+        if watched.unplaced_at is None:
+            watched.unplaced_at = now
+        waited, role = now - watched.unplaced_at, watched.member.role
+        if waited > PLACE_S and not watched.told:
+            watched.told = True
+            self._report(f"{watched.member.name} {lacks}; it waits")
+        if waited > self._settings.place_seconds and not self._has_ready(role):
+            raise Fault(f"{watched.member.name} {lacks}, and that has not changed for "
+                        f"{self._settings.place_seconds:g} s (supervision.place_seconds)")
+        return True
+
+    def was_ready(self, member: Member) -> bool:
+        """Whether `member` has given a sign of life, in this life or in an earlier one."""
+        return any(w.worked for w in self._watched if w.member is member)
+
+    @property
+    def beats(self) -> Mapping[str, Mapping[str, Any]]:
+        """The last heartbeat of each living process, by name, as they were read last."""
+        return self._beats
+
+    def _has_ready(self, role: str) -> bool:
+        return any(w.ready and w.drains_at is None for w in self._watched if w.member.role == role)
+
     def _overdue(self, watched: Watched, now: float, gap: float) -> End | None:
         """The end of a member that hangs: one that is alive and gives no sign of it."""
         settings = self._settings
         if self._gave_a_sign(watched):
-            watched.ready, watched.silence = True, 0.0
+            watched.ready = watched.worked = True
+            watched.silence = 0.0
             self._worked.add(watched.member.role)
             return None
         if not watched.ready:
@@ -178,6 +191,7 @@ class Supervisor:
 
     def _start(self, watched: Watched) -> None:
         watched.paused, watched.silence, watched.heard, watched.changed_at = False, 0.0, 0, self._clock()
+        watched.unplaced_at = None
         try:
             watched.member.start()
         except UserError:
@@ -215,7 +229,7 @@ class Supervisor:
         """Whether some role has no member that is ready: then the run waits for one and cannot move."""
         roles = {w.member.role: False for w in self._watched}
         for watched in self._watched:
-            roles[watched.member.role] |= watched.ready or watched.finished
+            roles[watched.member.role] |= (watched.ready or watched.finished) and watched.drains_at is None
         return not all(roles.values())
 
     @property
@@ -223,14 +237,27 @@ class Supervisor:
         """When each process got something done last, as its last heartbeat says: a turn, an update, a learner step."""
         return {name: float(beat.get("progress", 0.0)) for name, beat in self._beats.items() if name != "controller"}
 
+    @property
+    def lacks_servers(self) -> bool:
+        """Whether every rollout worker waits for environment servers."""
+        return all_do(self._beats, "rollout", NO_SERVERS)
+
     def states(self) -> dict[tuple[str, State], int]:
         """How many members of each role are in each state."""
         roles = {w.member.role for w in self._watched}
-        counts: dict[tuple[str, State], int] = {(r, s): 0 for r in roles for s in ("running", "starting", "sick")}
+        counts: dict[tuple[str, State], int] = {(r, s): 0 for r in roles for s in STATES}
         for watched in self._watched:
-            state = "sick" if self._sick(watched) else "running" if watched.ready or watched.finished else "starting"
-            counts[watched.member.role, state] += 1
+            counts[watched.member.role, self._state(watched)] += 1
         return counts
+
+    def _state(self, watched: Watched) -> State:
+        if watched.drains_at is not None:
+            return "draining"
+        if self._sick(watched):
+            return "sick"
+        if watched.ready or watched.finished:
+            return "running"
+        return "starting" if watched.unplaced_at is None else "unplaced"
 
     def sick(self) -> list[str]:
         """One line for each member that dies again and again."""

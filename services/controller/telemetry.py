@@ -1,4 +1,4 @@
-"""What the controller's heartbeat says: of itself, and of the store, which is nobody's process."""
+"""The metrics and heartbeat of the controller. It also reports the store, which has no process of its own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Telemetry:
         self.pulse.meters("gagpo_controller_progress_timestamp_seconds").set_to_current_time()
 
     def state(self, name: str, doing: str) -> None:
-        """What the controller does now, in one of the declared words and in its own."""
+        """Sets the present activity of the controller: one of the declared states, and a text."""
         states = CATALOGUE["gagpo_controller_state"].labels["state"]
         assert isinstance(states, tuple)
         for state in states:
@@ -63,8 +63,13 @@ class Telemetry:
         meters.follow("gagpo_store_groups_trained_total", counts.trained)
         meters.follow("gagpo_store_groups_dropped_total", counts.dropped)
         meters.follow("gagpo_controller_restarts_total", supervisor.total_restarts)
+        wanted: dict[str, int] = {"environment": 0, "rollout": 0}
         for (role, state), count in supervisor.states().items():
             meters("gagpo_controller_members", role=role, state=state).set(count)
+            if role in wanted and state != "draining":
+                wanted[role] += count
+        for role, count in wanted.items():
+            meters("gagpo_controller_wanted_members", role=role).set(count)
         self.pulse.sick(supervisor.sick())
         meters("gagpo_store_groups_ready", kind="train").set(counts.ready_groups)
         meters("gagpo_store_groups_ready", kind="eval").set(counts.ready_eval)

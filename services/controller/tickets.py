@@ -25,13 +25,13 @@ def typed(tickets: Sequence[Ticket], task_type: Callable[[str], str]) -> list[Ti
 
 
 class TaskStream:
-    """Training tasks without end: each pass over the panel is a fresh permutation, fixed by the seed.
+    """An endless sequence of training tasks: each pass over the task set is a new permutation, fixed by the seed.
 
     Indexing is random access, so a restarted controller goes on where the store says that issue stopped.
     """
 
     def __init__(self, tasks: Sequence[str], seed: int) -> None:
-        """Raises ValueError on an empty panel."""
+        """Raises ValueError if there are no tasks."""
         if not tasks:
             raise ValueError("a task stream needs at least one task")
         self._tasks = list(tasks)
@@ -84,10 +84,10 @@ class TrainTickets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalRequest:
-    """One evaluation: a fixed panel, one exact version, one temperature."""
+    """One evaluation: a fixed task set, one exact version, one temperature."""
 
     label: str
-    """What is evaluated; part of the group ids, unique in a run: `step-00010`, `panel-cold`."""
+    """Label of the evaluation, unique in a run, and part of the group ids: `step-00010`, `panel-cold`."""
     version: Version
     split: str
     tasks: tuple[str, ...]
