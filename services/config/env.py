@@ -1,7 +1,7 @@
-"""The `env` section: what all environments share, and one sub-section for each that has settings of its own.
+"""The `env` section: keys for all environments, and one sub-section for each environment with settings of its own.
 
-An environment's settings are a Section of its own beside AlfworldSection, and a field of EnvSection by its name.
-`env.name` is open: envservice/registry.py knows the names, and what each allows of `env.prompt` and `env.max_steps`.
+To add settings for an environment, write a Section beside AlfworldSection and give EnvSection a field of that name.
+`env.name` is open: envservice/registry.py knows the names, and which `env.prompt` and `env.max_steps` each one allows.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 LARGEST = 2**53
-"""No whole number of a config is larger: JSON carries the next one as another."""
+"""Largest whole number in a config. JSON readers that use floats would change a larger one."""
 
 
 class Section(BaseModel):
-    """Unknown keys are errors; values are fixed once validated. No number is infinite, NaN or out of all proportion."""
+    """Unknown keys are errors; values cannot change after validation. Numbers are finite and at most LARGEST."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -37,35 +37,37 @@ class AlfworldSection(Section):
     """Our engine, or the one that ALFWorld ships (textworld), for comparisons."""
     task_types: tuple[Literal["pick", "look", "clean", "heat", "cool", "two"], ...] = (
         "pick", "look", "clean", "heat", "cool", "two")
-    """Task types that are played."""
+    """Task types to play."""
 
 
 class WebshopSection(Section):
     """Which products and goals of WebShop, and how they are shown and scored."""
 
     products: Literal["small", "all"] = "small"
-    """Of official files: the first thousand products, or all 1.18 million."""
+    """Products read from the official files: the first thousand (small) or all 1.18 million (all)."""
     goals: Literal["synthetic", "human"] = "synthetic"
-    """Human ones need items_human_ins.json."""
+    """Goals made from product attributes (synthetic) or written by people (human, which needs items_human_ins.json)."""
     observation: Literal["text", "text_rich"] = "text"
-    """How pages are shown: plain text, or text_rich with the markers of buttons."""
+    """How pages are shown: plain text (text), or with markers around buttons (text_rich)."""
     show_attributes: bool = False
-    """Item pages also offer the page of attributes, which the original leaves off."""
+    """Item pages also link to the page of attributes, which the original does not offer."""
     strict_options: bool = False
-    """A purchase's options must be the very ones asked for; else the original's fuzzy match decides."""
+    """A purchase earns the reward of an option only if it is exactly the option asked for. false: the original's fuzzy
+    match decides."""
     verl_compat: bool = False
-    """Shuffles and splits of verl-agent, where the goals of train and test overlap."""
+    """Uses the shuffles and splits of verl-agent, in which train and test goals overlap."""
 
 
 class SearchSection(Section):
     """Where search QA finds its evidence."""
 
     url: tuple[str, ...] = ()
-    """Of POST /retrieve on one or several retrieval servers; none: BM25 over documents.jsonl, inside the server."""
+    """URLs of POST /retrieve on one or several retrieval servers. Empty: the environment server searches
+    documents.jsonl itself, with BM25."""
     topk: int = Field(default=3, ge=1, le=100)
-    """Documents that a search returns."""
+    """Number of documents that a search returns."""
     turns: int = Field(default=4, ge=1, le=50)
-    """The last of them ends the episode, answered or not."""
+    """Turns of one episode. The last one ends it, with or without an answer."""
 
 
 ScienceTask = Literal[
@@ -83,50 +85,55 @@ Simplification = Literal[
 
 
 class ScienceworldSection(Section):
-    """Which tasks of ScienceWorld, and how much of their tedium is taken away."""
+    """Which tasks of ScienceWorld are played, and which of its simplifications are on."""
 
     level: Literal["all", "L0", "L1", "L2"] = "all"
-    """What is trained on and reported on: the published parts, or a level of generalisation."""
+    """Tasks to train and report on: the published splits (all), or a level of generalisation (L0, L1, L2)."""
     tasks: tuple[ScienceTask, ...] = get_args(ScienceTask)
-    """Types that splits list; all can be played."""
+    """Task types that the splits list. Other types can still be played by their task id."""
     simplifications: tuple[Simplification, ...] = ("easy",)
-    """The simulator's own; `easy` is all of them, without noElectricalAction where a task needs it."""
+    """Simplifications of the simulator. `easy`: all of them, except noElectricalAction if a task needs electricity."""
     admissible: Literal["templates", "valid"] = "templates"
-    """What admissible lists hold: the kinds of action, or every action that would do something (slow, hundreds)."""
+    """Content of the lists of admissible actions: action templates, or every valid action (hundreds, and slow)."""
 
 
 class EnvSection(Section):
-    """Which environment, how it is played, and who serves it."""
+    """Which environment is played, how, and which servers run it."""
 
     name: str = Field(default="alfworld", min_length=1)
-    """One that comes with the package, or `module:attribute` of a Family of one's own; docs/environments.md."""
+    """Name of an environment of this package, or `module:attribute` of your own EnvironmentSpec."""
     data: Path | None = None
-    """Where the environment's data lies; None: where its variable points, and without that what it ships."""
+    """Folder with the environment's data. None: the folder in its environment variable, else the data that it ships."""
     max_steps: int = Field(default=50, ge=1)
-    """Turns of one episode, at most. Each environment has a limit of its own: 50 for ALFWorld, never more than 200."""
+    """Most turns of one episode. Each environment has a limit of its own: 50 for ALFWorld, never more than 200."""
     reward_scale: float = 10.0
-    """Training uses the environment's reward times this."""
+    """Factor on the environment's reward in training."""
     prompt: str = "full"
-    """A template of the environment. compact: for small models; full: the text that the papers' pipelines use."""
+    """Prompt template of the environment. compact: for small models. full: the text that the papers' pipelines use."""
     history: int = Field(default=2, ge=0)
     """Past steps shown in the prompt (full template); the compact one shows this many past actions."""
     servers: int = Field(default=1, ge=1)
-    """Server processes that a run starts for itself; ignored where urls are given."""
+    """Server processes that the run starts. Ignored if `urls` is set."""
+    cpus: float = Field(default=1, ge=0)
+    """CPUs that Ray reserves for a server that the run starts on a cluster."""
     urls: tuple[str, ...] = ()
-    """Servers that run already."""
+    """URLs of servers that run already. Empty: the run starts its own."""
+    outage_seconds: float = Field(default=1800, ge=1)
+    """How long all environment servers may be away or full while episodes wait. Longer fails these episodes: each has
+    three attempts."""
     token_file: Path | None = None
-    """File whose first line is the bearer token of the servers in urls. None: $GAGPO_ENV_TOKEN has it, if any has."""
+    """File whose first line is the bearer token of the servers in `urls`. None: $GAGPO_ENV_TOKEN, if it is set."""
     max_sessions: int = Field(default=1024, ge=1)
-    """Live sessions per server; fewer where they do not fit into its share of memory_gb."""
+    """Most live sessions per server. Fewer if they do not fit into the server's share of memory_gb."""
     memory_gb: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """For the sessions of all servers on one machine: as many as fit where each is a process of its own (ScienceWorld);
-    elsewhere what they record, beyond which the idlest is dropped, to be rebuilt by its next step. None: half of what
-    the machine or the container has."""
+    """GB for the sessions of all servers on one machine. If each session is a process (ScienceWorld), it bounds their
+    number. Otherwise it bounds what sessions record: beyond it the session that was idle longest is dropped, and its
+    next step rebuilds it. None: half the memory of the machine or the container."""
     recycle_hours: float | None = Field(default=None, ge=0.01, allow_inf_nan=False)
-    """A server that is older starts itself again, and its clients' sessions are rebuilt; None: never. At least 36 s:
-    one that has hardly started when its time is up plays nothing."""
+    """Age in hours at which a server restarts itself; its sessions are rebuilt by their next step. None: never. At
+    least 0.01 (36 s), because a server that restarts sooner than it can start plays nothing."""
     recycle_gb: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """The same for a server whose own process has grown to this; None: never."""
+    """Memory in GB of the server's own process at which it restarts itself in the same way. None: never."""
     alfworld: AlfworldSection = AlfworldSection()
     webshop: WebshopSection = WebshopSection()
     search: SearchSection = SearchSection()

@@ -22,13 +22,13 @@ from services.files import read_bounded, write_whole
 
 FORMAT = 1
 CONFIG_BYTES = 1 << 20
-"""The largest config that is read; ours have a few kilobytes."""
+"""Largest config file that is read. Ours have a few kilobytes."""
 
 Tree = dict[str, Any]
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML with the floats that people write (3e-4 is a string in YAML 1.1), and without silent duplicates."""
+    """Reads 3e-4 as a float (YAML 1.1 reads a string), and refuses a key that is given twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -43,7 +43,7 @@ _Loader.add_implicit_resolver(
 
 
 def config_keys(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
-    """Dotted names of all leaves of the tree, in the order of their declaration."""
+    """Yields the dotted name of each key, in the order of declaration."""
     for name, field in section.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from config_keys(field.annotation, f"{prefix}{name}.")
@@ -52,9 +52,9 @@ def config_keys(section: type[BaseModel] = Config, prefix: str = "") -> Iterator
 
 
 def find_config(path: Path | str, shipped_in: Path | None = None) -> Path:
-    """Returns the file itself, or the config of that name in `shipped_in`, with or without its folder and `.yaml`.
+    """Returns the file `path`, or the config of that name in `shipped_in`, with or without its folder and `.yaml`.
 
-    Raises UserError that says the nearest of the shipped names, or lists them.
+    Raises UserError if there is none. It names the most similar shipped config, or lists them all.
     """
     if Path(path).is_file():
         return Path(path)
@@ -72,7 +72,7 @@ def find_config(path: Path | str, shipped_in: Path | None = None) -> Path:
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = (), *, shipped_in: Path | None = None) -> Config:
-    """Reads `path`, lays it over its `base`, and lays overrides such as `learner.lr=3e-4` over both.
+    """Reads `path`. Its values replace those of its `base`; overrides such as `learner.lr=3e-4` replace both.
 
     A bare name such as `alfworld-tiny` is looked up in `shipped_in`, for `path` and for `base` alike.
 
@@ -89,7 +89,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = (), *, shipped_in: 
 
 
 def default_config(overrides: Sequence[str] = ()) -> Config:
-    """The defaults of all keys under overrides, for commands that need no run. Raises UserError as load_config does."""
+    """Returns the defaults, changed by `overrides`, for commands that need no run. Raises UserError as load_config."""
     tree: Tree = {"name": "default", "steps": 1}
     for override in overrides:
         _lay(tree, override)
@@ -100,10 +100,10 @@ def default_config(overrides: Sequence[str] = ()) -> Config:
 
 
 def lay_over(config: Config, values: Mapping[str, object]) -> Config:
-    """`config` with other values at some dotted keys. Raises UserError for an unknown key or a value out of range."""
-    tree = config.model_dump()  # not as JSON, which leaves the password of redis.url out
+    """Returns `config` with `values` at their dotted keys. Raises UserError for an unknown key or a bad value."""
+    tree = config.model_dump()  # not mode="json", which drops the password of redis.url
     for key, value in values.items():
-        _check_key(key, "what is laid over the config")
+        _check_key(key, "the values that replace those of the config")
         _set(tree, key, value)
     try:
         return Config.model_validate(tree)
@@ -112,20 +112,20 @@ def lay_over(config: Config, values: Mapping[str, object]) -> Config:
 
 
 def dump_config(config: Config, path: Path) -> None:
-    """Writes the resolved config, which load_config reads back as an equal one. Replaced in one step."""
+    """Writes the resolved config atomically. load_config reads it back as an equal config."""
     text = yaml.safe_dump({"format": FORMAT, **config.model_dump(mode="json")}, sort_keys=False, allow_unicode=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, text)
 
 
 def flatten(config: Config) -> dict[str, Any]:
-    """Dotted key -> value, as JSON values."""
+    """Returns a dict from dotted key to JSON value."""
     tree = config.model_dump(mode="json")
     return {key: _at(tree, key) for key in config_keys()}
 
 
 def as_yaml(value: object) -> str:
-    """Returns a value as one would write it in an override: `0.0003`, `[pick, look]`, `null`."""
+    """Returns a value as a user would write it in an override: `0.0003`, `[pick, look]`, `null`."""
     return yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("\n...\n").strip()
 
 
@@ -137,9 +137,9 @@ def _at(tree: Tree, key: str) -> Any:
 
 
 def _read(file: Path, shipped_in: Path | None, above: tuple[Path, ...] = ()) -> Tree:
-    """A file's tree over those of its bases, each over the one before it. `above`: who builds on this file."""
+    """Returns the settings of a file merged over those of its bases. `above`: the files that have this one as base."""
     if file in above:
-        raise UserError(f"{file} is its own base", "take `base` out of one of these files")
+        raise UserError(f"{file} is its own base", "remove `base` from one of these files")
     tree = read_tree(file)
     bases = tree.pop("base", [])
     _check_keys(tree, file)
@@ -150,13 +150,13 @@ def _read(file: Path, shipped_in: Path | None, above: tuple[Path, ...] = ()) -> 
 
 
 def _find_base(file: Path, base: str, shipped_in: Path | None) -> Path:
-    """Beside `file`, else a shipped one."""
+    """Returns the base config: beside `file` if it is there, else a shipped one."""
     beside = [path for path in (file.parent / base, file.parent / f"{base}.yaml") if path.is_file()]
     return beside[0] if beside else find_config(base, shipped_in)
 
 
 def _merge(below: Tree, above: Tree) -> Tree:
-    """Sections are merged key by key, all else is replaced."""
+    """Merges sections key by key; every other value of `above` replaces the one below."""
     merged = dict(below)
     for key, value in above.items():
         known = merged.get(key)
@@ -165,7 +165,7 @@ def _merge(below: Tree, above: Tree) -> Tree:
 
 
 def read_tree(file: Path) -> Tree:
-    """The settings of one YAML file, as they stand. Raises UserError where it holds none."""
+    """Returns the settings of one YAML file, without those of its base. Raises UserError if it holds none."""
     try:
         text = read_bounded(file, CONFIG_BYTES).decode()
         tree = yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
@@ -217,7 +217,7 @@ def _check_key(key: str, where: str) -> None:
 
 
 def _nearest(key: str, keys: list[str]) -> str:
-    """The most similar key by its whole path or by its last part; all of them where a last part is found as it is."""
+    """Returns the key that is most similar by its path or its last part; all keys that have exactly this last part."""
     leaf = key.rpartition(".")[2]
     same = [known for known in keys if known.rpartition(".")[2] == leaf]
     if same:
@@ -240,7 +240,7 @@ def _one_line(error: ValidationError, file: Path) -> UserError:
     if first["type"] == "value_error":
         return UserError(f"{key}: {message}{more}", f"change it in {file} or override it on the command line")
     if first["type"] == "tuple_type":
-        return UserError(f"{key} is a list, and cannot be {first['input']!r}{more}", f"write [{first['input']}]")
-    mend = re.sub(r"^(Input|String) should", "it should", message)
+        return UserError(f"{key} is a list and cannot be {first['input']!r}{more}", f"write [{first['input']}]")
+    fix = re.sub(r"^(Input|String) should", "it should", message)
     given = masked(first["input"]) if isinstance(first["input"], str) else first["input"]
-    return UserError(f"{key} cannot be {given!r}{more}", mend)
+    return UserError(f"{key} cannot be {given!r}{more}", fix)

@@ -1,4 +1,4 @@
-"""What the learner minimises: the sections `learner.loss` and `learner.critic`."""
+"""The objectives of the learner: the sections `learner.loss` and `learner.critic`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,24 @@ class LossSection(Section):
     ratio: Literal["sequence", "token"] = "sequence"
     """One importance ratio per action (sequence) or per token. An estimator with a critic needs token."""
     aggregation: Literal["actions", "tokens"] = "actions"
-    """Mean of the policy term: over actions, each the mean of its tokens, or over all tokens alike."""
+    """How the policy term is averaged: over actions (each action is the mean of its tokens) or over all tokens."""
     clip_low: float = Field(default=0.2, gt=0)
     """The ratio is clipped below at 1 - clip_low."""
     clip_high: float = Field(default=0.2, gt=0)
     """The ratio is clipped above at 1 + clip_high."""
     kl: float = Field(default=0.01, ge=0)
-    """Weight of the k3 estimate of the KL divergence to the initial policy. 0 saves the reference model."""
+    """Weight of the k3 estimate of the KL divergence to the initial policy. With 0 no reference model is loaded."""
     entropy: float = Field(default=0.001, ge=0)
     """Weight of the entropy bonus."""
+    correction: Literal["decoupled", "coupled", "none"] = "decoupled"
+    """How tokens that an older policy sampled enter the policy term. decoupled: the ratio is clipped against the policy
+    before the step, and importance weights correct for who sampled (AReaL). coupled: the clipped ratio is taken against
+    the policy that sampled (PPO). none: as if the policy before the step had sampled them."""
+    corrected_rows: Literal["stale", "all"] = "stale"
+    """Rows that are corrected: those with a token of an older policy, or all, also at staleness 0. All is for samplers
+    whose logprobs differ from the learner's, as in bfloat16."""
     is_cap: float = Field(default=2.0, gt=0)
-    """Truncation of the importance weights at staleness >= 1."""
+    """Upper bound of the importance weight of a token."""
 
 
 class CriticSection(Section):
@@ -34,4 +41,4 @@ class CriticSection(Section):
     lr: float = Field(default=1e-5, gt=0)
     """Learning rate of the critic's AdamW."""
     value_clip: float = Field(default=0.5, gt=0)
-    """How far a value may move from the one before the step, before its loss stops to count the movement."""
+    """Largest change of a value in one step that its loss counts. Changes beyond it are clipped."""

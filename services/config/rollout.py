@@ -1,10 +1,11 @@
-"""The keys of the rollout workers, and of the supervision of all processes."""
+"""The sections `rollout` and `supervision`."""
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from services.config.env import Section
 
@@ -12,45 +13,76 @@ Temperature = Annotated[float, Field(gt=0, le=100)]
 
 
 class RolloutSection(Section):
-    """The samplers."""
+    """The rollout workers, which sample episodes."""
 
     workers: int = Field(default=1, ge=1)
-    """Number of samplers. Each has an engine of its own."""
+    """Number of rollout workers. Each has an engine of its own."""
     slots: int = Field(default=64, ge=1)
     """Episodes that one worker plays at once."""
     cpus: float = Field(default=1, ge=0)
     """CPUs that Ray reserves for one worker."""
     gpus: float = Field(default=0, ge=0)
-    """GPUs that Ray reserves for one worker."""
+    """GPUs that Ray reserves for each of the GPUs that a worker uses: 1, or a share of one. 0: it samples on CPUs."""
+    tensor_parallel: int = Field(default=1, ge=1)
+    """GPUs that one worker's engine is spread over. They are of one node."""
+    gpu_memory: float | None = Field(default=None, gt=0)
+    """Memory that a worker may take on each of its GPUs: up to 1 a share of the card, above 1 GB. The KV cache gets
+    what the weights leave of it. None: rollout.kv_cache_gb says how large the KV cache is."""
     temperature: Temperature = 1.0
     """Sampling temperature of training episodes."""
     max_prompt_tokens: int = Field(default=2048, ge=16)
-    """Longest prompt. A longer one ends the episode."""
+    """Longest prompt, in tokens. A longer one ends the episode."""
     max_response_tokens: int = Field(default=512, ge=1)
-    """Longest answer of one turn."""
+    """Longest answer of one turn, in tokens."""
     kv_cache_gb: float = Field(default=1.0, gt=0)
-    """GB of KV cache of one worker."""
+    """Size of one worker's KV cache in GB, on each of its GPUs."""
     threads: int = Field(default=2, ge=1)
     """OpenMP threads of one worker."""
     start_seconds: float = Field(default=1800, gt=0)
-    """Longest time in which the engine may load the model."""
+    """Seconds that the engine may take to load the model."""
     sample_seconds: float = Field(default=300, gt=0)
-    """Longest time without a step of the engine while a request waits; then the worker ends."""
+    """Seconds without a step of the engine while a request waits, after which the worker ends."""
     update_seconds: float = Field(default=900, gt=0)
-    """Longest time in which a version of the weights may be fetched, and again in which it may be loaded."""
+    """Seconds that fetching a version of the weights may take, and as many again for loading it."""
     exact: bool = False
-    """One request at a time, float32, no prefix cache: a run, interrupted or not, ends with the same bits."""
+    """One request at a time, float32, no prefix cache: a run, interrupted or not, ends with the same bits. For CPUs."""
+
+    @property
+    def reserved_gpus(self) -> float:
+        """GPUs that Ray reserves for one worker."""
+        return self.gpus * self.tensor_parallel
+
+    @model_validator(mode="after")
+    def _gpus(self) -> RolloutSection:
+        if self.gpus > 1:
+            raise ValueError(f"gpus={self.gpus:g} would reserve more GPUs than the engine uses; "
+                             f"set gpus=1 and tensor_parallel={math.ceil(self.gpus)}")
+        if self.tensor_parallel > 1 and self.gpus != 1:
+            raise ValueError(f"tensor_parallel={self.tensor_parallel} needs whole GPUs, and gpus={self.gpus:g}; "
+                             "set gpus=1, or tensor_parallel=1")
+        if self.gpu_memory is not None and not self.gpus:
+            raise ValueError(f"gpu_memory={self.gpu_memory:g} does nothing on CPUs; set gpus, or use kv_cache_gb")
+        if self.exact and self.gpus:
+            raise ValueError("exact promises the same bits, and the sums of a GPU come in any order; "
+                             "set gpus=0, or exact=false")
+        return self
 
 
 class SupervisionSection(Section):
-    """How long the controller waits before it starts a process again or ends the run."""
+    """How long the controller waits before it restarts a process or ends the run."""
 
     start_seconds: float = Field(default=1800, gt=0)
-    """Longest time from the start of a process to its first sign of life, with the wait for a place on the cluster."""
+    """Seconds from the start of a process to its first heartbeat, without the wait for a place on the cluster."""
+    place_seconds: float = Field(default=3600, gt=0)
+    """Seconds without a running process of a role and without a place for one on the Ray cluster after which the run
+    ends. Until then it waits for nodes, for example from an autoscaler."""
+    drain_seconds: float = Field(default=900, gt=0)
+    """Seconds in which a process that is no longer wanted may finish its episodes. Then it is stopped, and others play
+    its tickets again."""
     silence_seconds: float = Field(default=180, gt=0)
-    """A worker or learner without a heartbeat for so long is started again."""
+    """Seconds without a heartbeat after which a worker or learner is restarted."""
     longest_pause_seconds: float = Field(default=300, ge=0)
-    """The pauses between the starts of a process that dies again and again grow from 1 s to this."""
+    """Longest pause in seconds between restarts of a process that dies repeatedly. Pauses start at 1 s and grow."""
     stall_seconds: float = Field(default=3600, gt=0)
-    """The run ends when nothing moves for so long: no count of the store, turn, update or learner step. The wait for a
-    process that starts does not count."""
+    """Seconds without any progress (a count of the store, a turn, a weight update, a learner step) after which the run
+    ends. The wait for a process that is starting does not count."""

@@ -1,7 +1,7 @@
-"""Passwords and tokens: they come from files or the environment, and whatever is written or shown has `***` instead.
+"""Passwords and tokens. They come from files or environment variables; everything written or shown has `***` instead.
 
-A command line can be read by every user of a machine, and a config is copied into the run's folder, its report and
-W&B: neither is a place for a secret. A password in `redis.url` works all the same, and is left out of every copy.
+Every user of a machine can read a command line, and a config is copied into the run's folder, its report and W&B.
+So neither is a place for a secret. A password in `redis.url` works too, and is removed from every copy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SECRET_BYTES = 4096
 
 
 def masked(url: str) -> str:
-    """The URL with `***` in place of its password."""
+    """Returns the URL with `***` in place of its password."""
     url = re.sub(r"([?&]password=)[^&#]*", rf"\1{HIDDEN}", url)
     head, at, tail = url.rpartition("@")
     scheme, slashes, user = head.partition("://")
@@ -36,9 +36,9 @@ def masked(url: str) -> str:
 
 
 def redis_url(redis: RedisSection) -> str | None:
-    """redis.url with its password: that of redis.password_file, else its own, else $GAGPO_REDIS_PASSWORD.
+    """Returns redis.url with its password: from redis.password_file, else from the URL, else $GAGPO_REDIS_PASSWORD.
 
-    Raises UserError where a copy of the config, from which the password was left out, is all that there is.
+    Raises UserError if the password was removed from this copy of the config and nothing else supplies it.
     """
     if redis.url is None:
         return None
@@ -48,7 +48,7 @@ def redis_url(redis: RedisSection) -> str | None:
     if own in (None, "", HIDDEN) and given:
         return _with_password(redis.url, given)
     if own == HIDDEN:
-        raise UserError("the password of redis.url was left out of this copy of the config",
+        raise UserError("the password of redis.url was removed from this copy of the config",
                         f"set redis.password_file or ${REDIS_PASSWORD_VARIABLE}")
     return redis.url
 
@@ -60,12 +60,12 @@ def _with_password(url: str, password: str) -> str:
 
 
 def env_token(env: EnvSection) -> str | None:
-    """The bearer token of the environment servers: that of env.token_file, else $GAGPO_ENV_TOKEN."""
+    """Returns the bearer token of the environment servers: from env.token_file, else $GAGPO_ENV_TOKEN."""
     return read_secret(env.token_file) if env.token_file else os.environ.get(ENV_TOKEN_VARIABLE) or None
 
 
 def read_secret(file: Path) -> str:
-    """The first line of a file. Raises UserError where it cannot be read or is empty."""
+    """Returns the first line of a file. Raises UserError if it cannot be read or is empty."""
     try:
         lines = read_bounded(file, SECRET_BYTES).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""The one config tree; its `env` is services/config/env.py. Light: pydantic only.
+"""The root of the config tree; its `env` section is services/config/env.py. Light: imports pydantic only.
 
 Config files lie in deploy/configs/, and services/config/file.py reads them.
 
@@ -13,13 +13,15 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
+from services.config.autoscale import AutoscaleSection
 from services.config.env import EnvSection, Section
+from services.config.lora import LoraSection
 from services.config.objectives import CriticSection, LossSection
 from services.config.redis import RedisSection
 from services.config.rollout import RolloutSection, SupervisionSection, Temperature
 
 EXPLORE_TOKEN_VARIABLE = "GAGPO_EXPLORE_TOKEN"  # noqa: S105 - the variable's name
-"""Environment variable with the token of the explorer, where others than this machine may look."""
+"""Environment variable with the token that the explorer asks for if other machines can reach it."""
 
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -41,21 +43,27 @@ class ModelSection(Section):
     tie_embeddings: bool = True
     """Whether a model made from scratch shares its input and output embeddings."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of the sampler and of exports. With bfloat16 the learner computes in it too,
-    over float32 weights."""
+    """Number format of the sampler and of exports. With bfloat16 the learner computes in bfloat16 too,
+    and keeps its weights in float32."""
+    chat_template: Path | None = None
+    """A file with the Jinja template of conversations. None: the one that comes with the model's tokenizer."""
+    chat_template_kwargs: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    """Variables of the chat template, such as `{enable_thinking: false}`."""
+    system_prompt: str | None = None
+    """System message before every conversation. None: none but the template's own."""
 
 
 class SftSection(Section):
-    """The cold start: demonstrations by a scripted player, then next-token training."""
+    """The cold start: demonstrations by a scripted player, then next-token training on them."""
 
     enabled: bool = True
-    """Whether a cold start comes before RL. Without it, model.path must name a model."""
+    """Whether a cold start runs before RL. If not, model.path must name a model."""
     minutes: float = Field(default=4.0, gt=0, le=100_000)
-    """Optimisation time; making demonstrations and the tokenizer comes on top."""
+    """Minutes of optimisation. Making the demonstrations and the tokenizer takes extra time."""
     demos_per_game: int = Field(default=3, ge=1)
-    """Demonstrations of each training game."""
+    """Number of demonstrations of each training game."""
     noise: float = Field(default=0.15, ge=0, lt=1)
-    """Share of demonstrated steps that are random or corrupted: executed, not trained on."""
+    """Share of demonstrated turns that are random or corrupted. They are executed but not trained on."""
     jump: float = Field(default=0.2, ge=0, le=1)
     """ALFWorld: probability that the scripted player searches a random place next."""
     batch_rows: int = Field(default=16, ge=1)
@@ -67,53 +75,56 @@ class SftSection(Section):
 
 
 class CreditSection(Section):
-    """Which step earned it: reference in docs/algorithms.md."""
+    """How the return of an episode is credited to its turns. docs/algorithms.md has the formulas."""
 
     estimator: str = "gagpo"
-    """learner/credit/registry.py lists them."""
+    """Name of the credit estimator. learner/credit/registry.py lists them."""
     gamma: float = Field(default=0.95, ge=0, le=1)
     """Discount γ per turn."""
     lam: float = Field(default=0.8, ge=0, le=1)
     """λ of GAE."""
     penalty: float = Field(default=0.1, ge=0)
-    """Subtracted for an invalid step, as penalty_mode says."""
+    """Amount subtracted for an invalid turn; penalty_mode says from what."""
     penalty_mode: Literal["local", "reward", "none"] = "local"
     """Where the penalty is subtracted: from the step's own advantage (local), from its reward, or nowhere."""
     normalize: Literal["group", "batch", "none"] = "group"
-    """GAGPO and its variants: advantages are normalised over each group, over the batch of all groups of a learner
-    step, or not at all."""
+    """GAGPO and its variants: normalise advantages over each group, over all groups of a learner step (batch), or not
+    at all (none)."""
     ddof: Literal[0, 1] = 1
     """1: sample standard deviation. 0: population standard deviation."""
     bootstrap: bool = False
-    """GAGPO: an episode cut at its last turn ends in the value of the state it was cut in, where the group knows it."""
+    """GAGPO: an episode that ran out of turns ends with the value of its last state, if the group has visited it."""
     broadcast: float = Field(default=0.0, ge=0)
-    """GAGPO: weight of an episode-level term, GRPO's advantage, added to every step."""
+    """GAGPO: weight of GRPO's episode-level advantage, which is added to every turn."""
     prior: float = Field(default=2.0, ge=0)
-    """GAGPO leave-one-out: steps of other episodes that the value one step before weighs as much as."""
+    """GAGPO leave-one-out: weight of the previous turn's value, as a number of turns of other episodes."""
     mode: Literal["mean_std_norm", "mean_norm"] = "mean_std_norm"
-    """GiGPO and GRPO: whether deviations are divided by their spread."""
+    """GiGPO and GRPO: whether deviations from the mean are divided by the standard deviation."""
     statistics: Literal["rows", "trajectories"] = "rows"
-    """GRPO, RLOO, group baselines, GiGPO's episode term: means over the steps of a group, or over its episodes."""
+    """GRPO, RLOO, group baselines, GiGPO's episode term: means are over the turns of a group (rows) or its episodes."""
     omega: float = Field(default=1.0, ge=0)
     """GiGPO: weight of the step-level term."""
     state_key: Literal["observation", "prompt", "normalized", "similarity", "embedding"] = "observation"
-    """Which steps share a value; learner/credit/state_keys.py."""
+    """Which turns count as the same state and share a value (learner/credit/state_keys.py)."""
     similarity: float = Field(default=0.95, gt=0, lt=1)
-    """Threshold of the keys `similarity` and `embedding`."""
+    """Least similarity of two states that count as the same, for the keys `similarity` and `embedding`."""
 
     @model_validator(mode="after")
     def _cut(self) -> CreditSection:
         if self.bootstrap and self.state_key == "prompt":
-            raise ValueError("bootstrap needs a key of the text that an episode was cut off in, and state_key=prompt "
-                             "has none: no prompt was made of it")
+            raise ValueError("bootstrap needs the state key of the last observation, and state_key=prompt has none "
+                             "because no prompt is made of it")
         return self
 
 
 class LearnerSection(Section):
-    """The gang that trains."""
+    """The learner: the ranks that train together."""
 
     ranks: int = Field(default=1, ge=1)
     """Processes that train together."""
+    fewest_ranks: int | None = Field(default=None, ge=1)
+    """Fewest ranks that train if the cluster has no room for all of them, for example after the loss of a node.
+    None: the learner waits for room for all. The number of ranks changes no gradient."""
     cpus: float = Field(default=1, ge=0)
     """CPUs that Ray reserves for one rank."""
     gpus: float = Field(default=0, ge=0)
@@ -121,11 +132,11 @@ class LearnerSection(Section):
     threads: int = Field(default=2, ge=1)
     """Torch threads of one rank, and of the cold start."""
     groups_per_step: int = Field(default=16, ge=1)
-    """Groups of one learner step."""
+    """Groups that one learner step trains on."""
     group_size: int = Field(default=8, ge=1)
-    """Episodes of one task; 1 only where a critic gives each something to be compared with."""
+    """Episodes of one group, all of the same task. 1 is allowed only for estimators with a critic."""
     staleness: int = Field(default=0, ge=0)
-    """Learner steps by which an episode's weights may be behind. 0: on-policy."""
+    """Learner steps by which the weights of an episode may be older than the learner's. 0: on-policy."""
     lr: float = Field(default=1e-6, gt=0)
     """Learning rate of AdamW."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
@@ -133,29 +144,47 @@ class LearnerSection(Section):
     weight_decay: float = Field(default=0.01, ge=0)
     """Weight decay of AdamW."""
     grad_clip: float = Field(default=1.0, gt=0)
-    """Norm that gradients are clipped to."""
+    """Norm to which gradients are clipped."""
     minibatch_rows: int = Field(default=256, ge=1)
-    """Steps (rows) per optimizer update."""
+    """Rows (turns) per optimizer update."""
     token_budget: int = Field(default=16384, ge=64)
     """Tokens per packed forward pass."""
+    checkpointing: bool | Literal["auto"] = "auto"
+    """Whether each layer keeps its input alone and computes the rest again in the backward pass: less memory, a third
+    more computation. auto: only if training does not fit into the GPU's memory otherwise."""
+    offload: bool = False
+    """Whether AdamW's moments, 8 bytes per parameter, lie in pinned host memory instead of the GPU's."""
     dynamic_sampling: int = Field(default=0, ge=0)
-    """DAPO: groups whose episodes all earn the same are replaced, at most so many times groups_per_step a step;
-    0: never."""
+    """DAPO: a group whose episodes all have the same reward is replaced by a new one, at most dynamic_sampling times
+    groups_per_step groups per learner step. 0: never."""
     step_attempts: int = Field(default=3, ge=1)
-    """Times that a learner step is tried before the run ends and says why it failed."""
+    """How often a learner step is tried before the run ends with the reason."""
     overdue_s: float = Field(default=1800.0, gt=0)
-    """Seconds after the last finished group until groups that only this step can use are dropped as hanging."""
+    """Seconds after the last finished group until the open groups that only this learner step can use are dropped."""
     wait_s: float = Field(default=7200.0, gt=0)
-    """Seconds that the learner waits without any newly finished group, or for one evaluation, before it gives up."""
+    """Seconds without a newly finished group, or for one evaluation, after which the learner gives up."""
     collective_s: float = Field(default=1800.0, gt=0)
-    """Seconds for the ranks to meet, and for each collective: loading a model and writing a checkpoint count too."""
+    """Deadline in seconds for the ranks to connect, and for each collective (loading and saving a model included)."""
     credit: CreditSection = CreditSection()
     critic: CriticSection = CriticSection()
     loss: LossSection = LossSection()
+    lora: LoraSection = LoraSection()
+
+
+class AgentSection(Section):
+    """Who plays the episodes."""
+
+    name: str | None = None
+    """`module:attribute` of an async function of (task, llm, env), docs/tasks/own-agent.md. None: the model is asked
+    once in every turn, by env.prompt."""
+    max_calls: int = Field(default=64, ge=1)
+    """Calls of the model in one episode of an agent, at most; one more ends the episode."""
+    seconds: float = Field(default=3600.0, gt=0)
+    """Longest time of one episode of an agent; then the episode is tried again."""
 
 
 class EvalSection(Section):
-    """Evaluation tickets at one exact version."""
+    """Evaluations. Each plays its tasks with one exact version of the weights."""
 
     every: int = Field(default=5, ge=0)
     """Learner steps between evaluations on the validation split; 0: none."""
@@ -164,13 +193,13 @@ class EvalSection(Section):
     temperature: Temperature = 0.4
     """Sampling temperature of evaluations."""
     panel: int = Field(default=0, ge=0)
-    """Held-out games of the before/after table at the end; 0: no table."""
+    """Held-out games of the before/after table at the end of the run. 0: no table."""
     panel_temperatures: tuple[Temperature, ...] = (1.0, 0.4)
     """Sampling temperatures of the before/after table."""
     panel_samples: int = Field(default=1, ge=1)
     """Episodes per held-out game and temperature."""
     compare_cold_start: bool = False
-    """Also spend the minutes that RL took on more cold start, and add it to the table."""
+    """Also trains a second cold start for as many minutes as RL took, and adds it to the before/after table."""
 
 
 class CheckpointSection(Section):
@@ -179,27 +208,41 @@ class CheckpointSection(Section):
     every: int = Field(default=5, ge=1)
     """Learner steps between checkpoints. Every evaluated step has a checkpoint too."""
     keep: int = Field(default=2, ge=1)
-    """Newest checkpoints kept, beside the best by evaluation."""
+    """Number of newest checkpoints to keep. The best one by evaluation is kept too."""
 
 
 class RaySection(Section):
-    """The cluster. None: $RAY_ADDRESS, and without that a private local one."""
+    """The Ray cluster that the run uses."""
 
     address: str | None = None
-    """Address of a Ray cluster. None: $RAY_ADDRESS, and if that is unset a private local Ray."""
+    """Address of a Ray cluster. None: $RAY_ADDRESS, or a private local Ray if that is unset."""
+
+
+class PlacementSection(Section):
+    """Which nodes of a Ray cluster the processes run on. Each key names a custom resource that marks these nodes, as
+    in `ray start --resources '{"gpu_node": 1}'`. None: any node."""
+
+    rollout: str | None = None
+    """Custom resource of the nodes that rollout workers run on."""
+    learner: str | None = None
+    """Custom resource of the nodes that learner ranks run on."""
+    environment: str | None = None
+    """Custom resource of the nodes that environment servers run on, if the run starts them on a cluster."""
+    weights: str | None = None
+    """Custom resource of the node that holds the published weights."""
 
 
 class MetricsSection(Section):
-    """Where the run's figures go."""
+    """Where the run's metrics and traces are sent."""
 
     host: str = "127.0.0.1"
     """Address on which `gagpo train` serves the run's metrics."""
     port: int = Field(default=0, ge=0, le=65535)
-    """0: a free one, which the run's file for Prometheus names."""
+    """Port of the metrics. 0: a free port, which is written to the run's file for Prometheus."""
     sinks: tuple[Literal["tensorboard", "wandb"], ...] = ()
-    """Where the rows of metrics.jsonl and evaluations.jsonl go besides; each needs its package."""
+    """Trackers that also get the rows of metrics.jsonl and evaluations.jsonl. Each needs its own package."""
     traces: str | None = None
-    """OTLP/HTTP receiver of a trace of each ticket, `http://127.0.0.1:4318`; None: nothing is traced."""
+    """OTLP/HTTP receiver for one trace per ticket, such as `http://127.0.0.1:4318`. None: no tracing."""
 
     @field_validator("traces")
     @classmethod
@@ -210,35 +253,41 @@ class MetricsSection(Section):
 
 
 class Config(Section):
-    """A whole run."""
+    """The configuration of a whole run."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     """The run's name, and the name of its folder: a word of letters, digits, dots, dashes and underscores."""
     runs_dir: Path = Path("runs")
     """Folder of the run folders. On a cluster: an absolute path on shared storage."""
     seed: int = 0
-    """Seed of everything that is drawn at random."""
+    """Seed of everything random in the run."""
     steps: int = Field(ge=1, le=1_000_000_000)
-    """Learner steps."""
+    """Learner steps of the run."""
+    hardware: str | None = Field(default=None, pattern=r"^[1-9][0-9]*x[1-9][0-9]*$")
+    """GPUs that the config is meant for: `8x80` is eight GPUs of 80 GB. --dry-run holds the run against them. None: the
+    GPUs of this machine."""
     shared: bool = False
-    """Whether others may look into the run's folder, as far as the umask allows. Else it is its owner's alone."""
+    """Whether other users may read the run's folder, as far as the umask allows. false: only its owner may."""
     env: EnvSection = EnvSection()
     model: ModelSection = ModelSection()
     sft: SftSection = SftSection()
+    agent: AgentSection = AgentSection()
     rollout: RolloutSection = RolloutSection()
     learner: LearnerSection = LearnerSection()
     eval: EvalSection = EvalSection()
     checkpoint: CheckpointSection = CheckpointSection()
     redis: RedisSection = RedisSection()
     ray: RaySection = RaySection()
+    placement: PlacementSection = PlacementSection()
+    autoscale: AutoscaleSection = AutoscaleSection()
     supervision: SupervisionSection = SupervisionSection()
     metrics: MetricsSection = MetricsSection()
 
     @property
     def run_dir(self) -> Path:
-        """runs_dir / name."""
+        """Returns runs_dir / name."""
         return self.runs_dir / self.name
 
     def evaluates(self, step: int) -> bool:
-        """Whether the version of `step` is evaluated: every eval.every learner steps, and after the last."""
+        """Returns whether `step` is evaluated: every eval.every learner steps, and after the last."""
         return self.eval.every > 0 and (step % self.eval.every == 0 or step == self.steps)
