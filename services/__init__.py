@@ -1,1 +1,1 @@
-"""What every process shares: records, errors, config, logs, metrics; the store, the weights, the controller."""
+"""Code that every process uses: records, errors, config, logs, metrics; the store, the weights, the controller."""

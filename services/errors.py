@@ -1,15 +1,16 @@
-"""Every failure of the system, attributed once, at the boundary that it crossed.
+"""The errors of the system. Each failure is attributed once, to the boundary where it happened.
 
     GagpoError
-    ├── UserError            a mistake of the user's: one line, what is wrong; how to mend it
-    └── Fault                something of ours or of the machine broke
+    ├── UserError            a mistake of the user, in one line: what is wrong; how to fix it
+    └── Fault                our code or the machine failed
         ├── EnvFault         an environment server or its engine
         │   └── ReplayDiverged   a rebuilt session differs from the recorded one
+        ├── AgentFault       an agent of the user's own
         ├── EngineFault      vLLM: sampling or a weight update
         ├── StoreFault       Redis
-        │   └── LeaseLost    another process holds this role now: stop at once
+        │   └── LeaseLost    another process has this role now, so stop at once
         ├── LearnerFault     training, checkpoint, collectives
-        └── DeadlineExceeded an await that ran out of time, whatever it waited for
+        └── DeadlineExceeded something that was awaited did not come in time
 
 A Fault is never turned into a reward. The command line prints a UserError as `error: ...` and exits with 2;
 anything else exits with 1 and leaves its traceback in the run's log.
@@ -25,23 +26,23 @@ class GagpoError(Exception):
 
 
 class UserError(GagpoError):
-    """A mistake that the user can mend.
+    """A mistake that the user can fix.
 
-    `what` says what is wrong, `mend` says how to mend it; together they are one line.
+    `what` says what is wrong, `fix` says how to fix it; together they are one line.
     """
 
-    def __init__(self, what: str, mend: str) -> None:
-        super().__init__(f"{what}; {mend}")
+    def __init__(self, what: str, fix: str) -> None:
+        super().__init__(f"{what}; {fix}")
         self.what = what
-        self.mend = mend
+        self.fix = fix
 
     def __reduce__(self) -> tuple[type[UserError], tuple[str, str]]:
         """Pickle would call the class with the joined text alone, and an actor's UserError would not arrive."""
-        return type(self), (self.what, self.mend)
+        return type(self), (self.what, self.fix)
 
 
 class Fault(GagpoError):
-    """Something broke that is not the user's doing; `boundary` names where."""
+    """A failure that the user did not cause. `boundary` names where it happened."""
 
     boundary = "unknown"
 
@@ -56,6 +57,12 @@ class ReplayDiverged(EnvFault):
     """A session rebuilt from its actions does not reproduce the recorded digest."""
 
 
+class AgentFault(Fault):
+    """An agent of the user's own failed, or did not end."""
+
+    boundary = "agent"
+
+
 class EngineFault(Fault):
     """Sampling or a weight update failed."""
 
@@ -63,7 +70,7 @@ class EngineFault(Fault):
 
 
 class StoreFault(Fault):
-    """Redis failed or answered what cannot be."""
+    """Redis failed, or gave an answer that our protocol does not allow."""
 
     boundary = "store"
 
@@ -85,7 +92,7 @@ class DeadlineExceeded(Fault):
 
 
 def described(error: BaseException) -> str:
-    """An exception that nobody foresaw as one line: its type, its text, and the line of code that raised it."""
+    """Returns an unexpected exception as one line: its type, its text, and the line of code that raised it."""
     text = " ".join(str(error).split()) or "no text"
     frames = traceback.extract_tb(error.__traceback__)
     place = f" (in {frames[-1].name}, {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno})" if frames else ""

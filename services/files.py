@@ -1,36 +1,45 @@
-"""Files that outlive a process: written whole or not at all, read within bounds.
+"""Files that outlive a process. They are written whole or not at all, and read with a size limit.
 
-A file may be torn by a full disk, damaged, replaced by a device, or made by somebody else to do harm. So a reader here
-takes only plain files up to a size, checks what they hold, and says in one line what is wrong.
+A file may be cut short by a full disk, damaged, replaced by a device, or made by an attacker. So each reader here
+takes only plain files up to a size, checks their content, and says in one line what is wrong.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
 from services.errors import UserError
 
 JSON_BYTES = 64 << 20
-"""The largest JSON document that is read; the largest that we write, an index of an archive, is far smaller."""
+"""Largest JSON document that is read. The largest that we write, the index of an archive, is far smaller."""
 
 Kind = TypeVar("Kind")
 
 
 class Damaged(UserError):
-    """A file that is there does not hold what it should."""
+    """A file exists, but its content is not what it should be."""
 
 
-def read_bounded(path: Path, most: int = JSON_BYTES) -> bytes:
-    """The bytes of a plain file of at most `most`. Raises Damaged for anything else, FileNotFoundError without it."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer would block for good
+@contextmanager
+def open_plain(path: Path | str) -> Generator[BinaryIO]:
+    """Opens a plain file for reading. Raises Damaged if it is a device, a pipe or a folder, or OSError."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer would block
     with os.fdopen(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise Damaged(f"{path} is not a plain file", "give one")
+        yield file
+
+
+def read_bounded(path: Path, most: int = JSON_BYTES) -> bytes:
+    """Returns the content of a plain file of at most `most` bytes. Raises Damaged otherwise, or FileNotFoundError."""
+    with open_plain(path) as file:
         data = file.read(most + 1)
     if len(data) > most:
         raise Damaged(f"{path} is larger than {most >> 20} MiB", "give a smaller one")
@@ -38,17 +47,17 @@ def read_bounded(path: Path, most: int = JSON_BYTES) -> bytes:
 
 
 def read_json(path: Path, kind: type[Kind], most: int = JSON_BYTES) -> Kind:
-    """The JSON document of a file as `kind`. Raises Damaged where it is no such thing, FileNotFoundError without it."""
+    """Returns the JSON document of a file as `kind`. Raises Damaged if it is none, or FileNotFoundError."""
     data = read_bounded(path, most)
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Damaged(f"{path} is damaged ({str(error) or type(error).__name__})",
-                      "restore it, or delete it where it can be made again") from None
+                      "restore it, or delete it if it can be made again") from None
 
 
 def write_whole(path: Path, data: str | bytes) -> None:
-    """Replaces the file in one step: whoever reads it, now or after a crash, finds all of the old or all of the new."""
+    """Replaces the file atomically: a reader, also after a crash, finds the whole old or the whole new content."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _mode(path.parent)), "wb") as file:
@@ -62,7 +71,7 @@ def write_whole(path: Path, data: str | bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """What was written to the file or folder is on disk when this returns."""
+    """Flushes a file or folder to disk (fsync) before it returns."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -71,24 +80,24 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """fsync of every file and folder below, then of the folder."""
+    """Flushes every file and folder below `folder` to disk, then the folder itself."""
     for path in folder.rglob("*"):
         sync(path)
     sync(folder)
 
 
 def follow_folder(folder: Path) -> None:
-    """Everything that this process makes from now on is as open to others as `folder` is: one rule for all files."""
+    """Sets the umask so that files made from now on are readable by the same users as `folder`."""
     os.umask(0o777 & ~stat.S_IMODE(folder.stat().st_mode) & 0o077)
 
 
 def open_as_folder(folder: Path) -> None:
-    """Opens the files in a folder as far as the folder itself: what writes safetensors makes them its owner's alone."""
+    """Makes the files in a folder as readable as the folder. The safetensors writer makes them readable by us alone."""
     for path in folder.iterdir():
         if path.is_file() and not path.is_symlink():
             path.chmod(_mode(folder))
 
 
 def _mode(folder: Path) -> int:
-    """Mode of a file in the folder: readable by whoever may list the folder."""
+    """Returns the mode for a file in the folder: whoever may list the folder may read the file."""
     return 0o600 | stat.S_IMODE(folder.stat().st_mode) & 0o066

@@ -1,4 +1,4 @@
-"""What `gagpo doctor` finds. Here, because environments have findings of their own."""
+"""The findings of `gagpo doctor`. They are defined here because environments report findings too."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ Status = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one check found; `mend` is a command or an action, empty where nothing is wrong."""
+    """The result of one check. `fix` is a command or an action; it is empty if nothing is wrong."""
 
     check: str
     status: Status
     detail: str
-    mend: str = ""
+    fix: str = ""
 
 
 def installed(name: str) -> str | None:
-    """Version of an installed distribution, None without it."""
+    """Returns the version of an installed distribution, or None if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:

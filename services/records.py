@@ -1,4 +1,4 @@
-"""The records that cross process borders. Light: numpy and msgspec only.
+"""The records that processes exchange. Light: imports numpy and msgspec only.
 
 Legend: P prompt tokens of one step, R response tokens of one step (the end token included).
 Every record is frozen and keyword-only; proto/ holds their JSON Schemas, frozen by a test.
@@ -35,7 +35,7 @@ class Version(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):
-    """The order for one episode: member k of one group."""
+    """An order to play one episode: member k of one group."""
 
     group: str
     """Group id, `train/00000012` or `eval/<label>/<temperature>/<index>`; training groups sort in order of issue."""
@@ -44,7 +44,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     """Members of the group: K for training, the samples per task for evaluation."""
     task: str
     seed: int
-    """seed_for(run seed, group, k): the same on every attempt."""
+    """seed_for(run seed, group, k), which is the same on every attempt."""
     kind: TicketKind
     min_step: int = 0
     """Training: the worker must hold a version of at least this step before it starts."""
@@ -53,7 +53,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float
     max_steps: int
     task_type: str = ""
-    """As the environment names it, for who reads the archive; empty where whoever made the ticket knew none."""
+    """The environment's name of the task type, for readers of the archive. Empty if it was not known at issue."""
 
     @property
     def id(self) -> str:
@@ -62,7 +62,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def id_of(group: str, k: int) -> str:
-        """Of a group's member k: `<group>#<k>`."""
+        """Returns the id of member k of a group: `<group>#<k>`."""
         return f"{group}#{k}"
 
 
@@ -75,7 +75,7 @@ class VersionSpan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One turn: the state seen, the tokens sampled there, what the environment made of them."""
+    """One turn: the state that the policy saw, the tokens it sampled, and the answer of the environment."""
 
     observation: str
     """Raw feedback text s_t, before the action: the anchor of the state key."""
@@ -86,19 +86,34 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: np.ndarray
     """float32 [R], of the distribution sampled from (temperature applied)."""
     spans: list[VersionSpan]
-    """Cover [0, R) in order."""
+    """Spans that cover [0, R) in order."""
     action: str
-    """What the environment received."""
+    """The action that the environment received."""
     valid: bool
-    """Well-formed output (method section 2); invalid steps are penalised."""
+    """Whether the output was well-formed (method section 2). Invalid turns are penalised."""
     admissible: bool
-    """The action was in the admissible list, or there was none."""
+    """Whether the action was in the list of admissible actions, or there was no list."""
     reward: float
     """Environment reward times env.reward_scale."""
 
 
+class PlayedTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished turn of an episode that goes on: all that another worker needs to take the turn without a sampler."""
+
+    ids: np.ndarray
+    """int32 [R] response tokens."""
+    logprobs: np.ndarray
+    """float32 [R]."""
+    spans: list[VersionSpan]
+    """Cover [0, R) in order."""
+    action: str
+    """Action that the environment received."""
+    digest: str
+    """Digest of the game after the action."""
+
+
 class Episode(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished episode. Time-outs and lost games are episodes too; faults never are."""
+    """A finished episode: won, lost or out of turns. An attempt that ended in a fault never becomes an Episode."""
 
     ticket: Ticket
     steps: list[Step]
@@ -110,20 +125,20 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     """Environment engine and version, from /v1/info."""
     replays: int = 0
-    """Sessions that had to be rebuilt on another or a restarted server."""
+    """Number of times its session was rebuilt, on another server or after a restart."""
     task_score: float | None = None
-    """The environment's own score at the end, in its own units (`task_score` of its last info); None: it has none."""
+    """The environment's own score at the end, in its own units (`task_score` of its last info). None: no score."""
     final_observation: str = ""
-    """Raw feedback after the last action: the state that an episode was cut off in. Empty in older records."""
+    """Raw feedback after the last action: the state in which an episode was cut off. Empty in older records."""
 
     @property
     def oldest_step(self) -> int:
-        """The lowest policy step that sampled any token: the episode's age is judged by it."""
+        """Returns the lowest policy step that sampled any of its tokens. The episode's age is measured from it."""
         return min((span.version.step for step in self.steps for span in step.spans), default=0)
 
     @property
     def total_reward(self) -> float:
-        """Undiscounted."""
+        """Returns the undiscounted sum of rewards."""
         return float(sum(step.reward for step in self.steps))
 
 
@@ -134,11 +149,11 @@ class Drop(msgspec.Struct, frozen=True, kw_only=True):
     task: str
     reason: str
     steps: int = 0
-    """Environment steps that its finished episodes held: dropping long ones biases the gradient."""
+    """Environment steps in its finished episodes. Recorded because dropping long episodes biases the gradient."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Written before the optimizer step: the commit record of what step `step` trains on."""
+    """The groups that learner step `step` trains on. It is the commit record, written before the optimizer step."""
 
     step: int
     incarnation: int
@@ -171,13 +186,24 @@ def _check_array(kind: type, value: Any) -> Any:
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encode_array)
 _episodes = msgspec.msgpack.Decoder(Episode, ext_hook=_decode_array, dec_hook=_check_array)
+_turns = msgspec.msgpack.Decoder(PlayedTurn, ext_hook=_decode_array, dec_hook=_check_array)
 
 
 def encode_episode(episode: Episode) -> bytes:
-    """Episode to a zstd-compressed msgpack blob."""
+    """Returns the episode as zstd-compressed msgpack."""
     return zstandard.ZstdCompressor(level=1).compress(_encoder.encode(episode))
 
 
 def decode_episode(blob: bytes) -> Episode:
-    """The inverse of encode_episode. Raises msgspec.ValidationError or zstandard.ZstdError on a damaged blob."""
+    """Returns the episode of a blob of encode_episode. Raises msgspec.ValidationError or ZstdError if it is damaged."""
     return _episodes.decode(zstandard.ZstdDecompressor().decompress(blob))
+
+
+def encode_turn(turn: PlayedTurn) -> bytes:
+    """Turn to msgpack. It is not compressed: it is written once and read only if its worker dies."""
+    return _encoder.encode(turn)
+
+
+def decode_turn(body: bytes) -> PlayedTurn:
+    """The inverse of encode_turn. Raises msgspec.ValidationError on a damaged body."""
+    return _turns.decode(body)

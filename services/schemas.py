@@ -1,7 +1,7 @@
 """The wire contracts of the records as JSON Schema: `python -m services.schemas` writes proto/records.schema.json.
 
-On the wire tickets and episodes are msgpack (episodes under zstd), manifests and the version are JSON; the fields are
-the same.
+On the wire, tickets, turns and episodes are msgpack (episodes compressed with zstd); manifests and the version are
+JSON. The fields are the same.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from services.records import Drop, Episode, Manifest, Ticket, Version
+from services.records import Drop, Episode, Manifest, PlayedTurn, Ticket, Version
 
-RECORDS = (Ticket, Episode, Manifest, Drop, Version)
+RECORDS = (Ticket, Episode, Manifest, Drop, Version, PlayedTurn)
 FILE = Path(__file__).parents[1] / "proto" / "records.schema.json"
 
 
@@ -30,7 +30,7 @@ def _array(kind: type) -> dict[str, Any]:
 
 
 def record_schemas() -> str:
-    """The text of proto/records.schema.json."""
+    """Returns the text of proto/records.schema.json."""
     _, components = msgspec.json.schema_components(RECORDS, schema_hook=_array, ref_template="#/$defs/{name}")
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

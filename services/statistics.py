@@ -1,6 +1,6 @@
-"""Intervals that evaluations and experiments report. Pure; no SciPy.
+"""Confidence intervals that evaluations and experiments report. Pure functions, without SciPy.
 
-A success rate over tasks has Wilson's interval, a paired gain the normal one, and a mean over seeds Student's.
+A success rate over tasks gets Wilson's interval, a paired gain the normal interval, a mean over seeds Student's.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
 def success_interval(by_task: Sequence[float], samples: int = 1) -> tuple[float, float, float]:
     """Returns (mean, low, high): Wilson's 95% score interval of the success rate over tasks, within [0, 1].
 
-    `by_task`: each task's mean success over its `samples` episodes. Episodes of one task are alike, so they are fewer
-    trials than their number says: n = mean (1 - mean) / (variance of the mean over tasks), but at least one trial per
-    task and at most one per episode. Where all tasks agree nothing tells them apart, and a task is one trial.
+    `by_task`: each task's mean success over its `samples` episodes. Episodes of one task are correlated, so the
+    effective number of trials is n = mean (1 - mean) / (variance of the mean over tasks), at least one per task and at
+    most one per episode. If all tasks have the same success, each task counts as one trial.
     Raises ValueError on no values.
     """
     mean, low, _ = mean_interval(by_task)
@@ -46,7 +46,7 @@ def success_interval(by_task: Sequence[float], samples: int = 1) -> tuple[float,
 def paired_gain(before: dict[str, float], after: dict[str, float]) -> tuple[float, float, float]:
     """Returns (gain, low, high): the mean difference after - before over tasks, with its normal 95% interval.
 
-    Both map task to mean success; pairing removes the variance between tasks. Raises ValueError when the tasks differ.
+    Both map task to mean success; pairing removes the variance between tasks. Raises ValueError if the tasks differ.
     """
     if before.keys() != after.keys():
         raise ValueError("a paired gain needs the same tasks on both sides")
@@ -65,7 +65,7 @@ def student_t(confidence: float, df: int) -> float:
 
 
 def _student_mass(t: float, df: int) -> float:
-    """P(|T| < t) for whole degrees of freedom: Abramowitz and Stegun, 26.7.3 (odd) and 26.7.4 (even)."""
+    """Returns P(|T| < t) for whole degrees of freedom: Abramowitz and Stegun, 26.7.3 (odd) and 26.7.4 (even)."""
     angle = math.atan(t / math.sqrt(df))
     odd = df % 2
     term, total = (math.cos(angle), 0.0) if odd else (1.0, 0.0)
@@ -78,7 +78,7 @@ def _student_mass(t: float, df: int) -> float:
 def seed_interval(values: Sequence[float]) -> tuple[float, float, float]:
     """Returns (mean, low, high): Student's 95% interval of the mean over seeds, n - 1 degrees of freedom.
 
-    Raises ValueError on no values. One value tells nothing about the spread, so its interval is infinite.
+    Raises ValueError on no values. One value says nothing about the spread, so its interval is infinite.
     """
     if not values:
         raise ValueError("no values to average")

@@ -1,1 +1,1 @@
-"""The HTTP endpoints of all processes: how they listen, which limits they keep, and whom they refuse."""
+"""The HTTP endpoints of all processes: how they listen, their limits, and which requests they refuse."""

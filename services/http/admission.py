@@ -1,4 +1,4 @@
-"""What a web page can send to a server on the reader's machine, and the refusal of it.
+"""Refuses requests that a web page sends to a server on the reader's machine.
 
 A browser lets any page send a request to 127.0.0.1. Three headers tell such a request from a program's:
 
@@ -6,7 +6,7 @@ A browser lets any page send a request to 127.0.0.1. Three headers tell such a r
     Origin          403 if it is another server's: a page of that server sent the request (CSRF)
     Content-Type    415 unless it is JSON: pages can send forms and plain text without asking
 
-An Upgrade, such as to a websocket, is refused with 400: we speak nothing else, and parsers read nothing after it.
+An Upgrade, such as to a websocket, is refused with 400: we speak only HTTP/1.1, and parsers read nothing after it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WATCHED = frozenset((b"host", b"origin", b"content-type", b"upgrade"))
 
 
 class Admission:
-    """Wraps a whole application. `local_only`: it has no token, so only a Host of this machine is answered."""
+    """Wraps a whole application. `local_only`: the server has no token, so it answers only a Host of this machine."""
 
     def __init__(self, app: ASGIApp, *, local_only: bool) -> None:
         self._app, self._local_only = app, local_only
@@ -39,25 +39,25 @@ class Admission:
         try:
             await self._app(scope, receive, send)
         except ClientDisconnect:
-            return  # nobody waits for the answer, and it is no fault of the server's
+            return  # the client left before the answer, which is not an error of the server
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
         found: dict[bytes, bytes] = {name: value for name, value in scope["headers"] if name in WATCHED}
         host, origin, kind = found.get(b"host", b""), found.get(b"origin"), found.get(b"content-type")
         if self._local_only and not names_this_machine(host):
-            return 421, f"this server has no token, so it answers to localhost alone, not to {host!r}"
+            return 421, f"this server has no token, so it answers only to localhost, not to {host!r}"
         if origin is not None and origin.partition(b"://")[2] != host:
             return 403, f"pages of {origin!r} may not use this server"
         if kind is not None and scope["method"] not in READS and kind.partition(b";")[0].strip() != b"application/json":
             return 415, f"send application/json instead of {kind!r}"
         if b"upgrade" in found:
-            return 400, "this server speaks HTTP/1.1 alone, so send no Upgrade"
+            return 400, "this server speaks only HTTP/1.1, so send no Upgrade"
         return None
 
 
 @lru_cache(maxsize=64)  # parsing an address costs more than everything else here
 def names_this_machine(host: bytes) -> bool:
-    """Whether a Host header, which may have a port, names this machine by its loopback address or as localhost."""
+    """Returns whether a Host header, with or without a port, is a loopback address or localhost."""
     try:
         return is_local(urlsplit(f"//{host.decode('latin-1')}").hostname or "")
     except ValueError:

@@ -1,15 +1,14 @@
-"""The connections that one endpoint holds, how long each may keep it waiting, and which one makes room for a new one.
+"""The connections of one endpoint: how many it holds, how long each may be idle, and which one is closed for a new one.
 
-A client costs a descriptor from the moment it connects, long before it has shown a token. So an endpoint holds a
-bounded number of connections, and never waits long for a client:
+A client uses a file descriptor from the moment it connects, long before it has shown a token. So an endpoint holds a
+bounded number of connections, and waits only this long for a client:
 
-    a head that is being sent      HEAD_S
-    a body that is being sent      BODY_S, from the first byte of its head
-    nothing, after a response      KEEP_ALIVE_S
+    the head of a request          HEAD_S
+    the body of a request          BODY_S, from the first byte of its head
+    the next request               KEEP_ALIVE_S
 
-When there is no room, the connection that has kept the endpoint waiting longest makes way, so half-open connections
-cannot keep others out. Connections with a request in work are never closed: if there are no others, the new one is
-refused.
+If there is no room, the connection that has been idle longest is closed, so half-open connections cannot keep others
+out. A connection whose request is being answered is never closed: if there are no others, the new one is refused.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ HEAD_S = 10.0
 BODY_S = 30.0
 KEEP_ALIVE_S = 75.0
 SWEEP_S = 1.0
-"""Seconds between two looks for connections that are overdue."""
+"""Seconds between two checks for overdue connections."""
 MOST = 1024
-"""Connections of one endpoint on a machine with descriptors to spare."""
+"""Most connections of one endpoint. Fewer if the process may open few descriptors."""
 FEWEST = 8
 
 
 class Waits(Enum):
-    """The thing that an endpoint awaits from a client."""
+    """The part of a request that an endpoint awaits from a client."""
 
     HEAD = "head"
     BODY = "body"
@@ -49,12 +48,12 @@ class TrackedConnection(Protocol):
 
     peer: str
     since: float
-    """Time of the loop's clock since which `waits` has been so."""
+    """Time on the loop's clock when the present wait began."""
     overdue: bool
 
     @property
     def waits(self) -> Waits | None:
-        """What the endpoint awaits from this client; None while it works on a request."""
+        """Returns the part that the endpoint awaits from this client, or None while it answers a request."""
         ...
 
     def drop(self) -> None:
@@ -75,7 +74,7 @@ class Connections:
         return len(self._all)
 
     def admit(self, new: TrackedConnection) -> bool:
-        """Takes the connection in, and drops another one if there is no room. False: it must be refused."""
+        """Adds the connection, and drops another one if there is no room. Returns False if it must be refused."""
         of_peer = self._peers[new.peer]
         for held, limit in ((of_peer, self._limit // 2), (self._all, self._limit)):
             if len(held) >= limit and not self._drop_longest_waiting(held):
@@ -106,7 +105,7 @@ class Connections:
         self.remove(connection)
 
     def _sweep(self) -> None:
-        """Drops connections that are overdue in two looks: if the loop was busy, their bytes may wait in the socket."""
+        """Drops connections that two checks found overdue. After one, their bytes may still wait in the socket."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         for connection in list(self._all):
@@ -121,7 +120,7 @@ class Connections:
 
 
 def connection_limit() -> int:
-    """The number of connections that leave half of this process's free descriptors to everything else."""
+    """Returns the most connections that leave half of this process's free descriptors to everything else."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = allowed - sum(1 for _ in Path("/proc/self/fd").iterdir())
     return max(FEWEST, min(MOST, free // 2))

@@ -1,7 +1,7 @@
 """uvicorn's protocol with limits on what a client may send: a bounded head, a bounded message, and deadlines.
 
-uvicorn bounds none of these when httptools parses, which it uses if it is installed (with vLLM it is; images of
-environment servers have h11). So bytes are counted before any parser sees them.
+uvicorn limits none of these with the httptools parser, which it uses if it is installed (vLLM installs it; images of
+environment servers have h11). So bytes are counted before a parser sees them.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from services.http.connections import Connections, Waits
 
 MAX_HEAD = 32 * 1024
-"""Bytes of a request's line and headers. The largest of ours carries the traces of 256 elements: 14 KiB."""
+"""Most bytes of a request's line and headers. Our largest head, with the traces of 256 elements, has 14 KiB."""
 MAX_MESSAGE = 16 * 1024 * 1024
-"""Bytes of a request with the overhead of its chunks. Applications have lower limits of their own."""
-TOO_LARGE = ("431 Request Header Fields Too Large", f"the head of a request may have {MAX_HEAD} bytes")
+"""Most bytes of a request, chunk headers included. Applications have lower limits of their own."""
+TOO_LARGE = ("431 Request Header Fields Too Large", f"the head of a request may have at most {MAX_HEAD} bytes")
 TOO_MANY = ("503 Service Unavailable", "all connections are taken")
 _NOWHERE: Any = deque(maxlen=0)
-"""Takes the headers behind a body: nobody reads such trailers, and there may be millions of them."""
+"""Discards trailers (headers after a body): nobody reads them, and a client could send millions."""
 _Uvicorn: Any = object  # the type checker knows neither of the two bases here
 
 
 class ConnectionLimits(_Uvicorn):
-    """One connection, as a mixin of uvicorn's protocols. `limited` sets the table that counts it."""
+    """One connection, as a mixin for uvicorn's protocols. `limited` sets the table that counts it."""
 
     table: Connections
     overdue = False
@@ -57,11 +57,11 @@ class ConnectionLimits(_Uvicorn):
         return Waits.REQUEST if self.cycle.response_complete else None
 
     def drop(self) -> None:
-        """Discards what is not sent yet as well: a client that does not read must not hold its connection."""
+        """Closes without sending the rest: a client that does not read must not keep its connection."""
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Feeds no more of a head than is allowed, so that no parser collects an endless one."""
+        """Passes at most MAX_HEAD bytes of a head on, so that no parser collects an endless one."""
         if self.arriving:
             self._message += len(data)
             if self._message > MAX_MESSAGE:
@@ -99,7 +99,7 @@ class ConnectionLimits(_Uvicorn):
 
 
 class LimitedH11(ConnectionLimits, H11Protocol):
-    """With the parser that is always installed."""
+    """The connection with the h11 parser, which is always installed."""
 
     @property
     def arriving(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -111,7 +111,7 @@ with suppress(ImportError):
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
     class LimitedHttpTools(ConnectionLimits, HttpToolsProtocol):
-        """With the faster parser."""
+        """The connection with the httptools parser, which is faster."""
 
         def on_headers_complete(self) -> None:
             self.arriving = True

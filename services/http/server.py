@@ -1,4 +1,4 @@
-"""How every HTTP endpoint of ours listens and is served: with the limits of this folder, and logs of bounded size."""
+"""Listens for and serves every HTTP endpoint of ours, with the limits of this folder and bounded logs."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ from services.http.protocol import MAX_HEAD, limited
 
 BACKLOG = 1024
 STOP_S = 2
-"""Longest wait for requests in flight at the end of an endpoint that runs in a thread."""
+"""Seconds to wait for open requests when an endpoint in a thread ends."""
 LINES_A_MINUTE = 20
 LOGGERS = ("uvicorn.error", "asyncio")
-"""The loggers that a client can make write: by broken requests, aborted ones, and connections without end."""
+"""Loggers whose output a client can cause: by broken or aborted requests, or very many connections."""
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. Raises UserError if the address cannot be had."""
+    """Returns a listening socket; port 0 takes a free port. Raises UserError if the address is not available."""
+    if not 0 <= port < 1 << 16:
+        raise UserError(f"there is no port {port}", "choose a --port from 1 to 65535, or 0 for a free one")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # Accepted sockets inherit it. Without it the body of a reply waits 40 ms for the delayed ACK of its head.
+    # Accepted sockets inherit this. Without it the body of a reply waits 40 ms for the delayed ACK of its head.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         listener.bind((host, port))
@@ -44,7 +46,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def server_config(app: ASGIApp, *, local_only: bool, **options: Any) -> uvicorn.Config:
-    """The configuration of a server of `app`. `local_only` as in admission.py; `options` are uvicorn's."""
+    """Returns the uvicorn config of a server of `app`. `local_only`: see admission.py; `options` are uvicorn's."""
     for name in LOGGERS:
         logger = logging.getLogger(name)
         if not any(isinstance(one, BoundedLog) for one in logger.filters):
@@ -57,7 +59,7 @@ def server_config(app: ASGIApp, *, local_only: bool, **options: Any) -> uvicorn.
 
 @contextmanager
 def serving_in_thread(app: ASGIApp, listener: socket.socket, *, local_only: bool, name: str) -> Iterator[None]:
-    """Serves `app` from a thread until the block ends, and closes the listener then."""
+    """Serves `app` from a thread until the block ends, then closes the listener."""
     server = uvicorn.Server(server_config(app, local_only=local_only, timeout_graceful_shutdown=STOP_S))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name=name, daemon=True)
     with closing(listener):
@@ -70,9 +72,9 @@ def serving_in_thread(app: ASGIApp, listener: socket.socket, *, local_only: bool
 
 
 class BoundedLog(logging.Filter):
-    """Lets a number of lines through each minute; the first one after that says how many were left out.
+    """Lets a bounded number of lines through each minute. The first line of the next minute says how many were dropped.
 
-    An error of the network or of the machine, such as too many open files, is one line without a traceback.
+    An error of the network or the machine, such as too many open files, is logged without a traceback.
     """
 
     def __init__(self) -> None:

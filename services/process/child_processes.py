@@ -1,4 +1,4 @@
-"""Child processes: that they end with their parent, even where it is killed, and that they end when told. Light."""
+"""Child processes: they end with their parent, even if it is killed, and when they are told to. Light."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> Callable[[], None]:
-    """A preexec_fn for subprocess: the kernel sends the child SIGTERM once the thread that starts it has ended.
+    """Returns a preexec_fn for subprocess: the kernel sends the child SIGTERM when the thread that started it ends.
 
-    It makes two system calls, looked up here, before the fork. Linux only; elsewhere a killed parent leaves its child.
+    It makes two system calls, looked up here, before the fork. Linux only: elsewhere a child survives a killed parent.
     """
     prctl, parent = ctypes.CDLL(None).prctl if sys.platform == "linux" else None, os.getpid()
 
@@ -29,7 +29,7 @@ def end_with_parent() -> Callable[[], None]:
 
 
 def wait_or_kill(process: subprocess.Popen[bytes] | subprocess.Popen[str], grace_s: float) -> None:
-    """For one that has been told to end: SIGKILL once the grace is over. It is gone afterwards, and no zombie."""
+    """Waits `grace_s` for a process that was told to end, then kills it. Afterwards it is gone and reaped."""
     try:
         process.wait(grace_s)
     except subprocess.TimeoutExpired:

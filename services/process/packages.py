@@ -15,12 +15,12 @@ OURS = ("services", "envservice", "rollout", "learner", "deploy")
 
 
 def installation_root() -> Path:
-    """The folder that holds this very package."""
+    """Returns the folder that holds this package."""
     return Path(__file__).resolve().parents[2]
 
 
 def found_in(package: str) -> Path | None:
-    """The folder from which `import package` would take it; None where it is not importable. Imports nothing."""
+    """Returns the folder that `import package` would use, or None if it cannot be imported. Imports nothing."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -28,7 +28,7 @@ def found_in(package: str) -> Path | None:
 
 
 def check_one_installation() -> None:
-    """Raises UserError naming the package that is missing or comes from elsewhere."""
+    """Raises UserError that names the package if one is missing or comes from another installation."""
     root = installation_root()
     for package in OURS:
         place = found_in(package)

@@ -1,6 +1,7 @@
-"""All heartbeats of a run on one endpoint: `/metrics` as Prometheus reads it, `/status` as JSON for `gagpo status`.
+"""Serves all heartbeats of a run on one endpoint: `/metrics` for Prometheus, `/status` as JSON for `gagpo status`.
 
-Only who beats now is shown, so the dead leave no series. Beyond MAX_WORKERS names the rest are summed as `other`.
+Only processes with a live heartbeat are shown, so dead ones leave no series. Workers beyond MAX_WORKERS are summed as
+`other`.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from services.telemetry.names import CATALOGUE
 from services.telemetry.overhead import counted
 
 MAX_WORKERS = 64
-"""Distinct worker labels in one exposition, so that no restart fills Prometheus."""
+"""Most distinct worker labels of one exposition, so that restarts do not fill Prometheus."""
 
 Beats = Mapping[str, Beat]
 
 
 def families(beats: Beats) -> Iterator[Metric]:
-    """Declared metrics alone, each sample with the label `worker`; a sample without a value is left out."""
+    """Yields the declared metrics. Each sample gets the label `worker`; samples without a value are left out."""
     values: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = defaultdict(lambda: defaultdict(float))
     for index, (worker, beat) in enumerate(sorted(beats.items())):
         label = worker if index < MAX_WORKERS else OTHER
@@ -49,7 +50,7 @@ def families(beats: Beats) -> Iterator[Metric]:
 
 @counted("metrics")
 def render(beats: Beats) -> bytes:
-    """Prometheus text."""
+    """Returns the heartbeats in Prometheus' text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Once(beats))
     return generate_latest(registry)
@@ -65,9 +66,9 @@ class _Once(Collector):
 
 @contextmanager
 def serving(read: Callable[[], Beats], *, host: str, port: int) -> Iterator[str]:
-    """Serves what `read` returns at each request, from threads, until the block ends; yields `host:port`.
+    """Serves the heartbeats that `read` returns at each request, from threads, until the block ends.
 
-    Port 0 takes a free one. Raises UserError where the address cannot be taken.
+    Yields `host:port`; port 0 takes a free port. Raises UserError if the address is not available.
     """
     from services.http.server import bind, serving_in_thread
 
@@ -81,7 +82,7 @@ def serving(read: Callable[[], Beats], *, host: str, port: int) -> Iterator[str]
 
 
 def _application(read: Callable[[], Beats]) -> ASGIApp:
-    """The endpoint as an ASGI application. The store is read in a thread: it may take seconds to answer."""
+    """Returns the endpoint as an ASGI application. It reads the store in a thread, because that may take seconds."""
     bodies: dict[str, tuple[str, Callable[[Beats], bytes]]] = {
         "/metrics": (CONTENT_TYPE_LATEST, render), "/status": ("application/json", msgspec.json.encode)}
 

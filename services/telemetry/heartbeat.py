@@ -1,4 +1,4 @@
-"""What a process says about itself every two seconds: its metrics, and what it waits for. Expires with its sender."""
+"""Heartbeats: every two seconds a process reports its metrics and what it waits for. A beat expires with its sender."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from services.telemetry.overhead import counted, spent
 
 BEAT_S = 2.0
 TTL_S = 10.0
+NO_SERVERS = "waits for environment servers"
+"""Told by a worker that no environment server answers."""
 Send = Callable[[str, Mapping[str, Any]], object]
-"""Store.beat: a name, and what it says."""
+"""Signature of Store.beat: the name of a process and the fields of its heartbeat."""
 log = get_logger("heartbeat")
 
 
@@ -28,27 +30,33 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
     """Short name of the weights held."""
     doing: str
-    """What its loop does or waits for, in a few words."""
+    """The present activity of its loop, or what it waits for, in a few words."""
     since: float
-    """Unix time at which it began to."""
+    """Unix time when that activity began."""
     progress: float
     """Unix time of the last progress; 0 before the first."""
     metrics: Snapshot
     cost: dict[str, float] = {}
-    """services/telemetry/overhead.py: CPU seconds of the process, and of being watched."""
+    """CPU seconds of the process and of its telemetry (services/telemetry/overhead.py)."""
     sick: tuple[str, ...] = ()
-    """The controller's: one line for each process that dies again and again."""
+    """Only in the controller's beat: one line for each process that dies repeatedly."""
     at: float = 0.0
-    """Unix time of the heartbeat itself; 0: not said."""
+    """Unix time of the heartbeat itself. 0: unknown."""
 
 
 def decode(beats: Mapping[str, Mapping[str, Any]]) -> dict[str, Beat]:
-    """What Store.beats returns, by worker, in order of their names. Raises msgspec.ValidationError."""
+    """Returns the heartbeats that Store.beats gave, by worker, sorted by name. Raises msgspec.ValidationError."""
     return {name: msgspec.convert(beats[name], Beat) for name in sorted(beats)}
 
 
+def all_do(beats: Mapping[str, Mapping[str, Any]], role: Role, doing: str) -> bool:
+    """Whether each heartbeat of a role in Store.beats() says `doing`; False if the role has none."""
+    found = [beat.get("doing") for beat in beats.values() if beat.get("role") == role]
+    return bool(found) and all(said == doing for said in found)
+
+
 class Pulse:
-    """The state behind a process's heartbeats. Thread-safe."""
+    """The state from which a process makes its heartbeats. Thread-safe."""
 
     def __init__(self, name: str, role: Role) -> None:
         self.name = name
@@ -59,25 +67,25 @@ class Pulse:
         self._doing, self._since, self._progress = "starting", time.time(), 0.0
 
     def doing(self, text: str) -> None:
-        """The loop does or waits for `text` from now on."""
+        """Records what the loop does or waits for from now on."""
         if text != self._doing:
             self._doing, self._since = text, time.time()
 
     def progressed(self) -> None:
-        """Something got done."""
+        """Records that the process has made progress."""
         self._progress = time.time()
 
     def sick(self, lines: Sequence[str]) -> None:
-        """The processes that die again and again, a line for each."""
+        """Records the processes that die repeatedly, one line for each."""
         self._sick = tuple(lines)
 
     def holds(self, version: str) -> None:
-        """The weights that are held now."""
+        """Records the short name of the weights that the process holds now."""
         self._version = version
 
     @counted("metrics")
     def beat(self) -> dict[str, Any]:
-        """For Store.beat."""
+        """Returns the fields of the next heartbeat, for Store.beat."""
         return msgspec.to_builtins(Beat(
             role=self._role, version=self._version, doing=self._doing, since=self._since, progress=self._progress,
             sick=self._sick,
@@ -85,10 +93,10 @@ class Pulse:
 
 
 class Beating:
-    """Sends a pulse from a thread of its own while the block goes on, for processes whose loop may be busy for long.
+    """Sends heartbeats from a thread of its own until the block ends, for processes whose loop may be busy for long.
 
-    `fill` is called before each beat. A beat that fails is told and followed by the next: who leads the loop finds a
-    store that stays away by itself, and Prometheus sees the series go.
+    `fill` is called before each beat. A beat that fails is logged, and the next one follows. The loop itself notices a
+    store that stays away, and Prometheus notices that the series ends.
     """
 
     def __init__(self, pulse: Pulse, send: Send, *, fill: Callable[[], object] = lambda: None) -> None:

@@ -1,9 +1,9 @@
-"""One log per run: JSON lines in log.jsonl; on stderr short lines where that is a terminal, else JSON too.
+"""One log per run: JSON lines in log.jsonl. On stderr, short lines if it is a terminal, otherwise JSON too.
 
-Each line names the run, the process with its role and rank, the version of the weights that the process holds (`bind`)
-and, within an episode, its ticket (structlog's contextvars, which travel with the task).
+Each line names the run, the process with its role and rank, the version of its weights (`bind`) and, within an
+episode, the ticket (through structlog's contextvars, which follow the asyncio task).
 
-Several processes may append to one file: a line is one write, so lines of different processes never mix.
+Several processes may append to one file: each line is one write, so lines of different processes never mix.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ Event = MutableMapping[str, Any]
 Show = Callable[[Event], None]
 
 _HIDDEN = ("event", "level", "time", "run", "process", "role", "rank", "name", "format", "exception")
-"""Keys that the terminal's line does not repeat as key=value."""
+"""Keys that the short line on a terminal does not repeat as key=value."""
 
 _path: Path | None = None
 _bound: dict[str, Any] = {}
 
 
 def log_path() -> Path | None:
-    """The run's log.jsonl; None before configure_logs or in a command without a run."""
+    """Returns the path of the run's log.jsonl. None before configure_logs, or in a command without a run."""
     return _path
 
 
 def print_event(event: Event) -> None:
-    """On stderr, so that results on stdout stay clean: for people on a terminal, for machines elsewhere.
+    """Prints an event on stderr, so that stdout holds only results: for people on a terminal, otherwise as JSON.
 
-    A traceback is spared people where a file has it.
+    A terminal does not get the traceback if the log file has it.
     """
     line = short_line(event) if sys.stderr.isatty() else as_json(event)
     if _path is None and sys.stderr.isatty() and "exception" in event:
@@ -51,17 +51,17 @@ def print_event(event: Event) -> None:
 
 
 def bind(**facts: Any) -> None:
-    """Every later line of this process says so, of all its threads and tasks."""
+    """Adds `facts` to every later line of this process, from all its threads and tasks."""
     _bound.update(facts)
 
 
 def configure_logs(
     folder: Path | None, *, process: str = "controller", show: Show | None = print_event, level: str = "info",
 ) -> None:
-    """Sends this process's log to `folder`/log.jsonl (None: nowhere) and to `show` (None: stderr stays silent).
+    """Sends this process's log to `folder`/log.jsonl (None: to no file) and to `show` (None: not to stderr).
 
-    `process` names the writer in each line, for example `rollout-1`: its role and, where it has one, its rank. What
-    this process makes from now on, in the folder or elsewhere, is as open to others as the folder is.
+    `process` names the writer in each line: its role and rank, for example `rollout-1`. Files that this process makes
+    from now on can be read by the same users as the folder.
     """
     global _path  # noqa: PLW0603 - a process has one log
     _bound.clear()
@@ -83,14 +83,14 @@ def configure_logs(
 
 
 def get_logger(name: str) -> Any:
-    """A logger of structlog's: `log.info("step done", step=3, seconds=1.2)`. Silent until configure_logs is called."""
+    """Returns a structlog logger: `log.info("step done", step=3, seconds=1.2)`. Silent before configure_logs."""
     if not structlog.is_configured():
         configure_logs(None, show=None)
     return structlog.get_logger(name=name)
 
 
 def adopt_libraries() -> None:
-    """What libraries warn of and fail with, by the standard library's logging, becomes lines of this log too."""
+    """Copies warnings and errors that libraries report through the standard logging module into this log."""
     logging.getLogger().addHandler(_Adopted(logging.WARNING))
 
 
@@ -101,10 +101,10 @@ class _Adopted(logging.Handler):
 
 @contextmanager
 def life_of(process: str, folder: Path) -> Iterator[Any]:
-    """Logs an actor's life to the log of the run in `folder`: its start, what it says by the logger given, its end.
+    """Logs an actor's start and end to the log of the run in `folder`. Yields a logger for the lines in between.
 
-    A node that does not see the folder keeps no log, rather than starting a folder of its own. What ends the block is
-    logged with its traceback and goes on.
+    A node that does not see the folder keeps no log, rather than making a folder of its own. An exception that ends
+    the block is logged with its traceback and raised again.
     """
     configure_logs(folder if folder.is_dir() else None, process=process, show=None)
     log = get_logger("life")
@@ -118,7 +118,7 @@ def life_of(process: str, folder: Path) -> Iterator[Any]:
 
 
 class _Sink:
-    """The last processor: writes the event to both places."""
+    """The last structlog processor: writes the event to the file and to `show`."""
 
     def __init__(self, path: Path | None, identity: Event, show: Show | None) -> None:
         self.path, self.identity, self.show = path, identity, show
@@ -129,7 +129,7 @@ class _Sink:
         if self.path is not None:
             try:
                 _append(self.path, as_json(event))
-            except OSError as error:  # a full disk must not end what it should only have told of
+            except OSError as error:  # a full disk must not end the process, only its log
                 print(f"{self.path} cannot be written ({error.strerror}): {as_json(event)}", file=sys.stderr)
         if self.show is not None:
             self.show(event)
@@ -144,12 +144,12 @@ def _identity(folder: Path | None, process: str) -> Event:
 
 
 def as_json(event: Event) -> str:
-    """One line."""
+    """Returns the event as one line of JSON."""
     return json.dumps(event, default=str, ensure_ascii=False)
 
 
 def short_line(event: Event) -> str:
-    """`12:03:04 step done  step=3 seconds=1.2`; the level only where it is a warning or worse."""
+    """Returns the event as `12:03:04 step done  step=3 seconds=1.2`, with the level if it is a warning or worse."""
     level = "" if event["level"] in ("info", "debug") else f"{event['level']}: "
     pairs = " ".join(f"{key}={_short(value)}" for key, value in event.items() if key not in _HIDDEN)
     return f"{event['time'][11:19]} {level}{event['event']}{'  ' + pairs if pairs else ''}"
@@ -160,7 +160,7 @@ def _short(value: object) -> str:
 
 
 def _append(path: Path, line: str) -> None:
-    """One write call on a file opened for appending: the kernel keeps lines of several writers apart."""
+    """Appends a line in one write call, so that the kernel keeps the lines of several writers apart."""
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         os.write(handle, (line + "\n").encode())

@@ -1,7 +1,7 @@
-"""The metrics of one process: those that its role declares, bounded as declared; counters begin at 0, gauges unset.
+"""The metrics of one process: those that its role declares. Counters start at 0, gauges without a value.
 
-A snapshot travels with the heartbeat and keeps Prometheus' own samples, so that histograms and counters stay what they
-are; NaN and infinity travel as null. A process that starts again counts from 0 again, which Prometheus understands.
+The heartbeat carries a snapshot of Prometheus' own samples, so that histograms and counters keep their type; NaN and
+infinity become null. A process that restarts counts from 0 again, which Prometheus handles.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 
 from services.telemetry.names import CATALOGUE, Declared, Role
 
-disable_created_metrics()  # a second series for each counter and histogram, which nobody reads
+disable_created_metrics()  # else each counter and histogram has a second series that nobody reads
 
 OTHER = "other"
 Snapshot = dict[str, list[tuple[str, dict[str, str], float | None]]]
-"""Declared name -> samples: full name, labels, value."""
+"""A dict from declared name to samples, each (full name, labels, value)."""
 
 
 class Meters:
-    """`meters(name, label=value)` is the Counter, Gauge or Histogram to call inc(), set() or observe() of."""
+    """The meters of a role. `meters(name, label=value)` returns the Counter, Gauge or Histogram with these labels."""
 
     def __init__(self, role: Role) -> None:
         self.registry = CollectorRegistry()
@@ -34,14 +34,14 @@ class Meters:
         self._lock = threading.Lock()
 
     def __call__(self, name: str, **labels: str) -> Any:
-        """Raises KeyError for a metric that this role does not declare, ValueError for labels it has not."""
+        """Returns a meter. Raises KeyError if the role does not declare it, ValueError if a label is not declared."""
         metric = self._metrics[name]
         if not labels:
             return metric
         return metric.labels(**{label: self._bounded(name, label, value) for label, value in labels.items()})
 
     def follow(self, name: str, total: float) -> None:
-        """Moves a counter by what a count kept elsewhere has grown since the last call; one that was reset adds 0."""
+        """Adds to a counter the growth of `total` since the last call. If `total` was reset in between, it adds 0."""
         with self._lock:
             self(name).inc(max(0.0, total - self._totals.get(name, 0.0)))
             self._totals[name] = total
@@ -60,7 +60,7 @@ class Meters:
             return value
 
     def snapshot(self) -> Snapshot:
-        """All samples of now."""
+        """Returns all present samples."""
         found: Snapshot = defaultdict(list)
         for family in self.registry.collect():
             name = f"{family.name}_total" if family.type == "counter" else family.name
@@ -74,7 +74,7 @@ def _make(one: Declared, registry: CollectorRegistry) -> Counter | Gauge | Histo
     if one.kind == "gauge":
         gauge = Gauge(one.name, one.help, names, registry=registry)
         if not names:
-            gauge.set(math.nan)  # a 0 that nobody measured would be an age of fifty years, or no gradient at all
+            gauge.set(math.nan)  # 0 would look measured: an age of fifty years, or no gradient at all
         return gauge
     if one.kind == "histogram":
         metric = Histogram(one.name, one.help, names, registry=registry, buckets=one.buckets)

@@ -1,4 +1,4 @@
-"""metrics.jsonl and evaluations.jsonl. Light."""
+"""Reads and writes metrics.jsonl and evaluations.jsonl. Light."""
 
 from __future__ import annotations
 
@@ -21,26 +21,42 @@ METRIC_KEYS = (
     "inadmissible_share", "episodes", "env_steps", "tokens_sampled", "tokens_trained", "staleness_mean",
     "staleness_max", "dropped_groups", "reissued_episodes", "replays", *(f"seconds/{phase}" for phase in PHASES),
     "loss/policy", "loss/value", "loss/kl", "loss/entropy", "grad_norm", "clip_fraction", "ratio_mean",
-    "logprob_difference_mean", "logprob_difference_max", "credit/group_size_mean", "credit/singleton_share",
+    "is_capped_share", "logprob_difference_mean", "logprob_difference_max",
+    "credit/group_size_mean", "credit/singleton_share",
     "credit/active_share", "credit/flat_share", "credit/advantage_iqr", "credit/share_above_one",
     "credit/share_2_4", "credit/share_5_8", "credit/share_above_8",
 )
-"""Keys of one line of metrics.jsonl: others read them, so the list is frozen."""
+"""Keys of one line of metrics.jsonl. The list is frozen, because other programs read the file."""
 
 MetricsRow = dict[str, Any]
+
+
+class _Row(MetricsRow):
+    """One line. A key that it lacks reads as null, because other versions have other keys and files get damaged.
+
+    Where readers need a value it is one that claims nothing: an unknown interval is [0, 1].
+    """
+
+    def __missing__(self, key: str) -> Any:
+        return _BLANK.get(key)
+
+
+_BLANK: Mapping[str, Any] = {
+    "step": 0, "time": 0.0, "version": "", "split": "", "tasks": 0, "episodes": 0, "success_low": 0.0,
+    "success_high": 1.0, "success_by_task": {}, "success_by_type": {}}
 FILE_BYTES = 1 << 30
-"""The largest file that is read: a line has one or two kilobytes, so that is half a million learner steps."""
-EVALUATED = frozenset(("label", "temperature"))
-"""Keys that each line of evaluations.jsonl has."""
+"""Largest file that is read. A line has one or two kilobytes, so this is half a million learner steps."""
+EVALUATED = ("label", "temperature", "success_rate")
+"""Values that each line of evaluations.jsonl has."""
 _FIGURE = (int, float, str, type(None))
 _KINDS: dict[str, Any] = {
     "label": str, "version": str, "split": str, "temperature": (int, float), "tasks": int, "time": (int, float),
     "success_by_task": dict, "success_by_type": dict, "score_by_task": dict, "groups": list, "drops": list}
-"""Kinds of values by key; all others are figures or text."""
+"""Types of values by key. All other values are numbers or text."""
 
 
 def check_metrics(row: Mapping[str, Any]) -> None:
-    """Raises ValueError where a row of metrics.jsonl lacks a key or has one that is not in METRIC_KEYS."""
+    """Raises ValueError if a row of metrics.jsonl lacks a key or has one that is not in METRIC_KEYS."""
     missing, extra = set(METRIC_KEYS) - set(row), set(row) - set(METRIC_KEYS)
     if missing or extra:
         raise ValueError(f"metrics row: missing {sorted(missing)}, unknown {sorted(extra)}")
@@ -48,9 +64,10 @@ def check_metrics(row: Mapping[str, Any]) -> None:
 
 @counted("metrics")
 def append_row(path: Path, row: Mapping[str, Any]) -> None:
-    """Appends one object with its `format`, on disk when this returns.
+    """Appends one object with its `format`, and flushes it to disk before it returns.
 
-    A line torn by a crash is closed first, so it spoils no other. JSON knows no NaN or infinity: they become null.
+    If a crash left half a line, a newline is written first, so that only this line is lost. NaN and infinity become
+    null, because JSON has no such numbers.
     """
     line = json.dumps({"format": FORMAT, **_plain(row)}, allow_nan=False)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +81,7 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Values that JSON holds: numpy's scalars as numbers, the non-finite as null."""
+    """Returns a value that JSON can hold: numpy scalars as numbers, numbers that are not finite as null."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -74,9 +91,9 @@ def _plain(value: Any) -> Any:
 
 
 def read_rows(path: Path) -> list[MetricsRow]:
-    """All whole lines in order; [] without a file. Raises Damaged where it is no plain file, or larger than FILE_BYTES.
+    """Returns all whole lines in order, or [] without a file. Raises Damaged for a file that is too large or not plain.
 
-    Left out are lines that a crash has torn, and those of which a value has another kind than its key allows.
+    It leaves out lines that a crash cut short, and lines with a value whose type its key does not allow.
     """
     try:
         lines = read_bounded(path, FILE_BYTES).splitlines()
@@ -86,7 +103,7 @@ def read_rows(path: Path) -> list[MetricsRow]:
 
 
 def whole_row(line: bytes) -> MetricsRow | None:
-    """The row of one line; None for a damaged one."""
+    """Returns the row of one line, or None if the line is damaged."""
     try:
         row = msgspec.json.decode(line, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -94,32 +111,35 @@ def whole_row(line: bytes) -> MetricsRow | None:
     step = row.get("step", 0)
     if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 1 << 53:
         return None
-    return row if all(isinstance(value, _KINDS.get(key, _FIGURE)) for key, value in row.items()) else None
+    if not all(isinstance(value, _KINDS.get(key, _FIGURE)) for key, value in row.items()):
+        return None
+    return _Row({key: value for key, value in row.items() if value is not None or key not in _BLANK})
 
 
 def read_metrics(path: Path) -> list[MetricsRow]:
-    """One row per learner step, in order: a step that a resumed run took again counts as it was taken last."""
+    """Returns one row per learner step, in order. If a resumed run repeated a step, its last row counts."""
     return last_of_each_step(read_rows(path))
 
 
 def last_of_each_step(rows: Iterable[MetricsRow]) -> list[MetricsRow]:
-    """Rows of metrics.jsonl, the last one of each learner step, by step."""
+    """Returns the last row of metrics.jsonl for each learner step, sorted by step."""
     last = {row["step"]: row for row in rows if "step" in row}
     return [last[step] for step in sorted(last)]
 
 
 def read_evaluations(path: Path) -> list[MetricsRow]:
-    """One row per label and temperature, in order: what was evaluated again counts as it was evaluated last."""
+    """Returns one row per label and temperature, in order. If an evaluation was repeated, its last row counts."""
     return last_of_each_evaluation(read_rows(path))
 
 
 def last_of_each_evaluation(rows: Iterable[MetricsRow]) -> list[MetricsRow]:
-    """Rows of evaluations.jsonl, the last one of each label and temperature, in order of the first."""
-    return list({(row["label"], row["temperature"]): row for row in rows if row.keys() >= EVALUATED}.values())
+    """Returns the last row of evaluations.jsonl for each label and temperature, in order of their first rows."""
+    return list({(row["label"], row["temperature"]): row for row in rows
+                 if all(row.get(key) is not None for key in EVALUATED)}.values())
 
 
 def drop_rows(path: Path, *, after_step: int) -> None:
-    """Takes the rows of later steps out: a run that goes on from a checkpoint takes those steps again."""
+    """Removes the rows of later steps, because a run that resumes from a checkpoint takes those steps again."""
     rows = read_rows(path)
     kept = [row for row in rows if row.get("step", 0) <= after_step]
     if len(kept) == len(rows):

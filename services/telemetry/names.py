@@ -1,10 +1,10 @@
 """Every metric that the system exports: its name, type, labels and meaning. Light: no imports of ours.
 
-Names follow the Prometheus conventions: prefix gagpo_, base units, `_total` for counters, `_ratio` for what lies in
-[0, 1]. A label is bounded either by its list of values or by a number of distinct ones, beyond which they count as
-`other`. Metrics that travel with heartbeats carry a further label `worker`; services/telemetry/exposition.py adds and
+Names follow the Prometheus conventions: prefix gagpo_, base units, `_total` for counters, `_ratio` for values in
+[0, 1]. A label is bounded by its list of values, or by a number of distinct values; further ones count as `other`.
+Metrics that heartbeats carry have a further label `worker`; services/telemetry/exposition.py adds and
 bounds it.
-`python -m deploy.reference` makes docs/reference/metrics.md of them.
+`python -m deploy.reference` makes docs/reference/metrics.md from this file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Declared:
     """One metric."""
 
     name: str
-    """As Prometheus shows it, `_total` included."""
+    """The name as Prometheus shows it, with `_total`."""
     kind: Literal["counter", "gauge", "histogram"]
     roles: tuple[Role, ...]
     help: str
@@ -55,31 +55,36 @@ ENVIRONMENT = (
     _declare("environment", "gauge", "env_sessions", "Live sessions."),
     _declare("environment", "gauge", "env_sessions_limit", "Sessions that may live at once."),
     _declare("environment", "counter", "env_sessions_expired_total", "Sessions dropped as idle, or for memory."),
-    _declare("environment", "gauge", "env_resident_memory_bytes", "Of the server and of its engines' processes."),
+    _declare("environment", "gauge", "env_resident_memory_bytes",
+             "Resident memory of the server and its engine processes."),
     _histogram("environment", "env_reset_seconds", ENGINE_BUCKETS, "Starting an episode.", environment=4),
     _histogram("environment", "env_step_seconds", ENGINE_BUCKETS, "One step of a live session.", environment=4),
-    _histogram("environment", "env_replay_seconds", ENGINE_BUCKETS, "One step, its session's rebuilding included.",
+    _histogram("environment", "env_replay_seconds", ENGINE_BUCKETS,
+               "One step whose session was rebuilt first, rebuilding included.",
                environment=4),
     _histogram("environment", "env_request_seconds", ENGINE_BUCKETS, "Whole requests, by route.", route=8),
 )
 ROLLOUT = (
     _declare("rollout", "counter", "rollout_episodes_total",
-             "Episodes by what became of them: refused ones were answered by somebody else before, failed ones ended "
+             "Episodes by outcome. Refused: another worker had committed the ticket before. Failed: the episode ended "
              "in a fault.", outcome=("accepted", "refused", "failed")),
     _declare("rollout", "counter", "rollout_episode_ends_total", "Finished episodes by their end.",
              end=("won", "lost", "turns", "context")),
     _declare("rollout", "counter", "rollout_tokens_total", "Tokens put in and sampled.", kind=("prompt", "response")),
     _declare("rollout", "counter", "rollout_env_steps_total", "Turns of finished episodes."),
     _declare("rollout", "counter", "rollout_replays_total", "Sessions that servers had to rebuild for this worker."),
-    _declare("rollout", "counter", "rollout_redeliveries_total", "Tickets claimed that somebody had claimed before."),
+    _declare("rollout", "counter", "rollout_redeliveries_total",
+             "Claimed tickets that another worker had claimed before."),
     _declare("rollout", "gauge", "rollout_slots", "Episodes that the worker may play at once."),
-    _declare("rollout", "gauge", "rollout_tickets", "Tickets in hand; held ones wait for a version or a slot.",
+    _declare("rollout", "gauge", "rollout_tickets",
+             "Tickets that the worker has claimed. Held ones wait for a version or a slot.",
              state=("playing", "held")),
     _declare("rollout", "gauge", "rollout_kv_used_ratio", "Share of the engine's KV cache that requests hold."),
     _declare("rollout", "gauge", "rollout_version_incarnation", "Learner incarnation of the weights held."),
     _declare("rollout", "gauge", "rollout_version_step", "Learner step of the weights held."),
     _declare("rollout", "gauge", "rollout_version_lag_steps", "Learner steps by which they are behind the newest."),
-    _declare("rollout", "gauge", "rollout_version_lag_incarnations", "Learner starts by which they are behind it."),
+    _declare("rollout", "gauge", "rollout_version_lag_incarnations",
+             "Learner incarnations by which they are behind the newest."),
     _histogram("rollout", "rollout_queue_seconds", QUEUE_BUCKETS, "From the issue of a ticket to its episode's start."),
     _histogram("rollout", "rollout_turn_seconds", TURN_BUCKETS, "One answer of the engine, its queue included."),
     _histogram("rollout", "rollout_episode_seconds", QUEUE_BUCKETS, "One episode."),
@@ -89,27 +94,30 @@ ROLLOUT = (
 STORE = (
     _declare("controller", "counter", "store_groups_issued_total", "Training groups issued."),
     _declare("controller", "counter", "store_groups_trained_total", "Training groups in manifests."),
-    _declare("controller", "counter", "store_groups_dropped_total", "Training groups dropped, by whomever."),
+    _declare("controller", "counter", "store_groups_dropped_total", "Training groups dropped, by any process."),
     _declare("controller", "gauge", "store_groups_ready", "Finished groups that wait to be read.",
              kind=("train", "eval")),
-    _declare("controller", "gauge", "store_tickets", "Unplayed tickets: new ones, and those in a worker's hands.",
+    _declare("controller", "gauge", "store_tickets", "Unplayed tickets: waiting, or claimed by a worker.",
              state=("waiting", "claimed")),
     _declare("controller", "gauge", "store_oldest_ticket_age_seconds", "Age of the oldest unplayed ticket."),
-    _declare("controller", "gauge", "store_retained_bytes", "Bytes of all episodes held."),
+    _declare("controller", "gauge", "store_retained_bytes", "Bytes of all episodes in the store."),
 )
 DROPS = Declared(
     name="gagpo_groups_dropped_total", kind="counter", roles=("controller", "learner"),
     help="Groups that this process dropped, by class of reason.", labels={"reason": DROP_REASONS})
 CONTROLLER = (
     _declare("controller", "gauge", "controller_capacity_groups", "Training groups that may still be issued now."),
-    _declare("controller", "gauge", "controller_state", "1 for what the controller is doing.",
+    _declare("controller", "gauge", "controller_state", "1 for the present activity of the controller, 0 for others.",
              state=("starting", "training", "evaluating")),
     _declare("controller", "gauge", "controller_progress_timestamp_seconds",
-             "When any count of the store moved last; before the first time, when the controller began."),
+             "Time when a count of the store last changed; before the first change, the controller's start."),
     _declare("controller", "counter", "controller_restarts_total", "Starts of processes after a death."),
     _declare("controller", "gauge", "controller_members",
-             "Processes that the controller supervises; sick ones died three times or more in ten minutes.",
-             role=("environment", "rollout", "learner"), state=("running", "starting", "sick")),
+             "Processes that the controller supervises. Unplaced: waiting for room on the cluster. Sick: died three "
+             "times or more in ten minutes.", role=("environment", "rollout", "learner"),
+             state=("running", "starting", "unplaced", "sick", "draining")),
+    _declare("controller", "gauge", "controller_wanted_members", "Processes that should run.",
+             role=("environment", "rollout")),
     _declare("controller", "gauge", "eval_step", "Learner step of the last evaluation."),
     _declare("controller", "gauge", "eval_success_ratio", "Success in the last evaluation, `all` and by task type.",
              task_type=32),
@@ -123,31 +131,33 @@ LEARNER = (
              "prompts too.", kind=("sampled", "trained")),
     _declare("learner", "gauge", "learner_loss", "Parts of the last step's loss.",
              part=("policy", "value", "kl", "entropy")),
-    _declare("learner", "gauge", "learner_gradient_norm", "Of the last step, before clipping."),
+    _declare("learner", "gauge", "learner_gradient_norm", "Gradient norm of the last step, before clipping."),
     _declare("learner", "gauge", "learner_clipped_ratio", "Share of ratios outside the clip range."),
     _declare("learner", "gauge", "learner_importance_ratio_mean", "Mean of new over old probability."),
     _declare("learner", "gauge", "learner_logprob_difference",
-             "Learner's against sampler's logprobs, absolute, per token.", stat=("mean", "max")),
+             "Absolute difference between the learner's and the sampler's logprobs, per token.", stat=("mean", "max")),
     _declare("learner", "gauge", "learner_flop_utilization_ratio",
-             "FLOPs of the last step's passes over those that its GPUs could do; none on CPUs and in float32."),
-    _declare("learner", "gauge", "learner_staleness_steps", "Age of the episodes at consumption.",
+             "FLOPs of the last step's passes divided by the peak of its GPUs; absent on CPUs and in float32."),
+    _declare("learner", "gauge", "learner_staleness_steps", "Age of the episodes when they are trained on.",
              stat=("mean", "max")),
     _declare("learner", "gauge", "learner_checkpoint_timestamp_seconds",
-             "When the newest checkpoint was durable; before the first, when the learner began."),
+             "Time when the newest checkpoint was on disk; before the first, the learner's start."),
     DROPS,
     _declare("learner", "gauge", "train_success_ratio", "Success of the episodes of the last step."),
-    _declare("learner", "gauge", "train_episode_return", "Their mean return, as training sees it."),
-    _declare("learner", "gauge", "train_episode_length_steps", "Their mean number of turns."),
-    _declare("learner", "gauge", "train_steps_ratio", "Share of their turns that were not well-formed or not "
-             "admissible.", kind=("invalid", "inadmissible")),
+    _declare("learner", "gauge", "train_episode_return",
+             "Mean return of the episodes of the last step, scaled as in training."),
+    _declare("learner", "gauge", "train_episode_length_steps", "Mean turns of the episodes of the last step."),
+    _declare("learner", "gauge", "train_steps_ratio", "Share of turns of the last step that were not well-formed, or "
+             "not admissible.", kind=("invalid", "inadmissible")),
     _histogram("learner", "credit_state_group_size", SIZE_BUCKETS,
-               "Steps that share a state within their group, one observation per step."),
-    _declare("learner", "gauge", "credit_singleton_ratio", "Share of steps whose state no other step has."),
-    _declare("learner", "gauge", "credit_active_ratio", "Share of steps with an advantage other than 0."),
+               "Number of turns of the same group that share a turn's state, one observation per turn."),
+    _declare("learner", "gauge", "credit_singleton_ratio",
+             "Share of turns whose state no other turn of the group has."),
+    _declare("learner", "gauge", "credit_active_ratio", "Share of turns with an advantage other than 0."),
     _declare("learner", "gauge", "credit_flat_groups_ratio",
-             "Share of groups without spread: no step of theirs has an advantage other than 0."),
+             "Share of groups without spread: all their turns have advantage 0."),
     _declare("learner", "gauge", "credit_advantage_iqr", "Interquartile range of the advantages."),
-    _declare("learner", "gauge", "credit_advantage_above_one_ratio", "Share of advantages beyond 1 or -1."),
+    _declare("learner", "gauge", "credit_advantage_above_one_ratio", "Share of advantages above 1 or below -1."),
 )
 CATALOGUE: Mapping[str, Declared] = {
     one.name: one for one in (*ENVIRONMENT, *ROLLOUT, *LEARNER, *STORE, *CONTROLLER)}

@@ -1,6 +1,6 @@
-"""CPU seconds that this process spends on being watched: metrics, logs, archive. `gagpo bench overhead` adds them up.
+"""CPU seconds that this process spends on metrics, logs, the archive and kept turns. `gagpo bench overhead` tells them.
 
-Of the calling thread alone, so a thread that waits costs nothing; a part within another counts for the outer one.
+Only the calling thread counts, so a thread that waits costs nothing. A part within another counts for the outer one.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ import functools
 import threading
 import time
 from collections.abc import Callable
-from typing import Literal, ParamSpec, TypeVar
+from typing import Literal, ParamSpec, TypeVar, get_args
 
-Part = Literal["metrics", "logs", "archive"]
+Part = Literal["metrics", "logs", "archive", "turns"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _lock = threading.Lock()
 _within = threading.local()
-_spent: dict[str, float] = {"metrics": 0.0, "logs": 0.0, "archive": 0.0}
+_spent: dict[str, float] = dict.fromkeys(get_args(Part), 0.0)
 
 
 def counted(part: Part) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """A decorator: the function's CPU time counts for `part`. Not for coroutines, which share their thread."""
+    """Returns a decorator that counts a function's CPU time for `part`. Not for coroutines: they share a thread."""
 
     def decorate(work: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(work)
@@ -42,6 +42,6 @@ def counted(part: Part) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 def spent() -> dict[str, float]:
-    """Part -> CPU seconds so far; `cpu`: those of the whole process."""
+    """Returns the CPU seconds so far of each part, and of the whole process under `cpu`."""
     with _lock:
         return {**_spent, "cpu": time.process_time()}

@@ -1,7 +1,7 @@
-"""Spans on their way to an OTLP/HTTP receiver: the half of services/telemetry/tracing.py that needs opentelemetry.
+"""Sends spans to an OTLP/HTTP receiver: the half of services/telemetry/tracing.py that needs opentelemetry.
 
-Spans wait in a bounded queue for a thread that sends them. An endpoint that does not answer costs the spans that do not
-fit, is told once, and holds nobody up. Not covered: the last second of a process that is killed.
+Spans wait in a bounded queue for a thread that sends them. If the endpoint does not answer, the spans that do not fit
+are lost, which is logged once, and nothing is delayed. Not covered: the last second of a process that is killed.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ from services.telemetry.logs import get_logger
 
 SERVICE = "gagpo"
 QUEUE, BATCH = 8192, 512
-"""Spans that wait, and spans of one request; the oldest make room for what does not fit."""
+"""Most spans in the queue, and in one request. When the queue is full, the oldest are dropped."""
 DELAY_S = 1.0
-"""Longest wait of a span in a process with little to say."""
+"""Seconds after which waiting spans are sent even if they do not fill a request."""
 EXPORT_S = 2.0
-"""Of one request, with its retries."""
+"""Deadline in seconds of one request with its retries."""
 STOP_S = 3.0
-"""For what still waits when a process ends."""
+"""Seconds to send the waiting spans when a process ends."""
 SAMPLED = trace.TraceFlags(trace.TraceFlags.SAMPLED)
 log = get_logger("tracing")
 _root: ContextVar[tuple[int, int] | None] = ContextVar("root", default=None)
 
 
 def ids(run: str, ticket: str) -> tuple[int, int]:
-    """Ids of a ticket's trace and of its root: 128 and 64 bits of blake2b over run and ticket."""
+    """Returns the ids of a ticket's trace and of its root span: 128 and 64 bits of blake2b over run and ticket."""
     digest = hashlib.blake2b(f"{run}\0{ticket}".encode(), digest_size=24).digest()
     return int.from_bytes(digest[:16], "big"), int.from_bytes(digest[16:], "big")
 
 
 class Span:
-    """A span that goes on while its block does; what escapes the block is its error."""
+    """A span that lasts as long as its block. An exception that leaves the block is recorded as its error."""
 
     def __init__(self, span: trace.Span) -> None:
         self._span = span
         self._token: Token[context.Context] | None = None
 
     def set(self, **attributes: Any) -> None:
-        """Facts that were not known at the start, each as `gagpo.<name>`."""
+        """Adds attributes that were not known at the start, each as `gagpo.<name>`."""
         self._span.set_attributes(_named(attributes))
 
     def rename(self, name: str) -> None:
-        """For what turns out to have been something else."""
+        """Changes the span's name, if it turns out to be another kind of work."""
         self._span.update_name(name)
 
     def __enter__(self) -> Span:
@@ -80,7 +80,7 @@ class Tracer:
         complaints.handlers, complaints.propagate = [_FirstTime(endpoint.rpartition("@")[2])], False
         resource = {"service.name": SERVICE, "service.instance.id": process, **({"gagpo.run": run} if run else {})}
         self._run = run
-        # Not the process's global provider, which is vLLM's to set.
+        # Not the process's global provider, because vLLM sets that one.
         self._provider = TracerProvider(
             resource=Resource.create(resource), id_generator=_SpanIds(), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(
@@ -89,7 +89,7 @@ class Tracer:
         self._tracer = self._provider.get_tracer(SERVICE)
 
     def span(self, name: str, *, ticket: str, parent: str, attributes: Mapping[str, Any]) -> Span:
-        """See tracing.span. A `parent` that is no traceparent makes a trace of its own: anybody may send one."""
+        """See tracing.span. If `parent` is not a valid traceparent (any client may send one), it starts a new trace."""
         if ticket:
             return Span(self._begin(name, ticket, attributes))
         where = _parents.extract({"traceparent": parent}, context.Context()) if parent else None
@@ -111,8 +111,8 @@ class Tracer:
         return f"00-{here.trace_id:032x}-{here.span_id:016x}-{here.trace_flags:02x}"
 
     def close(self) -> None:
-        """Sends what waits, within STOP_S."""
-        # In a thread, since the SDK waits for up to 30 s where the endpoint is dead.
+        """Sends the waiting spans, for at most STOP_S."""
+        # In a thread, because the SDK waits up to 30 s if the endpoint is dead.
         last = threading.Thread(target=self._provider.shutdown, name="traces-end", daemon=True)
         last.start()
         last.join(STOP_S)
@@ -120,7 +120,7 @@ class Tracer:
     def _begin(
         self, name: str, ticket: str, attributes: Mapping[str, Any], *, since: int | None = None,
     ) -> trace.Span:
-        """A span below the root of `ticket`, which need not be known to have been sent."""
+        """Starts a span below the root of `ticket`. The root need not have been sent."""
         trace_id, span_id = ids(self._run, ticket)
         above = trace.SpanContext(trace_id, span_id, is_remote=True, trace_flags=SAMPLED)
         return self._tracer.start_span(
@@ -129,7 +129,7 @@ class Tracer:
 
 
 class _SpanIds(RandomIdGenerator):
-    """Random, but for those of a root, which are its ticket's."""
+    """Random ids, except those of a root span, which follow from its ticket."""
 
     def generate_trace_id(self) -> int:
         root = _root.get()
@@ -144,7 +144,7 @@ class _SpanIds(RandomIdGenerator):
 
 
 class _FirstTime(logging.Handler):
-    """The first complaint of the SDK about spans on their way is a line of the run's log, and the last."""
+    """Writes the SDK's first complaint about sending spans to the run's log, and no later one."""
 
     def __init__(self, endpoint: str) -> None:
         super().__init__(logging.WARNING)

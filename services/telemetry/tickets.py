@@ -11,21 +11,21 @@ CLASSES = (
     ("env: ", "env"), ("engine: ", "engine"), ("episode: ", "episode"),
     ("nobody has the weights", "weights_gone"), ("over-age", "over_age"), ("uniform reward", "uniform_reward"),
     ("worker", "worker_lost"))
-"""How the reason of a drop begins, and its class."""
+"""Pairs of the beginning of a drop's reason and its class."""
 
 
 def reason_class(reason: str) -> str:
-    """One of services.telemetry.names.DROP_REASONS."""
+    """Returns the class of a drop's reason, one of services.telemetry.names.DROP_REASONS."""
     return next((name for start, name in CLASSES if reason.startswith(start)), "other")
 
 
 def trace_issue(tickets: Sequence[Ticket]) -> None:
-    """The roots of the traces of a group that is issued now."""
+    """Records the root spans of a group that is issued now."""
     for ticket in tickets:
         root(ticket.id, group=ticket.group, task=ticket.task, kind=ticket.kind)
 
 
 def trace_drop(group: str, size: int, reason: str) -> None:
-    """A group of so many tickets is dropped now."""
+    """Records that a group of `size` tickets is dropped now."""
     for k in range(size):
         record("drop", Ticket.id_of(group, k), reason=reason)

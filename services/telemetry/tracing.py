@@ -2,15 +2,15 @@
 
     ticket                      controller, as it is issued: the root
     ├── episode                 rollout worker, one for each attempt
-    │   ├── turn                what the engine was asked, and answered
-    │   └── environment step    as its client sees it, retries included (or reset)
+    │   ├── turn                one request to the engine
+    │   └── environment step    as the client sees it, retries included (or reset)
     │       └── serve step      environment server (or reset, rebuild)
     ├── train                   learner, the step that consumed it
-    └── drop                    controller or learner, and why
+    └── drop                    controller or learner, with the reason
 
-Every process knows by itself where a ticket's spans belong (spans.py), so nothing travels in the store, and a
-redelivered ticket goes on in its own trace. Environment servers know neither run nor ticket: requests to them carry the
-parent of each of their elements (envservice/wire/schemas.py, TRACES_HEADER).
+Each process derives the ids of a ticket's trace from run and ticket (spans.py), so the store carries none, and a
+redelivered ticket continues its trace. Environment servers know neither run nor ticket, so requests to them carry the
+parent span of each element (envservice/wire/schemas.py, TRACES_HEADER).
 
 If tracing is off, a span is None and costs one `if`; only services/telemetry/spans.py imports opentelemetry:
 
@@ -39,23 +39,24 @@ _tracer: Tracer | None = None
 
 
 def check(endpoint: str | None) -> None:
-    """Raises UserError where traces are asked for and OpenTelemetry is not installed. Does not import it."""
+    """Raises UserError if traces are configured and OpenTelemetry is not installed. Does not import it."""
     if endpoint is not None and not all(map(_installed, PACKAGES)):
-        raise UserError("metrics.traces is set, and OpenTelemetry is not installed", "pip install 'gagpo[traces]'")
+        raise UserError("metrics.traces is set, but OpenTelemetry is not installed", "pip install 'gagpo[traces]'")
 
 
 def _installed(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:  # not even what it is a part of
+    except ModuleNotFoundError:  # a parent package is missing
         return False
 
 
 @contextmanager
 def tracing(endpoint: str | None, *, process: str, run: str = "") -> Iterator[None]:
-    """This process's spans go to the OTLP/HTTP receiver at `endpoint` while the block goes on; None: nothing is done.
+    """Sends this process's spans to the OTLP/HTTP receiver at `endpoint` until the block ends. None: does nothing.
 
-    `process`: as in the log, `rollout-1`; `run`: "" for an environment server, which may serve many. Raises UserError.
+    `process`: its name as in the log, such as `rollout-1`. `run`: "" for an environment server, which may serve many
+    runs. Raises UserError as check() does.
     """
     global _tracer  # noqa: PLW0603 - a process has one tracer
     check(endpoint)
@@ -70,7 +71,7 @@ def tracing(endpoint: str | None, *, process: str, run: str = "") -> Iterator[No
 
 
 def stop() -> None:
-    """Sends what waits, within a deadline. Nothing is done where nothing is traced."""
+    """Sends the waiting spans, within a deadline. Does nothing if tracing is off."""
     global _tracer
     tracer, _tracer = _tracer, None
     if tracer is not None:
@@ -78,27 +79,28 @@ def stop() -> None:
 
 
 def traced() -> bool:
-    """Whether anybody is told: for callers to whom it is work to find out what to tell."""
+    """Returns whether tracing is on, for callers whose attributes are expensive to compute."""
     return _tracer is not None
 
 
 def span(name: str, *, ticket: str = "", parent: str = "", **attributes: Any) -> AbstractContextManager[Span | None]:
-    """A span below a ticket's root, below `parent` (what traceparent() gave elsewhere), or below the one around it."""
+    """Returns a span below a ticket's root, or below `parent` (a traceparent() of another process), or below the
+    current span."""
     return _OFF if _tracer is None else _tracer.span(name, ticket=ticket, parent=parent, attributes=attributes)
 
 
 def record(name: str, ticket: str, *, since: int | None = None, **attributes: Any) -> None:
-    """What has happened to a ticket. `since`: time.time_ns() as it began; None: now."""
+    """Records something that happened to a ticket. `since`: time.time_ns() of its beginning; None: now."""
     if _tracer is not None:
         _tracer.record(name, ticket, since=since, attributes=attributes)
 
 
 def root(ticket: str, **attributes: Any) -> None:
-    """The root of a ticket's trace, over as soon as begun: nobody need live until the ticket's end to tell it."""
+    """Records the root of a ticket's trace. It ends at once, so that no process must live until the ticket ends."""
     if _tracer is not None:
         _tracer.root(ticket, attributes)
 
 
 def traceparent() -> str:
-    """The span around the caller in W3C's form, for another process; "" where nothing is traced."""
+    """Returns the current span in W3C's format, for another process, or "" if tracing is off."""
     return "" if _tracer is None else _tracer.traceparent()

@@ -1,8 +1,8 @@
-"""The owner of published weights, beside the learner and not of it.
+"""The Ray actor that owns published weights, separate from the learner.
 
-A Ray object dies with the process that put it. The learner may die at any time, so this actor, which does nothing
-else, owns the buffers of the last two versions: the newest, and the one that a worker may still be fetching.
-Which version is *current* is not said here but by the pointer in the store.
+A Ray object is lost when the process that put it dies. The learner may die at any time, so this actor, which does
+nothing else, owns the buffers of the last two versions: the newest, and the one that a worker may still be fetching.
+The pointer in the store, not this actor, says which version is *current*.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from services.records import Version
 from services.weights.pack import Manifest
 
 KEEP = 2
-"""Versions held."""
+"""Number of versions held."""
 
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):
-    """One version as the actor hands it out."""
+    """One version, as fetch() returns it."""
 
     version: Version
     manifest: Manifest
@@ -30,24 +30,24 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WeightsShelf:
-    """The last KEEP versions by name: WeightsActor without Ray's decorator."""
+    """Holds the last KEEP versions. WeightsActor is this class with Ray's decorator."""
 
     def __init__(self) -> None:
         self._held: OrderedDict[Version, Published] = OrderedDict()
 
     def publish(self, version: Version, manifest: Manifest, buffer: np.ndarray) -> None:
-        """Own a copy of the buffer and let go of the oldest beyond KEEP. Publishing twice is harmless."""
+        """Keeps a copy of the buffer and frees versions beyond KEEP. Publishing a version twice is harmless."""
         self._held[version] = Published(version=version, manifest=manifest, refs=[ray.put(buffer)])
         self._held.move_to_end(version)
         while len(self._held) > KEEP:
             self._held.popitem(last=False)
 
     def latest(self) -> Version | None:
-        """The version published last."""
+        """Returns the version that was published last, or None."""
         return next(reversed(self._held), None)
 
     def fetch(self, version: Version) -> Published | None:
-        """None for a version that is no longer, or was never, held."""
+        """Returns a version, or None if it is not held."""
         return self._held.get(version)
 
 

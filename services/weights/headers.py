@@ -1,7 +1,7 @@
-"""Looks at a model before it is loaded: the headers of its safetensors files, and its tokenizer. Light.
+"""Checks a model before it is loaded: the headers of its safetensors files, and its tokenizer. Light.
 
-A header says how long it is and where each tensor lies; in a file that is broken, or made to do harm, both lie. So the
-lengths are held against the file's own before anything of that size is read.
+A header states its own length and the place of each tensor. In a damaged or malicious file both may be wrong, so they
+are compared with the size of the file before anything of that length is read.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 from services.files import Damaged, read_bounded
 
 HEADER_BYTES = 100 << 20
-"""The format's own limit."""
+"""Largest header that the safetensors format allows."""
 TOKENIZER_BYTES = 256 << 20
 BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32,
         "U16": 16, "U8": 8, "BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8}
 
 
 def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of all tensors. Raises Damaged where the file is cut off or no safetensors."""
+    """Returns a dict from tensor name to shape. Raises Damaged if the file is cut short or not a safetensors file."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
@@ -40,17 +40,24 @@ def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def folder_parameters(folder: Path) -> int:
+    """Returns the number of weights of the model in `folder`; weights in *.bin files are taken to have two bytes."""
+    half_precision = sum(file.stat().st_size // 2 for file in folder.glob("*.bin"))
+    tensors = (shape for file in folder.glob("*.safetensors") for shape in tensor_shapes(file).values())
+    return sum(prod(shape) for shape in tensors) or half_precision
+
+
 def read_tokenizer(file: Path) -> Any:
-    """The tokenizer of a tokenizer.json. Raises Damaged where it is none."""
+    """Returns the tokenizer of a tokenizer.json. Raises Damaged if the file holds none."""
     from tokenizers import Tokenizer
 
     try:
         return Tokenizer.from_buffer(read_bounded(file, TOKENIZER_BYTES))
     except Damaged:
         raise
-    except Exception as error:  # tokenizers raises nothing narrower
+    except Exception as error:  # tokenizers raises no narrower type
         why = " ".join(str(error).split())[:100]
-        raise Damaged(f"{file} is no whole tokenizer ({why})", "copy the model again") from None
+        raise Damaged(f"{file} is not a complete tokenizer ({why})", "copy the model again") from None
 
 
 def _shape(tensor: Any, held: int) -> tuple[int, ...]:
@@ -62,4 +69,4 @@ def _shape(tensor: Any, held: int) -> tuple[int, ...]:
 
 
 def _damaged(file: Path, why: str) -> Damaged:
-    return Damaged(f"{file} is no whole safetensors file ({why})", "copy the model again")
+    return Damaged(f"{file} is not a complete safetensors file ({why})", "copy the model again")

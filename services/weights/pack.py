@@ -1,8 +1,8 @@
-"""Named tensors as one uint8 buffer, so that a version crosses the object store as one copy and maps read-only.
+"""Packs named tensors into one uint8 buffer, so that Ray's object store sends it as one copy, mapped read-only.
 
-The digest is the name of the weights: equal digests mean equal names, shapes, dtypes and bytes, on any machine.
-Offsets are aligned so that a received buffer can be viewed without a copy. Dtypes travel by name, because numpy
-has no bfloat16: a torch tensor is viewed as bytes and back.
+The digest identifies the weights: equal digests mean equal names, shapes, dtypes and bytes, on any machine. Offsets are
+aligned so that a received buffer can be viewed without a copy. Dtypes are sent by name and tensors as bytes, because
+numpy has no bfloat16.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,13 +22,17 @@ if TYPE_CHECKING:
     import torch
 
 ALIGNMENT = 64
-"""Bytes; one cache line, and a multiple of every item size."""
+"""Alignment of tensors in bytes: one cache line, and a multiple of every item size."""
 
+SIDE_BY_SIDE = 1 << 30
+"""Bytes of a version from which on its digest is made of pieces."""
+PIECE = 64 << 20
+"""Bytes of such a piece."""
 ITEM_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "uint8": 1}
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one tensor lies in the buffer."""
+    """The place of one tensor in the buffer."""
 
     name: str
     shape: tuple[int, ...]
@@ -38,7 +43,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def nbytes(self) -> int:
-        """Length in bytes, padding excluded."""
+        """Returns the length in bytes, without padding."""
         return math.prod(self.shape) * ITEM_SIZES[self.dtype]
 
 
@@ -50,14 +55,14 @@ class Packed:
     """Weights ready to publish."""
 
     manifest: Manifest
-    """In order of name."""
+    """The tensors, sorted by name."""
     buffer: np.ndarray
     """uint8; padding is zero."""
     digest: str
 
 
 def pack_tensors(tensors: Iterable[tuple[str, torch.Tensor | np.ndarray]]) -> Packed:
-    """Copy named tensors into one buffer and digest it.
+    """Copies named tensors into one buffer and computes its digest.
 
     Raises ValueError for a dtype outside ITEM_SIZES.
     """
@@ -78,9 +83,9 @@ def pack_tensors(tensors: Iterable[tuple[str, torch.Tensor | np.ndarray]]) -> Pa
 
 
 def unpack(manifest: Sequence[Entry], buffer: np.ndarray | bytes) -> dict[str, torch.Tensor]:
-    """Torch views into the buffer: no copy, so the caller must not write to them.
+    """Returns torch views into the buffer, without a copy. The caller must not write to them.
 
-    Raises ValueError where the manifest reaches beyond the buffer.
+    Raises ValueError if the manifest reaches beyond the buffer.
     """
     import torch
 
@@ -97,16 +102,35 @@ def unpack(manifest: Sequence[Entry], buffer: np.ndarray | bytes) -> dict[str, t
 
 
 def digest(manifest: Sequence[Entry], buffer: np.ndarray | bytes) -> str:
-    """blake2b (128 bits, hex) over names, shapes, dtypes and bytes, in order of name; padding does not count.
+    """Returns blake2b (128 bits, hex) over names, shapes, dtypes and bytes, in order of name; padding does not count.
 
-    Raises ValueError where the manifest reaches beyond the buffer.
+    From SIDE_BY_SIDE bytes on, the hash is over the hashes of pieces, which all cores work on: one core takes 18 s for
+    7B parameters in bfloat16. Raises ValueError if the manifest reaches beyond the buffer.
     """
-    raw = _checked(manifest, buffer)
-    state = hashlib.blake2b(digest_size=16)
-    for entry in sorted(manifest, key=lambda e: e.name):
+    raw, state = _checked(manifest, buffer), hashlib.blake2b(digest_size=16)
+    ordered = sorted(manifest, key=lambda e: e.name)
+    hashed = _hashes if sum(entry.nbytes for entry in ordered) >= SIDE_BY_SIDE else _bytes
+    for entry, parts in zip(ordered, hashed([raw[e.offset : e.offset + e.nbytes] for e in ordered]), strict=True):
         state.update(f"{entry.name}\0{entry.dtype}\0{','.join(map(str, entry.shape))}\0".encode())
-        state.update(raw[entry.offset : entry.offset + entry.nbytes].data)
+        state.update(parts)
     return state.hexdigest()
+
+
+def _bytes(tensors: Sequence[np.ndarray]) -> Iterator[memoryview]:
+    return (tensor.data for tensor in tensors)
+
+
+def _hashes(tensors: Sequence[np.ndarray]) -> Iterator[bytes]:
+    """Yields the hashes of each tensor's pieces, one after the other. hashlib lets other threads run meanwhile."""
+    with ThreadPoolExecutor() as threads:
+        pieces = [[threads.submit(_hash, tensor[at : at + PIECE]) for at in range(0, max(1, len(tensor)), PIECE)]
+                  for tensor in tensors]
+        for of_tensor in pieces:
+            yield b"".join(piece.result() for piece in of_tensor)
+
+
+def _hash(piece: np.ndarray) -> bytes:
+    return hashlib.blake2b(piece.data, digest_size=16).digest()
 
 
 def _bytes_of(tensor: torch.Tensor | np.ndarray) -> np.ndarray:

@@ -1,0 +1,82 @@
+"""A guard ends the processes that a killed process left behind, and removes their folder of temporary files.
+
+A child that somebody else's code starts cannot be told to end with its parent (see child_processes.py), and vLLM's
+engine outlives a killed worker and keeps its GPU. The guard is started before the engine is. It waits for the end of
+its standard input, which the kernel closes when the worker dies, however it dies. It finds the engine's processes by
+their environment, where TMPDIR is the guarded folder. So it sees them from the first moment, while they still start.
+
+This file runs as a script of its own and imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+GRACE_S = 5.0
+"""Time that a process has to end after SIGTERM, before it gets SIGKILL."""
+LOOK_EVERY_S = 0.2
+RELEASE = b"all is well"
+
+
+class ProcessGuard:
+    """Guards the processes whose TMPDIR is `folder` until it is released."""
+
+    def __init__(self, folder: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", __file__, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+            start_new_session=True)  # a Ctrl-C in the terminal must not end it
+
+    def release(self) -> None:
+        """Ends the guard. It touches nothing: the caller has ended the processes itself."""
+        self._process.communicate(RELEASE, timeout=GRACE_S)
+
+
+def processes_in(folder: str) -> list[int]:
+    """Returns the ids of the processes that were started with TMPDIR=`folder`."""
+    mark, found = f"TMPDIR={folder}".encode(), []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            variables = (entry / "environ").read_bytes().split(b"\0")
+        except OSError:  # it has ended, or it is another user's
+            continue
+        if mark in variables:
+            found.append(int(entry.name))
+    return found
+
+
+def end_all(folder: str) -> None:
+    """Ends the processes of `folder`: SIGTERM first, SIGKILL after the grace. Returns when two looks find none."""
+    started, quiet = time.monotonic(), 0
+    told: set[int] = set()
+    while quiet < 2:  # a process between fork and exec still shows its parent's environment
+        found = processes_in(folder)
+        late = time.monotonic() - started > GRACE_S
+        for process in found:
+            if late or process not in told:
+                told.add(process)
+                try:
+                    os.kill(process, signal.SIGKILL if late else signal.SIGTERM)
+                except ProcessLookupError:
+                    continue
+        quiet = 0 if found else quiet + 1
+        time.sleep(LOOK_EVERY_S)
+
+
+def main(folder: str) -> None:
+    """Waits for the end of standard input, then clears up unless the guard was released."""
+    if sys.stdin.buffer.read() == RELEASE:
+        return
+    end_all(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

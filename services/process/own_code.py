@@ -1,0 +1,37 @@
+"""Code of the user's, named by `module:attribute` in a config: environments and agents."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from services.errors import UserError
+
+
+def imported(target: str, *, kind: str, key: str) -> Any:
+    """Imports `module:attribute`. `kind` is what it should be, and `key` the config key that names it.
+
+    Raises UserError for a name of another form, a module that cannot be imported, and a missing attribute.
+    """
+    module, colon, attribute = target.partition(":")
+    if not (colon and attribute and all(part.isidentifier() for part in module.split("."))):
+        raise UserError(f"there is no {kind} {target!r}", f"set {key} to module:attribute of your own")
+    # Last, so that nothing here hides an installed package. Ray puts the driver's current folder on its workers' path.
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        # Either a part of the module's own path is missing, or a package that the module imports.
+        missing = error.name or ""
+        fix = f"install {missing}"
+        if f"{module}.".startswith(f"{missing}."):
+            fix = "install its package, or put its folder on PYTHONPATH, or start in that folder"
+        raise UserError(f"the {kind} {target} cannot be imported ({error})", fix) from None
+    except AttributeError:
+        raise UserError(f"{module} has no {attribute}", f"set {key} to module:attribute of your {kind}") from None
+    except Exception as error:  # code of somebody else may raise anything while it is imported
+        raise UserError(f"the {kind} {target} cannot be imported ({type(error).__name__}: {error})",
+                        f"fix {module}") from error
