@@ -39,7 +39,8 @@ class LearnerRank:
         self._store_url = store_url
         self._model = Path(model_path)
         self._weights_actor_name = weights_actor_name
-        self._meeting = Rendezvous(ray.util.get_node_ip_address(), rank, world)
+        self._node = ray.util.get_node_ip_address()
+        self._meeting = Rendezvous(self._node, rank, world)
 
     def rendezvous(self) -> str:
         """Rank 0: where the gang meets."""
@@ -59,8 +60,9 @@ class LearnerRank:
         check_seen(self._config.run_dir, self._model)
         section = self._config.learner
         store = self._meeting.join(rendezvous, section.collective_s)
-        gang = RankGroup(self._rank, self._world, store, gpu=section.gpus > 0, collective_s=section.collective_s)
-        learner = Learner(self._config, self._model, gang)
+        gang = RankGroup(self._rank, self._world, store, gpu=section.gpus > 0, collective_s=section.collective_s,
+                         node=self._node)
+        learner = Learner(self._config, self._model, gang, probed=True)
         if self._rank:
             learner.follow()
         else:

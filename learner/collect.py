@@ -17,7 +17,7 @@ from services.store.archive import EpisodeArchive
 from services.store.lease import Lease
 from services.store.step_log import Supply
 from services.store.store import Store
-from services.telemetry.heartbeat import Pulse
+from services.telemetry.heartbeat import NO_SERVERS, Pulse, all_do
 from services.telemetry.logs import get_logger
 from services.telemetry.tickets import reason_class, trace_drop
 
@@ -52,6 +52,8 @@ class GroupCollector:
                 if len(ready) == learner.groups_per_step:
                     return ready
             waited = time.monotonic() - since
+            if waited > min(learner.overdue_s, learner.wait_s) and all_do(self.store.beats(), "rollout", NO_SERVERS):
+                since, waited = time.monotonic(), 0.0  # env.outage_seconds says how long this may last
             if ready and waited > learner.overdue_s:
                 # Finished groups show that the samplers work, so it is these groups that hang.
                 for group in overdue:

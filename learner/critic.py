@@ -18,9 +18,11 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 from learner.losses import token_gae, value_loss
-from learner.model import load_policy, predicting_states, shard
+from learner.memory import Layout
+from learner.model import empty_policy, predicting_states
 from learner.packing import Pack
 from learner.rank_group import RankGroup
+from learner.sharding import shard
 from learner.trainee import Trainee
 from services.config.tree import Config, LearnerSection
 
@@ -28,12 +30,12 @@ EPSILON = 1e-8
 
 
 class Judgement(NamedTuple):
-    """Of one pack, float32 [T] each."""
+    """The critic's values, returns and advantages of one pack, float32 [T] each."""
 
     values: Tensor
-    """Under the weights before the step."""
+    """Values under the weights before the step."""
     returns: Tensor
-    """What the values are trained on: advantage before whitening, plus value."""
+    """The regression targets of the values: advantage before whitening, plus value."""
     advantages: Tensor
     """Whitened over the tokens of the whole batch, of all ranks."""
 
@@ -64,7 +66,7 @@ class Critic:
 
     @torch.no_grad()
     def judge(self, packs: Sequence[Pack]) -> list[Judgement]:
-        """Of this rank's packs of a whole learner step. A collective: whitening spans all ranks."""
+        """Judges this rank's packs of a learner step. A collective operation, because whitening spans all ranks."""
         credit = self.section.credit
         values = [self.trainee.model(p) for p in packs]
         raw = [token_gae(v.double(), p.row, p.advantages.double(), gamma=credit.gamma, lam=credit.lam)
@@ -86,10 +88,12 @@ class Critic:
                           clip=self.section.critic.value_clip, num_tokens=num_tokens)
 
 
-def make_critic(config: Config, model_path: Path, gang: RankGroup) -> Critic:
-    """From the weights of `model_path`. Raises UserError where the folder holds no model."""
-    section, policy = config.learner, load_policy(model_path)
-    model = ValueModel(policy.body, policy.hf.config.get_text_config().hidden_size).to(gang.device)
-    fully_shard(model.head, mesh=gang.mesh)  # in float32 whatever the body computes in: returns need more than 8 bits
-    shard(model, model.body, gang.mesh, half=config.model.dtype == "bfloat16")
+def make_critic(config: Config, model_path: Path, gang: RankGroup, layout: Layout) -> Critic:
+    """The critic, from the weights of `model_path`. Raises UserError if the folder holds no model."""
+    section, (policy, weights) = config.learner, empty_policy(model_path)
+    model = ValueModel(policy.body, policy.hf.config.get_text_config().hidden_size)
+    model.head.to(gang.device)
+    mesh = gang.mesh_of(layout.shards)
+    fully_shard(model.head, mesh=mesh)  # in float32 whatever the body computes in: returns need more than 8 bits
+    shard(model, model.body, weights, mesh, layout=layout, half=config.model.dtype == "bfloat16")
     return Critic(trainee=Trainee(model, section, lr=section.critic.lr), gang=gang, section=section)

@@ -13,16 +13,18 @@ import torch
 from torch import Tensor
 
 MAX_LOG_RATIO = 10.0
-"""Above this the ratio is held, without gradient: exp would overflow long before the update meant anything."""
+"""Log-ratios are held at this value, without gradient. Above it exp would overflow."""
 MAX_KL_EXPONENT = 20.0
-"""Clamp inside the exponential: a clamp outside alone would multiply an infinite gradient by zero."""
+"""Bound inside the exponential. A clamp outside alone would multiply an infinite gradient by zero."""
 MAX_KL = 10.0
 
 Metrics = dict[str, Tensor]
+Correction = Literal["decoupled", "coupled", "none"]
+"""How tokens that another policy sampled enter the loss: see off_policy."""
 
 
 class Clip(NamedTuple):
-    """Where the ratio stops to count: outside [1 - low, 1 + high]; `dual` bounds the token loss where A < 0."""
+    """Bounds of the ratio: [1 - low, 1 + high]. `dual` bounds the token loss if A < 0."""
 
     low: float
     high: float
@@ -30,13 +32,13 @@ class Clip(NamedTuple):
 
 
 class Mean(NamedTuple):
-    """What the policy term is a mean over: the actions of a minibatch, each the mean of its tokens, or all tokens."""
+    """The mean of the policy term: over the actions of a minibatch, each the mean of its tokens, or over all tokens."""
 
     over: Literal["actions", "tokens"]
     num_rows: int
-    """Of the whole minibatch, on all ranks."""
+    """Rows of the whole minibatch, on all ranks."""
     num_tokens: int
-    """Response tokens likewise."""
+    """Response tokens of the whole minibatch, on all ranks."""
 
     def shares(self, lengths: Tensor) -> Tensor:
         """[N] weight of each row in the mean, its tokens together, by its length [N]; 1 over the whole minibatch."""
@@ -55,29 +57,58 @@ def row_mean(values: Tensor, row: Tensor, num_rows: int) -> Tensor:
     return values.new_zeros(num_rows).index_add(0, row, values) / row_lengths(row, values.detach(), num_rows)
 
 
-def truncated_weights(proximal: Tensor, sampler: Tensor, row: Tensor, num_rows: int, cap: float) -> Tensor:
-    """[N] weights min(exp(mean log π_proximal - log π_sampler), cap) for rows that an older policy sampled.
+class OffPolicy(NamedTuple):
+    """The two places in which the policy that sampled a token enters its loss."""
 
-    The clipped ratio is taken against the proximal policy (the learner's, at the start of the step); this weight, which
-    carries no gradient, corrects for who really sampled (decoupled objective, arXiv 2505.24298 equation 5, with the
-    truncation of arXiv 1802.01561). A row with a non-finite sampler logprob cannot be corrected and weighs nothing.
+    old: Tensor
+    """[T] logprobs that the ratio is taken against."""
+    weights: Tensor | None
+    """[T] weights of the tokens' losses, without gradient. None: all are 1."""
+
+
+def truncated_weights(proximal: Tensor, sampler: Tensor, cap: float) -> Tensor:
+    """[T] weights ρ = min(π_proximal / π_sampler, cap) of single tokens, without gradient.
+
+    Source: arXiv 1802.01561, equation 1. A token whose sampler logprob is not finite cannot be corrected and weighs 0.
     """
-    mean = row_mean((proximal - sampler).detach(), row, num_rows)
-    return torch.where(torch.isfinite(mean), mean.clamp(max=MAX_LOG_RATIO).exp().clamp(max=cap), 0.0)
+    log_ratio = (proximal - sampler).detach()
+    return torch.where(torch.isfinite(log_ratio), log_ratio.clamp(max=MAX_LOG_RATIO).exp().clamp(max=cap), 0.0)
+
+
+def off_policy(proximal: Tensor, sampler: Tensor, corrected: Tensor, *, how: Correction, cap: float) -> OffPolicy:
+    """How the tokens [T] that another policy sampled (`corrected`, bool) enter the loss; all others are left alone.
+
+    decoupled: the ratio stays π / π_proximal, and the token's loss is multiplied by a truncated importance weight
+    (arXiv 2505.24298, equation 5, with the truncation of arXiv 1802.01561). coupled: the ratio is π / π_sampler, so
+    the clip bounds both at once (arXiv 1707.06347, equation 7). none: as if the proximal policy had sampled them.
+    """
+    assert proximal.shape == sampler.shape == corrected.shape
+    if how == "none" or not bool(corrected.any()):
+        return OffPolicy(proximal, None)
+    if how == "decoupled":
+        return OffPolicy(proximal, torch.where(corrected, truncated_weights(proximal, sampler, cap), 1.0))
+    known = torch.isfinite(sampler)
+    return OffPolicy(torch.where(corrected & known, sampler, proximal), (known | ~corrected).to(proximal))
 
 
 def sequence_policy_loss(logp: Tensor, old: Tensor, row: Tensor, advantages: Tensor, *, clip: Clip, mean: Mean,
                          weights: Tensor | None = None) -> tuple[Tensor, Metrics]:
     """Clipped loss on s = exp(mean token log-ratio) per action (GSPO, arXiv 2507.18071; GAGPO section 3.2).
 
-    L = mean over rows of w max(-s A, -clip(s, 1 - low, 1 + high) A). logp, old, row [T]; advantages, weights [N].
-    Metrics are this call's part of the same mean, summable like the loss.
+    L = mean over rows of max(-s A, -clip(s, 1 - low, 1 + high) A). logp, old, row, weights [T]; advantages [N].
+    With weights it is GSPO's token form, whose tokens have the value of s and their own gradients: a row's loss is the
+    mean over its tokens of w max(-s A, -clip(s) A). Metrics are this call's part of the same mean, summable like the
+    loss.
     """
     assert logp.shape == old.shape == row.shape
     assert advantages.ndim == 1
-    log_ratio = row_mean(logp - old, row, len(advantages)).clamp(max=MAX_LOG_RATIO)
-    shares = mean.shares(row_lengths(row, old, len(advantages)))
-    return _clipped(log_ratio, advantages, clip._replace(dual=None), shares, weights)
+    log_ratio = row_mean(logp - old, row, len(advantages))
+    lengths = row_lengths(row, old, len(advantages))
+    shares, clip = mean.shares(lengths), clip._replace(dual=None)
+    if weights is None:
+        return _clipped(log_ratio.clamp(max=MAX_LOG_RATIO), advantages, clip, shares, None)
+    of_tokens = (log_ratio.detach()[row] + logp - logp.detach()).clamp(max=MAX_LOG_RATIO)
+    return _clipped(of_tokens, advantages[row], clip, (shares / lengths)[row], weights)
 
 
 def token_policy_loss(logp: Tensor, old: Tensor, row: Tensor, advantages: Tensor, *, clip: Clip, mean: Mean,
@@ -85,13 +116,13 @@ def token_policy_loss(logp: Tensor, old: Tensor, row: Tensor, advantages: Tensor
     """PPO's clipped loss per token (arXiv 1707.06347 equation 7), dual clip where A < 0 (arXiv 1912.09729 equation 5).
 
     L = mean over tokens of w max(-ρ A, -clip(ρ) A), held at -dual A from above where A < 0; a mean over actions takes
-    each row's own mean first. logp, old, row, advantages [T]; weights [N].
+    each row's own mean first. logp, old, row, advantages, weights [T].
     """
     assert logp.shape == old.shape == row.shape == advantages.shape
     lengths = row_lengths(row, old, int(row[-1]) + 1)
     shares = (mean.shares(lengths) / lengths)[row]
     log_ratio = (logp - old).clamp(max=MAX_LOG_RATIO)
-    return _clipped(log_ratio, advantages, clip, shares, None if weights is None else weights[row])
+    return _clipped(log_ratio, advantages, clip, shares, weights)
 
 
 def _clipped(log_ratio: Tensor, advantages: Tensor, clip: Clip, shares: Tensor,

@@ -5,52 +5,24 @@ Legend as in packing.py; D hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
-from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
+from learner.attention import ATTENTION, OWN_ATTENTION
+from learner.loading import Weights, empty_model
+from learner.lora import DOWN, UP, adapter_scale, is_adapter, merged, without_adapters
+from learner.memory import LOGITS_AT_ONCE, Layout, Shape, shape_of
+from learner.model_family import carries_state, check_family, logits_function
 from learner.packing import Pack
-from services.errors import UserError
-
-ATTENTION = "gagpo_packed"
-LOGITS_AT_ONCE = 1 << 26
-"""Elements of [T, V] logits held at a time (256 MB in float32); beyond it, slices are recomputed in the backward."""
-
-
-def packed_attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-                     *, pack: Pack, scaling: float | None = None, sliding_window: int | None = None,
-                     **_: Any) -> tuple[Tensor, None]:
-    """Causal attention inside each row. query [1, H, S, d], key and value [1, H_kv, S, d]; returns [1, S, H, d].
-
-    Padding is right of each row, where a causal query never looks, so no mask is needed.
-    """
-    assert attention_mask is None, f"{type(module).__name__} makes a mask of its own"
-    n, longest = pack.rectangle.shape
-
-    def rows(x: Tensor) -> Tensor:  # [1, h, S, d] -> [n, h, L, d]; index_select, whose backward is a plain index_add
-        flat = x[0].transpose(0, 1).flatten(1).index_select(0, pack.rectangle.flatten())
-        return flat.view(n, longest, x.shape[1], x.shape[3]).transpose(1, 2)
-
-    mask = None
-    if sliding_window is not None and longest > sliding_window:
-        i = torch.arange(longest, device=query.device)
-        mask = (i[:, None] >= i) & (i[:, None] - i < sliding_window)
-    out = nn.functional.scaled_dot_product_attention(
-        rows(query), rows(key), rows(value), attn_mask=mask, is_causal=mask is None, scale=scaling,
-        enable_gqa=query.shape[1] != key.shape[1])
-    out = out.transpose(1, 2).reshape(n * longest, -1).index_select(0, pack.cells)
-    return out.view(1, len(pack.cells), query.shape[1], -1), None
-
-
-AttentionInterface.register(ATTENTION, packed_attention)
+from learner.sharding import shard
 
 
 class Policy(nn.Module):
@@ -59,6 +31,7 @@ class Policy(nn.Module):
     def __init__(self, hf: PreTrainedModel) -> None:
         super().__init__()
         self.hf = hf
+        self._logits = logits_function(hf)
 
     @property
     def body(self) -> nn.Module:
@@ -72,60 +45,111 @@ class Policy(nn.Module):
         head = self.hf.get_output_embeddings()
         return {f"{name}.weight" for name, module in self.hf.named_modules() if module is head}
 
-    def forward(self, pack: Pack) -> tuple[Tensor, Tensor]:
+    def forward(self, pack: Pack, *, own: bool = False) -> tuple[Tensor, Tensor]:
+        """`own`: the pack has one row, the model's own code reads it, and the spread of the tempered logits takes the
+        place of the entropies. It is slow and keeps all logits: for comparisons."""
+        if own:
+            return self._by_own_code(pack)
         hidden = predicting_states(self.body, pack)
-        head = cast(nn.Linear, self.hf.get_output_embeddings())
-        step = max(1, LOGITS_AT_ONCE // head.out_features)
+        step = max(1, LOGITS_AT_ONCE // cast(nn.Linear, self.hf.get_output_embeddings()).out_features)
         if len(hidden) <= step:
-            return _token_statistics(head, hidden, pack.targets, pack.temperatures)
-        parts = [checkpoint(_token_statistics, head, *slices, use_reentrant=False) for slices in
+            return _token_statistics(self._logits, hidden, pack.targets, pack.temperatures)
+        parts = [checkpoint(_token_statistics, self._logits, *slices, use_reentrant=False) for slices in
                  zip(hidden.split(step), pack.targets.split(step), pack.temperatures.split(step), strict=True)]
         logp, entropy = zip(*cast(list[tuple[Tensor, Tensor]], parts), strict=True)
         return torch.cat(logp), torch.cat(entropy)
 
+    def _by_own_code(self, pack: Pack) -> tuple[Tensor, Tensor]:
+        ours = self.hf.config._attn_implementation
+        self.hf.set_attn_implementation(OWN_ATTENTION)
+        try:
+            logits = self.hf(input_ids=pack.tokens, use_cache=False).logits[0].index_select(0, pack.predicting)
+        finally:
+            self.hf.set_attn_implementation(cast(str, ours))
+        logits = logits.float() / pack.temperatures[:, None]  # [T, V]
+        logp = torch.log_softmax(logits, dim=-1)
+        return -nn.functional.nll_loss(logp, pack.targets, reduction="none"), logits.std(-1)
+
 
 def predicting_states(body: nn.Module, pack: Pack) -> Tensor:
     """[T, D] last hidden states at the positions that predict the response tokens."""
-    output = body(input_ids=pack.tokens, position_ids=pack.positions, use_cache=False, pack=pack)
-    return output.last_hidden_state[0].index_select(0, pack.predicting)
+    if cast(PreTrainedModel, body).config._attn_implementation == ATTENTION:
+        output = body(input_ids=pack.tokens, position_ids=pack.positions, use_cache=False, pack=pack)
+        return output.last_hidden_state[0].index_select(0, pack.predicting)
+    assert pack.grid is not None, "rows side by side need packs with a grid"
+    grid = pack.grid.positions  # [n, L]
+    tokens = pack.tokens[0].index_select(0, grid.flatten()).view(grid.shape)
+    hidden = body(input_ids=tokens, use_cache=False).last_hidden_state.flatten(0, 1)
+    return hidden.index_select(0, pack.grid.cells.index_select(0, pack.predicting))
 
 
-def _token_statistics(head: nn.Linear, hidden: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+def _token_statistics(logits: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor,
+                      temperatures: Tensor) -> tuple[Tensor, Tensor]:
     """Logprob of each target and entropy of its distribution, in nats. hidden [T, D], the others [T]."""
-    logp = torch.log_softmax(head(hidden).float() / temperatures[:, None], dim=-1)  # [T, V]
+    logp = torch.log_softmax(logits(hidden).float() / temperatures[:, None], dim=-1)  # [T, V]
     return -nn.functional.nll_loss(logp, targets, reduction="none"), -(logp.exp() * logp).sum(-1)
 
 
+def empty_policy(folder: Path) -> tuple[Policy, Weights]:
+    """A local causal LM without its weights, and these.
+
+    Raises UserError if the folder holds none, or one of a family that is refused.
+    """
+    hf, weights = empty_model(folder, ATTENTION)
+    check_family(folder)
+    if carries_state(hf):
+        hf.set_attn_implementation(OWN_ATTENTION)
+    return Policy(hf).eval(), weights  # dropout would make the recomputed logprobs differ
+
+
 def load_policy(folder: Path, device: torch.device | str = "cpu") -> Policy:
-    """Any local causal LM, weights in float32. Raises UserError where the folder holds none."""
-    try:
-        hf = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation=ATTENTION, local_files_only=True,
-            trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{folder} holds no causal language model ({str(error).splitlines()[0]})",
-                        "set model.path to a folder with config.json and model.safetensors") from error
-    return Policy(hf).eval().to(device)  # dropout would make the recomputed logprobs differ
+    """A local causal LM, whole, weights in float32. Raises UserError as empty_policy does."""
+    policy, weights = empty_policy(folder)
+    weights.fill(policy, device, torch.float32)
+    return policy.to(device)
 
 
-def shard(model: nn.Module, body: nn.Module, mesh: DeviceMesh, *, half: bool) -> None:
-    """FSDP2 in place, the body layer by layer. `half`: computes in bfloat16; master weights and reductions stay
-    float32."""
-    precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if half else None, reduce_dtype=torch.float32)
-    for layer in getattr(body, "layers", ()):
-        fully_shard(layer, mesh=mesh, mp_policy=precision)
-    fully_shard(model, mesh=mesh, mp_policy=precision)
+def frozen_reference(folder: Path, mesh: DeviceMesh, *, layout: Layout, half: bool) -> Policy:
+    """The initial policy of the KL term, without gradients, sharded as the trained one is.
 
-
-def frozen_reference(folder: Path, mesh: DeviceMesh, device: torch.device | str, *, half: bool) -> Policy:
-    """The initial policy of the KL term: sharded as the trained one is, without gradients."""
-    policy = load_policy(folder, device).requires_grad_(False)
-    shard(policy, policy.body, mesh, half=half)
+    It is kept in the format that it computes in: float32 weights would be rounded to it at every use.
+    """
+    policy, weights = empty_policy(folder)
+    policy.requires_grad_(False)
+    shard(policy, policy.body, weights, mesh, layout=Layout(whole=layout.whole), half=half,
+          frozen=torch.bfloat16 if half else None)
     return policy
 
 
+def initial_policy(policy: Policy) -> Callable[[Pack], tuple[Tensor, Tensor]]:
+    """The policy as it was before it had adapters: the reference of the KL term, without weights of its own."""
+    def forward(pack: Pack) -> tuple[Tensor, Tensor]:
+        with without_adapters(policy):
+            return policy(pack)
+
+    return forward
+
+
+def shape_in(policy: Policy) -> Shape:
+    """The shape of a policy, empty or not."""
+    return shape_of(policy.hf.config.get_text_config().to_dict(), sum(p.numel() for p in policy.parameters()))
+
+
 def full_tensors(policy: Policy) -> Iterator[tuple[str, Tensor]]:
-    """Hugging Face name and whole CPU tensor, one at a time, tied entries included. A collective: all ranks iterate."""
-    for name, value in policy.hf.state_dict().items():
-        whole = value.full_tensor() if isinstance(value, DTensor) else value
-        yield name, whole.detach().cpu()
+    """Hugging Face name and whole CPU tensor, one at a time, tied entries included, adapters merged into their layers.
+
+    A collective: all ranks iterate.
+    """
+    state, scale = policy.hf.state_dict(), adapter_scale(policy)
+    for name, value in state.items():
+        if is_adapter(name):
+            continue
+        found, stem = whole(value), name.removesuffix("weight")
+        if stem + DOWN in state:
+            found = merged(found, whole(state[stem + DOWN]), whole(state[stem + UP]), scale)
+        yield name, found.detach().cpu()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor of all ranks. A collective if it is sharded."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -2,9 +2,10 @@
 
 Legend: N rows of a batch, n rows of one pack, S tokens of a pack, T response tokens of a pack, L its longest row.
 A row is one step of an episode: its prompt and its response. A pack is one forward pass: rows one after another in
-one sequence of S tokens, so that embeddings, projections and MLPs see no padding. Attention alone lays the rows out
-as an [n, L] rectangle; rows are packed in order of length, so the rectangle is nearly full. Against one block-diagonal
-mask of S x S that is three to eight times as fast on CPU, and attention of a row never sees another row.
+one sequence of S tokens, so that embeddings, projections and MLPs see no padding. If attention has no kernel for rows
+of any length (learner/attention.py), it alone lays the rows out as an [n, L] rectangle; rows are packed in order of
+length, so the rectangle is nearly full. Against one block-diagonal mask of S x S that is three to eight times as fast
+on CPU. Attention of a row never sees another row.
 """
 
 from __future__ import annotations
@@ -71,6 +72,16 @@ def make_rows(steps: Sequence[Step], *, advantages: Sequence[float], temperature
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rectangle:
+    """Where the tokens of a pack lie in the rectangle of attention."""
+
+    positions: Tensor
+    """int64 [n, L]: the position in S of each cell; cells right of a row's end point at 0."""
+    cells: Tensor
+    """int64 [S]: the cell of each token in the flattened rectangle."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pack:
     """One forward pass."""
 
@@ -78,10 +89,12 @@ class Pack:
     """int64 [1, S]."""
     positions: Tensor
     """int64 [1, S]; starts at 0 in each row."""
-    rectangle: Tensor
-    """int64 [n, L]: where in S each cell of the attention rectangle is; cells right of a row's end point at 0."""
-    cells: Tensor
-    """int64 [S]: where in the flattened rectangle each token is."""
+    starts: Tensor
+    """int32 [n + 1]: where in S each row starts, and S."""
+    longest: int
+    """L."""
+    grid: Rectangle | None
+    """None if attention takes the rows as they lie."""
     predicting: Tensor
     """int64 [T]: the positions in S whose logits predict the response tokens."""
     targets: Tensor
@@ -105,11 +118,12 @@ class Pack:
         return len(self.advantages)
 
 
-def split(lengths: Ints, ranks: int, token_budget: int) -> list[list[Ints]]:
+def split(lengths: Ints, ranks: int, token_budget: int, *, grid: bool = True) -> list[list[Ints]]:
     """Row indices [rank][pack]: the same on every rank, every rank with the same number of packs.
 
     Longest rows first, each to the rank with the fewest tokens so far; then each rank cuts its rows, in order of
-    length, where n x L would exceed the budget. A rank with fewer packs than another gets empty ones.
+    length, where n x L (without a grid: S) would exceed the budget. A rank with fewer packs than another gets empty
+    ones.
     """
     order = np.argsort(-lengths, kind="stable")
     shares: list[list[int]] = [[] for _ in range(ranks)]
@@ -118,34 +132,35 @@ def split(lengths: Ints, ranks: int, token_budget: int) -> list[list[Ints]]:
         rank = loads.index(min(loads))
         shares[rank].append(int(index))
         loads[rank] += int(lengths[index])
-    packs = [_cut(np.array(share, dtype=np.int64), lengths, token_budget) for share in shares]
+    packs = [_cut(np.array(share, dtype=np.int64), lengths, token_budget, grid=grid) for share in shares]
     most = max(map(len, packs))
     return [own + [np.empty(0, dtype=np.int64)] * (most - len(own)) for own in packs]
 
 
-def _cut(share: Ints, lengths: Ints, token_budget: int) -> list[Ints]:
+def _cut(share: Ints, lengths: Ints, token_budget: int, *, grid: bool) -> list[Ints]:
     """`share` is in descending order of length, so a pack's first row is its longest."""
+    ends = np.concatenate([[0], np.cumsum(lengths[share])])
     packs: list[Ints] = []
     start = 0
     while start < len(share):
-        rows = max(1, token_budget // int(lengths[share[start]]))
-        packs.append(share[start:start + rows])
-        start += rows
+        rows = (token_budget // int(lengths[share[start]]) if grid else
+                int(np.searchsorted(ends, ends[start] + token_budget, side="right")) - 1 - start)
+        packs.append(share[start:start + max(1, rows)])
+        start += max(1, rows)
     return packs
 
 
-def pack_rows(rows: Rows, indices: Ints, device: torch.device | str = "cpu") -> Pack:
-    """The pack of these rows; of no rows: a filler of weight 0 made of the batch's shortest row."""
+def pack_rows(rows: Rows, indices: Ints, device: torch.device | str = "cpu", *, grid: bool = True) -> Pack:
+    """Returns the pack of these rows; for no rows, a filler of weight 0 made of the batch's shortest row."""
     filler = len(indices) == 0
     if filler:
         indices = np.array([int(np.argmin(rows.lengths))])
     prompts, responses, lengths = (x[indices] for x in (rows.prompt_lengths, rows.response_lengths, rows.lengths))
-    ends, response_ends = np.cumsum(rows.lengths), np.cumsum(rows.response_lengths)
-    source = ranges((ends - rows.lengths)[indices], lengths)
+    all_ends, response_ends = np.cumsum(rows.lengths), np.cumsum(rows.response_lengths)
+    source = ranges((all_ends - rows.lengths)[indices], lengths)
     response_source = ranges((response_ends - rows.response_lengths)[indices], responses)
-    starts, longest = np.cumsum(lengths) - lengths, int(lengths.max())
-    column = np.arange(longest)
-    filled = column < lengths[:, None]
+    ends = np.cumsum(lengths)
+    starts, longest = ends - lengths, int(lengths.max())
     predicting = ranges(starts + prompts - 1, responses)
     tokens = rows.tokens[source].astype(np.int64)
     row = np.repeat(np.arange(len(indices)), responses)
@@ -153,11 +168,18 @@ def pack_rows(rows: Rows, indices: Ints, device: torch.device | str = "cpu") -> 
     def tensor(values: npt.NDArray[np.generic], dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.as_tensor(values, dtype=dtype).to(device, non_blocking=True)
 
+    def rectangle() -> Rectangle:
+        column = np.arange(longest)
+        filled = column < lengths[:, None]
+        return Rectangle(positions=tensor(np.where(filled, starts[:, None] + column, 0)),
+                    cells=tensor(np.flatnonzero(filled)))
+
     return Pack(
         tokens=tensor(tokens)[None],
-        positions=tensor(np.broadcast_to(column, filled.shape)[filled])[None],
-        rectangle=tensor(np.where(filled, starts[:, None] + column, 0)),
-        cells=tensor(np.flatnonzero(filled)),
+        positions=tensor(ranges(np.zeros_like(lengths), lengths))[None],
+        starts=tensor(np.append(starts, ends[-1]), torch.int32),
+        longest=longest,
+        grid=rectangle() if grid else None,
         predicting=tensor(predicting),
         targets=tensor(tokens[predicting + 1]),
         row=tensor(row),

@@ -24,11 +24,11 @@ STOP = "stop"
 class RankGroup:
     """One rank's place in the process group. `store` is where the ranks meet; a gang of one needs none.
 
-    `collective_s` bounds every collective inside a command.
+    `collective_s` bounds every collective inside a command. `node` names the machine of this rank.
     """
 
     def __init__(self, rank: int, world: int, store: Store | None = None, *, gpu: bool = False,
-                 collective_s: float = 1800.0) -> None:
+                 collective_s: float = 1800.0, node: str = "") -> None:
         if store is None and world > 1:
             raise ValueError(f"{world} ranks need a rendezvous")
         self.rank = rank
@@ -40,6 +40,33 @@ class RankGroup:
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=COMMAND_S))
         self._commands = cast(dist.ProcessGroup, group)
         self.mesh: DeviceMesh = init_device_mesh(self.device.type, (world,))
+        self.nodes = self._nodes(node)
+        """Ranks by machine."""
+
+    def _nodes(self, node: str) -> list[list[int]]:
+        names: list[str] = [""] * self.world
+        dist.all_gather_object(names, node, group=self._commands)
+        return [[rank for rank, name in enumerate(names) if name == known] for known in dict.fromkeys(names)]
+
+    @property
+    def per_node(self) -> int:
+        """Ranks on each machine if all have as many, else 1."""
+        sizes = {len(ranks) for ranks in self.nodes}
+        return sizes.pop() if len(sizes) == 1 else 1
+
+    def device_bytes(self, share: float) -> int | None:
+        """The learner's share of the memory of this rank's GPU; None on CPUs."""
+        if self.device.type != "cuda":
+            return None
+        return int(share * torch.cuda.get_device_properties(self.device).total_memory)
+
+    def mesh_of(self, shards: int) -> DeviceMesh:
+        """All ranks in a row if a model is sharded over all of them. If only over those of a machine: a row for each
+        machine, over which the model is repeated."""
+        if shards == self.world:
+            return self.mesh
+        assert shards == self.per_node
+        return DeviceMesh(self.device.type, self.nodes, mesh_dim_names=("replicate", "shard"))
 
     def tell(self, command: str, argument: Any = None) -> None:
         """Rank 0: the others start `command`; the caller then does its own part."""

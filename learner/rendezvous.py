@@ -38,9 +38,7 @@ class Rendezvous:
         """Returns the gang's torch store, which rank 0 serves."""
         from torch._C._distributed_c10d import FileStore, HashStore, TCPStore
 
-        if interface := interface_of(self._address):
-            # Otherwise gloo takes the address of the hostname, which is 127.0.0.1 on many machines.
-            os.environ["GLOO_SOCKET_IFNAME"] = interface
+        _use_interface(self._address)
         if self._world == 1:
             return HashStore()
         if where.startswith("/"):
@@ -48,3 +46,17 @@ class Rendezvous:
         host, _, port = where.rpartition(":")
         return TCPStore(host, int(port), self._world, is_master=self._rank == 0, timeout=timedelta(seconds=timeout_s),
                         wait_for_workers=False, master_listen_fd=self._listener.detach() if self._listener else None)
+
+
+def _use_interface(address: str) -> None:
+    """Makes gloo and NCCL use the interface that has `address`, unless the environment names others.
+
+    Otherwise gloo takes the address of the hostname, which is 127.0.0.1 on many machines, and NCCL takes an interface
+    that the other nodes may not reach.
+    """
+    interface = interface_of(address)
+    if interface is None:
+        return
+    for variable, name in (("GLOO_SOCKET_IFNAME", interface), ("NCCL_SOCKET_IFNAME", f"={interface}")):
+        if not os.environ.get(variable):
+            os.environ[variable] = name  # NCCL takes a name without `=` for the beginning of one

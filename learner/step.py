@@ -8,7 +8,7 @@ by their number to make that the sum it has to be.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -25,20 +25,23 @@ from learner.losses import (
     Mean,
     entropy_mean,
     kl_loss,
+    off_policy,
     row_mean,
     sequence_policy_loss,
     token_policy_loss,
-    truncated_weights,
 )
 from learner.model import Policy
 from learner.packing import Floats, Ints, Pack, Rows, pack_rows, ranges, split
+from learner.probe import Probe
 from learner.rank_group import RankGroup
+from learner.sharding import sync_gradients
 from learner.trainee import Trainee
 from services.config.objectives import LossSection
 from services.config.tree import LearnerSection
 
 TOKEN_DUAL_CLIP = 3.0
-SUMS: tuple[str, ...] = ("loss/policy", "loss/value", "loss/kl", "loss/entropy", "clip_fraction", "ratio_mean")
+SUMS: tuple[str, ...] = (
+    "loss/policy", "loss/value", "loss/kl", "loss/entropy", "clip_fraction", "ratio_mean", "is_capped_share")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,13 +62,13 @@ class Timer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """What a step did; the same on every rank."""
+    """The result of a step, which is the same on every rank."""
 
     metrics: dict[str, float]
     advantages: Floats
     """[N]: those that the loss saw, a critic's as means over the tokens of each row."""
     logprobs: Floats
-    """Of all responses one after another, as the policy gave them before the step."""
+    """Logprobs of all responses, concatenated, under the policy before the step."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,7 +77,7 @@ class Minibatch:
 
     packs: list[Pack]
     indices: list[Ints]
-    """Of the rows of each pack in the batch; none of a filler."""
+    """Indices of the rows of each pack in the batch. A filler pack has none."""
     mean: Mean
     old: list[Tensor] = field(default_factory=list)
     reference: list[Tensor] = field(default_factory=list)
@@ -92,10 +95,16 @@ class Stepper:
     """Policy, frozen reference (None without a KL term) and critic (None where credit needs none) of one rank."""
 
     policy: Trainee[Policy]
-    reference: Policy | None
+    reference: Callable[[Pack], tuple[Tensor, Tensor]] | None
     critic: Critic | None
     gang: RankGroup
     section: LearnerSection
+    whole: bool = False
+    """Whether gradients are reduced over the ranks at the last pack of an update alone."""
+    grid: bool = True
+    """Whether attention needs the rows of a pack as a rectangle."""
+    probe: Probe | None = None
+    """Checks the first batch before anything is trained on it."""
 
     @property
     def trainees(self) -> list[Trainee[Any]]:
@@ -105,12 +114,18 @@ class Stepper:
     def take(self, rows: Rows, timer: Timer) -> Taken:
         """Updates the policy, and the critic beside it, minibatch by minibatch.
 
-        grad_norm is the policy's, NaN where an update was skipped. Raises LearnerFault when too many in a row are.
+        grad_norm is the policy's, NaN where an update was skipped. Raises LearnerFault when too many in a row are, and
+        UserError if the probe finds that the model is not computed rightly.
         """
+        if self.probe is not None:
+            self.probe.check_packs(self.policy.model, rows)
         with timer.phase("pack"):
             minibatches = self._plan(rows)
         with timer.phase("forward_backward"):
             differences = self._recompute(minibatches)
+            if self.probe is not None:
+                self.probe.check_sampler(self.policy.model, [p for minibatch in minibatches for p in minibatch.packs],
+                                         [old for minibatch in minibatches for old in minibatch.old])
             advantages = rows.advantages if self.critic is None else self._row_advantages(minibatches, len(rows))
         totals, norms = dict.fromkeys(SUMS, 0.0), []
         for minibatch in minibatches:
@@ -129,9 +144,10 @@ class Stepper:
         count = -(-len(rows) // self.section.minibatch_rows)
         minibatches: list[Minibatch] = []
         for indices in np.array_split(np.arange(len(rows)), count):
-            mine = split(rows.lengths[indices], self.gang.world, self.section.token_budget)[self.gang.rank]
+            mine = split(rows.lengths[indices], self.gang.world, self.section.token_budget,
+                         grid=self.grid)[self.gang.rank]
             minibatches.append(Minibatch(
-                packs=[pack_rows(rows, indices[part], self.gang.device) for part in mine],
+                packs=[pack_rows(rows, indices[part], self.gang.device, grid=self.grid) for part in mine],
                 indices=[indices[part] for part in mine],
                 mean=Mean(self.section.loss.aggregation, len(indices), int(rows.response_lengths[indices].sum()))))
         return minibatches
@@ -164,7 +180,7 @@ class Stepper:
         return np.array(self.gang.reduce(means.tolist()))
 
     def _logprobs(self, minibatches: list[Minibatch], rows: Rows) -> Floats:
-        """What was recomputed anyway, in the order of the rows, gathered from all ranks once the step is taken."""
+        """Returns the recomputed logprobs in the order of the rows, gathered from all ranks after the step."""
         starts = np.cumsum(rows.response_lengths) - rows.response_lengths
         found = np.zeros(len(rows.sampler_logprobs))
         for minibatch in minibatches:
@@ -178,6 +194,8 @@ class Stepper:
         section, sums = self.section.loss, dict.fromkeys(SUMS, torch.zeros((), device=self.gang.device))
         num_tokens = minibatch.mean.num_tokens
         for i, p in enumerate(minibatch.packs):
+            for trainee in self.trainees:
+                sync_gradients(trainee.model, whole=self.whole, last=i == len(minibatch.packs) - 1)
             logp, entropy = self.policy.model(p)
             policy_loss, parts = _policy_loss(section, minibatch, i, logp)
             parts["loss/policy"] = policy_loss
@@ -207,13 +225,18 @@ class Stepper:
 
 
 def _policy_loss(section: LossSection, minibatch: Minibatch, i: int, logp: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Of pack i. Rows that the present policy sampled weigh 1; stale ones get truncated importance weights."""
-    p, old, weights = minibatch.packs[i], minibatch.old[i], None
-    if bool(p.stale.any()):
-        corrected = truncated_weights(old, p.sampler_logprobs, p.row, p.num_rows, section.is_cap)
-        weights = torch.where(p.stale, corrected, 1.0)
+    """Returns loss and metrics of pack i. Tokens that another policy sampled are corrected."""
+    p = minibatch.packs[i]
+    corrected = p.stale[p.row] if section.corrected_rows == "stale" else torch.ones_like(p.row, dtype=torch.bool)
+    old, weights = off_policy(
+        minibatch.old[i], p.sampler_logprobs, corrected, how=section.correction, cap=section.is_cap)
     clip = Clip(section.clip_low, section.clip_high, dual=TOKEN_DUAL_CLIP)
     if section.ratio == "sequence":
-        return sequence_policy_loss(logp, old, p.row, p.advantages, clip=clip, mean=minibatch.mean, weights=weights)
-    return token_policy_loss(logp, old, p.row, minibatch.token_advantages(i), clip=clip, mean=minibatch.mean,
-                             weights=weights)
+        loss, parts = sequence_policy_loss(
+            logp, old, p.row, p.advantages, clip=clip, mean=minibatch.mean, weights=weights)
+    else:
+        loss, parts = token_policy_loss(
+            logp, old, p.row, minibatch.token_advantages(i), clip=clip, mean=minibatch.mean, weights=weights)
+    if weights is not None and section.correction == "decoupled":
+        parts["is_capped_share"] = (corrected & (weights == section.is_cap)).sum() / minibatch.mean.num_tokens
+    return loss, parts

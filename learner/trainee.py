@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.tensor import DTensor
 
+from learner.host_adamw import HostAdamW
 from services.config.tree import LearnerSection
 from services.errors import LearnerFault
 
@@ -24,8 +31,10 @@ class Trainee(Generic[Model]):
 
     def __init__(self, model: Model, section: LearnerSection, *, lr: float) -> None:
         self.model = model
-        self.optimizer = torch.optim.AdamW(
-            model.parameters(), lr=lr, betas=section.betas, weight_decay=section.weight_decay)
+        self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        # The fused update needs no copies of its own; on CPUs the plain one is kept, whose numbers runs repeat.
+        kind = HostAdamW if section.offload else partial(torch.optim.AdamW, fused=self.trained[0].is_cuda or None)
+        self.optimizer = kind(self.trained, lr=lr, betas=section.betas, weight_decay=section.weight_decay)
         self.skipped_in_a_row = 0
         self._grad_clip = section.grad_clip
 
@@ -34,7 +43,7 @@ class Trainee(Generic[Model]):
 
         Raises LearnerFault when MAX_SKIPPED in a row are.
         """
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._grad_clip)
+        norm = torch.nn.utils.clip_grad_norm_(self.trained, self._grad_clip)
         value = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
         if math.isfinite(value):
             self.optimizer.step()
@@ -47,8 +56,10 @@ class Trainee(Generic[Model]):
         return value if math.isfinite(value) else math.nan
 
     def state(self) -> dict[str, Any]:
-        """Sharded weights and moments, for a distributed checkpoint; tied weights once, as a file holds them."""
-        model, optimizer = get_state_dict(self.model, self.optimizer)
+        """Sharded weights that are trained and their moments, for a distributed checkpoint; tied weights once, as a
+        file holds them."""
+        model, optimizer = get_state_dict(
+            self.model, self.optimizer, options=StateDictOptions(ignore_frozen_params=True))
         every, once = ({name for name, _ in self.model.named_parameters(remove_duplicate=alone)}
                        for alone in (False, True))
         return {"model": {name: value for name, value in model.items() if name not in every - once},

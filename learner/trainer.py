@@ -17,13 +17,19 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from learner.attention import takes_varlen
 from learner.batch import Groups, assign_credit, rows_of, with_advantages
 from learner.credit.registry import estimator
 from learner.credit.types import Credit, statistics
 from learner.critic import make_critic
-from learner.model import frozen_reference, full_tensors, load_policy, shard
+from learner.lora import add_adapters
+from learner.memory import layout_of
+from learner.model import Policy, empty_policy, frozen_reference, full_tensors, initial_policy, shape_in
+from learner.model_family import needs_grid
 from learner.packing import Floats, Rows
+from learner.probe import Probe
 from learner.rank_group import RankGroup
+from learner.sharding import shard
 from learner.state_files import load_state, save_state
 from learner.step import Stepper, Taken, Timer
 from learner.trainee import Trainee
@@ -37,7 +43,7 @@ TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.json", "merge
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """What one learner step did."""
+    """The result of one learner step."""
 
     metrics: dict[str, float]
     """Losses, grad_norm, ratios, differences, credit/* and seconds/{credit,pack,forward_backward,optimizer}."""
@@ -46,17 +52,18 @@ class StepReport:
     logprobs: list[Floats]
     """Per row, in the order of rows_of: those of its response tokens before the step, as this learner computes them."""
     utilization: float | None
-    """Of the GPUs' FLOPs, by the passes of the step; None where there is no peak to hold them against."""
+    """FLOPs of the step's passes divided by the peak of the GPUs. None if the peak is unknown."""
 
 
 class Learner:
     """The policy, its frozen reference, and the critic of an estimator that needs one.
 
-    `model_path`: the initial policy, which stays the reference; the critic starts from it too. Raises UserError where
-    the folder holds no model, or for an unknown estimator.
+    `model_path`: the initial policy, which stays the reference; the critic starts from it too. `probed`: the first
+    batch is checked by learner/probe.py, so it must come from a sampler. Raises UserError where the folder holds no
+    model, or for an unknown estimator.
     """
 
-    def __init__(self, config: Config, model_path: Path, gang: RankGroup) -> None:
+    def __init__(self, config: Config, model_path: Path, gang: RankGroup, *, probed: bool = False) -> None:
         section, half = config.learner, config.model.dtype == "bfloat16"
         torch.set_num_threads(section.threads)
         self.config = config
@@ -64,13 +71,31 @@ class Learner:
         self.gang = gang
         self.step = 0
         """Learner steps that the weights have taken."""
-        policy = load_policy(model_path, gang.device)
-        shard(policy, policy.body, gang.mesh, half=half)
-        reference = frozen_reference(model_path, gang.mesh, gang.device, half=half) if section.loss.kl else None
-        critic = make_critic(config, model_path, gang) if estimator(section.credit.estimator).needs_critic else None
-        assert critic is None or section.loss.ratio == "token", "advantages per token need ratios per token"
-        self._stepper = Stepper(policy=Trainee(policy, section, lr=section.lr), reference=reference, critic=critic,
-                                gang=gang, section=section)
+        needs_critic = estimator(section.credit.estimator).needs_critic
+        assert not needs_critic or section.loss.ratio == "token", "advantages per token need ratios per token"
+        policy, weights = empty_policy(model_path)
+        self.shape = shape_in(policy)
+        self.layout = layout_of(config, self.shape, critic=needs_critic, per_node=gang.per_node,
+                                device_bytes=gang.device_bytes(min(1.0, section.gpus)))
+        mesh, reference = gang.mesh_of(self.layout.shards), None
+        if section.lora.rank:
+            add_adapters(policy, section.lora, seed=config.seed)
+        shard(policy, policy.body, weights, mesh, layout=self.layout, half=half,
+              frozen=torch.bfloat16 if half and section.lora.rank else None)
+        if section.loss.kl:
+            reference = (initial_policy(policy) if section.lora.rank else
+                         frozen_reference(model_path, mesh, layout=self.layout, half=half))
+        grid = needs_grid(policy.hf) or not takes_varlen(gang.device, half=half)
+        self._stepper = Stepper(
+            policy=Trainee(policy, section, lr=section.lr), reference=reference,
+            critic=make_critic(config, model_path, gang, self.layout) if needs_critic else None, gang=gang,
+            section=section, whole=self.layout.whole and gang.world > 1, grid=grid,
+            probe=Probe(gang=gang, token_budget=section.token_budget, half=half, grid=grid) if probed else None)
+
+    @property
+    def policy(self) -> Policy:
+        """The model that is trained."""
+        return self._stepper.policy.model
 
     def train(self, groups: Groups) -> StepReport:
         """One learner step on complete groups, in the order given. Raises LearnerFault; then the step is not taken."""
@@ -90,7 +115,8 @@ class Learner:
     def _utilization(self, rows: Rows, seconds: float) -> float | None:
         stepper = self._stepper
         flops = forward_flops(stepper.policy.model, rows) * passes(
-            reference=stepper.reference is not None, critic=stepper.critic is not None)
+            reference=stepper.reference is not None, critic=stepper.critic is not None,
+            adapters=self.config.learner.lora.rank > 0)
         return utilization(flops, seconds, device=self.gang.device, ranks=self.gang.world,
                            half=self.config.model.dtype == "bfloat16")
 
@@ -101,7 +127,7 @@ class Learner:
         """
         self.gang.tell("gather")
         dtype = getattr(torch, self.config.model.dtype)
-        for name, tensor in full_tensors(self._stepper.policy.model):
+        for name, tensor in full_tensors(self.policy):
             yield name, tensor.to(dtype) if tensor.is_floating_point() else tensor
 
     def save(self, folder: Path) -> None:
@@ -116,7 +142,7 @@ class Learner:
 
     def export(self, folder: Path) -> None:
         """Weights in the sampler's dtype, config and tokenizer in a folder that transformers and vLLM load."""
-        tied = self._stepper.policy.model.tied_names()
+        tied = self.policy.tied_names()
         tensors = {name: tensor.contiguous() for name, tensor in self.state_dict_for_sampler() if name not in tied}
         folder.mkdir(parents=True, exist_ok=True)
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -133,7 +159,7 @@ class Learner:
         """Ranks above 0: until rank 0 leaves the gang."""
         self.gang.follow({
             "train": lambda rows: self._train(rows, Timer()),
-            "gather": lambda _: sum(1 for _ in full_tensors(self._stepper.policy.model)),
+            "gather": lambda _: sum(1 for _ in full_tensors(self.policy)),
             "save": self._save,
             "load": self._load,
         })

@@ -36,7 +36,7 @@ def peak(device: str) -> float | None:
 
 
 def forward_flops(policy: Policy, rows: Rows) -> float:
-    """Of one forward pass over all rows; the head sees response tokens alone."""
+    """Returns the FLOPs of one forward pass over all rows. The head sees only response tokens."""
     config = policy.hf.config.get_text_config()
     head = policy.hf.get_output_embeddings()
     weights = sum(module.weight.numel() for module in policy.body.modules() if isinstance(module, nn.Linear))
@@ -49,11 +49,11 @@ def forward_flops(policy: Policy, rows: Rows) -> float:
     return 2.0 * weights * lengths.sum() + 2.0 * head.weight.numel() * rows.response_lengths.sum() + attention
 
 
-def passes(*, reference: bool, critic: bool) -> int:
+def passes(*, reference: bool, critic: bool, adapters: bool = False) -> int:
     """Forward passes that a step is worth: logprobs before it, then forwards and backwards; the reference's; those of
-    a critic, which is as large as the policy."""
+    a critic, which is as large as the policy. With adapters, no gradients of the policy's weights are computed."""
     trained = 1 + 1 + BACKWARD
-    return trained * (2 if critic else 1) + reference
+    return trained - adapters + (trained if critic else 0) + reference
 
 
 def utilization(flops: float, seconds: float, *, device: torch.device, ranks: int, half: bool) -> float | None:

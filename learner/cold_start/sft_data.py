@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from learner.cold_start.tokenizer import STOP
+from services.chat import THINK, THINK_END, ChatFormat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -52,30 +53,29 @@ class Batch:
 
 
 def encode(
-    tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], *, chat: bool, max_tokens: int,
+    tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], *, chat: ChatFormat | None, max_tokens: int,
     stops: Sequence[str] = (STOP,),
 ) -> list[TokenRow]:
     """Rows of at most `max_tokens`; longer examples are left out, since a cut prompt would teach wrong answers.
 
-    With `chat` the prompt is one user message in the tokenizer's chat template. Where the tokenizer lacks a token for
-    one of `stops` (any model that was not made here), the answer ends with its end-of-text token.
+    With `chat` the prompt is one user message in that format, and a thought that the format itself opens is not
+    answered again. If the tokenizer lacks a token for one of `stops` (any model that was not made here), the answer
+    ends with its end-of-text token.
     """
-    prompts = [example.prompt for example in examples]
-    if chat:
-        prompts = [_chat(tokenizer, prompt) for prompt in prompts]
+    prompts, responses = [example.prompt for example in examples], [example.response for example in examples]
+    if chat is not None:
+        prompts = [chat.prompt(prompt) for prompt in prompts]
+        opening = chat.opening()
+        if opening and THINK_END not in opening:
+            responses = [response.removeprefix(THINK) for response in responses]
     ending = [] if tokenizer.get_vocab().keys() >= set(stops) else [tokenizer.eos_token_id]
     prompt_ids = _ids(tokenizer, prompts)
-    response_ids = _ids(tokenizer, [example.response for example in examples])
+    response_ids = _ids(tokenizer, responses)
     rows = [
         TokenRow(ids=np.asarray([*prompt, *response, *ending], dtype=np.int32), prompt_tokens=len(prompt))
         for prompt, response in zip(prompt_ids, response_ids, strict=True)
     ]
     return [row for row in rows if len(row.ids) <= max_tokens]
-
-
-def _chat(tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
-    message = [{"role": "user", "content": prompt}]
-    return str(tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True))
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:

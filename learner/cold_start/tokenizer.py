@@ -73,7 +73,7 @@ def boilerplate(texts: Iterable[str], nouns: Sequence[str], stops: Sequence[str]
 
 
 def bracketed(texts: Iterable[str]) -> list[str]:
-    """What stands in brackets behind a space somewhere, the most frequent first; and rows of tags."""
+    """Returns repeated runs of tags, the longest first, then repeated texts in brackets, most frequent first."""
     names: Counter[str] = Counter()
     tags: Counter[str] = Counter()
     for text in texts:

@@ -130,7 +130,7 @@ def value_after(last: CreditStep, values: Values, options: CreditSection) -> flo
 
 
 def finish(group: Group, options: CreditSection, credit: Credit) -> Credit:
-    """What follows the recursion: the local penalty off Â, the norm over the group, the broadcast term."""
+    """Finishes the credit after the recursion: subtracts the local penalty, normalises, adds the broadcast term."""
     raw = penalized(credit.raw_advantages, group, options)
     advantages = normalized(raw, options.ddof) if options.normalize == "group" else raw
     if options.broadcast:

@@ -1,4 +1,4 @@
-"""What the estimators share: rewards, returns, scores, the penalty, means and spreads. Lists are [episode][step].
+"""Operations that the estimators share: rewards, returns, scores, penalty, means and spreads. Lists: [episode][step].
 
 The penalty p of an invalid step means the same to every estimator:
     local    p comes off the credit of that step alone: its score S, its step return or its Â; never off a return R̂

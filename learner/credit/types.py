@@ -1,4 +1,4 @@
-"""What credit assignment takes and gives. Nested lists are always [episode][step]; numbers are float64.
+"""The input and output types of credit assignment. Nested lists are always [episode][step]; numbers are float64.
 
 Legend: R̂ discounted return, V̄ grouped value proxy, δ temporal-difference error, Â advantage before normalising,
 A advantage that the loss sees.

@@ -1,0 +1,94 @@
+"""Loads models without a second copy of their weights.
+
+A model is built with empty parameters (torch's meta device). Its weights are then read from the safetensors files into
+one module at a time, so that each layer can be sharded before the next is read: beyond its own shard, a rank holds one
+layer at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from services.errors import UserError
+
+Read = Callable[[str], Tensor]
+"""Returns the tensor of this name from the files, on the CPU and in the files' number format."""
+
+
+class Weights:
+    """The weights of one folder, for the parameters of one empty model."""
+
+    def __init__(self, hf: PreTrainedModel, read: Read) -> None:
+        self._names = {id(parameter): name for name, parameter in hf.named_parameters()}
+        self._empty = list(hf.parameters())  # alive, so that no other object gets one of their ids
+        self._read = read
+
+    def fill(self, module: nn.Module, device: torch.device | str, dtype: torch.dtype) -> None:
+        """Gives every empty parameter below `module` its weights. Parameters that are tied below it stay one."""
+        filled: dict[int, nn.Parameter] = {}
+        for owner in module.modules():
+            for name, empty in list(owner.named_parameters(recurse=False, remove_duplicate=False)):
+                if id(empty) not in self._names:
+                    continue
+                if id(empty) not in filled:
+                    value = self._read(self._names[id(empty)]).to(device=device, dtype=dtype, copy=True)
+                    filled[id(empty)] = nn.Parameter(value, requires_grad=empty.requires_grad)
+                setattr(owner, name, filled[id(empty)])
+
+
+def empty_model(folder: Path, attention: str) -> tuple[PreTrainedModel, Weights]:
+    """The causal LM of a local folder without its weights, and the weights to fill it with.
+
+    Raises UserError if the folder holds no causal LM.
+    """
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with _empty_parameters():
+            hf = AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, attn_implementation=attention, trust_remote_code=False)
+        return hf, Weights(hf, _reader(folder, {name for name, _ in hf.named_parameters()}))
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise UserError(f"{folder} holds no causal language model ({str(error).splitlines()[0]})",
+                        "set model.path to a folder with config.json and model.safetensors") from error
+
+
+@contextmanager
+def _empty_parameters() -> Iterator[None]:
+    """Parameters made inside have no storage. Buffers do: no file holds the frequencies of rotary embeddings."""
+    register = nn.Module.register_parameter
+
+    def register_empty(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and not param.is_meta:
+            param = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
+        register(self, name, param)
+
+    nn.Module.register_parameter = register_empty
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register
+
+
+def _reader(folder: Path, names: set[str]) -> Read:
+    """Reads tensors from the files of the folder.
+
+    If the files call the weights by other names than the model does, as those of older architectures do, transformers
+    loads the whole model once, in the files' number format.
+    """
+    places: dict[str, Any] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        opened = safe_open(file, framework="pt")
+        places |= dict.fromkeys(opened.keys(), opened)
+    if names <= places.keys():
+        return lambda name: places[name].get_tensor(name)
+    whole = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", local_files_only=True, trust_remote_code=False)
+    tensors = dict(whole.named_parameters())
+    return lambda name: tensors[name].detach()

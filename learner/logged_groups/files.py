@@ -1,0 +1,83 @@
+"""Files of logged groups: one JSON document, or JSON lines with a group in each line."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
+
+import msgspec
+
+from learner.logged_groups.form import LoggedGroup, parse_group
+from services.errors import UserError
+from services.files import JSON_BYTES
+
+LINES_BYTES = 256 << 20
+"""The largest file of lines that is read. A learner step of 1,000 groups has about 100 MB."""
+
+
+def read_groups(name: str) -> list[LoggedGroup]:
+    """The groups in a file (`-`: standard input). A text over several lines is one group.
+
+    Raises UserError in one line, with the number of the line in which it is.
+    """
+    with opened(name) as stream:
+        lines = numbered(stream)
+        first = next(lines, None)
+        if first is None or not _is_whole(first[1]):
+            text = first[1] if first else b""
+            return [parse_group(text + b"".join(line for _, line in lines))]
+        found = [parse_group(first[1])]
+        found += [parse_group(line, f"line {number}: ") for number, line in lines]
+        return found
+
+
+@contextmanager
+def opened(name: str) -> Generator[BinaryIO]:
+    """The bytes of a plain file, or of standard input for `-`. Raises UserError if it cannot be read."""
+    if name == "-":
+        yield sys.stdin.buffer
+        return
+    try:
+        handle = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise UserError(f"{name} is not a plain file", "give one, or - for standard input")
+    except OSError as error:
+        raise UserError(f"cannot read {name}: {error.strerror}", "give a JSON file, or - for standard input") from None
+    with os.fdopen(handle, "rb") as stream:
+        yield stream
+
+
+def numbered(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """The lines that hold something, with their numbers from 1.
+
+    Raises UserError for a line above 64 MiB or more than 256 MiB in all: memory stays bounded whatever is given.
+    """
+    total = 0
+    for number in range(1, sys.maxsize):
+        line = stream.readline(JSON_BYTES + 1)
+        if not line:
+            return
+        total += len(line)
+        if len(line) > JSON_BYTES:
+            raise UserError(f"line {number} has more than {JSON_BYTES >> 20} MiB", "give smaller groups")
+        if total > LINES_BYTES:
+            raise UserError(f"line {number}: the input has more than {LINES_BYTES >> 20} MiB",
+                            "give the groups of one learner step at a time")
+        if line.strip():
+            yield number, line
+
+
+def _is_whole(line: bytes) -> bool:
+    """Whether a line is a JSON document, whatever it says. One that is nested too deeply is a line of its own error."""
+    try:
+        msgspec.json.decode(line, type=msgspec.Raw)
+    except msgspec.DecodeError:
+        return False
+    except RecursionError:
+        return True
+    return True

@@ -1,0 +1,122 @@
+"""The form of a logged group, and its credit.
+
+    {"id": "task 7", "episodes": [{"steps": [{"state": "hall", "action": "go north", "reward": 1, "invalid": false}],
+                                   "final_state": "kitchen"}]}
+
+`id`, `action`, `invalid` and `final_state` may be left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, cast
+
+import msgspec
+import numpy as np
+from pydantic import ValidationError
+
+from learner.credit.registry import estimator
+from learner.credit.state_keys import TEXT_KEYS, pooled
+from learner.credit.types import Credit, CreditStep, Estimator
+from services.config.tree import CreditSection
+from services.errors import UserError
+
+Reward = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]
+"""A number whose square is still one."""
+
+
+class LoggedStep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=False):
+    """One step of an episode."""
+
+    state: str
+    """The text before the action. Steps with the same key of it share a value."""
+    reward: Reward
+    """r_t, the reward of this step alone."""
+    action: str | None = None
+    """For people: credit does not read it."""
+    invalid: bool = False
+    """Malformed output, which the penalty touches."""
+
+
+class LoggedEpisode(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One episode."""
+
+    steps: Annotated[list[LoggedStep], msgspec.Meta(min_length=1)]
+    final_state: str | None = None
+    """The text in which a budget cut the episode off; None: the game ended."""
+
+
+class LoggedGroup(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The episodes of one task instance."""
+
+    episodes: Annotated[list[LoggedEpisode], msgspec.Meta(min_length=1)]
+    id: str | None = None
+    """For people."""
+
+    @property
+    def actions(self) -> list[list[str | None]] | None:
+        """[episode][step]; None if no step tells its action."""
+        rows = [[step.action for step in episode.steps] for episode in self.episodes]
+        return rows if any(action is not None for row in rows for action in row) else None
+
+
+def parse_group(data: str | bytes | Mapping[str, Any], where: str = "") -> LoggedGroup:
+    """The group in a JSON text or a mapping. Raises UserError that names the first wrong field, after `where`."""
+    try:
+        if isinstance(data, (str, bytes)):
+            return msgspec.json.decode(data, type=LoggedGroup)
+        return msgspec.convert(msgspec.to_builtins(data, enc_hook=_as_builtin), LoggedGroup)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError) as error:
+        what, _, path = str(error).partition(" - at ")
+        field = re.sub(r"\[(\d+)\]", r".\1", path.strip("`")).removeprefix("$.") or "input"
+        raise UserError(f"{where}{field}: {what}", "see gagpo credit --help for the form") from None
+
+
+def credit_options(given: Mapping[str, Any]) -> CreditSection:
+    """Keys of `learner.credit` by name, checked for logged groups. Raises UserError that names the option."""
+    if unknown := given.keys() - CreditSection.model_fields.keys():
+        raise UserError(f"option {min(unknown)}: learner.credit has no such key",
+                        f"use one of: {', '.join(CreditSection.model_fields)}")
+    if given.get("state_key") == "prompt":
+        raise UserError("option state_key prompt: the input has texts, and `prompt` compares the tokens of prompts",
+                        "choose another value")
+    try:
+        options = CreditSection(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"option {'.'.join(map(str, first['loc']))}: {first['msg']}",
+                        "see docs/reference/configuration.md for its range") from None
+    _needs_only_the_input(options.estimator, estimator(options.estimator))
+    return options
+
+
+def credit_of(groups: Sequence[LoggedGroup], options: CreditSection) -> list[Credit]:
+    """One credit per group. The groups are those of one learner step: `normalize: batch` is over all of them."""
+    chosen = estimator(options.estimator)
+    return chosen.batch([chosen.group(_steps(group, options), options) for group in groups], options)
+
+
+def _as_builtin(value: object) -> object:
+    if isinstance(value, np.generic):
+        return cast("Any", value).item()
+    raise TypeError(f"{type(value).__name__} is no text, number, list or mapping")
+
+
+def _needs_only_the_input(name: str, chosen: Estimator) -> None:
+    lacking = {"a critic": chosen.needs_critic, "response tokens": chosen.needs_tokens}
+    if any(lacking.values()):
+        what = " and ".join(thing for thing, needed in lacking.items() if needed)
+        raise UserError(f"option estimator {name}: it needs {what}, which the input does not have",
+                        "see the episodes/ of a run, or choose another")
+
+
+def _steps(group: LoggedGroup, options: CreditSection) -> list[list[CreditStep]]:
+    """Steps as the estimators see them; a pooled state goes by the text that stands for it."""
+    rows = [[step.state for step in episode.steps] for episode in group.episodes]
+    finals = [episode.final_state for episode in group.episodes]
+    state = pooled(rows, (text for text in finals if text is not None), TEXT_KEYS[options.state_key],
+                   options.similarity)
+    return [[CreditStep(state=state[step.state], reward=step.reward, invalid=step.invalid,
+                        cut_in=state[final] if final is not None and step is episode.steps[-1] else None)
+             for step in episode.steps] for episode, final in zip(group.episodes, finals, strict=True)]

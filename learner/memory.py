@@ -1,0 +1,205 @@
+"""How much memory training needs, from the shape of the model alone. Pure and light: the plan of a run uses it too.
+
+Everything is in bytes. P parameters, S tokens of a pack, c bytes of a number in the compute format (2 in bfloat16,
+4 in float32). tests/parity/learner/test_memory.py holds the activations against what autograd saves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from services.config.tree import Config
+
+LOGITS_AT_ONCE = 1 << 26
+"""Elements of [T, V] logits held at a time (256 MB in float32); beyond it, slices are recomputed in the backward."""
+LOGIT_TENSORS = 6
+"""Float32 tensors of that size at once: logits, their log-softmax, its exponential, the product, two gradients."""
+WHOLE = 12 << 30
+"""A model whose whole weights and gradients take at most so much stays whole between packs (learner/sharding.py)."""
+SHARE = 0.9
+"""Share of the device's memory that the plan may use. The rest is for the allocator and for kernels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A decoder-only transformer with gated feed-forward layers."""
+
+    parameters: int
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    queries: int
+    """Query heads times head size."""
+    keys: int
+    """Key heads times head size."""
+    vocabulary: int
+    tied: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How a model lies on its ranks; learner/sharding.py says what each choice means."""
+
+    checkpointing: bool = False
+    whole: bool = True
+    shards: int = 1
+    """Ranks that the model is sharded over: all, or those of one machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """The settings that memory depends on."""
+
+    tokens: int
+    """Tokens of the largest pack."""
+    shards: int = 1
+    """Ranks that a model is sharded over."""
+    ranks: int = 1
+    half: bool = True
+    """Computes in bfloat16."""
+    checkpointing: bool = False
+    reference: bool = True
+    """A frozen copy of the first weights, for the KL term. Adapters need none: without them the model is the copy."""
+    critic: bool = False
+    offload: bool = False
+    """The moments of the optimizer lie in host memory."""
+    adapters: int = 0
+    """Parameters of the adapters; 0: all weights are trained."""
+    grid: bool = False
+    """Attention lays rows out as a rectangle, as it does without CUDA."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """Bytes on the device of one rank."""
+
+    weights: float
+    gradients: float
+    moments: float
+    """Bytes of the optimizer's state. 0 if it is in host memory."""
+    reference: float
+    critic: float
+    gathered: float
+    """Weights in the compute format and gradients that are not sharded yet."""
+    activations: float
+    logits: float
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return (self.weights + self.gradients + self.moments + self.reference + self.critic + self.gathered
+                + self.activations + self.logits)
+
+
+def shape_of(config: Mapping[str, Any], parameters: int) -> Shape:
+    """The shape in a Hugging Face config.json. Keys that it lacks count as 0."""
+    hidden, heads = config.get("hidden_size", 0), config.get("num_attention_heads", 1)
+    size = config.get("head_dim") or hidden // heads
+    return Shape(
+        parameters=parameters, layers=config.get("num_hidden_layers", 0), hidden=hidden,
+        intermediate=config.get("intermediate_size", 0), heads=heads, queries=heads * size,
+        keys=(config.get("num_key_value_heads") or heads) * size, vocabulary=config.get("vocab_size", 0),
+        tied=bool(config.get("tie_word_embeddings", False)))
+
+
+def layer_activations(shape: Shape, *, half: bool, grid: bool = False) -> float:
+    """Bytes per token that one layer saves for its backward pass.
+
+    Each of two norms: its input in float32, the normalised input, its output. Attention: queries, keys, values and
+    outputs, one float32 per head. Feed-forward: gate, its activation, the other branch, their product. A rectangle
+    also holds the outputs as they lie in the pack.
+    """
+    c = 2 if half else 4
+    norms = 2 * (4 + 2 * c) * shape.hidden
+    attention = c * (2 * shape.queries + 2 * shape.keys) + 4 * shape.heads + (c * shape.queries if grid else 0)
+    return norms + attention + 4 * c * shape.intermediate
+
+
+def saved_per_token(shape: Shape, *, half: bool, checkpointing: bool, grid: bool = False) -> float:
+    """Bytes per token that a forward pass leaves for the backward pass, logits excluded.
+
+    A checkpointed layer leaves its input alone. The last norm leaves its input in float32 and normalised.
+    """
+    c = 2 if half else 4
+    layer = c * shape.hidden if checkpointing else layer_activations(shape, half=half, grid=grid)
+    return shape.layers * layer + (4 + c) * shape.hidden
+
+
+def memory(shape: Shape, training: Training) -> DeviceMemory:
+    """The memory that one rank needs on its device at the peak, in the backward pass."""
+    c, whole = 2 if training.half else 4, is_whole(shape)
+    trained = training.adapters or shape.parameters
+    held = 4 * shape.parameters if not training.adapters else c * shape.parameters + 4 * training.adapters
+    root = shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
+    in_turn = root + 2 * (shape.parameters - root) / max(1, shape.layers)  # the root is never given back in a pass
+    at_once = shape.parameters if whole else in_turn
+    apart = min(trained, shape.parameters if whole and training.ranks > 1 else in_turn)
+    working = layer_activations(shape, half=training.half, grid=training.grid)
+    saved = saved_per_token(shape, half=training.half, checkpointing=training.checkpointing, grid=training.grid)
+    moments = 0 if training.offload else 8
+    return DeviceMemory(
+        weights=held / training.shards,
+        gradients=4 * trained / training.shards,
+        moments=moments * trained / training.shards,
+        reference=c * shape.parameters / training.shards if training.reference and not training.adapters else 0,
+        critic=(8 + moments) * shape.parameters / training.shards if training.critic else 0,
+        gathered=c * at_once + 4 * apart,
+        activations=training.tokens * (saved + working * (2 if training.checkpointing else 1)),
+        logits=LOGIT_TENSORS * 4 * min(LOGITS_AT_ONCE, training.tokens * shape.vocabulary),
+    )
+
+
+def host_moments(shape: Shape, training: Training) -> float:
+    """Bytes of host memory that one rank pins for the moments of its optimizers."""
+    trained = (training.adapters or shape.parameters) + (shape.parameters if training.critic else 0)
+    return 8 * trained / training.shards if training.offload else 0
+
+
+def is_whole(shape: Shape) -> bool:
+    """Whether the model stays whole between packs: weights in the compute format, and float32 gradients."""
+    return 8 * shape.parameters <= WHOLE
+
+
+def training_of(config: Config, *, critic: bool, shards: int | None = None, adapters: int = 0) -> Training:
+    """The settings of a run; `shards` is the number of its ranks if not given. Checkpointing is off if it is `auto`."""
+    learner, half = config.learner, config.model.dtype == "bfloat16"
+    return Training(
+        tokens=max(learner.token_budget, config.rollout.max_prompt_tokens + config.rollout.max_response_tokens),
+        shards=shards or learner.ranks, ranks=learner.ranks, half=half, checkpointing=learner.checkpointing is True,
+        reference=learner.loss.kl > 0, critic=critic, offload=learner.offload, adapters=adapters,
+        grid=not learner.gpus or not half)
+
+
+def adapter_parameters(shape: Shape, config: Config) -> int:
+    """Parameters of the adapters that the config asks for; 0 if it asks for none."""
+    h, i, q, k = shape.hidden, shape.intermediate, shape.queries, shape.keys
+    sides = {"q_proj": h + q, "k_proj": h + k, "v_proj": h + k, "o_proj": q + h, "gate_proj": h + i, "up_proj": h + i,
+             "down_proj": i + h}
+    return config.learner.lora.rank * shape.layers * sum(sides.get(name, 0) for name in config.learner.lora.targets)
+
+
+def settled(training: Training, shape: Shape, config: Config, device_bytes: int | None) -> Training:
+    """The settings with checkpointing decided: `auto` takes it if training does not fit into `device_bytes` otherwise.
+
+    None stands for host memory, where nothing is computed twice unless the config says so.
+    """
+    if config.learner.checkpointing != "auto" or fits(training, shape, device_bytes):
+        return training
+    return replace(training, checkpointing=True)
+
+
+def fits(training: Training, shape: Shape, device_bytes: int | None) -> bool:
+    """Whether training takes at most SHARE of the device's memory. None: host memory, which is not planned."""
+    return device_bytes is None or memory(shape, training).total <= SHARE * device_bytes
+
+
+def layout_of(config: Config, shape: Shape, *, critic: bool, per_node: int, device_bytes: int | None) -> Layout:
+    """How a model lies on its ranks: sharded over the ranks of one machine if it fits there, else over all of them."""
+    options = [training_of(config, critic=critic, shards=shards, adapters=adapter_parameters(shape, config))
+               for shards in (per_node, config.learner.ranks)]
+    within, across = (settled(training, shape, config, device_bytes) for training in options)
+    chosen = within if per_node > 1 and fits(within, shape, device_bytes) else across
+    return Layout(checkpointing=chosen.checkpointing, whole=is_whole(shape), shards=chosen.shards)

@@ -1,0 +1,1 @@
+"""The self-test of the learner on one machine: `python -m learner.selftest`, without vLLM, Ray, Redis or a network."""

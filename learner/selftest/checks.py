@@ -1,0 +1,215 @@
+"""The measurements of the learner's self-test, one function per question. Each yields lines as it finds them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from learner.attention import attend_grid, attend_varlen, takes_varlen
+from learner.batch import assign_credit, rows_of
+from learner.memory import memory, training_of
+from learner.model import load_policy
+from learner.packing import Pack, Rows, pack_rows
+from learner.rank_group import RankGroup
+from learner.selftest.scene import Gauge, Scene, config, groups
+from learner.selftest.table import Line
+from learner.trainer import Learner
+from learner.utilization import forward_flops, passes, peak
+from services.weights.pack import pack_tensors
+
+DLOGP = 0.05
+"""Largest mean difference of logprobs between the learner in bfloat16 and the plain model in float32, in nats."""
+MFU = 0.45
+"""Aim for model FLOPs over those of the measured matrix product, at the largest pack."""
+PLAN = 0.2
+"""Share by which measured memory may differ from the plan's."""
+GIB = 1 << 30
+Lines = Iterator[Line]
+
+
+class Checks:
+    """All that the checks share: the sizes, a folder with a model, a gang of one rank."""
+
+    def __init__(self, scene: Scene, folder: Path, gang: RankGroup) -> None:
+        self.scene, self.folder, self.gang = scene, folder, gang
+        self.gauge = Gauge(gang.device)
+        self.rate = 0.0
+        """FLOPs per second of a large matrix product."""
+
+    def learner(self, tokens: int, **learner: Any) -> Learner:
+        """A fresh learner on an emptied device."""
+        self.gauge.fresh()
+        return Learner(config(tokens, self.gang.device, **learner), self.folder, self.gang)
+
+    def rows(self, count: int) -> Rows:
+        """Rows with credit."""
+        found = groups(self.scene, count)
+        return rows_of(found, assign_credit(found, config(64, self.gang.device).learner.credit), policy_step=0)
+
+    def pack(self, count: int, *, grid: bool) -> Pack:
+        """A pack of so many rows."""
+        rows = self.rows(max(2, count))
+        return pack_rows(rows, torch.arange(count).numpy(), self.gang.device, grid=grid)
+
+    def device(self) -> Lines:
+        """Yields the name of the device and its speed of multiplication."""
+        self.rate = self.gauge.matmul_rate(self.scene.square)
+        cuda = self.gauge.cuda
+        name = torch.cuda.get_device_name(self.gang.device) if cuda else "CPU"
+        stated = peak(name)
+        yield Line(name="device", found=f"{name}, torch {torch.__version__}")
+        yield Line(name="bfloat16 matrix product", found=f"{self.rate / 1e12:.3g} TFLOP/s",
+                   aim=f"data sheet: {stated / 1e12:.0f}" if stated else "")
+
+    def steps(self) -> Lines:
+        """Three steps with each pack size: speed, memory, and memory against the plan."""
+        peaks: dict[int, int] = {}
+        for tokens in self.scene.packs:
+            learner = self.learner(tokens)
+            yield from self._three_steps(f"{tokens} tokens a pack", learner, tokens, peaks,
+                                         aim=MFU if tokens == self.scene.packs[-1] else None)
+            del learner
+        learner = self.learner(self.scene.packs[-1], checkpointing=True)
+        yield from self._three_steps(f"{self.scene.packs[-1]} tokens, checkpointed", learner, self.scene.packs[-1], {})
+        if len(peaks) > 1:
+            small, large = self.scene.packs[-2:]
+            yield Line(name="memory per token", found=f"{(peaks[large] - peaks[small]) / (large - small) / 1e6:.2f} MB")
+
+    def _three_steps(self, name: str, learner: Learner, tokens: int, peaks: dict[int, int], *,
+                     aim: float | None = None) -> Lines:
+        rows = max(2, 2 * tokens // self.scene.row)
+        batch = groups(self.scene, rows)
+        self.gauge.fresh()
+        reports = [learner.train(batch) for _ in range(3)]
+        self.gauge.wait()
+        metrics, policy = reports[-1].metrics, learner.policy
+        seconds = metrics["seconds/forward_backward"] + metrics["seconds/optimizer"]
+        flops = forward_flops(policy, self.rows(rows)) * passes(reference=True, critic=False)
+        mfu = flops / seconds / self.rate
+        finite = all(report.metrics["grad_norm"] == report.metrics["grad_norm"] for report in reports)
+        yield Line(name=f"{name}: speed", passed=None if aim is None or not self.gauge.cuda else mfu >= aim,
+                   found=f"{rows * self.scene.row / seconds:,.0f} tokens/s, {100 * mfu:.1f}% of the product's FLOPs",
+                   aim=f">= {100 * aim:.0f}%" if aim else "")
+        yield Line(name=f"{name}: three steps", passed=finite, aim="finite gradients",
+                   found=f"gradient norm {metrics['grad_norm']:.3g}, packed in {1e3 * metrics['seconds/pack']:.0f} ms")
+        found = self.gauge.peak()
+        if found is not None:
+            peaks[tokens] = found
+            planned = memory(learner.shape, training_of(learner.config, critic=False)).total
+            yield Line(name=f"{name}: memory", found=f"{found / GIB:.1f} GiB", aim=f"plan {planned / GIB:.1f} GiB",
+                       passed=abs(found / planned - 1) <= PLAN)
+
+    def numerics(self) -> Lines:
+        """Logprobs of the learner in bfloat16 against the plain model in float32."""
+        learner = self.learner(self.scene.packs[0])
+        varlen = takes_varlen(self.gang.device, half=True)
+        with torch.no_grad():
+            found, _ = learner.policy(self.pack(1, grid=not varlen))
+        del learner
+        self.gauge.fresh()
+        hf = AutoModelForCausalLM.from_pretrained(
+            self.folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True,
+            trust_remote_code=False)
+        cast(nn.Module, hf).to(self.gang.device)
+        pack = self.pack(1, grid=False)
+        with torch.no_grad():
+            logits = hf(input_ids=pack.tokens, logits_to_keep=self.scene.response + 1).logits[0, :-1]
+        expected = torch.log_softmax(logits, -1).gather(-1, pack.targets[:, None])[:, 0]
+        gap = (found - expected).abs()
+        yield Line(name="|dlogp| against float32 eager", passed=bool(gap.mean() < DLOGP),
+                   found=f"mean {float(gap.mean()):.4f}, largest {float(gap.max()):.4f}", aim=f"mean < {DLOGP}")
+
+    def attention(self) -> Lines:
+        """Each kernel forwards and backwards over the largest pack, and the kernels against each other."""
+        count = self.scene.packs[-1] // self.scene.row
+        grid, flat = self.pack(count, grid=True), self.pack(count, grid=False)
+        heads, keys = self.scene.model["num_attention_heads"], self.scene.model["num_key_value_heads"]
+        size, tokens = self.scene.model["hidden_size"] // heads, flat.tokens.shape[1]
+        query, key, value = (
+            torch.randn(1, h, tokens, size, device=self.gang.device, dtype=torch.bfloat16, requires_grad=True)
+            for h in (heads, keys, keys))
+        assert grid.grid is not None
+        rectangle, outputs = grid.grid, {}
+        kernels = {"rectangle": lambda: attend_grid(query, key, value, rectangle, scaling=None, window=None)}
+        if takes_varlen(self.gang.device, half=True):
+            kernels["varlen"] = lambda: attend_varlen(query, key, value, flat, scaling=None, window=None)
+        for name, kernel in kernels.items():
+            outputs[name] = kernel()
+            seconds = self.gauge.seconds(lambda kernel=kernel: kernel().sum().backward())
+            yield Line(name=f"attention, {name}", found=f"{1e3 * seconds:.2f} ms for {tokens} tokens, one layer")
+        if len(outputs) > 1:
+            yield same("varlen against the rectangle", outputs["varlen"], outputs["rectangle"], 0.02)
+
+    def persistence(self) -> Lines:
+        """Save, load, and one more step: as if nothing had been saved. Gathering and packing the weights."""
+        learner, batch = self.learner(self.scene.packs[0]), groups(self.scene, 4)
+        learner.train(batch)
+        folder = self.folder / "saved"
+        folder.mkdir()
+        start = time.perf_counter()
+        learner.save(folder)
+        middle = time.perf_counter()
+        written = sum(path.stat().st_size for path in folder.iterdir())
+        yield Line(name="save", found=f"{middle - start:.2f} s, {written / GIB:.2f} GiB")
+        learner.train(batch)
+        expected = dict(learner.state_dict_for_sampler())
+        start = time.perf_counter()
+        learner.load(folder)
+        yield Line(name="load", found=f"{time.perf_counter() - start:.2f} s")
+        learner.train(batch)
+        start = time.perf_counter()
+        found = dict(learner.state_dict_for_sampler())
+        middle = time.perf_counter()
+        packed = pack_tensors(found.items())
+        end = time.perf_counter()
+        yield Line(name="gather the weights", found=f"{middle - start:.2f} s, {packed.buffer.nbytes / GIB:.2f} GiB")
+        yield Line(name="pack and digest the weights", found=f"{end - middle:.2f} s")
+        gap = max(float((found[name].float() - expected[name].float()).abs().max()) for name in found)
+        yield Line(name="a step after loading", found=f"largest difference of a weight {gap:.2g}",
+                   aim="as without loading", passed=gap <= (1e-3 if self.gauge.cuda else 0.0))
+
+    def adapters(self) -> Lines:
+        """LoRA: a step, and its merged weights against the layers with adapters."""
+        tokens = self.scene.packs[-1]
+        learner = self.learner(tokens, lr=1e-2, lora={"rank": self.scene.lora_rank})
+        yield from self._three_steps(f"LoRA, {tokens} tokens a pack", learner, tokens, {})
+        varlen = takes_varlen(self.gang.device, half=True)
+        with torch.no_grad():
+            adapted, _ = learner.policy(self.pack(1, grid=not varlen))
+        exported = self.folder / "merged"
+        learner.export(exported)
+        with torch.no_grad():
+            merged, _ = load_policy(exported, self.gang.device)(self.pack(1, grid=True))
+        yield Line(name="LoRA, |dlogp| of merged weights", found=f"mean {float((adapted - merged).abs().mean()):.4f}",
+                   aim=f"mean < {DLOGP}", passed=bool((adapted - merged).abs().mean() < DLOGP))
+
+    def offload(self) -> Lines:
+        """Moments in host memory: the same update, with less memory and more time."""
+        found: dict[bool, dict[str, Tensor]] = {}
+        for offloaded in (False, True):
+            learner, batch = self.learner(self.scene.packs[0], offload=offloaded), groups(self.scene, 4)
+            learner.train(batch)
+            self.gauge.fresh()
+            metrics = learner.train(batch).metrics
+            held = self.gauge.peak()
+            yield Line(name=f"update, moments on the {'host' if offloaded else 'device'}",
+                       found=f"{metrics['seconds/optimizer']:.2f} s"
+                       + (f", {held / GIB:.1f} GiB" if held is not None else ""))
+            found[offloaded] = dict(learner.state_dict_for_sampler())
+            del learner
+        gap = max(float((found[True][name].float() - found[False][name].float()).abs().max()) for name in found[True])
+        yield Line(name="the update with moments on the host", found=f"largest difference of a weight {gap:.2g}",
+                   aim="as on the device", passed=gap <= (1e-3 if self.gauge.cuda else 0.0))
+
+
+def same(name: str, found: Tensor, expected: Tensor, most: float) -> Line:
+    """Passes if no element differs by more than `most`."""
+    gap = float((found - expected).abs().max())
+    return Line(name=name, found=f"largest difference {gap:.2g}", aim=f"<= {most}", passed=gap <= most)
+

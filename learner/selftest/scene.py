@@ -1,0 +1,129 @@
+"""The model and the rows of the self-test: random weights of a known shape, random tokens of known lengths."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from services.config.tree import Config
+from services.records import Episode, Step, Ticket, Version, VersionSpan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """Sizes of the self-test."""
+
+    model: dict[str, Any]
+    """Arguments of transformers' Qwen2Config."""
+    packs: tuple[int, ...]
+    """Token budgets to train with, ascending."""
+    prompt: int
+    response: int
+    """Tokens of a row: every row is as long."""
+    square: int
+    """Side of the matrices whose product measures the device."""
+    lora_rank: int = 16
+
+    @property
+    def row(self) -> int:
+        """Tokens of one row."""
+        return self.prompt + self.response
+
+
+CARD = Scene(
+    model={"vocab_size": 151_936, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
+           "num_attention_heads": 12, "num_key_value_heads": 2, "tie_word_embeddings": True,
+           "max_position_embeddings": 32_768, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    packs=(4096, 8192, 16_384), prompt=3584, response=512, square=8192)
+"""Qwen2.5-1.5B, rows of 4096 tokens."""
+TINY = Scene(
+    model={"vocab_size": 199, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+           "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True},
+    packs=(64, 128), prompt=12, response=4, square=64, lora_rank=4)
+"""The same through the same code on any CPU, in seconds."""
+
+
+def write_model(scene: Scene, folder: Path, device: torch.device) -> Path:
+    """A Hugging Face folder of random weights in bfloat16."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = Qwen2ForCausalLM(Qwen2Config(**scene.model))
+    cast(nn.Module, model).to(torch.bfloat16)
+    model.save_pretrained(folder)
+    return folder
+
+
+def groups(scene: Scene, rows: int, *, seed: int = 0) -> list[list[Episode]]:
+    """One group of two episodes, `rows` steps in all (at least 2), the first of them won."""
+    rng = np.random.default_rng(seed)
+    shares = (rows - rows // 2, rows // 2)
+    return [[_episode(scene, rng, k, count) for k, count in enumerate(shares)]]
+
+
+def _episode(scene: Scene, rng: np.random.Generator, k: int, count: int) -> Episode:
+    def step(last: bool) -> Step:
+        prompt, response = (rng.integers(0, scene.model["vocab_size"], n, dtype=np.int32)
+                            for n in (scene.prompt, scene.response))
+        return Step(observation=str(rng.integers(1 << 30)), prompt_ids=prompt, response_ids=response,
+                    logprobs=-rng.random(scene.response, dtype=np.float32),
+                    spans=[VersionSpan(version=Version(incarnation=1, step=0), start=0, end=scene.response)],
+                    action="go", valid=True, admissible=True, reward=1.0 if last and k == 0 else 0.0)
+
+    ticket = Ticket(group="train/00000000", k=k, size=2, task="selftest/0", seed=k, kind="train", temperature=1.0,
+                    max_steps=count)
+    return Episode(ticket=ticket, steps=[step(t == count - 1) for t in range(count)], won=k == 0,
+                   end="won" if k == 0 else "turns", worker="selftest", attempt=1, seconds=0.0, engine="none")
+
+
+def config(tokens: int, device: torch.device, *, kl: float = 0.01, **learner: Any) -> Config:
+    """The settings of one measurement: bfloat16 over float32 weights, one update a step."""
+    return Config(name="selftest", steps=1, model={"dtype": "bfloat16"},  # pyright: ignore[reportArgumentType]
+                  learner={"token_budget": tokens, "minibatch_rows": 1 << 20, "threads": 1,
+                           "gpus": int(device.type == "cuda"), "loss": {"kl": kl}, **learner})  # pyright: ignore[reportArgumentType]
+
+
+class Gauge:
+    """Seconds and peak memory of what runs on one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.cuda = device.type == "cuda"
+
+    def seconds(self, work: Callable[[], object], *, warm: int = 1, times: int = 3) -> float:
+        """Mean of `times` runs after `warm` others."""
+        for _ in range(warm):
+            work()
+        self.wait()
+        start = time.perf_counter()
+        for _ in range(times):
+            work()
+        self.wait()
+        return (time.perf_counter() - start) / times
+
+    def wait(self) -> None:
+        """Returns once the device has nothing left to do."""
+        if self.cuda:
+            torch.cuda.synchronize(self.device)
+
+    def fresh(self) -> None:
+        """Gives back what nobody uses, and measures the peak from here on."""
+        if self.cuda:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def peak(self) -> int | None:
+        """Bytes that tensors took at once since `fresh`; None on a CPU, which counts none."""
+        return torch.cuda.max_memory_allocated(self.device) if self.cuda else None
+
+    def matmul_rate(self, side: int) -> float:
+        """FLOPs per second of a product of two random bfloat16 matrices."""
+        a, b = (torch.randn(side, side, device=self.device, dtype=torch.bfloat16) for _ in range(2))
+        return 2 * side**3 / self.seconds(lambda: a @ b, warm=3, times=10)

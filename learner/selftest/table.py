@@ -1,0 +1,34 @@
+"""The lines of the self-test's table."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One measurement. `passed` is None if there is nothing that it must reach on this machine."""
+
+    name: str
+    found: str
+    aim: str = ""
+    passed: bool | None = None
+
+    def __str__(self) -> str:
+        verdict = {True: "pass", False: "FAIL", None: "-"}[self.passed]
+        return f"{verdict:<5}{self.name:<42}{self.found:<46}{self.aim}".rstrip()
+
+
+def attempt(name: str, check: Callable[[], Iterable[Line]]) -> list[Line]:
+    """The lines of one check. If it raises, the lines that it had made, and one that says what it raised."""
+    lines: list[Line] = []
+    try:
+        lines.extend(check())
+    except Exception as error:  # the other checks say what still works
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{last.filename.rpartition('/')[2]}:{last.lineno}"
+        what = f"{type(error).__name__}: {error}".splitlines()[0][:160]
+        lines.append(Line(name=name, found=f"{what} ({where})", passed=False))
+    return lines
