@@ -6,7 +6,7 @@ import asyncio
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import RayError
@@ -15,15 +15,21 @@ from services.config.tree import Config
 from services.process.packages import check_one_installation
 from services.process.shared_storage import check_seen
 from services.records import Version
+from services.telemetry.heartbeat import BEAT_S, NO_SERVERS, Beating, Pulse
 from services.telemetry.logs import life_of
 from services.telemetry.tracing import tracing
 from services.weights.folder import pack_folder
 from services.weights.pack import Packed
 
+if TYPE_CHECKING:
+    from envservice.client.client import EnvClient
+    from envservice.wire.schemas import Info
+    from services.store.store import Store
+
 ENV_SECONDS = 120.0
-"""A call's budget with all its retries: long enough for a killed environment server to come back."""
+"""Longest time of one call with all its retries while environment servers answer other calls."""
 UNPUBLISHED = Version(incarnation=-1, step=0)
-"""What the engine holds before its first update: weights that no ticket may be played with."""
+"""Version of the engine before its first update. No ticket may be played with these weights."""
 
 
 class RolloutHost:
@@ -33,7 +39,7 @@ class RolloutHost:
         self, *, config_json: str, run: str, worker: str, store_url: str, env_urls: list[str], model_path: str,
         weights_actor_name: str, folder: str, env_token: str | None = None,
     ) -> None:
-        """`folder`: the run's, whose log this process writes to. `env_token`: what the environment servers ask for."""
+        """`folder` is the run's folder, for the log. `env_token` is the bearer token of the environment servers."""
         self._config = Config.model_validate_json(config_json)
         self._run = run
         self._worker = worker
@@ -43,12 +49,17 @@ class RolloutHost:
         self._model = Path(model_path)
         self._weights_actor_name = weights_actor_name
         self._folder = Path(folder)
+        self._worker_loop: Any = None
 
     async def run(self) -> None:
-        """Lives until killed. Raises the Fault that ended the worker."""
+        """Works until it is drained or killed. Raises the Fault that ended the worker."""
         check_one_installation()
         with life_of(self._worker, self._folder) as log:
             await self._work(log)
+
+    async def drain(self) -> None:
+        """Lets the worker finish its episodes and take no more. It must have sent a heartbeat."""
+        self._worker_loop.drain()
 
     async def _work(self, log: Any) -> None:
         from envservice.client.client import EnvClient
@@ -61,7 +72,8 @@ class RolloutHost:
         check_seen(self._model)
         env, rollout = self._config.env, self._config.rollout
         engine = Engine(
-            self._model, UNPUBLISHED, config=rollout, dtype=self._config.model.dtype, seed=self._config.seed)
+            self._model, UNPUBLISHED, config=rollout, dtype=self._config.model.dtype, seed=self._config.seed,
+            load=False)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(engine.close)
             started = time.monotonic()
@@ -69,23 +81,39 @@ class RolloutHost:
             log.info("engine ready", seconds=time.monotonic() - started)
             # After the engine, whose process shall inherit none of it.
             stack.enter_context(tracing(self._config.metrics.traces, process=self._worker, run=self._run))
-            text = await asyncio.to_thread(load_text, str(self._model), env)
+            text = await asyncio.to_thread(load_text, str(self._model), env, self._config.model)
             client = await stack.enter_async_context(
-                EnvClient(self._env_urls, self._env_token, timeout_s=ENV_SECONDS))
-            info = await client.info()
+                EnvClient(self._env_urls, self._env_token, timeout_s=ENV_SECONDS, outage_s=env.outage_seconds))
+            store = Store(self._store_url, self._run, settings=self._config.redis)
+            info = await self._environment(client, store)
             limits = Limits(
                 prompt_tokens=rollout.max_prompt_tokens, response_tokens=rollout.max_response_tokens,
                 reward_scale=env.reward_scale)
-            player = EpisodeRunner(
-                worker=self._worker, engine=engine, env=client, env_engine=f"{info.engine} {info.version}", text=text,
-                limits=limits)
-            worker = RolloutWorker(
-                self._worker, store=Store(self._store_url, self._run, settings=self._config.redis), engine=engine,
-                player=player, fetch=self._fetch, settings=rollout)
+            shared: dict[str, Any] = {
+                "worker": self._worker, "engine": engine, "env": client, "text": text, "limits": limits,
+                "env_engine": f"{info.engine} {info.version}"}
+            player = EpisodeRunner(**shared)
+            if self._config.agent.name is not None:
+                from rollout.agents.served import agent_runner
+
+                player = await stack.enter_async_context(agent_runner(self._config.agent, shared))
+            self._worker_loop = worker = RolloutWorker(
+                self._worker, store=store, engine=engine, player=player, fetch=self._fetch, settings=rollout)
             await worker.run()
 
+    async def _environment(self, client: EnvClient, store: Store) -> Info:
+        """Asks what the environment servers play. While none answers, heartbeats say that the worker waits for them."""
+        asking = asyncio.create_task(client.info())
+        await asyncio.wait([asking], timeout=BEAT_S)
+        if not asking.done():
+            pulse = Pulse(self._worker, "rollout")
+            pulse.doing(NO_SERVERS)
+            with Beating(pulse, store.beat):
+                await asyncio.wait([asking])
+        return asking.result()
+
     async def _fetch(self, version: Version, folder: str) -> Packed | None:
-        """From the weights actor; where it has them no more, from the export that the pointer names."""
+        """Gets weights from the weights actor or, if it has them no more, from the export that the pointer names."""
         published = await self._published(version)
         if published is not None:
             return published

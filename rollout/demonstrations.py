@@ -28,16 +28,16 @@ class DemoStep:
 
     prompt_text: str
     response_text: str
-    """What the player answered."""
+    """The player's answer."""
     action: str
-    """What was executed: the answer's action, or noise."""
+    """The action that was executed: the answer's, or noise."""
     train: bool
     """False: a noise step, executed but not to be imitated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """One episode. Lost ones are of no use for training."""
+    """One episode. Lost ones are not trained on."""
 
     task: str
     steps: list[DemoStep]

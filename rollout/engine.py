@@ -2,7 +2,8 @@
 
 An update, under one deadline:
 
-    pause(keep) ▸ requests freeze, KV is dropped     load ▸ digest checked in the worker, weights replaced in place
+    check ▸ the digest, while requests go on         file ▸ the weights where vLLM's process maps them
+    pause(keep) ▸ requests freeze, KV is dropped     load ▸ weights replaced in place
     reset the prefix cache                           resume ▸ frozen requests recompute their KV under the new weights
     probe ▸ one token at the new version             release what finished meanwhile
 
@@ -12,6 +13,7 @@ are claimed by others.
 
 Not used, because each was measured to be silently wrong or fatal with vLLM 0.32 on CPU: updates without a pause,
 `raw_logprobs` (they ignore the temperature), chunked prefill (a seeded request whose prompt is split ends the process).
+What holds on CPUs alone is in engine_settings.py.
 """
 
 from __future__ import annotations
@@ -29,12 +31,21 @@ import msgspec
 import numpy as np
 
 from rollout.engine_output import EngineOutput
-from rollout.engine_settings import engine_arguments, prepare_environment, temporary_files_in
+from rollout.engine_settings import (
+    card_bytes,
+    engine_arguments,
+    kv_bytes,
+    prepare_environment,
+    temporary_files_in,
+)
 from services.config.tree import RolloutSection
 from services.errors import EngineFault
+from services.process.guard import ProcessGuard
 from services.records import Version, VersionSpan
 from services.telemetry.logs import get_logger
-from services.weights.pack import Manifest
+from services.weights import pack
+from services.weights.headers import folder_parameters
+from services.weights.pack import ITEM_SIZES, Manifest
 
 EXTEND_S = 1.0
 """Requests get more time as often as this, not at each of the engine's steps."""
@@ -43,7 +54,7 @@ log = get_logger("engine")
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """What one prompt was answered."""
+    """The answer to one prompt."""
 
     ids: np.ndarray
     """int32 [R], the stop token included."""
@@ -57,19 +68,24 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 class Engine:
     """One vLLM engine and the version that it holds.
 
-    `path` is a Hugging Face folder; its weights count as `version` until the first update.
+    `path` is a Hugging Face folder; its weights count as `version` until the first update. Without `load` they are
+    not read, and the engine starts with random ones.
     """
 
-    def __init__(self, path: Path, version: Version, *, config: RolloutSection, dtype: str, seed: int = 0) -> None:
+    def __init__(self, path: Path, version: Version, *, config: RolloutSection, dtype: str, seed: int = 0,
+                 load: bool = True) -> None:
         self.version = version
         self.listener: Callable[[int, int, float], object] = lambda *_: None
         """Told of each answer: tokens of prompt and response, seconds with the wait for a turn."""
+        self.paused_seconds = 0.0
+        """How long the last update kept the requests waiting."""
         self.kv_used = 0.0
         """Share of the KV cache's blocks that requests hold."""
         self._path = path
         self._config = config
         self._dtype = "float32" if config.exact else dtype
         self._seed = seed
+        self._load_weights = load
         self._names = {_name(version): version}
         self._llm: Any = None
         self._fault: EngineFault | None = None
@@ -78,6 +94,7 @@ class Engine:
         self._update: asyncio.Task[None] | None = None
         self._output: EngineOutput | None = None
         self._folder: Path | None = None
+        self._guard_process: ProcessGuard | None = None
         self._waiting: set[asyncio.Timeout] = set()
         self._extended = 0.0
         self._released = asyncio.Event()
@@ -85,10 +102,9 @@ class Engine:
 
     async def start(self) -> None:
         """Load the model. Raises EngineFault, also when it takes longer than rollout.start_seconds."""
-        prepare_environment(self._config.threads)
+        prepare_environment(self._config)
         async with self._guard("start", self._config.start_seconds):
             self._llm = await asyncio.to_thread(self._build)
-            await self._llm.collective_rpc("exit_with_parent", args=(str(self._folder),))
             await self._llm.update_weight_version(_name(self.version))
             await self._probe(self.version)
 
@@ -125,17 +141,19 @@ class Engine:
 
     async def _load(self, version: Version, manifest: Manifest, buffer: np.ndarray) -> None:
         async with self._updating, self._guard(f"update to {version.short}", self._config.update_seconds):
-            self._released.clear()
-            self._extend(self._config.update_seconds + self._config.sample_seconds)
-            await self._llm.pause_generation(mode="keep", clear_cache=True)
-            with _file_of(buffer) as path:
-                arguments = (path, msgspec.json.encode(manifest), version.digest)
-                await self._llm.collective_rpc("load_packed", args=arguments)
+            with tempfile.NamedTemporaryFile(dir=_shared_folder(), prefix="gagpo-weights-") as file:
+                await asyncio.to_thread(_checked_file, manifest, buffer, version.digest, file)
+                self._released.clear()
+                self._extend(self._config.update_seconds + self._config.sample_seconds)
+                started = time.monotonic()
+                await self._llm.pause_generation(mode="keep", clear_cache=True)
+                await self._llm.collective_rpc("load_packed", args=(file.name, msgspec.json.encode(manifest)))
             if not await self._llm.reset_prefix_cache():
                 raise EngineFault("the prefix cache still holds blocks of the old weights")
             self._names[_name(version)] = version
             await self._llm.update_weight_version(_name(version))
             await self._llm.resume_generation()
+            self.paused_seconds = time.monotonic() - started
             await self._probe(version)
             self.version = version
         self._released.set()
@@ -146,22 +164,33 @@ class Engine:
             llm, self._llm = self._llm, None
             await asyncio.to_thread(llm.shutdown)
             llm.shutdown = lambda *_, **__: None  # its __del__ calls it again, when modules it needs may be gone
+        if self._guard_process is not None:
+            guard, self._guard_process = self._guard_process, None
+            await asyncio.to_thread(guard.release)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _build(self) -> Any:
+        from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
         from rollout.engine_stats import kv_listener
 
         self._output = EngineOutput()
         self._folder = Path(tempfile.mkdtemp(prefix="gagpo-engine-"))
+        self._guard_process = ProcessGuard(self._folder)
+        arguments = self._arguments()
         with temporary_files_in(self._folder), self._output.inherited():
             llm = AsyncLLM.from_engine_args(
-                engine_arguments(self._path, self._config, dtype=self._dtype, seed=self._seed),
-                stat_loggers=[kv_listener(self._stepped)])
+                AsyncEngineArgs(**arguments, trust_remote_code=False), stat_loggers=[kv_listener(self._stepped)])
         llm.log_stats = False  # a listener turns on statistics of each token, which it does not ask for
         return llm
+
+    def _arguments(self) -> dict[str, Any]:
+        weights = folder_parameters(self._path) * ITEM_SIZES[self._dtype]
+        return engine_arguments(
+            self._path, self._config, dtype=self._dtype, seed=self._seed, load=self._load_weights,
+            kv_bytes=kv_bytes(self._config, weight_bytes=weights, card_bytes=card_bytes(self._config)))
 
     def _stepped(self, share: float) -> None:
         """The engine made a step: every request that waits has its time again."""
@@ -254,11 +283,16 @@ def _name(version: Version) -> str:
     return f"{version.incarnation}.{version.step}.{version.digest}"
 
 
-@contextlib.contextmanager
-def _file_of(buffer: np.ndarray):
-    """The buffer as a file in shared memory where there is some, gone when the block ends."""
+def _shared_folder() -> Path | None:
+    """Returns the folder of shared memory, or None where there is none: temporary files are then on disk."""
     shared = Path("/dev/shm")  # noqa: S108  # a private name inside it, made with O_EXCL
-    with tempfile.NamedTemporaryFile(dir=shared if shared.is_dir() else None, prefix="gagpo-weights-") as file:
-        file.write(np.ascontiguousarray(buffer).data)
-        file.flush()
-        yield file.name
+    return shared if shared.is_dir() else None
+
+
+def _checked_file(manifest: Manifest, buffer: np.ndarray, digest: str, file: Any) -> None:
+    """Writes the buffer into `file`. Raises ValueError if its bytes are not those of `digest`."""
+    found = pack.digest(manifest, buffer)
+    if found != digest:
+        raise ValueError(f"weights arrived with digest {found}, expected {digest}")
+    file.write(np.ascontiguousarray(buffer).data)
+    file.flush()

@@ -22,7 +22,7 @@ class EngineOutput:
 
     @contextmanager
     def inherited(self) -> Iterator[None]:
-        """What is started in the block prints into the file from then on; this process prints as before afterwards."""
+        """Children that start in the block print into the file. After the block this process prints as before."""
         sys.stdout.flush()
         sys.stderr.flush()
         kept = [(number, os.dup(number)) for number in (1, 2)]

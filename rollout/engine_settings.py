@@ -8,30 +8,58 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from services.config.rollout import RolloutSection
 from services.errors import UserError
 from services.process.threads import wait_politely
 
+GIB = 1024**3
 BLOCK_TOKENS = 32
-"""KV block: prompts share whole blocks only, and ours are short."""
+"""KV block on CPUs, where vLLM's default is 128: prompts share whole blocks only, and ours are short."""
+CUDA_BATCH_TOKENS = 16384
+"""Tokens of one engine step on a GPU. Fewer keep a large GPU waiting for the next launch."""
+CUDA_FREE_SHARE = 0.05
+ENGINE_GIB = 4.0
+"""Memory of vLLM on a GPU beside weights and KV cache: its CUDA context, the graphs, and the activations of
+CUDA_BATCH_TOKENS. An estimate, not yet measured."""
+MIN_KV_GIB = 0.5
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Sizes of an attention head that vLLM's attention on CPUs has kernels for (vllm/v1/attention/backends/cpu_attn.py)."""
 
 
-def prepare_environment(threads: int) -> None:
+Device = Literal["cpu", "cuda"]
+
+
+def device_of(config: RolloutSection) -> Device:
+    """Returns the device that a worker samples on. Preflight has checked that vLLM's build fits it."""
+    return "cuda" if config.gpus else "cpu"
+
+
+def prepare_environment(config: RolloutSection) -> None:
     """Set what vLLM reads from the environment, for this process and the engine's: call before vllm is imported."""
     wait_politely()
-    os.environ.update({
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker lives in the engine's process: one process less to start
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # "auto" keeps a core for itself, half of a two-core machine
-        "OMP_NUM_THREADS": str(threads),
-        "TORCHDYNAMO_DISABLE": "1",  # enforce_eager alone still compiles the logprobs, 13 s at the first request
+    os.environ.update(environment(config))
+
+
+def environment(config: RolloutSection) -> dict[str, str]:
+    """Returns the variables that vLLM reads."""
+    common = {
+        "OMP_NUM_THREADS": str(config.threads),
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork would copy this process's environment and threads
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
-    })
+    }
+    if device_of(config) == "cuda":
+        return common | {
+            "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it is never used for seeded requests with processed logprobs
+        }
+    return common | {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker lives in the engine's process: one process less to start
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # "auto" keeps a core for itself, half of a two-core machine
+        "TORCHDYNAMO_DISABLE": "1",  # enforce_eager alone still compiles the logprobs, 13 s at the first request
+    }
 
 
 @contextmanager
@@ -48,31 +76,76 @@ def temporary_files_in(folder: Path) -> Iterator[None]:
             os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-def engine_arguments(path: Path, config: RolloutSection, *, dtype: str, seed: int) -> Any:
-    """vLLM's arguments for the model in the folder `path`. Call prepare_environment first."""
-    from vllm.engine.arg_utils import AsyncEngineArgs
+def engine_arguments(
+    path: Path, config: RolloutSection, *, dtype: str, seed: int, kv_bytes: int, load: bool = True,
+) -> dict[str, Any]:
+    """Returns the fields of vLLM's AsyncEngineArgs for the model in the folder `path`. Pure: only the device differs.
 
+    `kv_bytes`: KV cache on each device. `load`: whether the weights of the folder are read. Without it they are random,
+    for an engine whose first weights come by an update.
+    """
     length = config.max_prompt_tokens + config.max_response_tokens
-    return AsyncEngineArgs(
-        model=str(path),
-        skip_tokenizer_init=True,
-        trust_remote_code=False,
-        dtype=dtype,  # pyright: ignore[reportArgumentType]  # checked by vLLM
-        seed=seed,
-        generation_config="vllm",
-        enforce_eager=True,
-        max_model_len=length,
-        max_num_seqs=config.slots,
-        enable_chunked_prefill=False,
-        max_num_batched_tokens=max(length, 4096),
+    common = {
+        "model": str(path),
+        "skip_tokenizer_init": True,
+        "dtype": dtype,
+        "seed": seed,
+        "generation_config": "vllm",
+        "load_format": "auto" if load else "dummy",
+        "max_model_len": length,
+        "max_num_seqs": config.slots,
         # A cached prefix changes the shapes of the prefill and so the last bits.
-        enable_prefix_caching=not config.exact,
-        block_size=BLOCK_TOKENS,
-        kv_cache_memory_bytes=int(config.kv_cache_gb * 2**30),
-        logprobs_mode="processed_logprobs",
-        worker_extension_cls="rollout.vllm_extension.PackedLoader",
-        disable_log_stats=True,
-    )
+        "enable_prefix_caching": not config.exact,
+        "kv_cache_memory_bytes": kv_bytes,
+        "logprobs_mode": "processed_logprobs",
+        "worker_extension_cls": "rollout.vllm_extension.PackedLoader",
+        "disable_log_stats": True,
+    }
+    if device_of(config) == "cuda":
+        return common | {
+            "enforce_eager": False,  # CUDA graphs: a small model decodes about three times as fast
+            "enable_chunked_prefill": True,
+            "max_num_batched_tokens": max(length, CUDA_BATCH_TOKENS),
+            "tensor_parallel_size": config.tensor_parallel,
+            # Inside a placement group vLLM would ask Ray for a bundle of its own for each GPU.
+            "distributed_executor_backend": "mp" if config.tensor_parallel > 1 else None,
+            # vLLM wants this share of the card to be free before it looks at kv_cache_memory_bytes, and a learner may
+            # hold most of the card.
+            "gpu_memory_utilization": CUDA_FREE_SHARE,
+        }
+    return common | {
+        "enforce_eager": True,  # compiling gains nothing for small models
+        "enable_chunked_prefill": False,  # a seeded request whose prompt is split ends vLLM's CPU build
+        "max_num_batched_tokens": max(length, 4096),
+        "block_size": BLOCK_TOKENS,
+    }
+
+
+def kv_bytes(config: RolloutSection, *, weight_bytes: int, card_bytes: int = 0) -> int:
+    """Returns the KV cache of an engine on each of its devices, in bytes.
+
+    `weight_bytes`: all weights in the sampler's dtype. `card_bytes`: memory of one GPU, for rollout.gpu_memory as a
+    share. Raises UserError if rollout.gpu_memory leaves no room for a KV cache.
+    """
+    if config.gpu_memory is None:
+        return int(config.kv_cache_gb * GIB)
+    memory = config.gpu_memory * (card_bytes if config.gpu_memory <= 1 else GIB)
+    rest = int(memory - weight_bytes / config.tensor_parallel - ENGINE_GIB * GIB)
+    if rest < MIN_KV_GIB * GIB:
+        raise UserError(
+            f"rollout.gpu_memory={config.gpu_memory:g} leaves {rest / GIB:.1f} GiB for the KV cache beside "
+            f"{weight_bytes / config.tensor_parallel / GIB:.1f} GiB of weights and {ENGINE_GIB:g} GiB for vLLM itself",
+            "raise it, or rollout.tensor_parallel")
+    return rest
+
+
+def card_bytes(config: RolloutSection) -> int:
+    """Returns the memory of the first GPU that this process sees, in bytes; 0 on CPUs. Starts no CUDA context."""
+    if device_of(config) == "cpu":
+        return 0
+    from vllm.platforms import current_platform
+
+    return current_platform.get_device_total_memory()
 
 
 def check_shape(path: Path) -> None:

@@ -1,8 +1,8 @@
 """The episode loop: prompt, sample, act, until the game is over.
 
 Each turn is a prompt of its own, rebuilt from the history that the template shows, and becomes one row of training
-data. An end that the policy brought about (won, lost, turns used up, context full) is an episode with its true reward.
-A fault of the machinery is raised to the caller and never becomes a reward: EnvFault, EngineFault.
+data. If the policy ended the episode (won, lost, out of turns, context full), it is kept with its true reward. A fault
+of the machinery is raised to the caller and never becomes a reward: EnvFault, EngineFault.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,28 +19,31 @@ import numpy as np
 from envservice.base import ParsedAction, Turn
 from envservice.client.client import EnvClient, EpisodeHandle, Result
 from rollout.prompt_renderer import PromptRenderer
-from services.errors import EnvFault
-from services.records import Episode, EpisodeEnd, Step, Ticket
+from services.errors import EnvFault, ReplayDiverged
+from services.records import Episode, EpisodeEnd, PlayedTurn, Step, Ticket
 from services.seeds import seed_for
 from services.telemetry.tracing import span
 
 if TYPE_CHECKING:
     from rollout.engine import Engine, Sample
 
+Keep = Callable[[int, PlayedTurn], object]
+"""Takes the index of a turn and the turn."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What bounds an episode beside its ticket's max_steps."""
+    """Bounds of an episode, beside its ticket's max_steps."""
 
     prompt_tokens: int
     response_tokens: int
     reward_scale: float
-    """Environment reward times this is what training sees."""
+    """Training sees the environment's reward times this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeRunner:
-    """Everything that the episodes of one worker share."""
+    """Plays episodes. It holds all that the episodes of one worker share."""
 
     worker: str
     engine: Engine
@@ -49,30 +53,41 @@ class EpisodeRunner:
     text: PromptRenderer
     limits: Limits
 
-    async def play(self, ticket: Ticket, attempt: int) -> Episode:
-        """One episode from reset to its end. Raises EnvFault or EngineFault."""
+    async def play(self, ticket: Ticket, attempt: int, *, played: Sequence[PlayedTurn] = (),
+                   keep: Keep = lambda *_: None) -> Episode:
+        """Plays one episode from reset to its end. Raises EnvFault or EngineFault.
+
+        `played` are turns that another worker finished: they are taken again without the sampler, and must lead to the
+        same game. `keep` gets each turn that is finished here.
+        """
         started = time.monotonic()
         game = self.env.episode(f"{ticket.id}~{attempt}~{uuid.uuid4().hex[:8]}", ticket.task)
-        async with _closing(game):
+        async with closing(game):
             steps: list[Step] = []
             turns: list[Turn] = []
             first = now = await game.reset()
             end: EpisodeEnd = "turns"
-            while not now.done and len(steps) < ticket.max_steps:
+            while not now.done and (turn := len(steps)) < ticket.max_steps:
                 prompt = self.text.prompt(first, turns, now)
                 if len(prompt) > self.limits.prompt_tokens:
                     end = "context"
                     break
-                sample = await self._sample(prompt, ticket, turn=len(steps))
+                before = played[turn] if turn < len(played) else None
+                sample = before or await self._sample(prompt, ticket, turn=turn)
                 answer = self.text.parse(sample.ids)
                 after = await game.step(answer.action)
+                if before is None:
+                    keep(turn, PlayedTurn(ids=sample.ids, logprobs=sample.logprobs, spans=sample.spans,
+                                          action=answer.action, digest=after.digest))
+                elif (answer.action, after.digest) != (before.action, before.digest):
+                    raise ReplayDiverged(f"turn {turn} of another worker leads to another game here ({ticket.task})")
                 steps.append(self._row(prompt, sample, answer, now, after))
                 turns.append(Turn(observation=now.observation, action=answer.action, admissible=steps[-1].admissible))
                 now = after
         return Episode(
             ticket=ticket, steps=steps, won=now.won, end=("won" if now.won else "lost") if now.done else end,
             worker=self.worker, attempt=attempt, seconds=time.monotonic() - started, engine=self.env_engine,
-            replays=game.replays, final_observation=now.observation, task_score=_score(now),
+            replays=game.replays, final_observation=now.observation, task_score=score_of(now),
         )  # fmt: skip
 
     async def _sample(self, prompt: list[int], ticket: Ticket, *, turn: int) -> Sample:
@@ -87,7 +102,8 @@ class EpisodeRunner:
                          versions=[part.version.short for part in sample.spans])
         return sample
 
-    def _row(self, prompt: list[int], sample: Sample, answer: ParsedAction, now: Result, after: Result) -> Step:
+    def _row(self, prompt: list[int], sample: Sample | PlayedTurn, answer: ParsedAction, now: Result,
+             after: Result) -> Step:
         return Step(
             observation=now.observation, prompt_ids=np.array(prompt, dtype=np.int32), response_ids=sample.ids,
             logprobs=sample.logprobs, spans=sample.spans, action=answer.action, valid=answer.valid,
@@ -95,14 +111,15 @@ class EpisodeRunner:
         )  # fmt: skip
 
 
-def _score(last: Result) -> float | None:
+def score_of(last: Result) -> float | None:
+    """Returns the environment's own score at the end, or None if it has none."""
     score = last.info.get("task_score")
     return None if score is None else float(score)
 
 
 @contextlib.asynccontextmanager
-async def _closing(game: EpisodeHandle):
-    """Frees the session, whatever happened; a server that cannot do so now does it when the lease ends."""
+async def closing(game: EpisodeHandle):
+    """Frees the session in every case. A server that cannot be reached frees it when its lease ends."""
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""What a worker's heartbeat says about it."""
+"""The metrics of a rollout worker, and its heartbeat."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from rollout.engine import Engine
 from services.records import Episode, Version
 from services.store.store import Claim
-from services.telemetry.heartbeat import Pulse
+from services.telemetry.heartbeat import NO_SERVERS, Pulse
 from services.telemetry.overhead import counted
 
 
@@ -18,7 +18,7 @@ def queued(claim: Claim) -> float:
 
 
 class Meter:
-    """Counts what the worker does; it becomes the engine's listener."""
+    """Counts what the worker does. It listens to the engine, which tells it each answer."""
 
     def __init__(self, name: str, engine: Engine, *, slots: int) -> None:
         self._pulse = Pulse(name, "rollout")
@@ -29,23 +29,23 @@ class Meter:
 
     @counted("metrics")
     def sampled(self, prompt: int, response: int, seconds: float) -> None:
-        """One answer of the engine: its tokens, and how long it took."""
+        """Counts one answer of the engine: its tokens and its seconds."""
         self._meters("gagpo_rollout_tokens_total", kind="prompt").inc(prompt)
         self._meters("gagpo_rollout_tokens_total", kind="response").inc(response)
         self._meters("gagpo_rollout_turn_seconds").observe(seconds)
         self._pulse.progressed()
 
     def claimed(self, claims: list[Claim]) -> None:
-        """New tickets in hand."""
+        """Counts claimed tickets that were played before."""
         self._meters("gagpo_rollout_redeliveries_total").inc(sum(claim.attempt > 1 for claim in claims))
 
     def started(self, claim: Claim) -> None:
-        """An episode begins."""
+        """Notes how long the ticket of a beginning episode has waited."""
         self._meters("gagpo_rollout_queue_seconds").observe(queued(claim))
 
     @counted("metrics")
     def finished(self, episode: Episode, *, accepted: bool) -> None:
-        """One episode and what became of it."""
+        """Counts one finished episode."""
         meters = self._meters
         meters("gagpo_rollout_episodes_total", outcome="accepted" if accepted else "refused").inc()
         meters("gagpo_rollout_episode_ends_total", end=episode.end).inc()
@@ -56,21 +56,21 @@ class Meter:
         self._pulse.progressed()
 
     def failed(self) -> None:
-        """A fault ended an episode."""
+        """Counts one episode that a fault ended."""
         self._meters("gagpo_rollout_episodes_total", outcome="failed").inc()
 
     def updated(self, seconds: float) -> None:
-        """New weights were loaded."""
+        """Counts one update of the weights."""
         self._meters("gagpo_rollout_update_seconds").observe(seconds)
         self._pulse.progressed()
 
     def fetches(self, version: Version) -> None:
-        """The worker is about to fetch and load `version`."""
+        """Tells that the worker is about to fetch and load `version`."""
         self._pulse.doing(f"fetching weights {version.short}")
 
     @counted("metrics")
     def beat(self, *, playing: int, held: int, pointer: Version | None) -> dict[str, Any]:
-        """For Store.beat. `pointer`: the current version."""
+        """Returns the snapshot for Store.beat. `pointer`: the current version."""
         own, meters = self._engine.version, self._meters
         meters("gagpo_rollout_tickets", state="playing").set(playing)
         meters("gagpo_rollout_tickets", state="held").set(held)
@@ -84,9 +84,11 @@ class Meter:
         self._pulse.holds(own.short)
         return self._pulse.beat()
 
-    def waits(self, *, playing: int, held: int, missing: Version | None) -> None:
-        """What the driving loop has in hand when it goes to sleep. `missing`: the current version, if nobody has it."""
-        if playing:
+    def waits(self, *, playing: int, held: int, missing: Version | None, no_servers: bool = False) -> None:
+        """Tells what the worker waits for. `missing`: the current version, if nobody has it."""
+        if playing and no_servers:
+            self._pulse.doing(NO_SERVERS)
+        elif playing:
             self._pulse.doing("playing")
         elif missing is not None:
             self._pulse.doing(f"waits for weights {missing.short}, which nobody has")

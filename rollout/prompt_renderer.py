@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,11 +12,14 @@ import numpy as np
 from envservice.base import Outcome, ParsedAction, PromptTemplate, Turn
 from envservice.registry import find_spec, make_template
 from envservice.response_format import ACTION_END
-from services.config.tree import EnvSection
-from services.errors import UserError
+from services.chat import THINK, THINK_END, ChatFormat, chat_format, check_chat
+from services.config.tree import EnvSection, ModelSection
+from services.files import read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+TAGS = (THINK, THINK_END, "<action>", ACTION_END)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,40 +30,75 @@ class PromptRenderer:
     tokenizer: PreTrainedTokenizerBase
     stops: tuple[str, ...] = (ACTION_END,)
     """Tags that end an answer; one that the vocabulary has as one token ends it there."""
+    end_ids: tuple[int, ...] = ()
+    """Tokens that end an answer beside the tokenizer's end-of-text token: those of the model's generation config."""
+    chat: ChatFormat | None = None
+    """How messages become text. None: the tokenizer's chat template as it is."""
     stop_ids: tuple[int, ...] = field(init=False)
     """Tokens that end an answer."""
+    opening: str = field(init=False)
+    """The thought that the chat template itself opens before every answer. The parser reads it with the answer."""
+    _hidden: frozenset[int] | None = field(init=False)
+    """Special tokens to leave out of decoded answers if some tag is special too. None: no tag is."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop_ids", _stop_ids(self.tokenizer, self.stops))
+        chat = self.chat or ChatFormat(tokenizer=self.tokenizer)
+        object.__setattr__(self, "chat", chat)
+        object.__setattr__(self, "stop_ids", _stop_ids(self.tokenizer, self.stops, self.end_ids))
+        object.__setattr__(self, "opening", chat.opening() if self.template.chat else "")
+        object.__setattr__(self, "_hidden", _hidden_ids(self.tokenizer, {*TAGS, *self.stops}))
 
     def prompt(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> list[int]:
         """Token ids of the step after `turns`."""
         text = self.template.render(first, turns, now)
         if self.template.chat:
-            message = [{"role": "user", "content": text}]
-            text = str(self.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True))
+            assert self.chat is not None
+            text = self.chat.prompt(text)
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def parse(self, response_ids: np.ndarray) -> ParsedAction:
         """`response_ids` [R] as sampled."""
-        return self.template.parse(str(self.tokenizer.decode(response_ids.tolist(), skip_special_tokens=True)))
+        return self.template.parse(self.opening + self.decode(response_ids.tolist()))
+
+    def decode(self, ids: list[int]) -> str:
+        """Returns the text of an answer without special tokens; tags stay, even those that are special tokens."""
+        if self._hidden is None:
+            return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+        return str(self.tokenizer.decode([i for i in ids if i not in self._hidden]))
 
 
-def load_text(model: str, env: EnvSection) -> PromptRenderer:
+def load_text(model: str, env: EnvSection, settings: ModelSection | None = None) -> PromptRenderer:
     """The tokenizer of a Hugging Face folder, with the environment's prompt and tags.
 
-    Raises UserError where the template needs a chat format that the tokenizer lacks.
+    Raises UserError if the prompt needs a chat template and the tokenizer has none that works.
     """
     from transformers import AutoTokenizer
 
     template = make_template(env)
     tokenizer: Any = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
-    if template.chat and not tokenizer.chat_template:
-        raise UserError(f"the tokenizer in {model} has no chat template", "use env.prompt=compact")
-    return PromptRenderer(template=template, tokenizer=tokenizer, stops=find_spec(env.name).stops)
+    chat = chat_format(tokenizer, settings or ModelSection())
+    if template.chat:
+        check_chat(chat, Path(model))
+    return PromptRenderer(template=template, tokenizer=tokenizer, stops=find_spec(env.name).stops, chat=chat,
+                          end_ids=generation_ends(Path(model)))
 
 
-def _stop_ids(tokenizer: PreTrainedTokenizerBase, stops: Sequence[str]) -> tuple[int, ...]:
+def generation_ends(folder: Path) -> tuple[int, ...]:
+    """Returns the tokens that end an answer by the model's generation config: Llama 3 and Gemma name several there."""
+    path = folder / "generation_config.json"
+    ends = read_json(path, dict[str, Any]).get("eos_token_id") if path.exists() else None
+    return tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,)
+
+
+def _stop_ids(tokenizer: PreTrainedTokenizerBase, stops: Sequence[str], ends: Sequence[int]) -> tuple[int, ...]:
     vocabulary = tokenizer.get_vocab()
-    ids = {i for i in (*map(vocabulary.get, stops), tokenizer.eos_token_id) if isinstance(i, int)}
-    return tuple(sorted(ids))
+    found = (*map(vocabulary.get, stops), tokenizer.eos_token_id, *ends)
+    return tuple(sorted({i for i in found if isinstance(i, int)}))
+
+
+def _hidden_ids(tokenizer: PreTrainedTokenizerBase, tags: set[str]) -> frozenset[int] | None:
+    """Special tokens that are no tag, or None if no tag is a special token."""
+    special = {i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    if not tags & set(special.values()):
+        return None
+    return frozenset(i for i, text in special.items() if text not in tags)

@@ -10,13 +10,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
-from services.records import Ticket, Version
+from services.records import PlayedTurn, Ticket, Version
 
 RETRY_S = 5.0
-"""Between two looks for it, each of which may read a whole export."""
+"""Pause between two attempts to get the current weights. Each may read a whole export."""
 
 
 def may_start(ticket: Ticket, own: Version, pointer: Version) -> bool:
@@ -30,7 +31,7 @@ def may_start(ticket: Ticket, own: Version, pointer: Version) -> bool:
 
 
 def next_version(own: Version, pointer: Version, playing: Collection[Ticket], held: Collection[Ticket]) -> Version:
-    """The version to load now; `own` means none. `held` tickets are claimed and not started."""
+    """Returns the version to load now, or `own` for none. `held` tickets are claimed and not started."""
     if any(ticket.exact_version == own for ticket in (*playing, *held)):
         return own
     if own != pointer:
@@ -41,22 +42,35 @@ def next_version(own: Version, pointer: Version, playing: Collection[Ticket], he
 
 
 def wanted_elsewhere(own: Version, held: Collection[Ticket]) -> set[Version]:
-    """Versions other than `own` at which held evaluation tickets must be played."""
+    """Returns versions other than `own` at which held evaluation tickets must be played."""
     return {t.exact_version for t in held if t.exact_version is not None and t.exact_version != own}
+
+
+def usable(turns: Sequence[PlayedTurn], ticket: Ticket, own: Version) -> list[PlayedTurn]:
+    """The first turns of another worker whose tokens were all sampled by versions that `own` may go on from.
+
+    Training: from the ticket's lowest step up to the step of `own`. A version of an earlier incarnation counts by its
+    step, because a replay reproduces the weights of each step. Evaluation: the ticket's one version.
+    """
+    def allowed(version: Version) -> bool:
+        exact = ticket.exact_version
+        return ticket.min_step <= version.step <= own.step if exact is None else version == exact
+
+    return list(takewhile(lambda turn: all(allowed(span.version) for span in turn.spans), turns))
 
 
 @dataclass(slots=True)
 class Missing:
-    """The current version while nobody has its weights."""
+    """Remembers the current version while nobody has its weights."""
 
     version: Version | None = None
     looked: float = 0.0
     clock: Callable[[], float] = time.monotonic
 
     def note(self, version: Version) -> None:
-        """Nobody had `version` just now. The worker waits: the learner publishes it again once it is back."""
+        """Notes that nobody has `version`. The worker waits, and the learner publishes it again once it is back."""
         self.version, self.looked = version, self.clock()
 
     def pauses(self, version: Version) -> bool:
-        """Whether it is too early to look for `version` again."""
+        """Returns whether it is too early to look for `version` again."""
         return version == self.version and self.clock() - self.looked < RETRY_S

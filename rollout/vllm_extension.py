@@ -1,14 +1,11 @@
-"""What runs inside vLLM's worker process: its half of a weight update, and a watch on its parent. See engine.py.
+"""Code that runs inside vLLM's worker process: its half of a weight update. See engine.py.
 
 A version arrives as a file, not through vLLM's message queue: each worker process maps it, and no size limit applies.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import threading
-import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -17,42 +14,32 @@ import numpy as np
 from services.weights import pack
 
 HEAD = "lm_head.weight"
-PARENT_POLL_S = 1.0
-EMBEDDING = "model.embed_tokens.weight"
+EMBEDDING = "embed_tokens.weight"
 
 
 class PackedLoader:
     """vLLM's `worker_extension_cls`: its methods become methods of the worker."""
 
+    model_config: Any
     model_runner: Any
+    reload_weights: Callable[..., None]
 
-    def exit_with_parent(self, folder: str) -> None:
-        """End this process when its parent has died, and remove the temporary files of both in `folder`.
-
-        vLLM's engine would outlive a killed worker and keep its memory.
-        """
-        threading.Thread(target=_exit_when_orphaned, args=(os.getppid(), folder), daemon=True).start()
-
-    def load_packed(self, path: str, manifest: bytes, digest: str) -> int:
+    def load_packed(self, path: str, manifest: bytes) -> int:
         """Load the packed buffer at `path` in place and return the number of tensors loaded.
 
-        The engine must be paused. A tied head is sent as well: vLLM keeps a repacked copy of it on CPU, which
-        otherwise stays on the old weights without a word. Raises ValueError where the bytes are not those of `digest`.
+        The engine must be paused. A tied head is loaded as well: vLLM keeps a repacked copy of it on CPU, which
+        otherwise stays on the old weights without a word. Some models (Gemma, Cohere) have no head of their own, and
+        would refuse one. The caller has checked the bytes.
         """
         entries = msgspec.json.decode(manifest, type=pack.Manifest)
         buffer = np.memmap(path, dtype=np.uint8, mode="r")
-        found = pack.digest(entries, buffer)
-        if found != digest:
-            raise ValueError(f"weights arrived with digest {found}, expected {digest}")
         tensors = pack.unpack(entries, buffer)
-        if self.model_runner.model_config.hf_config.tie_word_embeddings:
-            tensors[HEAD] = tensors[EMBEDDING]
-        self.model_runner.reload_weights(weights_iterator=iter(tensors.items()))
+        if self.model_config.hf_config.tie_word_embeddings:
+            tensors.pop(HEAD, None)
+            if hasattr(self.model_runner.get_model(), "lm_head"):
+                tensors[HEAD] = next(tensor for name, tensor in tensors.items() if name.endswith(EMBEDDING))
+        # The worker's method and not the model runner's: it sets vLLM's own config around the load, which the GPU's
+        # model runner reads.
+        self.reload_weights(weights_iterator=iter(tensors.items()))
         return len(tensors)
 
-
-def _exit_when_orphaned(parent: int, folder: str) -> None:
-    while os.getppid() == parent:
-        time.sleep(PARENT_POLL_S)
-    shutil.rmtree(folder, ignore_errors=True)
-    os._exit(1)

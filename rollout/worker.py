@@ -3,10 +3,11 @@
     loop     waits for                            woken by                        writes
     drive    a free slot, a ticket, a version     an episode's end, the clock     claims, its own version
     episode  the engine, the environment          their replies                   the episode, or its failure
+    turns    a finished turn                      an episode                      the turns, for who takes over
     renew    5 s                                  the clock                       the claims it holds
-    beat     2 s                                  the clock                       a metrics snapshot
+    beat     2 s                                  the clock                       a metrics snapshot; reads the servers
 
-The first loop that ends, ends all: the process exits and others claim its tickets. Plain asyncio, no Ray.
+When one loop ends, all end: the process exits and others claim its tickets. Plain asyncio, no Ray.
 """
 
 from __future__ import annotations
@@ -14,18 +15,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from structlog.contextvars import bind_contextvars
 
+from envservice.client.client import EnvClient
 from rollout.engine import Engine
-from rollout.episode import EpisodeRunner
 from rollout.meter import Meter, queued
-from rollout.version_policy import Missing, may_start, next_version, wanted_elsewhere
+from rollout.turn_log import TurnLog
+from rollout.version_policy import Missing, may_start, next_version, usable, wanted_elsewhere
 from services.config.rollout import RolloutSection
-from services.errors import DeadlineExceeded, EnvFault, Fault, GagpoError, StoreFault, described
-from services.records import Version
+from services.errors import AgentFault, DeadlineExceeded, EnvFault, Fault, GagpoError, StoreFault, described
+from services.records import Episode, PlayedTurn, Ticket, Version
 from services.store.store import Claim, Store
 from services.telemetry.heartbeat import BEAT_S
 from services.telemetry.logs import bind, get_logger
@@ -41,10 +44,24 @@ Fetch = Callable[[Version, str], Awaitable[Packed | None]]
 """Weights of a version, given the folder of its export ("" if unknown); None when nobody has them any more."""
 
 
-class RolloutWorker:
-    """One worker. Its engine must have been started; `fetch` gets weights from wherever they are published."""
+class Player(Protocol):
+    """Plays tickets: rollout/episode.py, or rollout/agents/runner.py with an agent of the user's."""
 
-    def __init__(self, name: str, *, store: Store, engine: Engine, player: EpisodeRunner, fetch: Fetch,
+    @property
+    def env(self) -> EnvClient:
+        """The client of its environment servers."""
+        ...
+
+    async def play(self, ticket: Ticket, attempt: int, *, played: Sequence[PlayedTurn],
+                   keep: Callable[[int, PlayedTurn], object]) -> Episode:
+        """Plays one episode. Raises AgentFault or EnvFault, which the ticket survives, or EngineFault."""
+        ...
+
+
+class RolloutWorker:
+    """One worker. Start its engine before. `fetch` gets published weights."""
+
+    def __init__(self, name: str, *, store: Store, engine: Engine, player: Player, fetch: Fetch,
                  settings: RolloutSection) -> None:
         self._name = name
         self._store = store
@@ -59,38 +76,49 @@ class RolloutWorker:
         self._missing = Missing()
         self._wake = asyncio.Event()
         self._meter = Meter(name, engine, slots=settings.slots)
+        self._turns = TurnLog(lambda turns: self._ask(store.keep_turns, name, turns))
+        self._draining = False
 
     async def run(self) -> None:
-        """Works until cancelled. Raises the Fault that ended it."""
+        """Works until it is drained or cancelled. Raises the Fault that ended it."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._drive(group), name="drive")
-                group.create_task(self._every(RENEW_S, self._renew), name="renew")
-                group.create_task(self._every(BEAT_S, self._beat), name="beat")
+                beside = [group.create_task(self._turns.run(), name="turns"),
+                          group.create_task(self._every(RENEW_S, self._renew), name="renew"),
+                          group.create_task(self._every(BEAT_S, self._beat), name="beat")]
+                await self._drive(group)
+                for one in beside:
+                    one.cancel()
         except BaseExceptionGroup as failures:
             faults, others = failures.split(Fault)
             if others is None and faults is not None:
                 raise _first(faults) from failures
             raise
 
+    def drain(self) -> None:
+        """Lets the worker finish the tickets in its hands and take no more. Then `run` returns."""
+        self._draining = True
+        self._wake.set()
+
     async def _drive(self, group: asyncio.TaskGroup) -> None:
-        while True:
+        while not self._draining or self._playing or self._held:
             self._wake.clear()
             await self._claim()
             self._start(group)
             if await self._follow():
                 continue
-            self._meter.waits(playing=len(self._playing), held=len(self._held), missing=self._missing.version)
+            self._meter.waits(playing=len(self._playing), held=len(self._held), missing=self._missing.version,
+                              no_servers=self._player.env.away)
             # Not wait_for: up to Python 3.11 it swallows a cancellation that meets the event.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL_S):
                     await self._wake.wait()
 
     async def _claim(self) -> None:
-        """Fill the free slots. Evaluation tickets of another version are held until the worker goes back for them."""
+        """Fills the free slots. Evaluation tickets of another version are held until the worker loads that version."""
         held = [claim.ticket for claim in self._held.values()]
         room = self._slots - len(self._playing) - sum(ticket.kind == "eval" for ticket in held)
-        if room > 0:
+        if room > 0 and not self._draining:
             # Training episodes must end before the worker goes back, so it begins no more of them.
             train = not (self._at_pointer() and wanted_elsewhere(self._engine.version, held))
             claims = await self._ask(self._store.claim, self._name, room, own=self._engine.version, train=train)
@@ -108,7 +136,7 @@ class RolloutWorker:
                 self._playing[claim.ticket.id] = claim, task
 
     async def _follow(self) -> bool:
-        """Load the version that is due, if any; True when it was loaded or found to be gone."""
+        """Loads the version that is due, if any. Returns True if it was loaded or nobody has it any more."""
         if self._pointer is None:
             return False
         pointer, path = self._pointer
@@ -156,12 +184,13 @@ class RolloutWorker:
         try:
             with span("episode", ticket=claim.ticket.id, worker=self._name, attempt=claim.attempt,
                       queue_seconds=queued(claim), version=self._engine.version.short) as told:
-                episode = await self._player.play(claim.ticket, claim.attempt)
+                episode = await self._player.play(claim.ticket, claim.attempt, played=await self._taken_over(claim),
+                                                  keep=partial(self._turns.add, claim))
                 verdict = await self._ask(self._store.commit_episode, claim, episode)
                 if told:
                     told.set(verdict=verdict, end=episode.end, steps=len(episode.steps), reward=episode.total_reward)
             self._meter.finished(episode, accepted=verdict == "accepted")
-        except EnvFault as fault:
+        except (AgentFault, EnvFault) as fault:
             await self._fail(claim, f"{fault.boundary}: {fault}")
             self._meter.failed()
         except GagpoError:
@@ -174,6 +203,14 @@ class RolloutWorker:
         finally:
             del self._playing[claim.ticket.id]
             self._wake.set()
+
+    async def _taken_over(self, claim: Claim) -> list[PlayedTurn]:
+        """Finished turns of the worker that played this ticket before, as far as its versions allow."""
+        kept = await self._ask(self._store.turns, claim.ticket.id)
+        turns = usable(kept, claim.ticket, self._engine.version)
+        if turns:
+            log.info("episode goes on", turns=len(turns), attempt=claim.attempt)
+        return turns
 
     async def _renew(self) -> None:
         claims = [claim for claim, _ in self._playing.values()] + list(self._held.values())
@@ -189,6 +226,9 @@ class RolloutWorker:
         pointer = self._pointer[0] if self._pointer else None
         beat = self._meter.beat(playing=len(self._playing), held=len(self._held), pointer=pointer)
         await self._ask(self._store.beat, self._name, beat)
+        urls = await self._ask(self._store.servers)
+        if urls:
+            self._player.env.use(urls)
 
     async def _every(self, seconds: float, act: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -196,7 +236,7 @@ class RolloutWorker:
             await asyncio.sleep(seconds)
 
     async def _ask(self, call: Callable[..., T], *arguments: Any, **named: Any) -> T:
-        """A call of the store, which is synchronous, under a deadline."""
+        """Calls the store, which is synchronous, in a thread and under a deadline."""
         try:
             async with asyncio.timeout(self._store.longest_s):
                 return await asyncio.to_thread(call, *arguments, **named)
@@ -211,6 +251,6 @@ class RolloutWorker:
 
 
 def _first(group: BaseExceptionGroup) -> BaseException:
-    """One leaf of a group of faults: they share a cause, and the caller wants one line."""
+    """Returns one fault of a group. They share a cause, and the caller wants one line."""
     head = group.exceptions[0]
     return _first(head) if isinstance(head, BaseExceptionGroup) else head

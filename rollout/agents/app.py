@@ -1,0 +1,145 @@
+"""The endpoint of agents: OpenAI's chat completions, the episode's environment, and its reward, over HTTP.
+
+An episode is known by its key, which is the client's API key. Keys are random and live as long as their episode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import BaseModel
+
+from envservice.client.client import Result
+from rollout.agents.completions import ChatRequest, chunks, reply, templated
+from rollout.agents.session import AgentSession, EpisodeOver
+from rollout.agents.world import AgentWorld
+from services.errors import Fault
+
+STATE_HEADER = "x-gagpo-state"
+"""Names the state that a call is made in."""
+Episode = tuple[AgentSession, AgentWorld | None]
+Episodes = Mapping[str, Episode]
+Finder = Callable[[Request], Episode]
+
+
+class Action(BaseModel):
+    """An action for the environment."""
+
+    action: str
+
+
+class Reward(BaseModel):
+    """A reward for the newest call. `won` says whether the episode counts as solved."""
+
+    reward: float
+    won: bool | None = None
+
+
+class Refused(Exception):
+    """A request that gets an error in OpenAI's form."""
+
+    def __init__(self, status: int, message: str, kind: str = "invalid_request_error") -> None:
+        super().__init__(message)
+        self.status, self.message, self.kind = status, message, kind
+
+
+def create_app(episodes: Episodes) -> FastAPI:
+    """The application. `episodes` maps the keys of the episodes that are being played."""
+    app = FastAPI(title="gagpo agents", docs_url=None, redoc_url=None, openapi_url=None)
+    found = _finder(episodes)
+    _errors(app)
+    _model_routes(app, found)
+    _world_routes(app, found)
+    return app
+
+
+def _finder(episodes: Episodes) -> Finder:
+    def found(request: Request) -> Episode:
+        key = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
+        episode = episodes.get(key)
+        if episode is None:
+            raise Refused(401, "no episode has this key: it is over, or the key is another's", "authentication_error")
+        return episode
+
+    return found
+
+
+def _errors(app: FastAPI) -> None:
+    @app.exception_handler(Refused)
+    async def refused(_: Request, error: Refused) -> JSONResponse:
+        return _error(error.status, error.message, error.kind)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        return _error(400, f"{'.'.join(map(str, first['loc'][1:]))}: {first['msg']}")
+
+    @app.exception_handler(EpisodeOver)
+    async def over(_: Request, error: EpisodeOver) -> JSONResponse:
+        return _error(400, str(error), "episode_over")
+
+    @app.exception_handler(Fault)
+    async def fault(_: Request, error: Fault) -> JSONResponse:
+        return _error(410, f"the episode ended by a fault: {error}", "episode_failed")
+
+
+def _error(status: int, message: str, kind: str = "invalid_request_error") -> JSONResponse:
+    return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": kind}}, status)
+
+
+def _model_routes(app: FastAPI, found: Finder) -> None:
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [{"id": "policy", "object": "model", "created": 0, "owned_by": "gagpo"}]}
+
+    @app.post("/v1/chat/completions", response_model=None)
+    async def chat(asked: ChatRequest, request: Request) -> JSONResponse | StreamingResponse:
+        llm, _ = found(request)
+        if reason := asked.refusal():
+            raise Refused(400, reason)
+        answer = await llm.chat(templated(asked.messages), tools=asked.tools, max_tokens=asked.limit,
+                                state=request.headers.get(STATE_HEADER))
+        if await request.is_disconnected():
+            llm.forget(answer)  # the client asks again, and that call is the one that counts
+        whole = reply(answer, asked, llm.text.tokenizer.decode)
+        if asked.stream:
+            return StreamingResponse(chunks(whole, asked), media_type="text/event-stream")
+        return JSONResponse(whole)
+
+
+def _world_routes(app: FastAPI, found: Finder) -> None:
+    @app.post("/env/reset", response_model=None)
+    async def reset(request: Request) -> dict[str, Any]:
+        return _outcome(await _world(found(request)).reset())
+
+    @app.post("/env/step", response_model=None)
+    async def step(action: Action, request: Request) -> dict[str, Any]:
+        try:
+            return _outcome(await _world(found(request)).step(action.action))
+        except ValueError as error:
+            raise Refused(409, str(error)) from None
+
+    @app.post("/reward", response_model=None)
+    async def reward(given: Reward, request: Request) -> dict[str, Any]:
+        llm, _ = found(request)
+        try:
+            llm.earn(given.reward)
+        except ValueError as error:
+            raise Refused(409, str(error)) from None
+        llm.won = llm.won if given.won is None else given.won
+        return {"steps": len(llm.steps), "total": llm.total_reward}
+
+
+def _world(episode: Episode) -> AgentWorld:
+    if episode[1] is None:
+        raise Refused(404, "this episode has no environment")
+    return episode[1]
+
+
+def _outcome(result: Result) -> dict[str, Any]:
+    return msgspec.to_builtins(result)

@@ -1,0 +1,129 @@
+"""OpenAI's chat completions: what a request may ask, and how an answer is written."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field
+
+from rollout.agents.session import ChatAnswer
+
+
+class ChatRequest(BaseModel):
+    """The fields that are heeded. The temperature is the run's, whatever a client sends."""
+
+    model_config = ConfigDict(extra="allow")
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    model: str = "policy"
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    n: int | None = Field(default=1, ge=1)
+    stop: str | list[str] | None = None
+    stream: bool | None = False
+    stream_options: dict[str, Any] | None = None
+    logprobs: bool | None = False
+    response_format: dict[str, Any] | None = None
+
+    def refusal(self) -> str | None:
+        """Says what this endpoint cannot do of what is asked, or None."""
+        if self.n not in (None, 1):
+            return f"n is {self.n}, and each call is one step: ask for one answer"
+        if self.stop:
+            return "stop is set, and answers end where the model's own end tokens are: leave it out"
+        if self.response_format is not None and self.response_format.get("type", "text") != "text":
+            return "response_format is set, and answers are not constrained: a policy would not be what is trained"
+        if any("role" not in message for message in self.messages):
+            return "a message has no role"
+        return None
+
+    @property
+    def limit(self) -> int | None:
+        """Longest answer in tokens."""
+        return self.max_completion_tokens or self.max_tokens
+
+
+def templated(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as chat templates expect them: arguments of tool calls as objects, text parts as one text."""
+    return [_templated(message) for message in messages]
+
+
+def _templated(message: dict[str, Any]) -> dict[str, Any]:
+    out = dict(message)
+    if isinstance(out.get("content"), list):
+        out["content"] = "".join(part.get("text", "") for part in out["content"])
+    if out.get("content") is None:
+        out["content"] = ""
+    if out.get("tool_calls"):
+        out["tool_calls"] = [{**call, "function": {**call["function"], "arguments": _object(call)}}
+                             for call in out["tool_calls"]]
+    return out
+
+
+def _object(call: dict[str, Any]) -> Any:
+    arguments = call["function"].get("arguments", "{}")
+    try:
+        return msgspec.json.decode(arguments) if isinstance(arguments, str) else arguments
+    except msgspec.DecodeError:
+        return arguments
+
+
+def reply(answer: ChatAnswer, request: ChatRequest, decode: Any) -> dict[str, Any]:
+    """The body of a chat completion. `decode` turns token ids into text."""
+    choice: dict[str, Any] = {"index": 0, "message": _message(answer), "finish_reason": _finish(answer),
+                              "logprobs": None}
+    if request.logprobs:
+        sampled = zip(answer.sample.ids.tolist(), answer.sample.logprobs.tolist(), strict=True)
+        choice["logprobs"] = {"content": [_token(token, logprob, decode) for token, logprob in sampled]}
+    return {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": "chat.completion", "created": int(time.time()),
+            "model": request.model, "choices": [choice], "usage": _usage(answer)}
+
+
+def chunks(whole: dict[str, Any], request: ChatRequest) -> Iterator[str]:
+    """The same as server-sent events: the answer is known at once, so it comes in one piece."""
+    head = {key: whole[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
+    choice = whole["choices"][0]
+    delta = dict(choice["message"])
+    if delta.get("tool_calls"):
+        delta["tool_calls"] = [{**call, "index": i} for i, call in enumerate(delta["tool_calls"])]
+    parts: list[dict[str, Any]] = [
+        {"choices": [{"index": 0, "delta": delta, "finish_reason": None, "logprobs": choice["logprobs"]}]},
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}]}]
+    if (request.stream_options or {}).get("include_usage"):
+        parts.append({"choices": [], "usage": whole["usage"]})
+    for part in parts:
+        yield f"data: {msgspec.json.encode(head | part).decode()}\n\n"
+    yield "data: [DONE]\n\n"
+
+
+def _message(answer: ChatAnswer) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": answer.content or None}
+    if answer.parsed.calls:
+        message["tool_calls"] = [
+            {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function",
+             "function": {"name": call.name, "arguments": msgspec.json.encode(call.arguments).decode()}}
+            for call in answer.parsed.calls]
+    elif message["content"] is None:
+        message["content"] = ""
+    return message
+
+
+def _finish(answer: ChatAnswer) -> str:
+    return "tool_calls" if answer.parsed.calls else answer.sample.finished
+
+
+def _usage(answer: ChatAnswer) -> dict[str, int]:
+    given = len(answer.sample.ids)
+    return {"prompt_tokens": answer.prompt_tokens, "completion_tokens": given,
+            "total_tokens": answer.prompt_tokens + given}
+
+
+def _token(token: int, logprob: float, decode: Any) -> dict[str, Any]:
+    text = str(decode([token]))
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}

@@ -1,0 +1,108 @@
+"""Plays tickets with an agent of one's own: an async function `agent(task, llm, env)`, see docs/tasks/own-agent.md."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from envservice.client.client import EnvClient
+from rollout.agents.session import AgentSession, end_of
+from rollout.agents.world import AgentWorld
+from rollout.episode import Limits, closing, score_of
+from rollout.prompt_renderer import PromptRenderer
+from services.config.tree import AgentSection
+from services.errors import AgentFault, UserError
+from services.process.own_code import imported
+from services.records import Episode, EpisodeEnd, PlayedTurn, Ticket
+
+if TYPE_CHECKING:
+    from rollout.agents.served import Endpoint
+    from rollout.engine import Engine
+
+Agent = Callable[[str, AgentSession, AgentWorld], Awaitable[None]]
+"""(task, llm, env) -> None. What it asks of `llm` becomes the episode's steps; it returns at the episode's end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentRunner:
+    """Everything that the episodes of one worker share."""
+
+    worker: str
+    agent: Agent
+    engine: Engine
+    env: EnvClient
+    env_engine: str
+    """Environment engine and version, from /v1/info."""
+    text: PromptRenderer
+    limits: Limits
+    settings: AgentSection
+    endpoint: Endpoint
+
+    async def play(self, ticket: Ticket, attempt: int, *, played: Sequence[PlayedTurn] = (),
+                   keep: Callable[[int, PlayedTurn], object] | None = None) -> Episode:
+        """Plays one episode of the agent. Raises AgentFault, EnvFault or EngineFault.
+
+        An agent may remember what no store knows, so an episode that was interrupted begins anew: `played` and `keep`
+        are not used.
+        """
+        del played, keep
+        started = time.monotonic()
+        game = self.env.episode(f"{ticket.id}~{attempt}~{uuid.uuid4().hex[:8]}", ticket.task)
+        llm = AgentSession(
+            ticket=ticket, engine=self.engine, text=self.text, prompt_tokens=self.limits.prompt_tokens,
+            response_tokens=self.limits.response_tokens, max_calls=self.settings.max_calls,
+            reward_scale=self.limits.reward_scale)
+        world = AgentWorld(game=game, llm=llm, max_steps=ticket.max_steps)
+        async with closing(game):
+            with self.endpoint.serving(llm, world):
+                await self._run(ticket, llm, world)
+        if not llm.steps:
+            raise AgentFault(f"the agent ended {ticket.task} without a call of the model")
+        last = world.last
+        won = llm.won if llm.won is not None else last.won if last is not None else llm.total_reward > 0
+        return Episode(
+            ticket=ticket, steps=llm.steps, won=won, end=_end(llm, world, won=won), worker=self.worker, attempt=attempt,
+            seconds=time.monotonic() - started, engine=self.env_engine, replays=game.replays,
+            final_observation="" if last is None else last.observation,
+            task_score=None if last is None else score_of(last))
+
+    async def _run(self, ticket: Ticket, llm: AgentSession, world: AgentWorld) -> None:
+        """Runs the agent to its end. An error of its own after the end of a budget is no fault."""
+        running = asyncio.ensure_future(self._called(ticket.task, llm, world))
+        try:
+            ended = await end_of(running, self.settings.seconds)
+        finally:
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await running
+        if llm.fault is not None:
+            raise llm.fault
+        if not ended:
+            raise AgentFault(f"the agent did not end {ticket.task} within {self.settings.seconds:g} s (agent.seconds)")
+        error = running.exception()
+        if error is not None and llm.over is None:
+            raise AgentFault(f"the agent failed on {ticket.task}: {type(error).__name__}: {error}") from error
+
+    async def _called(self, task: str, llm: AgentSession, world: AgentWorld) -> None:
+        await self.agent(task, llm, world)
+
+
+def _end(llm: AgentSession, world: AgentWorld, *, won: bool) -> EpisodeEnd:
+    finished = world.last is None or world.last.done
+    if llm.over is not None and not (finished and world.last is not None):
+        return llm.over.end
+    return "won" if won else "lost"
+
+
+def find_agent(name: str) -> Agent:
+    """Finds the agent `module:attribute`. Raises UserError if there is none, or if it cannot be called."""
+    found: Any = imported(name, kind="agent", key="agent.name")
+    if not callable(found):
+        raise UserError(f"{name} is a {type(found).__name__}, not a function",
+                        "give agent.name an async function of (task, llm, env)")
+    return cast(Agent, found)

@@ -1,0 +1,71 @@
+"""The endpoint beside a worker, in the worker's own event loop: no other process holds an episode."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import uvicorn
+
+from rollout.agents.app import create_app
+from rollout.agents.runner import AgentRunner, find_agent
+from rollout.agents.session import AgentSession
+from rollout.agents.world import AgentWorld
+from services.config.tree import AgentSection
+from services.http.server import STOP_S, bind, server_config
+
+
+class Endpoint:
+    """The episodes that an endpoint serves now, by their keys."""
+
+    def __init__(self, url: str = "") -> None:
+        self.url = url
+        """`http://127.0.0.1:PORT`; clients of OpenAI's API take `/v1` behind it."""
+        self.episodes: dict[str, tuple[AgentSession, AgentWorld | None]] = {}
+
+    @contextmanager
+    def serving(self, llm: AgentSession, world: AgentWorld | None) -> Iterator[None]:
+        """Gives the episode a key, and answers to it until the block ends."""
+        llm.base_url, llm.api_key = f"{self.url}/v1", secrets.token_urlsafe(24)
+        self.episodes[llm.api_key] = llm, world
+        try:
+            yield
+        finally:
+            del self.episodes[llm.api_key]
+
+
+@asynccontextmanager
+async def agent_runner(settings: AgentSection, shared: dict[str, Any]) -> AsyncIterator[AgentRunner]:
+    """The player of a worker whose config names an agent, with its endpoint. `shared`: as EpisodeRunner has them."""
+    assert settings.name is not None
+    async with endpoint() as served:
+        yield AgentRunner(**shared, settings=settings, agent=find_agent(settings.name), endpoint=served)
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leaves signals to the process that holds this server."""
+        yield
+
+
+@asynccontextmanager
+async def endpoint(host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Endpoint]:
+    """Serves until the block ends. Raises UserError if the port is taken."""
+    listener: socket.socket = bind(host, port)
+    served = Endpoint(f"http://{host}:{listener.getsockname()[1]}")
+    app = create_app(served.episodes)
+    server = _Server(server_config(app, local_only=True, timeout_graceful_shutdown=STOP_S))
+    with contextlib.closing(listener):
+        running = asyncio.create_task(server.serve(sockets=[listener]), name="agents' endpoint")
+        try:
+            yield served
+        finally:
+            server.should_exit = True
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(running, 3 * STOP_S)

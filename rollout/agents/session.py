@@ -1,0 +1,155 @@
+"""One episode of an agent: its calls of the model, each recorded as it was sampled, and the rewards between them.
+
+A step is one call: its prompt and its answer as token ids, exactly as the engine read and sampled them. No step is ever
+made from text that an agent sends back, so a history that the agent edits or tokenizes anew changes what the next call
+reads, and no step that was recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from rollout.agents.tool_calls import ParsedAnswer, parse_calls
+from rollout.prompt_renderer import PromptRenderer
+from services.chat import Message
+from services.errors import Fault
+from services.records import EpisodeEnd, Step, Ticket
+from services.seeds import seed_for
+
+if TYPE_CHECKING:
+    from rollout.engine import Engine, Sample
+
+
+class EpisodeOver(Exception):
+    """The episode may not go on: `end` says which budget is used up. It keeps its true reward."""
+
+    def __init__(self, end: EpisodeEnd, message: str) -> None:
+        super().__init__(message)
+        self.end: EpisodeEnd = end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatAnswer:
+    """The answer of the model to one call."""
+
+    text: str
+    """The whole answer, decoded, with the thought that the chat template opens."""
+    parsed: ParsedAnswer
+    prompt_tokens: int
+    sample: Sample
+
+    @property
+    def content(self) -> str:
+        """The answer without its tool calls."""
+        return self.parsed.content
+
+
+@dataclass(slots=True, kw_only=True)
+class AgentSession:
+    """The `llm` of an agent. Calls may overlap; they become steps in the order of their answers."""
+
+    ticket: Ticket
+    engine: Engine
+    text: PromptRenderer
+    prompt_tokens: int
+    """Longest prompt of a call."""
+    response_tokens: int
+    """Longest answer of a call."""
+    max_calls: int
+    reward_scale: float = 1.0
+    base_url: str = ""
+    """Address of this episode for clients of OpenAI's API; with `api_key` it is all that they need."""
+    api_key: str = ""
+    steps: list[Step] = field(default_factory=list)
+    state: str | None = None
+    """The state that the environment is in, once the agent has looked. It is the anchor of the next calls' credit."""
+    admitted: bool = True
+    won: bool | None = None
+    """Set by whoever gives the reward; None: the environment knows."""
+    over: EpisodeOver | None = None
+    """The budget that ended the episode, whatever the agent made of it."""
+    fault: Fault | None = None
+    """The fault of ours that ended the episode, whatever the agent made of it."""
+    _begun: int = 0
+
+    async def chat(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None,
+                   state: str | None = None, max_tokens: int | None = None) -> ChatAnswer:
+        """Asks the model for the next message of a conversation, and records the call.
+
+        `state` names the state that the call is made in, for the credit; without it, it is the state of the episode's
+        environment, and without that the conversation itself. The temperature is the run's. Raises EpisodeOver when a
+        budget of the episode is used up, and EngineFault.
+        """
+        assert self.text.chat is not None
+        prompt = self.text.tokenizer.encode(self.text.chat.text(messages, tools), add_special_tokens=False)
+        if self.over is None and self._begun >= self.max_calls:
+            self.over = EpisodeOver("turns", f"the episode has made its {self.max_calls} calls (agent.max_calls)")
+        if self.over is None and len(prompt) > self.prompt_tokens:
+            self.over = EpisodeOver("context", f"the prompt has {len(prompt)} tokens, and rollout.max_prompt_tokens is "
+                                               f"{self.prompt_tokens}")
+        if self.over is not None:
+            raise self.over
+        anchor = state or self.state or _written(messages)
+        number, self._begun = self._begun, self._begun + 1
+        sample = await self._sample(prompt, number, min(max_tokens or self.response_tokens, self.response_tokens))
+        text = self.text.opening + self.text.decode(sample.ids.tolist())
+        answer = ChatAnswer(text=text, parsed=parse_calls(text), prompt_tokens=len(prompt), sample=sample)
+        self.steps.append(Step(
+            observation=anchor, prompt_ids=np.array(prompt, dtype=np.int32), response_ids=sample.ids,
+            logprobs=sample.logprobs, spans=sample.spans, action=text, admissible=True, reward=0.0,
+            valid=answer.parsed.whole and sample.finished == "stop"))
+        return answer
+
+    async def _sample(self, prompt: list[int], number: int, max_tokens: int) -> Sample:
+        try:
+            return await self.engine.sample(
+                prompt, temperature=self.ticket.temperature, seed=seed_for(self.ticket.seed, number),
+                max_tokens=max_tokens, stop_token_ids=self.text.stop_ids, request_id=f"{self.ticket.id}/{number}")
+        except Fault as fault:
+            self.fault = fault
+            raise
+
+    def forget(self, answer: ChatAnswer) -> None:
+        """Takes back a call whose answer never reached the agent: it chose nothing."""
+        self.steps = [step for step in self.steps if step.response_ids is not answer.sample.ids]
+
+    def earn(self, reward: float) -> None:
+        """Gives the newest step a reward, in the environment's units. Raises ValueError before the first call."""
+        if not self.steps:
+            raise ValueError("a reward came before the first call of the model")
+        last = self.steps[-1]
+        self.steps[-1] = msgspec.structs.replace(last, reward=last.reward + reward * self.reward_scale)
+
+    def acted(self, action: str, *, admissible: bool) -> None:
+        """Notes the action that the newest step led to."""
+        if self.steps:
+            self.steps[-1] = msgspec.structs.replace(self.steps[-1], action=action, admissible=admissible)
+
+    @property
+    def total_reward(self) -> float:
+        """Undiscounted."""
+        return float(sum(step.reward for step in self.steps))
+
+
+def _written(messages: Sequence[Message]) -> str:
+    """A conversation as text: equal conversations are one state."""
+    return "\n".join(f"{message['role']}: {_content(message)}" for message in messages)
+
+
+def _content(message: Message) -> str:
+    rest = {name: value for name, value in message.items() if name not in ("role", "content") and value is not None}
+    content = message.get("content")
+    shown = content if isinstance(content, str) else "" if content is None else msgspec.json.encode(content).decode()
+    return shown if not rest else f"{shown} {msgspec.json.encode(rest, order='sorted').decode()}"
+
+
+async def end_of(running: asyncio.Task[None], seconds: float) -> bool:
+    """Waits for a task; True when it ended in time. It stays to be cancelled otherwise."""
+    done, _ = await asyncio.wait({running}, timeout=seconds)
+    return bool(done)

@@ -1,0 +1,62 @@
+"""The `env` of an agent: the episode's environment, whose rewards go to the call that led to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from envservice.client.client import EpisodeHandle, Result
+from rollout.agents.session import AgentSession, EpisodeOver
+from services.errors import EnvFault
+
+
+@dataclass(slots=True, kw_only=True)
+class AgentWorld:
+    """One session of the run's environment. Await its calls one after the other."""
+
+    game: EpisodeHandle
+    llm: AgentSession
+    max_steps: int
+    last: Result | None = None
+    """The latest outcome; None if the agent has not looked yet."""
+    steps: int = 0
+
+    async def reset(self) -> Result:
+        """Starts the environment and returns its first outcome. Raises EnvFault."""
+        try:
+            self.last = await self.game.reset()
+        except EnvFault as fault:
+            self.llm.fault = fault
+            raise
+        self.steps, self.llm.state = 0, state_of(self.last)
+        return self.last
+
+    async def step(self, action: str) -> Result:
+        """Takes an action; its reward goes to the newest call of the model.
+
+        Raises EpisodeOver when the episode's turns are used up, EnvFault, and ValueError before a reset or after the
+        end.
+        """
+        before = self.last
+        if before is None or before.done:
+            raise ValueError("the episode is over" if before else "the environment has not been reset")
+        if self.llm.over is not None:
+            raise self.llm.over
+        try:
+            after = await self.game.step(action)
+        except EnvFault as fault:
+            self.llm.fault = fault
+            raise
+        self.steps += 1
+        self.llm.acted(action, admissible=before.admits(action))
+        if after.reward:
+            self.llm.earn(after.reward)
+        self.last, self.llm.state = after, state_of(after)
+        if self.steps == self.max_steps and not after.done:  # the next call would have no turn to act in
+            self.llm.over = self.llm.over or EpisodeOver("turns", f"{self.max_steps} turns are used up (env.max_steps)")
+        return after
+
+
+def state_of(outcome: Result) -> str:
+    """The text that stands for a state: the environment's own `state_id`, else what it says."""
+    named = outcome.info.get("state_id")
+    return outcome.observation if named is None else str(named)
