@@ -3,16 +3,13 @@ of one environment needs no package of another."""
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 from envservice.base import Environment, PromptTemplate
 from envservice.spec import EnvironmentSpec, Teacher
 from services.config.tree import EnvSection
 from services.errors import UserError
+from services.process.own_code import imported
 
 BUILT_IN: Mapping[str, str] = {
     "alfworld": "envservice.alfworld.spec:SPEC",
@@ -33,44 +30,23 @@ def find_spec(name: str) -> EnvironmentSpec:
     if not (colon and attribute and all(part.isidentifier() for part in module.split("."))):
         raise UserError(f"there is no environment {name!r}",
                         f"set env.name to one of {', '.join(BUILT_IN)}, or to module:attribute of your own")
-    found = _imported(target, module, attribute)
+    found = imported(target, kind="environment", key="env.name")
     if not isinstance(found, EnvironmentSpec):
         raise UserError(f"{target} is a {type(found).__name__}, not an EnvironmentSpec", "see envservice/spec.py")
     return found
 
 
-def _imported(target: str, module: str, attribute: str) -> Any:
-    # Last, so that nothing here hides an installed package. Ray puts the driver's current folder on its workers' path.
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.append(here)
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except ModuleNotFoundError as error:
-        # Either a part of the module's own path is missing, or a package that the module imports.
-        missing = error.name or ""
-        fix = f"install {missing}"
-        if f"{module}.".startswith(f"{missing}."):
-            fix = "install its package, or put its folder on PYTHONPATH, or start in that folder"
-        raise UserError(f"the environment {target} cannot be imported ({error})", fix) from None
-    except AttributeError:
-        raise UserError(f"{module} has no {attribute}",
-                        "set env.name to module:attribute of an EnvironmentSpec") from None
-    except Exception as error:  # code of somebody else may raise anything while it is imported
-        raise UserError(f"the environment {target} cannot be imported ({type(error).__name__}: {error})",
-                        f"fix {module}") from error
-
-
 def stands_in_for(environment: str) -> str | None:
     """Returns the published environment that a variant stands in for: `alfworld` for `alfworld-gen`, else None.
 
-    Figures on a variant, such as generated games, are not figures on the published environment.
+    Results on a variant, such as generated games, are not results on the published environment.
     """
     name, dash, _ = environment.partition("-")
     return name if dash and name in BUILT_IN else None
 
 
 def open_environment(env: EnvSection) -> Environment:
-    """The environment that a config asks for. Raises UserError for missing data or packages."""
+    """Opens the environment that a config asks for. Raises UserError for missing data or packages."""
     return find_spec(env.name).open(env)
 
 

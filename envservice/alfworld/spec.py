@@ -39,7 +39,7 @@ def findings() -> Iterator[Finding]:
     missing = [name for name in ("alfworld", "textworld", "tatsu") if installed(name) is None]
     yield Finding(check="alfworld extra", status="warning" if missing else "ok",
                   detail=f"{', '.join(missing)} missing: no env.alfworld.engine=textworld" if missing else "installed",
-                  mend="scripts/setup --test" if missing else "")
+                  fix="scripts/setup --test" if missing else "")
 
 
 def _games() -> Finding:
@@ -50,7 +50,7 @@ def _games() -> Finding:
     counts = {split: sum(1 for _ in (root / split).glob("*/*/game.tw-pddl")) for split in _SPLITS}
     return Finding(check=VARIABLE, status="ok" if counts["train"] else "error",
                    detail=", ".join(f"{split} {count}" for split, count in counts.items()),
-                   mend="" if counts["train"] else f"alfworld-download, or unset {VARIABLE} for generated games")
+                   fix="" if counts["train"] else f"alfworld-download, or unset {VARIABLE} for generated games")
 
 
 SPEC = EnvironmentSpec(

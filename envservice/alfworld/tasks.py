@@ -128,9 +128,9 @@ class OfficialGames:
         return tuple(found)
 
     def content(self, task: str) -> bytes:
-        family, _, rest = task.partition("/")
+        name, _, rest = task.partition("/")
         split = rest.partition("/")[0]
-        if family == self.name and split in self.splits():
+        if name == self.name and split in self.splits():
             self.tasks(split)
         if task not in self._known:  # only listed ids become paths, so no id leads out of the data folder
             raise KeyError(task)

@@ -46,7 +46,7 @@ _POSSESSIVE = re.compile("['’\uff07]s$")
 
 
 def words(text: str) -> list[str]:
-    """The words of a text in lower case, before anything is dropped or stemmed."""
+    """Returns the words of a text in lower case, before stop words are dropped and words are stemmed."""
     if text.isascii():
         return _ASCII.findall(text.lower())
     return _UNICODE.findall(text.translate(_LOWER).lower())

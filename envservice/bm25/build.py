@@ -1,4 +1,4 @@
-"""Building an index in bounded memory: blocks of postings on disk, then one pass that puts each where it belongs.
+"""Builds an index in bounded memory: blocks of postings on disk, then one pass that puts each posting in its place.
 
     documents ──analysis──▶ term numbers ──a block full: sort by (term, document), count──▶ block files
     all read: sort terms and ids; for each block in turn, scatter its postings to the places of their terms

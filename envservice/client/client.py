@@ -8,6 +8,8 @@ If a server has lost a session that cannot be rebuilt from its actions, it asks 
 Retries are safe because the API is idempotent: a repeated step gives its recorded result, or its session is rebuilt.
 The rendezvous hash of an episode's id chooses its first replica. The episode stays there until that replica fails.
 A replica that failed or is full gets no requests for a while; the next one in the episode's ranking serves meanwhile.
+While all replicas are away or full, calls wait, and nothing counts against an episode.
+The list of replicas may change at any time. An episode whose replica has left goes on at another, which rebuilds it.
 """
 
 from __future__ import annotations
@@ -25,12 +27,14 @@ import httpx
 import msgspec
 
 from envservice.base import Outcome
-from envservice.client.request_batching import ElementReply, Full, Replica, Unreachable, refusal
+from envservice.client.request_batching import BACKOFF_S, ElementReply, Full, Replica, Unreachable
 from envservice.wire.schemas import Info, TaskList
 from services.errors import EnvFault, ReplayDiverged
 from services.telemetry.tracing import span, traceparent
 
 CONNECT_S = 5.0
+LOOK_S = 1.0
+"""Longest pause before the list of servers is looked at again, while none of them may be asked."""
 FULL_S = 1.0
 """Pause after the server had no room for one element of a request."""
 T = TypeVar("T")
@@ -46,12 +50,15 @@ class Result(Outcome):
 class EnvClient:
     """A client of one or several replicas of the same environment.
 
-    `timeout_s` bounds each call with all its retries. `attempts` bounds the failed requests of one call. Calls raise
-    ReplayDiverged if a rebuilt game differs, and EnvFault for every other failure; they never make up a result.
+    While servers answer others, `timeout_s` bounds each call with all its retries, and `attempts` the failed requests
+    of one call. While no server answers anybody, or all are full, calls wait for at most `outage_s` (None: as long as
+    timeout_s). Calls raise ReplayDiverged if a rebuilt game differs, and EnvFault for every other failure; they never
+    make up a result.
     """
 
     def __init__(
         self, urls: Sequence[str], token: str | None = None, *, timeout_s: float = 60.0, attempts: int = 30,
+        outage_s: float | None = None,
     ) -> None:
         if not urls:
             raise ValueError("a client needs the URL of at least one environment server")
@@ -62,6 +69,7 @@ class EnvClient:
         self._http = httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False)
         self._replicas = [Replica(self._http, url.rstrip("/")) for url in urls]
         self._timeout_s = timeout_s
+        self._outage_s = timeout_s if outage_s is None else max(outage_s, timeout_s)
         self._attempts = attempts
 
     async def __aenter__(self) -> EnvClient:
@@ -86,30 +94,63 @@ class EnvClient:
 
     def episode(self, episode_id: str, task: str) -> EpisodeHandle:
         """Makes a handle on one episode, which sends nothing before its reset. Each attempt needs an id of its own."""
-        return EpisodeHandle(self, self.ranking(episode_id), episode_id, task)
+        return EpisodeHandle(self, episode_id, task)
 
-    def ranking(self, key: str) -> list[Replica]:
-        """Ranks replicas by rendezvous hash: all clients rank alike, and a lost replica moves only its episodes."""
-        return sorted(self._replicas, key=lambda r: hashlib.blake2b(f"{r.url} {key}".encode()).digest())
+    def use(self, urls: Sequence[str]) -> None:
+        """Takes these servers for all requests from now on, in place of those before."""
+        known = {replica.url: replica for replica in self._replicas}
+        wanted = [url.rstrip("/") for url in urls]
+        if list(known) != wanted:
+            self._replicas = [known.get(url) or Replica(self._http, url) for url in wanted]
 
-    async def call(self, ranking: list[Replica], ask: Callable[[Replica], Awaitable[T]]) -> tuple[T, Replica]:
-        """Asks the first open replica until one answers. Returns the answer and that replica. Raises EnvFault."""
+    def ranking(self, key: str, home: Replica | None = None) -> list[Replica]:
+        """Ranks replicas by rendezvous hash: all clients rank alike, and a lost replica moves only its episodes.
+
+        `home`, where a session is already, comes first unless it has left.
+        """
+        return sorted(self._replicas, key=lambda replica: (
+            replica is not home, hashlib.blake2b(f"{replica.url} {key}".encode()).digest()))
+
+    @property
+    def away(self) -> bool:
+        """Whether the last request to each replica failed."""
+        return all(replica.failing for replica in self._replicas)
+
+    async def call(self, ranking: Callable[[], list[Replica]],
+                   ask: Callable[[Replica], Awaitable[T]]) -> tuple[T, Replica]:
+        """Asks the first open replica until one answers. Returns the answer and that replica. Raises EnvFault.
+
+        A failed request counts against the call only if some server has answered since the call's last failure. So a
+        request that brings every server down is given up, and one that meets an outage waits until it ends.
+        """
         shut: dict[Replica, float] = {}
         last: Exception | None = None
-        failures = 0
+        failures, answers, began = 0, self._answers(), time.monotonic()
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._timeout_s) as limit:
                 while failures < self._attempts:
                     replica = await _first_open(ranking, shut)
                     try:
                         return await ask(replica), replica
                     except Unreachable as error:
-                        failures, last = failures + 1, error
+                        last, before, answers = error, answers, self._answers()
+                        if answers != before:
+                            failures += 1
+                            continue
                     except Full as error:
                         shut[replica], last = time.monotonic() + error.retry_after, error
+                    limit.reschedule(self._later(began))
         except TimeoutError:
-            raise EnvFault(f"no answer within {self._timeout_s:g} s; last: {last}") from last
+            raise EnvFault(f"no answer within {time.monotonic() - began:.3g} s; last: {last}") from last
         raise EnvFault(f"{failures} requests failed; last: {last}") from last
+
+    def _answers(self) -> int:
+        return sum(replica.answers for replica in self._replicas)
+
+    def _later(self, began: float) -> float:
+        """The new deadline of a call that met an outage, by the clock of the event loop."""
+        left = began + self._outage_s - time.monotonic()
+        return asyncio.get_running_loop().time() + min(self._timeout_s + BACKOFF_S[1], left)
 
     async def _get(self, path: str) -> bytes:
         async def ask(replica: Replica) -> bytes:
@@ -119,23 +160,24 @@ class EnvClient:
                 replica.failed()
                 raise Unreachable(f"{replica.url}: {type(error).__name__} {error}") from error
             if response.status_code != 200:
-                raise refusal(response)
+                raise replica.refused(response)
+            replica.answered()
             return response.content
 
-        content, _ = await self.call(self._replicas, ask)
+        content, _ = await self.call(lambda: self._replicas, ask)
         return content
 
 
 class EpisodeHandle:
     """One episode. Await its calls one after the other. A call that raised may be repeated."""
 
-    def __init__(self, client: EnvClient, ranking: list[Replica], episode_id: str, task: str) -> None:
+    def __init__(self, client: EnvClient, episode_id: str, task: str) -> None:
         self.episode_id = episode_id
         self.task = task
         self.replays = 0
         """Number of times that the session was rebuilt, on another server or after a restart."""
         self._client = client
-        self._ranking = ranking
+        self._home: Replica | None = None
         self._actions: list[str] = []
         self._results: list[Result] = []
         self._digest = ""
@@ -160,8 +202,12 @@ class EpisodeHandle:
     async def close(self) -> None:
         """Frees the session. It asks once: a server that cannot be reached frees the session when its lease ends."""
         element = msgspec.json.encode({"episode_id": self.episode_id})
-        with suppress(Unreachable):
-            await self._ranking[0].ask("close", element)
+        if self._home is not None:
+            with suppress(Unreachable):
+                await self._home.ask("close", element)
+
+    def _ranking(self) -> list[Replica]:
+        return self._client.ranking(self.episode_id, self._home)
 
     async def _ask(self, verb: str, element: dict[str, Any]) -> Result:
         body = msgspec.json.encode(element)
@@ -180,20 +226,19 @@ class EpisodeHandle:
             reply, replica = await self._client.call(self._ranking, ask)
             if told:
                 told.set(server=replica.url, rebuilt=reply.rebuilt)
-        if replica is not self._ranking[0]:  # the session is there now
-            self._ranking = [replica, *(other for other in self._ranking if other is not replica)]
+        self._home = replica
         self.replays += reply.rebuilt
         return _result(reply.element, f"{self.task} at step {len(self._actions)} on {replica.url}")
 
 
-async def _first_open(ranking: list[Replica], shut: dict[Replica, float]) -> Replica:
+async def _first_open(ranking: Callable[[], list[Replica]], shut: dict[Replica, float]) -> Replica:
     while True:
-        opens = [max(replica.open_at, shut.get(replica, 0.0)) for replica in ranking]
+        opens = {replica: max(replica.open_at, shut.get(replica, 0.0)) for replica in ranking()}
         now = time.monotonic()
-        for replica, open_at in zip(ranking, opens, strict=True):
+        for replica, open_at in opens.items():
             if open_at <= now:
                 return replica
-        await asyncio.sleep(min(opens) - now)
+        await asyncio.sleep(min(LOOK_S, min(opens.values()) - now))
 
 
 def _result(element: dict[str, Any], where: str) -> Result:

@@ -64,6 +64,8 @@ class Replica:
         self.url = url
         self.open_at = 0.0
         """It gets no requests before this time.monotonic()."""
+        self.answers = 0
+        """Number of requests that it has answered."""
         self._failures = 0
         self._batchers = {
             verb: RequestBatcher(self, http, f"{url}/v1/episodes:{verb}") for verb in ("reset", "step", "close")}
@@ -85,6 +87,21 @@ class Replica:
     def answered(self) -> None:
         """Forgets its failures after an answer."""
         self._failures = 0
+        self.answers += 1
+
+    def refused(self, response: httpx.Response) -> Exception:
+        """Notes a reply other than 200, and returns the exception for it."""
+        error = refusal(response)
+        if isinstance(error, Unreachable):
+            self.failed()
+        else:
+            self.answered()
+        return error
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last request to it failed."""
+        return self._failures > 0
 
 
 class RequestBatcher:
@@ -135,7 +152,6 @@ class RequestBatcher:
             replies = list(await self._post(batch))
             self._replica.answered()
         except Unreachable as error:
-            self._replica.failed()
             replies = [Unreachable(str(error)) for _ in batch]
         except Exception as error:
             replies = [error] * len(batch)
@@ -158,17 +174,21 @@ class RequestBatcher:
         try:
             response = await self._http.post(self._url, content=content, headers=headers)
         except httpx.HTTPError as error:
-            raise Unreachable(f"{self._url}: {type(error).__name__} {error}") from error
+            raise self._failed(f"{self._url}: {type(error).__name__} {error}") from error
         if response.status_code != 200:
-            raise refusal(response)
+            raise self._replica.refused(response)
         try:
             results = msgspec.json.decode(response.content, type=list[dict[str, Any]])
         except msgspec.DecodeError as error:
-            raise Unreachable(f"{self._url} did not answer with a list of results: {error}") from error
+            raise self._failed(f"{self._url} did not answer with a list of results: {error}") from error
         if len(results) != len(batch):
-            raise Unreachable(f"{self._url} returned {len(results)} results for {len(batch)} elements")
+            raise self._failed(f"{self._url} returned {len(results)} results for {len(batch)} elements")
         rebuilt = {int(place) for place in response.headers.get(REPLAYS_HEADER, "").split(",") if place}
         return [ElementReply(result, place in rebuilt) for place, result in enumerate(results)]
+
+    def _failed(self, text: str) -> Unreachable:
+        self._replica.failed()
+        return Unreachable(text)
 
 
 def refusal(response: httpx.Response) -> Exception:

@@ -10,7 +10,7 @@ from envservice.base import Outcome, Replay, Session
 from envservice.scienceworld import installation
 from envservice.scienceworld.pool import Pool, SimulatorLease
 from envservice.scienceworld.simulator import Simulator
-from envservice.scienceworld.tasks import ELECTRICAL, LEVELS, PANELS, Place, panel, place_of
+from envservice.scienceworld.tasks import ELECTRICAL, LEVELS, SPLITS, Place, place_of, split_tasks
 from envservice.scienceworld.wire import JavaError
 from services.config.env import ScienceworldSection
 from services.errors import EnvFault, UserError
@@ -51,7 +51,7 @@ class ScienceworldEnvironment:
         return simplified(self._settings, name)
 
     def splits(self) -> list[str]:
-        return list(PANELS)
+        return list(SPLITS)
 
     def training_splits(self) -> tuple[str, str, str]:
         return LEVELS[self._settings.level]
@@ -61,9 +61,9 @@ class ScienceworldEnvironment:
         return place_of(task).name
 
     def tasks(self, split: str) -> list[str]:
-        if split not in PANELS:
-            raise UserError(f"scienceworld has no split {split!r}", f"choose one of {', '.join(PANELS)}")
-        found = sorted(place.id for place in panel(split, self._settings.tasks))
+        if split not in SPLITS:
+            raise UserError(f"scienceworld has no split {split!r}", f"choose one of {', '.join(SPLITS)}")
+        found = sorted(place.id for place in split_tasks(split, self._settings.tasks))
         if not found:
             raise UserError(f"the split {split} has no task of the types {', '.join(self._settings.tasks)}",
                             "widen env.scienceworld.tasks")

@@ -16,7 +16,7 @@ from services.errors import UserError
 from services.findings import installed
 
 VERSION = "1.2.3"
-"""The simulator's version. The table of variations and all figures belong to it."""
+"""The simulator's version. The table of variations and all measured results belong to it."""
 OLDEST_JAVA = 11
 _INSTALL_JAVA = "apt-get install openjdk-17-jre-headless, or point JAVA_HOME to a newer one"
 

@@ -2,10 +2,9 @@
 
     python -m envservice.scienceworld.reproducible [--variations 3] [--steps 10]
 
-Random walks over valid actions, drawn from the task's id, are written down with all that an outcome shows and all
-actions that were valid: in two new JVMs, and twice in one that walks through all the others too, in either order. With
-the options of simulator.py every type reads the same in all of them, so that games share JVMs and lost sessions can be
-rebuilt in any.
+For each task it takes a random walk over valid actions, seeded by the task's id, and records every outcome and all
+valid actions: in two new JVMs, and twice in one JVM that walks all tasks forwards and backwards. With the options of
+simulator.py all records of a type are equal, so games can share JVMs and any JVM can rebuild a lost session.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from envservice.scienceworld.tasks import COUNTS, Place, sample
 from services.seeds import seed_for
 
 _WAIT = "wait1"
-"""Every third action, as what grows and wanders does so in time."""
+"""Every third action, because plants grow and animals move only as time passes."""
 
 
 def walk(simulator: Simulator, place: Place, steps: int) -> str:
@@ -64,7 +63,7 @@ def in_used(program: Program, places: Sequence[Place], steps: int) -> list[tuple
 
 def main() -> None:
     """Prints a line per task type."""
-    parser = argparse.ArgumentParser(description="whether used JVMs tell the same story as new ones")
+    parser = argparse.ArgumentParser(description="checks that used JVMs give the same outcomes as new ones")
     parser.add_argument("--variations", type=int, default=3, help="of each type")
     parser.add_argument("--steps", type=int, default=10, help="actions of a walk")
     args = parser.parse_args()

@@ -27,8 +27,8 @@ SOLVE_S = 600.0
 _OPTIONS = (
     "-Xms16m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError",
     "-XX:-UsePerfData",  # which would leave files in /tmp
-    # Doors are listed in the order of their identity hashes, which are drawn one after the other from the JVM's start
-    # on: what a room looks like would depend on all that was played before. Equal hashes leave the order of entry.
+    # Doors are listed in the order of their identity hashes, which the JVM draws one after the other from its start
+    # on, so a room's text would depend on all earlier games. With equal hashes, doors stay in the order of insertion.
     "-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2",
 )
 _PYTHON_SIDE = "scienceworld.runtime.pythonapi.PythonInterface"

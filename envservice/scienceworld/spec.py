@@ -41,7 +41,7 @@ def findings() -> Iterator[Finding]:
         installation.find_jar()
         command = installation.find_java()
     except UserError as error:
-        yield Finding(check="ScienceWorld", status="warning", detail=error.what, mend=error.mend)
+        yield Finding(check="ScienceWorld", status="warning", detail=error.what, fix=error.fix)
     else:
         yield Finding(check="ScienceWorld", status="ok", detail=f"simulator {installation.VERSION}, Java "
                       f"{installation.java_version(command)} at {command}")

@@ -35,7 +35,7 @@ ELECTRICAL = frozenset(name for name in _NAMES if name.startswith(("power-", "te
 """Types that cannot be solved without connecting objects."""
 
 Level = Literal["all", "L0", "L1", "L2"]
-PANELS: dict[str, tuple[Part, frozenset[str]]] = {
+SPLITS: dict[str, tuple[Part, frozenset[str]]] = {
     **{part: (part, frozenset(_NAMES)) for part in PARTS},
     **{f"levels_{part}": (part, TRAIN_TYPES | HELD_OUT_TYPES) for part in PARTS},
     **{f"seen_{part}": (part, TRAIN_TYPES) for part in PARTS},
@@ -68,22 +68,22 @@ class Place:
 
 
 def variations(name: str, part: Part) -> range:
-    """Of a task type."""
+    """Returns the variations of a task type in a part."""
     counts = COUNTS[name]
     start = sum(counts[: PARTS.index(part)])
     return range(start, start + counts[PARTS.index(part)])
 
 
-def panel(split: str, names: Collection[str]) -> Iterator[Place]:
+def split_tasks(split: str, names: Collection[str]) -> Iterator[Place]:
     """Returns the tasks of these types in a split. Raises KeyError for an unknown split."""
-    part, types = PANELS[split]
+    part, types = SPLITS[split]
     return (Place(part, name, variation) for name in _NAMES if name in types and name in names
             for variation in variations(name, part))
 
 
 def sample(name: str, part: Part, count: int) -> list[Place]:
     """Returns variations of a type, evenly spaced over a part."""
-    places = list(panel(part, {name}))
+    places = list(split_tasks(part, {name}))
     return places[:: max(1, len(places) // count)][:count]
 
 

@@ -87,7 +87,7 @@ def read_documents(path: Path) -> list[tuple[str, str]]:
             row = json.loads(line)
             found.append((str(row["id"]), str(row["contents"])))
         except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"line {number} of {path} is no document: {type(error).__name__} {error}",
+            raise UserError(f"line {number} of {path} is not a document: {type(error).__name__} {error}",
                             'write one object a line: {"id": "...", "contents": "..."}') from None
     return found
 
@@ -98,7 +98,7 @@ def _read(path: Path) -> tuple[Question, ...]:
         try:
             row = msgspec.json.decode(line, type=_Line)
         except msgspec.DecodeError as error:
-            raise UserError(f"line {number} of {path} is no question: {error}", f"write {_FORM}") from None
+            raise UserError(f"line {number} of {path} is not a question: {error}", f"write {_FORM}") from None
         golden = [row.golden_answers] if isinstance(row.golden_answers, str) else row.golden_answers
         if not golden:
             raise UserError(f"line {number} of {path} has no golden answer", f"write {_FORM}")

@@ -96,8 +96,8 @@ def _contents(response: httpx.Response, url: str) -> list[str]:
         (hits,) = response.json()["result"]
         return [_document(hit)["contents"] for hit in hits]
     except (ValueError, KeyError, TypeError) as error:
-        raise EnvFault(f"{url} answered what is no search result: {type(error).__name__} {error}") from error
+        raise EnvFault(f"the answer of {url} is not a search result: {type(error).__name__} {error}") from error
 
 
 def _document(hit: dict[str, Any]) -> dict[str, Any]:
-    return hit.get("document", hit)  # without scores it is the bare document
+    return hit.get("document", hit)  # if no scores were asked for, the hit is the document itself

@@ -11,8 +11,8 @@ from envservice.search.retrieval import Retriever
 class SearchSession:
     """A session that ends with an answer, or with the last of `turns`.
 
-    The results of a search are no function of the actions, so a lost session is rebuilt from its outcomes. The reward
-    is a function of the actions alone.
+    The results of a search are not a function of the actions, so a lost session is rebuilt from its outcomes. The
+    reward is a function of the actions alone.
     """
 
     def __init__(self, question: Question, retriever: Retriever, *, turns: int, topk: int) -> None:

@@ -76,8 +76,8 @@ def reachable(env: EnvSection) -> None:
         try:
             HttpRetriever([url], deadline_s=PROBE_S).search("Who wrote this?", env.search.topk)
         except (EnvFault, httpx.InvalidURL) as error:
-            mend = "give env.search.url in full, such as [http://HOST:8000/retrieve], or leave it out"
-            raise UserError(f"no retriever answers at {url} ({' '.join(str(error).split())})", mend) from None
+            fix = "give env.search.url in full, such as [http://HOST:8000/retrieve], or leave it out"
+            raise UserError(f"no retriever answers at {url} ({' '.join(str(error).split())})", fix) from None
 
 
 SPEC = EnvironmentSpec(

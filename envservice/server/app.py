@@ -112,7 +112,7 @@ def _episodes(batches: Batches, metrics: ServerMetrics) -> APIRouter:
 
     @router.post("/episodes:reset", **_documented(ResetRequest, StepResult))
     async def reset(request: Request) -> Response:
-        """Start episodes from their first observation, in whatever state they are."""
+        """Start episodes from their first observation, whatever their state."""
         return await answer(request, batches.reset)
 
     @router.post("/episodes:step", **_documented(StepRequest, StepResult))

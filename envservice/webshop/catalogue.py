@@ -1,14 +1,14 @@
-"""Our catalogue, for all who have no official files: invented products in the official schema, the same everywhere.
+"""Our catalogue, for users without the official files: invented products in the official schema, the same everywhere.
 
-Products come in families of four of one kind. The first is the model; each other is like it but for one thing:
+Products come in families of four of one kind. The first is the model. Each of the others differs from it in one thing:
 
-    another attribute, in place of one of the model's        a value of an option that the model has is missing
-    a price that is well above what the model's goals allow
+    one attribute is replaced by another        one value of an option is missing
+    the price is well above the limit of the model's goals
 
-They share the words of their titles, so a search finds them together. Of a product's four attributes one stands in its
-title and one in its first bullet, which ranking sees; two stand in later bullets, where only a reader of the page
-"Features" finds them. About half of the products have an instruction; it asks for two or three of the four.
-Scores here are not WebShop scores, hence the name `webshop-catalogue` in results.
+Their titles share words, so a search finds them together. A product has four attributes: one in its title and one in
+its first bullet, which the ranking sees, and two in later bullets, which only the page "Features" shows. About half of
+the products have an instruction, which asks for two or three of the four. Scores here are not WebShop scores, so
+results name the environment `webshop-catalogue`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from envservice.webshop.stock import Instruction, Stock
 from services.seeds import seed_for
 
 WORDS = Path(__file__).with_name("catalogue.json")
-"""Kinds of products, what they can be, what they come in. In `pack` a wrong value passes the original's fuzzy match."""
+"""The file with kinds of products, attributes and option values. A wrong value of `pack` passes the original's fuzzy
+match."""
 FAMILIES = 6
-"""Of each kind."""
+"""Number of families of each kind."""
 SHARE_ASKED = 0.6
 _ATTRIBUTES = 4
 _FEW = 4
@@ -38,7 +39,7 @@ _PRAISE = ("every day", "for years", "at home", "on the road", "without fuss", "
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """Products of one kind share query, noun and category path."""
+    """One kind of product. Its products share query, noun and category path."""
 
     noun: str
     query: str
@@ -46,11 +47,11 @@ class Kind(msgspec.Struct, frozen=True):
     attributes: tuple[str, ...]
     options: tuple[str, ...]
     price: float
-    """Dollars that the cheapest cost about."""
+    """Approximate price of the cheapest product, in dollars."""
 
 
 class Department(msgspec.Struct, frozen=True):
-    """`category` is the shop's word for it, `root` starts every category path."""
+    """One department. `category` is the shop's name of it; `root` starts every category path."""
 
     category: str
     root: str
@@ -58,7 +59,7 @@ class Department(msgspec.Struct, frozen=True):
 
 
 class Words(msgspec.Struct, frozen=True):
-    """The file of words. `options`: values by option name."""
+    """The content of the file of words. `options` maps option names to values."""
 
     brands: tuple[str, ...]
     series: tuple[str, ...]
@@ -75,19 +76,19 @@ class _Draft:
     brand: str
     series: str
     attributes: tuple[str, ...]
-    """The first stands in the title, the second in the first bullet."""
+    """The attributes: the first is in the title, the second in the first bullet, the others in later bullets."""
     options: dict[str, list[str]]
     price: float
 
 
 @lru_cache(maxsize=1)
 def stock() -> Stock:
-    """The catalogue, made once per process."""
+    """Returns the catalogue, which is made once per process."""
     return make_stock(FAMILIES)
 
 
 def make_stock(families: int) -> Stock:
-    """Products and instructions, with so many families of each kind."""
+    """Makes products and instructions, with `families` families of each kind."""
     words, rng = msgspec.json.decode(WORDS.read_bytes(), type=Words), random.Random(seed_for("webshop-catalogue"))
     drafts = list(_Designer(words, rng).drafts(families))
     rng.shuffle(drafts)
@@ -106,7 +107,7 @@ class _Designer:
         self._rng = rng
 
     def drafts(self, families: int) -> Iterator[_Draft]:
-        """All products, family by family."""
+        """Yields all products, family by family."""
         for department in self._words.departments:
             for kind in department.kinds:
                 for _ in range(families):
@@ -124,7 +125,7 @@ class _Designer:
         return self._rng.choice(self._words.brands)
 
     def _values(self, name: str) -> list[str]:
-        """Three values or four, in the order of the list; of few, three."""
+        """Draws three or four values of an option, in the order of the list; three if the list is short."""
         known = self._words.options[name]
         count = 3 if len(known) < _FEW else self._rng.randint(3, 4)
         return sorted(self._rng.sample(known, count), key=known.index)
@@ -142,12 +143,12 @@ class _Designer:
         return replace(model, brand=self._brand(), options={**model.options, name: left})
 
     def _dearer(self, model: _Draft) -> _Draft:
-        """Above all of the next four tens of dollars, of which a goal's highest price is one."""
+        """Returns a copy with a price above every price limit that a goal of the model may have."""
         return replace(model, brand=self._brand(), price=model.price + self._rng.choice((45.0, 50.0, 60.0)))
 
 
 def _record(draft: _Draft, asin: str, rng: random.Random) -> dict[str, Any]:
-    """In the form of the official product files."""
+    """Returns a product as a record of the official product files."""
     noun = draft.kind.noun
     in_title, in_bullet, *hidden = draft.attributes
     rng.shuffle(hidden)
@@ -167,7 +168,7 @@ def _record(draft: _Draft, asin: str, rng: random.Random) -> dict[str, Any]:
 
 
 def _instructions(drafts: Sequence[_Draft], rng: random.Random) -> Iterator[Instruction]:
-    """No two ask for the same attributes of one kind, so that no goal is in two splits under two names."""
+    """Yields instructions. No two ask for the same attributes of one kind, so no goal is in two splits."""
     seen: set[tuple[str, frozenset[str]]] = set()
     for index, draft in enumerate(drafts):
         asked = rng.sample(draft.attributes, rng.randint(2, 3))

@@ -1,4 +1,4 @@
-"""WebShop behind the protocol of envservice/base.py: official products where the user has them, else our catalogue."""
+"""WebShop as an Environment: official products if the user has the files, else our catalogue."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from services.config.env import WebshopSection
 from services.errors import UserError
 
 VERSION = "1"
-"""Grows when any page, action list, draw or score changes."""
+"""Raise it whenever a page, an action list, a random draw or a score changes."""
 HITS = 50
 _ORDERS = 256
-"""Orders of goals kept; there are more than one with `verl_compat` only."""
+"""Number of orders of goals to keep. Only `verl_compat` has more than one."""
 
 
 class WebshopEnvironment:
-    """One shop for all sessions of a process. Its version names all that a score depends on beside the task."""
+    """One shop for all sessions of a process. Its version names everything but the task that a score depends on."""
 
     replay: Replay = "pure"
     engine = "own"
@@ -56,7 +56,7 @@ class WebshopEnvironment:
         return splits.NAMES
 
     def task_type(self, task: str) -> str:
-        """The shop's category of the product that the goal was written for."""
+        """Returns the shop's category of the product for which the goal was written."""
         return self._by_asin(self.goal(task).asin.lower()).category
 
     def tasks(self, split: str) -> list[str]:
@@ -69,7 +69,7 @@ class WebshopEnvironment:
         return total.hexdigest()
 
     def task_digest(self, task: str) -> str:
-        """Over all products and goals: what a search finds depends on each of them."""
+        """Returns the digest of all products and goals, because the results of a search depend on all of them."""
         seed, index = splits.place_of(self._splits, task)
         return hashlib.blake2b(f"{self._goals(seed).digest}/{index}".encode(), digest_size=16).hexdigest()
 
@@ -79,12 +79,12 @@ class WebshopEnvironment:
         return WebshopSession(self._shop, goals[index], lambda product: goals.price(self._place(product)))
 
     def goal(self, task: str) -> ShoppingGoal:
-        """What the task asks for. Raises KeyError."""
+        """Returns the goal of the task. Raises KeyError for an unknown task."""
         seed, index = splits.place_of(self._splits, task)
         return self._goals(seed)[index]
 
     def search(self, query: str) -> Sequence[Product]:
-        """The fifty best products for a query."""
+        """Returns the best products for a query, at most fifty."""
         return [self._by_asin(hit.id.lower()) for hit in self._index.search(query, HITS)]
 
     def _by_asin(self, asin: str) -> Product:
@@ -98,7 +98,7 @@ class WebshopEnvironment:
 
 
 def open_webshop(data: Path | None, settings: WebshopSection) -> WebshopEnvironment:
-    """The shop of a folder with official files, or of our catalogue. Raises UserError for missing or broken files."""
+    """Opens the shop of a folder with official files, or of our catalogue. Raises UserError for bad files."""
     if data is not None:
         stock = files.load_stock(data.expanduser(), size=settings.products, goals=settings.goals)
         return WebshopEnvironment(stock, settings)
@@ -108,7 +108,7 @@ def open_webshop(data: Path | None, settings: WebshopSection) -> WebshopEnvironm
 
 
 def _version(stock: Stock, settings: WebshopSection, tagger: str) -> str:
-    """Such as `1+catalogue+endings-1`."""
+    """Returns the version, such as `1+catalogue+endings-1`."""
     parts = [VERSION, stock.source, tagger]
     parts += [settings.goals] if settings.goals != "synthetic" else []
     parts += [settings.observation] if settings.observation != "text" else []

@@ -1,10 +1,10 @@
-"""The official WebShop files, read in one pass: a record at a time, so that only what is kept takes memory.
+"""Reads the official WebShop files in one pass, record by record, so that only the parts that are kept take memory.
 
     <data>/items_shuffle_1000.json, items_ins_v2_1000.json      the first thousand products ("small")
     <data>/items_shuffle.json, items_ins_v2.json                all 1.18 million ("all")
-    <data>/items_human_ins.json                                 what people asked for; needed for human goals only
+    <data>/items_human_ins.json                                 instructions by people, only needed for human goals
 
-A mistake in them is one line that names file, product and field.
+An error in them is reported in one line that names file, product and field.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DOWNLOAD = "get it as the WebShop repository's setup.sh does, or leave the data 
 
 
 def load_stock(data: Path, *, size: Size = "small", goals: Goals = "synthetic") -> Stock:
-    """Products and instructions of a data folder. Raises UserError for missing and for malformed files."""
+    """Reads products and instructions of a data folder. Raises UserError for missing and for malformed files."""
     products_file, synthetic_file = (data / name for name in _FILES[size])
     known = _synthetic(synthetic_file)
     products = tuple(_products(products_file, {asin: attributes for asin, (attributes, _) in known.items()}))
@@ -50,7 +50,7 @@ def load_stock(data: Path, *, size: Size = "small", goals: Goals = "synthetic") 
 
 
 _Asked = tuple[str, tuple[str, ...], tuple[str, ...] | None]
-"""Text, attributes, option values."""
+"""An instruction: text, attributes, option values."""
 
 
 def _products(file: Path, attributes: Mapping[str, tuple[str, ...]]) -> Iterator[Product]:
@@ -69,7 +69,7 @@ def _products(file: Path, attributes: Mapping[str, tuple[str, ...]]) -> Iterator
 
 
 def _synthetic(file: Path) -> dict[str, tuple[tuple[str, ...], _Asked | None]]:
-    """ASIN to its attributes, and to the instruction where there is one."""
+    """Returns a dict from ASIN to its attributes and its instruction (None if it has none)."""
     found: dict[str, tuple[tuple[str, ...], _Asked | None]] = {}
     with _reading(file) as stream:
         for asin, record in ijson.kvitems(stream, "", use_float=True):
@@ -87,7 +87,7 @@ def _synthetic(file: Path) -> dict[str, tuple[tuple[str, ...], _Asked | None]]:
 
 
 def _human(file: Path) -> dict[str, list[_Asked]]:
-    """ASIN to what people asked for; an instruction that names no attribute is no goal."""
+    """Returns a dict from ASIN to the instructions by people. Those that name no attribute are not goals."""
     found: dict[str, list[_Asked]] = {}
     with _reading(file) as stream:
         for asin, records in ijson.kvitems(stream, "", use_float=True):

@@ -1,12 +1,13 @@
-"""Goals: what a session is to buy. One seed freezes prices, highest prices and order for every process.
+"""Goals: the products that sessions should buy. One seed fixes prices, price limits and order in every process.
 
 Legend: a goal is (instruction, combination of option values); the combinations of a product are numbered like the
 digits of a clock, the last option name turning fastest. Goals are numbers until one is played: the 1.18 million
 products have many more of them than memory has room for.
 
-Draws follow the original in kind and order: a price for every product with a price range, then for each instruction
-two of the next four tens of dollars above the price, then the shuffle of all goals by a fresh generator of that seed.
-With the seed 233 the order is the original's; its prices differ between processes, because it draws them unseeded.
+Random draws have the kind and order of the original: a price for every product with a price range, then for each
+instruction two of the next four multiples of ten dollars above the price, then a shuffle of all goals by a fresh
+generator of that seed. With seed 233 the order is the original's. The original's prices differ between processes,
+because it draws them without a seed.
 """
 
 from __future__ import annotations
@@ -24,30 +25,30 @@ from envservice.webshop.stock import Instruction, Stock
 
 SEED = 233
 NO_LIMIT = 1_000_000.0
-"""Highest price of a goal that names none."""
+"""The price limit of a goal that names none, in dollars."""
 _LIMITS = [10.0 * n for n in range(1, 100)]
 _NEAREST = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShoppingGoal:
-    """What is asked for, and the product it was written for; others may fit as well."""
+    """The request of a goal, and the product for which it was written. Other products may fit too."""
 
     asin: str
     title: str
     query: str
     product_category: str
     instruction: str
-    """As every page states it."""
+    """The instruction, as every page shows it."""
     attributes: tuple[str, ...]
     options: Mapping[str, str] | tuple[str, ...]
-    """Synthetic: value by option name. Human: values."""
+    """Wanted options. Synthetic goals: value by option name. Human goals: values only."""
     price_upper: float
-    """Dollars."""
+    """The highest price that fits, in dollars."""
 
 
 class Goals:
-    """All goals of a stock in the order of one seed, with the prices that were drawn on the way. Immutable."""
+    """All goals of a stock in the order of one seed, with the prices that this seed drew. Immutable."""
 
     def __init__(self, stock: Stock, seed: int = SEED) -> None:
         self._stock = stock
@@ -64,17 +65,17 @@ class Goals:
         drawn = repr((sorted(self._drawn.items()), self._limits)).encode()
         self.digest = hashlib.blake2b(
             stock.digest.encode() + self._order.tobytes() + drawn, digest_size=16).hexdigest()
-        """Over products, instructions, prices and order."""
+        """Digest of products, instructions, prices and order."""
 
     def __len__(self) -> int:
         return len(self._order)
 
     def price(self, product: int) -> float:
-        """Dollars, of the product with this index."""
+        """Returns the price in dollars of the product with this index."""
         return self._drawn.get(product, self._stock.products[product].prices[0])
 
     def __getitem__(self, index: int) -> ShoppingGoal:
-        """The goal at a place of the shuffled order."""
+        """Returns the goal at an index of the shuffled order."""
         number = self._order[index]
         which = bisect_right(self._starts, number) - 1
         instruction, limit = self._stock.instructions[which], self._limits[which]
@@ -95,7 +96,7 @@ class Goals:
 
 
 def _limit(price: float, rng: random.Random) -> float | None:
-    """The larger of two of the next tens of dollars above the price; None where fewer than two are left."""
+    """Draws the price limit: the larger of two multiples of ten dollars above the price. None if there are fewer."""
     above = [limit for limit in _LIMITS if limit > price][:_NEAREST]
     return max(rng.sample(above, 2)) if len(above) > 1 else None
 
@@ -107,7 +108,7 @@ def _combinations(stock: Stock, instruction: Instruction) -> int:
 
 
 def _combination(options: Mapping[str, tuple[str, ...]], number: int) -> dict[str, str]:
-    """Combination `number` of the options, whose names are taken in alphabetical order."""
+    """Returns combination `number` of the options, whose names are taken in alphabetical order."""
     chosen: list[tuple[str, str]] = []
     for name in sorted(options, reverse=True):
         number, digit = divmod(number, len(options[name]))

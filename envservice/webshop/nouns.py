@@ -1,9 +1,9 @@
 """The nouns of a title, which decide whether two products are of one type.
 
-The original asks spaCy's small English model; where that is installed, so do we. It cannot be had from every package
-index, so there is a tagger of our own: by stop words and endings, a few microseconds a title. Which of the two a
-server uses stands in its version, hence in /v1/info, in every digest and in every result. The tagger only matters for
-a purchase of another product than the goal's: see docs/environments.md.
+The original uses spaCy's small English model, and so do we if it is installed. Not every package index has it, so we
+have a tagger of our own, which uses stop words and word endings and takes a few microseconds per title. The version of
+a server names its tagger, so it is in /v1/info, every digest and every result. The tagger only matters if a product
+other than the goal's is bought: see docs/environments.md.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from functools import lru_cache
 from typing import Any
 
 Tagger = Callable[[str], tuple[str, ...]]
-"""Title to its nouns in lower case, in order, with repeats."""
+"""Maps a title to its nouns in lower case, in order, with repeats."""
 MODEL = "en_core_web_sm"
 _KEPT = 65_536
-"""Titles whose nouns are remembered."""
+"""Number of titles whose nouns are cached."""
 _WORD = re.compile(r"[^\W\d_]{2,}(?:['’-][^\W\d_]+)*")
 _TIES = """
     a an and are as at be by for from has in into is it its new of on or our per that the their this to up us use
@@ -35,31 +35,31 @@ _ADJECTIVES = """
     small soft solid square stainless strong super sweet tall thick thin tiny top tough ultra vintage warm white
     wide xl xxl yellow young
 """
-"""Those that titles are full of and that no ending gives away."""
+"""Adjectives that are frequent in titles and have no typical ending."""
 _NO_NOUNS = frozenset(f"{_TIES} {_MEASURES} {_ADJECTIVES}".split())
 _NO_NOUN_ENDINGS = ("able", "ible", "ful", "less", "ous", "ive", "ish", "ly", "proof", "resistant", "ed")
 
 
 def fallback(title: str) -> tuple[str, ...]:
-    """Words of two letters or more that neither the stop list nor their ending takes for something else."""
+    """Returns the words of two letters or more that neither the stop list nor their ending excludes."""
     words = (found.group().lower() for found in _WORD.finditer(title))
     return tuple(word for word in words if word not in _NO_NOUNS and not _ends_otherwise(word))
 
 
 def _ends_otherwise(word: str) -> bool:
-    """Whether an ending says that it is no noun; what is left without it must be longer than in `table` and `seed`."""
+    """Returns whether an ending shows that a word is not a noun. The stem must be longer than in `table` and `seed`."""
     return any(word.endswith(ending) and len(word) > len(ending) + 2 for ending in _NO_NOUN_ENDINGS)
 
 
 def find_tagger() -> tuple[str, Tagger]:
-    """Name and tagger: spaCy's model where it is installed, else ours."""
+    """Returns name and tagger: spaCy's model if it is installed, else ours."""
     try:
         import spacy  # pyright: ignore[reportMissingImports]
 
         model: Any = spacy.load(MODEL)
     except (ImportError, OSError):
         return "endings-1", lru_cache(maxsize=_KEPT)(fallback)
-    lock = threading.Lock()  # a spaCy pipeline is not promised to be safe between threads
+    lock = threading.Lock()  # spaCy does not promise that a pipeline is thread-safe
 
     def nouns(title: str) -> tuple[str, ...]:
         with lock:

@@ -1,4 +1,4 @@
-"""Pages as text, straight from the state of a session: what the original's HTML says once its tags are gone.
+"""Renders pages as text from the state of a session: the text of the original's HTML without its tags.
 
 Each page is a list of nodes. `text` joins their texts by ` [SEP] ` and shows no difference between a button and a
 word; `text_rich` gives each a line and marks buttons, options and links, and those already clicked. A node without
@@ -20,7 +20,7 @@ SEARCH, BACK, PREVIOUS, NEXT, BUY = "Search", "Back to Search", "< Prev", "Next 
 DESCRIPTION, FEATURES, REVIEWS, ATTRIBUTES = "Description", "Features", "Reviews", "Attributes"
 SUB_PAGES = {name.lower(): name for name in (DESCRIPTION, FEATURES, REVIEWS, ATTRIBUTES)}
 RATING = "N.A."
-"""Of every product: reviews are not loaded."""
+"""The rating of every product, because reviews are not loaded."""
 
 Kind = Literal["text", "button", "option", "link"]
 Node = tuple[Kind, str]
@@ -30,14 +30,14 @@ Name = Literal["index", "results", "item", "sub", "done"]
 
 @dataclass(slots=True, kw_only=True)
 class ShopState:
-    """Where a session is. `hits` are those of `keywords`, searched once and kept for every page of them."""
+    """The state of a session. `hits` are the results of `keywords`, searched once for all their pages."""
 
     instruction: str
     page: Name = "index"
     keywords: list[str] = field(default_factory=list[str])
     hits: Sequence[Product] = ()
     number: int = 1
-    """Of the results page."""
+    """Number of the results page, from 1."""
     product: Product | None = None
     options: dict[str, str] = field(default_factory=dict[str, str])
     """Chosen values by option name, in order of the first choice."""
@@ -59,7 +59,7 @@ class ShopState:
 
 
 def clickables(state: ShopState, *, attributes: bool) -> list[str]:
-    """What can be clicked, in lower case, in page order and without repeats: buttons, then links or option values."""
+    """Returns what can be clicked, in lower case, in page order, without repeats: buttons, then links or options."""
     if state.page == "index":
         return [SEARCH.lower()]
     if state.page == "results":
@@ -74,7 +74,7 @@ def clickables(state: ShopState, *, attributes: bool) -> list[str]:
 
 
 def render(state: ShopState, form: Format, *, attributes: bool) -> str:
-    """The page as the agent reads it. `attributes`: whether item pages offer the page of attributes."""
+    """Renders the page that the agent reads. `attributes`: whether item pages link to the page of attributes."""
     nodes = [node for node in _PAGES[state.page](state, attributes) if node[1].strip()]
     return SEPARATOR.join(text.strip() for _, text in nodes) if form == "text" else _rich(state, nodes)
 
@@ -133,7 +133,7 @@ def _sub(state: ShopState, _: bool) -> list[Node]:
 
 
 def _done(state: ShopState, _: bool) -> list[Node]:
-    """The goal stays unnamed: the original's page has fields for it and leaves them empty."""
+    """Returns the last page. It does not name the goal: the original's page leaves these fields empty."""
     texts = [
         "Thank you for shopping with us!", "Your code:", "None", "(Paste it in your MTurk interface.)", "Purchased",
         "asin", state.opened().asin, "options", json.dumps(state.options), "attrs", "None", "category", "None", "query",
@@ -149,7 +149,7 @@ _PAGES: Mapping[Name, Callable[[ShopState, bool], list[Node]]] = {
 
 
 def _rich(state: ShopState, nodes: Sequence[Node]) -> str:
-    """A line per node. Clicked options also stand above the page, the last in page order first."""
+    """Renders one line per node. Clicked options are repeated above the page, in reverse page order."""
     address = f"{'+'.join(state.keywords)}/{state.number}/{json.dumps(state.options)}"
     page = ""
     for kind, text in nodes:

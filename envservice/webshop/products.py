@@ -11,52 +11,52 @@ from typing import Any
 from services.errors import UserError
 
 NO_PRICE = 100.0
-"""Of a product whose record names none."""
+"""Price in dollars of a product whose record names none."""
 NO_ATTRIBUTES = ("DUMMY_ATTR",)
-"""Of a product that the attribute file does not know."""
+"""Attributes of a product that the attribute file does not list."""
 LONGEST_ASIN = 10
-_MEND = "fix the record, or take the file from the WebShop repository again"
+_FIX = "fix the record, or take the file from the WebShop repository again"
 _NOT_PRICE = re.compile(r"[^\d.]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """What a shopper can read of it, and what the score looks at."""
+    """A product: the fields that pages show and that the score uses."""
 
     asin: str
     """Its id, up to ten characters, shown in upper case as the file has it."""
     title: str
     description: str
     bullets: tuple[str, ...]
-    """The page "Features", one entry each."""
+    """Lines of the page "Features"."""
     category: str
     query: str
-    """The search, in lower case, that the product was found by: products of one kind share it."""
+    """The query, in lower case, by which the dataset found the product. Products of one kind share it."""
     product_category: str
     """Path such as `Home & Kitchen › Lighting › Table Lamps`."""
     prices: tuple[float, ...]
-    """Dollars: one price, or the two ends of a range."""
+    """One price in dollars, or the two ends of a range."""
     price_tag: str
     options: Mapping[str, tuple[str, ...]]
     """Option name to its values, both in lower case, in page order."""
     attributes: tuple[str, ...]
-    """Of the attribute file; no page shows them unless asked to."""
+    """Attributes from the attribute file. Pages show them only if env.webshop.show_attributes is set."""
 
     def document(self) -> str:
-        """The text that ranking sees: title, description, first bullet, options; in lower case."""
+        """Returns the text that the ranking sees, in lower case: title, description, first bullet, options."""
         options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in self.options.items())
         return " ".join([self.title, self.description, self.bullets[0] if self.bullets else "", options]).lower()
 
 
 def listed(asin: str) -> bool:
-    """Whether a product of this id is in the shop at all."""
+    """Returns whether the shop lists a product with this id."""
     return asin != "nan" and 0 < len(asin) <= LONGEST_ASIN
 
 
 def parse_product(record: Any, attributes: Sequence[str], where: str) -> Product:
-    """The product of one record. `where` names it in the UserError that a malformed one raises."""
+    """Parses one record. Raises UserError, in which `where` names the record, if it is malformed."""
     if not isinstance(record, Mapping):
-        raise UserError(f"{where} is not an object", _MEND)
+        raise UserError(f"{where} is not an object", _FIX)
     prices, tag = _prices(record.get("pricing"), where)
     return Product(
         asin=_text(record, "asin", where),
@@ -74,24 +74,24 @@ def parse_product(record: Any, attributes: Sequence[str], where: str) -> Product
 
 
 def texts(value: Any, where: str) -> tuple[str, ...]:
-    """A list of strings. Raises UserError for anything else."""
+    """Returns a list of strings as a tuple. Raises UserError for anything else."""
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise UserError(f"{where} is not a list of strings", _MEND)
+        raise UserError(f"{where} is not a list of strings", _FIX)
     return tuple(value)
 
 
 def option_value(value: str) -> str:
-    """An option value as pages show it and clicks name it."""
+    """Returns an option value as pages show it and clicks name it."""
     return value.strip().replace("/", " | ").lower()
 
 
 def _text(record: Mapping[str, Any], field: str, where: str, *, default: str | None = None) -> str:
-    """A string field; null counts as `default` where there is one."""
+    """Returns a string field. A missing or null field gives `default`, if there is one."""
     value = record.get(field)
     if value is None and default is not None:
         return default
     if not isinstance(value, str):
-        raise UserError(f"{where}: {field} is {'missing' if field not in record else 'not a string'}", _MEND)
+        raise UserError(f"{where}: {field} is {'missing' if field not in record else 'not a string'}", _FIX)
     return value
 
 
@@ -102,7 +102,7 @@ def _bullets(value: Any, where: str) -> tuple[str, ...]:
 
 
 def _prices(value: Any, where: str) -> tuple[tuple[float, ...], str]:
-    """`$12.99`, or `$10.00$20.00` for a range; nothing at all costs a hundred dollars."""
+    """Parses `$12.99`, or `$10.00$20.00` for a range. An empty field means NO_PRICE."""
     if not value:
         return (NO_PRICE,), f"${NO_PRICE}"
     try:
@@ -110,7 +110,7 @@ def _prices(value: Any, where: str) -> tuple[tuple[float, ...], str]:
     except (ValueError, AttributeError):
         prices = ()
     if not prices:
-        raise UserError(f"{where}: pricing is no price: {value!r}", _MEND)
+        raise UserError(f"{where}: pricing is not a price: {value!r}", _FIX)
     return prices, " to ".join(f"${price}" for price in prices)
 
 
@@ -124,4 +124,4 @@ def _options(value: Any, where: str) -> dict[str, tuple[str, ...]]:
             if contents is not None
         }
     except (AttributeError, KeyError, TypeError):
-        raise UserError(f"{where}: customization_options are not lists of values by name", _MEND) from None
+        raise UserError(f"{where}: customization_options are not lists of values by name", _FIX) from None

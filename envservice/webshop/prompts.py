@@ -1,7 +1,7 @@
-"""The two WebShop prompts, and how their answers are read.
+"""The two WebShop prompts, with the parsers of their answers.
 
-`full` has the fields, order and quoting of the papers' pipeline (verl-agent); `compact` says in few words what a page
-says and what was done, for models of less than a million parameters. Both are answered with
+`full` has the fields, order and quoting of the papers' pipeline (verl-agent). `compact` states the page and the past
+actions in few words, for models of less than a million parameters. Both are answered with
 `<think>...</think><action>...</action>`.
 """
 
@@ -17,15 +17,15 @@ from envservice.webshop import pages
 from envservice.webshop.reader import Page, instruction_of, name_of, parse_request, pieces, read, sub_lines
 
 LONGEST = 13_000
-"""Characters of a full prompt; a longer one is made again without its history."""
+"""Most characters of a full prompt. A longer one is rendered again without its history."""
 _TAIL = 20
-"""Characters of an answer without action tags that the environment receives."""
+"""If an answer has no action tags, the environment receives its last characters, as many as this."""
 
 
 def page_text(observation: str, instruction: str) -> str:
-    """What a page says after its instruction, each piece in quotes; the whole text where it has no instruction.
+    """Returns the text of a page after its instruction, each piece in quotes, or all of it without an instruction.
 
-    Within one task two pages have the same page text exactly where they have the same observation.
+    Within one task, two pages have the same page text if and only if they have the same observation.
     """
     texts = pieces(observation)
     if instruction not in texts:
@@ -34,7 +34,7 @@ def page_text(observation: str, instruction: str) -> str:
 
 
 class WebshopFullTemplate:
-    """One user message per step: role, task, recent pages with actions, current page, what can be done."""
+    """One user message per turn: role, task, recent pages with actions, current page, admissible actions."""
 
     name = "full"
     chat = True
@@ -43,7 +43,7 @@ class WebshopFullTemplate:
         self.history = history
 
     def render(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> str:
-        """The first step, every step where history is 0, and one that would be too long are without history."""
+        """Renders the prompt. It has no history at the first turn, if `history` is 0, or if it would be too long."""
         task = instruction_of(first)
         shown = recent(turns, self.history)
         if shown:
@@ -81,7 +81,7 @@ _INSTRUCTION = (
 
 
 class WebshopCompactTemplate:
-    """Raw text in lower case, some lines of few words: what is wanted, what was done, the page. For instance
+    """Raw text in lower case, in a few short lines: the request, the past actions, the page. For instance
 
         Task: find me cordless, dimmable table lamps; color: [red], size: [small]; under 40
         Done: search[cordless dimmable table lamps]; click[b417]; click[red]
@@ -91,13 +91,13 @@ class WebshopCompactTemplate:
         Chosen: [red]
         Features: dimmable table lamp; foldable; usb charging
 
-    In brackets is what may be clicked, as a click names it: copying it is then copying one token.
+    Brackets hold what can be clicked, as a click names it, so that the model copies a single token.
 
-    What an item page does not show, and no step can know by itself, is remembered: options chosen since the product was
-    opened and, once read, its features; on every page, the products opened before. Prices are rounded up to dollars.
+    The prompt also remembers what the current page does not show: the options chosen since the product was opened, its
+    features once they were read, and the products opened before. Prices are rounded up to dollars.
 
-    `color: [red]` stands in the task alone, and the page has names behind values: what follows `color: [` is then the
-    value to copy and nothing else, which is the first thing that a small model learns.
+    Only the task has the form `color: [red]` with the wanted value first, so the text after `color: [` is always the
+    value to copy, which is the first thing that a small model learns.
     """
 
     name = "compact"
@@ -124,15 +124,15 @@ _BUTTONS = frozenset(name.lower() for name in (pages.BACK, pages.PREVIOUS, pages
 
 
 class ShoppingMemory:
-    """What earlier pages and actions say about the present page."""
+    """Facts from earlier pages and actions that matter on the present page."""
 
     def __init__(self, turns: Sequence[Turn], now: Outcome) -> None:
         self.opened: list[str] = []
-        """Products in lower case, the last opened last."""
+        """Products opened before, in lower case, in order of opening."""
         self.chosen: list[str] = []
-        """Option values of the present product."""
+        """Option values chosen for the present product."""
         self.features: tuple[str, ...] | None = None
-        """Of the present product, once read."""
+        """Features of the present product. None: not read yet."""
         action = ""
         for turn in turns:
             self._see(pieces(turn.observation), action)
@@ -158,7 +158,7 @@ _SEARCH = re.compile(r"search\[.")
 
 
 def _worked(turn: Turn) -> bool:
-    """A search works on every page, though only one page lists it."""
+    """Returns whether an action had an effect. A search works on every page, though only one page lists it."""
     return turn.admissible or _SEARCH.match(turn.action) is not None
 
 
@@ -185,7 +185,7 @@ def _page(page: Page, memory: ShoppingMemory) -> list[str]:
 
 
 def _last_of_each(page: Page, chosen: Sequence[str]) -> list[str]:
-    """The values that count: of each option the one chosen last."""
+    """Returns the chosen values that count: the last one of each option."""
     last = {next((name for name in reversed(list(page.options)) if value in page.options[name]), value): value
             for value in chosen}
     return [value for value in chosen if value in last.values()]
@@ -200,10 +200,10 @@ def _title(title: str) -> str:
 
 
 def _dollars(tag: str) -> str:
-    """`24 to 31` of `$23.49 to $30.5`: rounded up, so that what seems to fit a limit does."""
+    """Returns `24 to 31` for `$23.49 to $30.5`. Prices are rounded up, so that one that seems to fit a limit does."""
     return " to ".join(str(math.ceil(float(price.lstrip("$")))) for price in tag.split(" to "))
 
 
 TEMPLATES: dict[str, type[WebshopFullTemplate] | type[WebshopCompactTemplate]] = {
     "full": WebshopFullTemplate, "compact": WebshopCompactTemplate}
-"""By the name that the configuration uses."""
+"""Maps `env.prompt` to its template."""

@@ -1,6 +1,6 @@
-"""Pages read back from their text, as a shopper reads them: for prompts and for the scripted player.
+"""Parses pages from their text, as a shopper reads them, for prompts and for the scripted player.
 
-Works on both observation forms and on any products; nothing is known here that the text does not say.
+It works on both observation forms and on any products, and uses nothing that the text does not say.
 """
 
 from __future__ import annotations
@@ -24,41 +24,41 @@ class ListedProduct:
     """One line of a results page."""
 
     asin: str
-    """In lower case, as clicks name it."""
+    """The product's id in lower case, as clicks name it."""
     title: str
     price: str
-    """The tag: `$12.99` or `$10.0 to $20.0`."""
+    """The price tag: `$12.99` or `$10.0 to $20.0`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """What a page says. Fields of other kinds of page are empty."""
+    """The content of a page. Fields of other kinds of page are empty."""
 
     name: pages.Name
     number: int = 1
     total: int = 0
-    """Results."""
+    """Number of results."""
     results: tuple[ListedProduct, ...] = ()
     title: str = ""
     price: str = ""
     options: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     lines: tuple[str, ...] = ()
-    """Of a sub page."""
+    """Lines of a sub page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """An instruction, taken apart."""
+    """The parts of an instruction."""
 
     wish: str
-    """What is left of it."""
+    """The instruction without options and price limit."""
     options: dict[str, str]
     limit: float | None
-    """Dollars."""
+    """The price limit in dollars. None: no limit."""
 
 
 def pieces(observation: str) -> list[str]:
-    """The texts of a page in order, without marks of buttons."""
+    """Returns the texts of a page in order, without the marks of buttons."""
     if pages.SEPARATOR in observation:
         return observation.split(pages.SEPARATOR)
     lines = (line for line in observation.split("\n") if line and not line.startswith("You have clicked "))
@@ -66,13 +66,13 @@ def pieces(observation: str) -> list[str]:
 
 
 def instruction_of(now: Outcome) -> str:
-    """What is asked for, on every page but the last, which gives ""."""
+    """Returns the instruction, which is on every page except the last. There it returns ""."""
     texts = pieces(now.observation)
     return texts[texts.index(_INSTRUCTION) + 1] if _INSTRUCTION in texts[:-1] else ""
 
 
 def parse_request(instruction: str) -> Request:
-    """Options are found in the synthetic form only: `... with color: red, and size: small, and price lower`."""
+    """Parses an instruction. Options are found in the synthetic form only: `... with color: red, and size: small`."""
     limit = None
     if found := _LIMIT.fullmatch(instruction):
         instruction, limit = found[1], float(found[2])
@@ -85,19 +85,19 @@ def parse_request(instruction: str) -> Request:
 
 
 def _options_start(text: str) -> int | None:
-    """Where ` with name: value` begins: the last ` with ` before the first colon."""
+    """Returns the index of ` with name: value`: the last ` with ` before the first colon."""
     colon = text.find(": ")
     start = text.rfind(" with ", 0, colon) if colon > 0 else -1
     return start if start >= 0 else None
 
 
 def clicks(now: Outcome) -> list[str]:
-    """What can be clicked."""
+    """Returns the things that can be clicked."""
     return [each[len("click[") : -1] for each in now.admissible_actions if each.startswith("click[")]
 
 
 def name_of(texts: Sequence[str]) -> pages.Name:
-    """Which kind of page has these pieces."""
+    """Returns the kind of page that has these pieces."""
     if texts[0] == "WebShop":
         return "index"
     if texts[0] != _INSTRUCTION:
@@ -108,7 +108,7 @@ def name_of(texts: Sequence[str]) -> pages.Name:
 
 
 def read(now: Outcome) -> Page:
-    """The page of an outcome."""
+    """Parses the page of an outcome."""
     texts = pieces(now.observation)
     name = name_of(texts)
     if name == "item":
@@ -119,7 +119,7 @@ def read(now: Outcome) -> Page:
 
 
 def sub_lines(texts: Sequence[str]) -> tuple[str, ...]:
-    """What a sub page says below its buttons."""
+    """Returns the texts of a sub page below its buttons."""
     return tuple(texts[texts.index(pages.PREVIOUS) + 1 :])
 
 

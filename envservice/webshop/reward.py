@@ -1,9 +1,9 @@
-"""The score of a purchase: WebShop (Yao et al. 2022, arXiv 2207.01206, equation 1), as its code computes it.
+"""The score of a purchase: WebShop (Yao et al. 2022, arXiv 2207.01206, equation 1), as the original's code computes it.
 
     score = r_type * (attributes found + options found + [price fits]) / (attributes + options + 1)
 
-Kept on purpose: what the fuzzy match takes for equal. `large` is found in `x-large`, `pack of 12` in `pack of 2`, so a
-purchase with a wrong option can score 1.0. `strict` asks for the very value instead.
+The fuzzy match is kept on purpose, with its mistakes: `large` matches `x-large`, and `pack of 12` matches `pack of 2`,
+so a purchase with a wrong option can score 1.0. `strict` asks for the exact value instead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from envservice.webshop.nouns import Tagger
 from envservice.webshop.products import Product, option_value
 
 MATCH_ABOVE = 85
-"""Least token set ratio, itself excluded, of texts that count as equal."""
+"""Texts count as equal if their token set ratio is above this."""
 TITLE_MATCH, TITLE_POOR, POOR_TYPE, OTHER_TYPE = 0.2, 0.1, 0.1, 0.5
 _COLOR_LIST = """
     alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel camo
@@ -30,12 +30,12 @@ _COLOR_LIST = """
     violet walnut wheat white wine yellow
 """
 COLORS = tuple(_COLOR_LIST.split())
-"""The first of them that occurs in an option value stands for the value."""
+"""The first of these colours that occurs in an option value is compared in place of the value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """The whole and its parts, named as the original names them."""
+    """The score and its parts, with the original's names."""
 
     total: float
     r_type: float
@@ -44,14 +44,14 @@ class Score:
     title_score: float
     r_att: float
     r_option: float | None
-    """None where the goal names no option."""
+    """Share of the wanted options that match. None if the goal names no option."""
     r_price: bool
     w_att: float
     w_option: float
     w_price: float
 
     def parts(self) -> dict[str, float | bool]:
-        """For an outcome's info, without the total."""
+        """Returns the parts without the total, for an outcome's info."""
         named: dict[str, float | bool] = {
             "r_type": self.r_type, "r_att": self.r_att, "w_att": self.w_att, "query_match": self.query_match,
             "category_match": self.category_match, "title_score": self.title_score, "r_price": self.r_price,
@@ -62,17 +62,17 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purchase:
-    """What was bought."""
+    """A purchase: the product, its price and the chosen options."""
 
     product: Product
     price: float
-    """Dollars."""
+    """The price in dollars."""
     options: Mapping[str, str]
-    """Value by option name, of the options that were chosen."""
+    """Chosen value by option name."""
 
 
 def score(goal: ShoppingGoal, bought: Purchase, nouns: Tagger, *, strict: bool = False) -> Score:
-    """In [0, 1]; 1.0 is a success. `strict` counts an option only where its very value was chosen."""
+    """Returns the score in [0, 1]; 1.0 is a success. `strict` counts an option only if its exact value was chosen."""
     of_type, query, category, title = _type(goal, bought.product, nouns)
     attributes = sum(_has_attribute(bought.product, each) for each in goal.attributes)
     find = _options_strictly if strict else _options
@@ -88,9 +88,10 @@ def score(goal: ShoppingGoal, bought: Purchase, nouns: Tagger, *, strict: bool =
 
 
 def _type(goal: ShoppingGoal, product: Product, nouns: Tagger) -> tuple[float, bool, bool, float]:
-    """r_type, whether queries are equal, whether two category names are shared, share of the goal's title nouns.
+    """Returns r_type, whether queries are equal, whether two category names are shared, and the share of title nouns.
 
-    The share counts each noun once above the line and every repeat below it, as the original does.
+    In the share, the numerator counts each noun of the goal's title once and the denominator every repeat, as in the
+    original.
     """
     query = product.query == goal.query
     category = len(_names(product.product_category) & _names(goal.product_category)) > 1
@@ -115,9 +116,9 @@ def _has_attribute(product: Product, wanted: str) -> bool:
 
 
 def _options(wanted: Mapping[str, str] | tuple[str, ...], chosen: Mapping[str, str]) -> int:
-    """How many wanted values are like a chosen one, whatever the option's name.
+    """Returns how many wanted values match a chosen value, whatever the option's name.
 
-    Of a synthetic goal the pair (name, value) is compared, which works because a match looks for a subset of words.
+    For a synthetic goal the pair (name, value) is compared. That works because the match looks for a subset of words.
     """
     pairs: Iterable[str | tuple[str, str]] = wanted.items() if isinstance(wanted, Mapping) else wanted
     values = [_color(value) for value in chosen.values()]
@@ -131,7 +132,7 @@ def _options_strictly(wanted: Mapping[str, str] | tuple[str, ...], chosen: Mappi
 
 
 def _color(value: str | tuple[str, str]) -> str | tuple[str, str]:
-    """Of a pair, only an element that is a colour in itself counts."""
+    """Returns the colour in an option value. In a pair (name, value), an element must be exactly a colour."""
     return next((color for color in COLORS if color in value), value)
 
 

@@ -36,7 +36,7 @@ class Scores:
 
 
 def random_player(first: Outcome, seed: int) -> Player:
-    """A player that clicks anything and searches for a random half of the wish's words."""
+    """Makes a player that clicks anything offered and searches for a random half of the wish's words."""
     rng, words = random.Random(seed), content_words(parse_request(instruction_of(first)).wish)
 
     def act(now: Outcome) -> str:
@@ -47,7 +47,7 @@ def random_player(first: Outcome, seed: int) -> Player:
 
 
 def shopper(first: Outcome, seed: int) -> Player:
-    """The scripted player, which needs no seed."""
+    """Makes the scripted player, which needs no seed."""
     del seed
     player = Shopper(first)
     return lambda now: player.act(now).action

@@ -165,7 +165,7 @@ def not_offered(request: Request, page: Page) -> list[str]:
 
 
 def content_words(text: str) -> list[str]:
-    """Returns the words that are no stop words, in lower case, in order, without repeats."""
+    """Returns the words that are not stop words, in lower case, in order, without repeats."""
     words = (word for word in _WORD.findall(text.lower()) if word not in _IDLE)
     return list(dict.fromkeys(words))
 

@@ -7,11 +7,11 @@
 test and eval each have at most a sixth of all goals. For the official thousand products and for the human goals, these
 are the splits of the original's evaluation.
 
-`VerlAgent`, to compare with figures that verl-agent and its descendants publish: there each group of workers shuffles
-the goals, and draws the prices, by a seed of its own, and index n means another goal in each. Indices 0-499 are held
-out, and most of their goals are trained on all the same, by workers with another seed. Tasks name both:
-`webshop/<split>/<seed>-<index>`. The original has train seeds 0-15 and validation seeds 1000-1127; the latter are
-halved into eval and test here, because a checkpoint is not chosen on what it is reported on.
+`VerlAgent`, to compare with results that verl-agent and its descendants publish: each of its worker groups shuffles the
+goals and draws the prices with its own seed, so index n is a different goal in each. Indices 0-499 are held out, but
+workers with another seed train on most of these goals. Task ids name both: `webshop/<split>/<seed>-<index>`. The
+original has train seeds 0-15 and validation seeds 1000-1127. Here the latter are halved into eval and test, so that the
+best checkpoint is not chosen by the tasks that it is reported on.
 """
 
 from __future__ import annotations
@@ -90,10 +90,10 @@ def tasks(splits: Splits, split: str) -> Iterator[str]:
 
 def place_of(splits: Splits, task: str) -> Place:
     """Finds the goal of a task id. Raises KeyError for an id that `tasks` does not list."""
-    family, _, rest = task.partition("/")
+    environment, _, rest = task.partition("/")
     split, _, name = rest.partition("/")
     numbers = [int(part) for part in name.split("-") if part.isascii() and part.isdigit() and len(part) < 20]
-    if family != FAMILY or split not in NAMES or not numbers:
+    if environment != FAMILY or split not in NAMES or not numbers:
         raise KeyError(task)
     seeds, indices = splits.seeds(split), splits.indices(split)
     place = (numbers[0] if len(numbers) > 1 else seeds.start, numbers[-1])

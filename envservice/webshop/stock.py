@@ -28,7 +28,7 @@ class Stock:
     """The immutable stock that all sessions of a process share."""
 
     source: str
-    """`official` or `catalogue`: stands in versions and results."""
+    """`official` or `catalogue`. Versions and results name it."""
     products: tuple[Product, ...]
     instructions: tuple[Instruction, ...]
     """Instructions, in the order of their products."""

@@ -1,1 +1,1 @@
-"""What client and server exchange: schemas, session digests, typed problems."""
+"""The data that client and server exchange: schemas, session digests, typed problems."""
