@@ -1,1 +1,1 @@
-"""What a run starts, and the checks before it: plan, preflight, topology, processes."""
+"""Starts the parts of a run after checking them: plan, preflight, topology, processes."""

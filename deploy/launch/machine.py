@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import socket
-import subprocess
 from pathlib import Path
 
 import psutil
@@ -42,17 +41,6 @@ def _reclaimable() -> int:
 def shared_memory() -> int:
     """Returns the size of /dev/shm in bytes, where Ray keeps its objects; 0 if there is none."""
     return shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0  # noqa: S108 - not a temporary file of ours
-
-
-def gpu_names() -> list[str]:
-    """Returns the NVIDIA GPUs as the driver lists them; none without a driver."""
-    if shutil.which("nvidia-smi") is None:
-        return []
-    try:
-        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=False)
-    except subprocess.TimeoutExpired:
-        return []
-    return [line for line in done.stdout.splitlines() if line.startswith("GPU ")]
 
 
 def port_is_free(port: int, host: str = "127.0.0.1") -> bool:

@@ -19,7 +19,7 @@ from services.telemetry.exposition import serving
 from services.telemetry.heartbeat import Beating, Pulse, decode
 
 READ_S = 5.0
-"""Of one read for a scrape; Prometheus gives up after ten."""
+"""Deadline in seconds of reading the store for a scrape. Prometheus gives up after ten."""
 
 
 @contextmanager
@@ -29,11 +29,22 @@ def monitoring(parts: Topology, telemetry: Telemetry, folder: RunFolder, *,
     config = parts.config
     store = Store(parts.store_url, parts.run, timeout_s=READ_S)
     with serving(lambda: decode(store.beats()), host=config.metrics.host, port=config.metrics.port) as address:
-        _write(folder.targets, target_groups(config.name, address, parts.env_urls))
+        told: tuple[str, ...] | None = None
+
+        def tell_servers() -> None:
+            nonlocal told
+            if (urls := parts.urls()) != told:
+                told = urls
+                _write(folder.targets, target_groups(config.name, address, urls))
+
+        def fill() -> None:
+            telemetry.fill(store, config, parts.supervisor)
+            tell_servers()
+
+        tell_servers()
         note(f"metrics on http://{address}/metrics")
         try:
-            with (Beating(telemetry.pulse, store.beat, fill=lambda: telemetry.fill(store, config, parts.supervisor)),
-                  _shelf(parts, store)):
+            with Beating(telemetry.pulse, store.beat, fill=fill), _shelf(parts, store):
                 yield
         finally:
             folder.targets.unlink(missing_ok=True)

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from math import prod
-from pathlib import Path
 from typing import Any
 
+from deploy.launch.cards import cards_of
+from deploy.launch.gpu_plan import describe as describe_gpus
+from deploy.launch.gpu_plan import gpu_plan
 from deploy.launch.idle_keys import idle_keys
 from deploy.launch.machine import GIB
 from deploy.launch.ray_address import ray_address
 from deploy.runs.folder import RunFolder, standing
 from envservice.registry import find_spec
+from learner.memory import Shape, shape_of
 from services.config.tree import Config, ModelSection
 from services.files import read_json
-from services.weights.headers import tensor_shapes
+from services.weights.headers import folder_parameters
 
 FORMAT = 1
 SCRATCH_VOCABULARY = 1024
 """Upper bound of the tokenizer that the cold start trains."""
-TRAIN_BYTES = 20
-"""Per parameter in the learner: weights, gradient, two moments and the frozen reference, float32 each."""
-CRITIC_BYTES = 16
-"""Per parameter of the value model, which is as large as the policy: the same without a reference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,50 +96,56 @@ def uses_private_ray(config: Config) -> bool:
 
 def parameters(model: ModelSection) -> int:
     """Returns the number of weights: from the files of a given model, else by the architecture's formula."""
+    return model_shape(model).parameters
+
+
+def model_shape(model: ModelSection) -> Shape:
+    """Returns the shape of the model in model.path, or of the one that the cold start makes."""
     if model.path is not None:
-        half_precision = sum(file.stat().st_size // 2 for file in model.path.glob("*.bin"))
-        return sum(_weights_in(file) for file in model.path.glob("*.safetensors")) or half_precision
+        return shape_of(read_json(model.path / "config.json", dict[str, Any]), folder_parameters(model.path))
     embeddings = SCRATCH_VOCABULARY * model.hidden * (1 if model.tie_embeddings else 2)
     attention = 4 * model.hidden**2 + 3 * model.hidden
     norms = 2 * model.hidden
     layer = attention + 3 * model.hidden * model.intermediate + norms
-    return embeddings + model.layers * layer + model.hidden
+    return Shape(
+        parameters=embeddings + model.layers * layer + model.hidden, layers=model.layers, hidden=model.hidden,
+        intermediate=model.intermediate, heads=model.heads, queries=model.hidden, keys=model.hidden,
+        vocabulary=SCRATCH_VOCABULARY, tied=model.tie_embeddings)
 
 
-def _weights_in(file: Path) -> int:
-    return sum(prod(shape) for shape in tensor_shapes(file).values())
+def _learner_gib(config: Config) -> float:
+    """Returns the host memory of one learner rank beyond its process.
 
-
-def _training_gib(config: Config) -> float:
-    """Returns the host memory of one learner rank beyond its process: model states, and activations and logits of one
-    packed pass.
-
-    With a GPU the host holds two copies of the weights, on their way to a checkpoint and to the samplers, and one copy
-    of a critic's weights.
+    On CPUs that is all of learner/memory.py. With a GPU it is the moments of the optimizer if they lie on the host, and
+    a rank's part of two copies of the weights, on their way to a checkpoint and to the rollout workers.
     """
     from learner.credit.registry import estimator
+    from learner.memory import adapter_parameters, host_moments, memory, settled, training_of
 
-    learner, rollout, model = config.learner, config.rollout, config.model
-    count, critic = parameters(model), estimator(learner.credit.estimator).needs_critic
-    if learner.gpus:
-        return (2 + critic) * 4 * count / GIB
-    hidden, layers, vocabulary = model.hidden, model.layers, SCRATCH_VOCABULARY
-    if model.path is not None:
-        known = read_json(model.path / "config.json", dict[str, Any])
-        hidden, layers, vocabulary = (
-            known.get(key, 0) for key in ("hidden_size", "num_hidden_layers", "vocab_size"))
-    # 34 float32 values per token, layer and hidden unit are kept for the backward pass (Korthikanti et al. 2022,
-    # equation 1, without attention scores); logits exist at response tokens only, with softmax and gradient.
-    share = rollout.max_response_tokens / (rollout.max_prompt_tokens + rollout.max_response_tokens)
-    per_token = 4 * 34 * hidden * layers + 3 * 4 * vocabulary * share
-    states = TRAIN_BYTES + CRITIC_BYTES * critic
-    return (states * count / learner.ranks + learner.token_budget * per_token) / GIB
+    shape, critic = model_shape(config.model), estimator(config.learner.credit.estimator).needs_critic
+    adapters = adapter_parameters(shape, config)
+    training = settled(training_of(config, critic=critic, adapters=adapters), shape, config, None)
+    if config.learner.gpus:
+        return (host_moments(shape, training) + 2 * _width(config) * shape.parameters / config.learner.ranks) / GIB
+    return memory(shape, training).total / GIB
+
+
+def _width(config: Config) -> int:
+    """Returns the bytes of one weight in the sampler's number format."""
+    return 4 if config.model.dtype == "float32" else 2
+
+
+def _worker_gib(config: Config, weights: float) -> float:
+    """Returns the host memory of one rollout worker. With a GPU, that is the processes and a version on its way."""
+    if config.rollout.gpus:
+        return 1.0 + 3.0 * config.rollout.tensor_parallel + weights
+    return 0.8 + config.rollout.kv_cache_gb + 3 * weights
 
 
 def _processes(config: Config) -> tuple[Process, ...]:
     """Returns the processes. The fixed shares are rounded from small runs; the rest follows the model."""
     rollout, learner, model = config.rollout, config.learner, config.model
-    weights = parameters(model) * (4 if model.dtype == "float32" else 2) / GIB
+    weights = parameters(model) * _width(config) / GIB
     local = [Process(name="controller", memory_gib=0.5, address="this process")]
     if config.redis.url is None:
         local.append(Process(name="Redis", memory_gib=0.2, address="127.0.0.1, a free port"))
@@ -155,10 +159,10 @@ def _processes(config: Config) -> tuple[Process, ...]:
     return (
         *local,
         Process(name="weights actor", memory_gib=0.2 + 2 * weights, address="Ray"),
-        Process(name="rollout worker", count=rollout.workers, cpus=rollout.cpus, gpus=rollout.gpus,
-                memory_gib=0.8 + rollout.kv_cache_gb + 3 * weights, address="Ray"),
+        Process(name="rollout worker", count=rollout.workers, cpus=rollout.cpus, gpus=rollout.reserved_gpus,
+                memory_gib=_worker_gib(config, weights), address="Ray"),
         Process(name="learner rank", count=learner.ranks, cpus=learner.cpus, gpus=learner.gpus,
-                memory_gib=0.9 + _training_gib(config), address="Ray"),
+                memory_gib=0.9 + _learner_gib(config), address="Ray"),
     )
 
 
@@ -166,8 +170,9 @@ def as_dict(config: Config) -> dict[str, Any]:
     """Returns the plan and the resolved config for machines."""
     plan = make_plan(config)
     totals = {"cpus": plan.cpus, "gpus": plan.gpus, "memory_gib": round(plan.memory_gib, 2)}
-    return {"format": FORMAT, **asdict(plan), **totals, "warnings": idle_keys(config),
-            "config": config.model_dump(mode="json")}
+    gpus = gpu_plan(config, cards_of(config))
+    return {"format": FORMAT, **asdict(plan), **totals, "gpu_memory": gpus and asdict(gpus),
+            "warnings": idle_keys(config), "config": config.model_dump(mode="json")}
 
 
 def describe(config: Config, *, resume: bool = False) -> str:
@@ -191,7 +196,9 @@ def describe(config: Config, *, resume: bool = False) -> str:
     lines += [f"  environment server at {url}" for url in config.env.urls]
     lines += [f"  traces to {config.metrics.traces.rpartition('@')[2]}"] if config.metrics.traces else []
     lines += [] if plan.private_ray else [f"  Ray at {ray_address(config)}"]
-    lines.append(f"  together {plan.cpus:g} CPUs, {plan.gpus:g} GPUs, about {plan.memory_gib:.1f} GiB of memory")
+    gpus = gpu_plan(config, cards_of(config))
+    lines += describe_gpus(gpus) if gpus else []
+    lines.append(f"  together {plan.cpus:g} CPUs, {plan.gpus:g} GPUs, about {plan.memory_gib:.1f} GiB of host memory")
     lines.append("nothing was started")
     return "\n".join(lines)
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.launch import machine
+from deploy.launch import cards, machine
+from deploy.launch.gpu_checks import check_builds, check_gpus
 from deploy.launch.plan import Plan, make_plan
 from deploy.launch.ray_address import check_ray, ray_address
 from deploy.launch.task_sets import TaskSets, open_task_sets
@@ -18,6 +19,8 @@ from deploy.runs import sinks
 from envservice.registry import check_settings, find_spec, find_teacher, open_environment
 from envservice.server.capacity import session_limit
 from envservice.wire.schemas import Info
+from learner.model_family import check_family
+from rollout.agents.runner import find_agent
 from rollout.engine_settings import check_shape
 from services.config.secrets import ENV_TOKEN_VARIABLE, env_token, redis_url
 from services.config.tree import Config
@@ -33,16 +36,19 @@ INFO_S = 60.0
 """For what a server plays: it may have to read all its data first."""
 
 
-def check(config: Config) -> TaskSets:
-    """Returns the run's task sets. Raises UserError for the first thing that would stop the run."""
+def check(config: Config, *, planned: bool = False) -> TaskSets:
+    """Returns the run's task sets. Raises UserError for the first thing that would stop the run.
+
+    `planned`: nothing will be started here. If the config names its hardware, this machine's is then left alone.
+    """
     _places(config)
-    check_parts(config)
+    check_parts(config, planned=planned)
     task_sets = _games(config)
     check_versions(config.env.urls, env=task_sets.env_name, engine=task_sets.engine, token=env_token(config.env))
     return task_sets
 
 
-def check_parts(config: Config) -> None:
+def check_parts(config: Config, *, planned: bool = False) -> None:
     """Checks all but the places of a training run and its games: an evaluation has its own."""
     _environment(config)
     _model(config)
@@ -51,10 +57,13 @@ def check_parts(config: Config) -> None:
     sinks.check(config)
     tracing.check(config.metrics.traces)
     plan = make_plan(config)
-    if plan.private_ray:
-        _machine(config, plan)
-    else:
+    elsewhere = planned and config.hardware is not None
+    check_gpus(config, cards.cards_of(config), private=plan.private_ray)
+    if not plan.private_ray:
         check_ray(ray_address(config) or "")
+    elif not elsewhere:
+        check_builds(config)
+        _machine(config, plan)
     _redis(config)
     _servers(config.env.urls)
     if not config.env.urls:  # else it is theirs to reach
@@ -100,6 +109,8 @@ def _places(config: Config) -> None:
 
 def _environment(config: Config) -> None:
     check_settings(config.env)
+    if config.agent.name is not None:
+        find_agent(config.agent.name)
     if config.sft.enabled:
         find_teacher(config.env)
 
@@ -115,6 +126,7 @@ def _model(config: Config) -> None:
                            (("tokenizer*.json",), "tokenizer")):
         if not any(file for pattern in patterns for file in path.glob(pattern)):
             raise UserError(f"the model at {path} has no {what}", "set model.path to a complete Hugging Face folder")
+    check_family(path)
     _whole(path)
     longest = _positions(path)
     if not config.rollout.gpus:
@@ -132,7 +144,10 @@ def _positions(path: Path) -> int | None:
 def _described(path: Path) -> dict[str, int]:
     """The sizes that config.json names."""
     names = ("max_position_embeddings", "hidden_size", "num_hidden_layers", "vocab_size")
-    sizes = {name: size for name, size in read_json(path / "config.json", dict[str, Any]).items() if name in names}
+    found = read_json(path / "config.json", dict[str, Any])
+    if not isinstance(kind := found.get("model_type"), str | None):
+        raise UserError(f"{path / 'config.json'} is broken (model_type is {kind!r:.40})", "copy the model again")
+    sizes = {name: size for name, size in found.items() if name in names}
     if wrong := [name for name, size in sizes.items() if not isinstance(size, int) or not 0 < size < 1 << 31]:
         raise UserError(f"{path / 'config.json'} is broken ({wrong[0]} is {sizes[wrong[0]]!r:.40})",
                         "copy the model again")
@@ -208,7 +223,7 @@ def _batch(config: Config) -> None:
 
 
 def _machine(config: Config, plan: Plan) -> None:
-    cpus, free, gpus = machine.cpu_count(), machine.available_memory() / machine.GIB, 0
+    cpus, free = machine.cpu_count(), machine.available_memory() / machine.GIB
     if plan.cpus > cpus:
         raise UserError(f"the plan reserves {plan.cpus:g} CPUs, and this machine has {cpus:g}",
                         "lower rollout.workers, rollout.cpus, learner.ranks or learner.cpus")
@@ -218,11 +233,8 @@ def _machine(config: Config, plan: Plan) -> None:
     if plan.memory_gib > free:
         raise UserError(f"the plan needs about {plan.memory_gib:.1f} GiB of memory, and {free:.1f} are available",
                         "lower rollout.kv_cache_gb, rollout.workers, learner.ranks or learner.token_budget")
-    if plan.gpus:
-        gpus = len(machine.gpu_names())
-    if plan.gpus > gpus:
-        raise UserError(f"the plan asks for {plan.gpus:g} GPUs, and this machine has {gpus}",
-                        "set rollout.gpus=0 and learner.gpus=0, or use a machine with GPUs")
+    if config.hardware is not None:
+        check_gpus(config, cards.visible(), private=True)
 
 
 def _redis(config: Config) -> None:

@@ -39,8 +39,11 @@ _LONGEST_ROOT = 20
 
 
 @contextmanager
-def ray_cluster(config: Config, namespace: str) -> Iterator[None]:
-    """Connects to the cluster named by the config or $RAY_ADDRESS, else starts a private one that ends with us."""
+def ray_cluster(config: Config, namespace: str) -> Iterator[str]:
+    """Connects to the cluster named by the config or $RAY_ADDRESS, else starts a private one that ends with us.
+
+    Yields the address by which the cluster's nodes reach this one; 127.0.0.1 in a private cluster.
+    """
     polite = signal.getsignal(signal.SIGTERM)
     os.environ.update({k: v for k, v in _QUIET.items() if k not in os.environ})
     options: dict[str, Any] = {
@@ -52,7 +55,7 @@ def ray_cluster(config: Config, namespace: str) -> Iterator[None]:
         # Restore our SIGTERM handler: Ray replaced it with one that exits with status 1 and skips cleanup.
         signal.signal(signal.SIGTERM, polite)
         try:
-            yield
+            yield ray.util.get_node_ip_address()
         finally:
             ray.shutdown()
 

@@ -1,4 +1,4 @@
-"""Brings up what every run needs, in order, and takes it down in reverse: Redis, Ray, environment servers, weights.
+"""Brings up what every run needs, in order, and takes it down in reverse: Ray, Redis, environment servers, weights.
 
 One topology: a laptop and a cluster differ in what is started here and what is only connected to.
 """
@@ -7,18 +7,26 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.launch.processes import Actor, EnvServer, LearnerGang, free_port
+from deploy.launch.ray_address import ray_address
 from deploy.launch.ray_cluster import ray_cluster
+from deploy.members.env_server import EnvServer
+from deploy.members.learner_gang import LearnerGang
+from deploy.members.placed_server import PlacedServer
+from deploy.members.placement import NODE_SHARE, ClusterPlace, bundle
+from deploy.members.ray_actor import Actor
+from deploy.runs.folder import RunFolder
+from deploy.runs.wanted import read_wanted
 from services.config.secrets import env_token, redis_url
 from services.config.tree import Config
+from services.controller.fleet import Fleet
 from services.controller.supervise import Supervisor
-from services.errors import UserError
+from services.process.addresses import free_port, is_local
 from services.store.redis_server import private_redis
 from services.store.store import Store
 from services.telemetry.tracing import tracing
@@ -26,7 +34,7 @@ from services.telemetry.tracing import tracing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """What runs, and how to reach it."""
+    """The parts of a run, and how to reach them."""
 
     config: Config
     run: str
@@ -35,11 +43,21 @@ class Topology:
     store: Store
     store_url: str
     env_urls: tuple[str, ...]
+    """Environment servers that run already; empty if the run starts its own."""
     weights: Any
     weights_name: str
     supervisor: Supervisor
     env_token: str | None = None
-    """What the environment servers ask for."""
+    """The bearer token of the environment servers."""
+    servers: Fleet[EnvServer] | Fleet[PlacedServer] | None = None
+    """Environment servers of the run's own."""
+
+    def urls(self) -> tuple[str, ...]:
+        """Returns the environment servers of now."""
+        if self.servers is None:
+            return self.env_urls
+        servers: Sequence[EnvServer | PlacedServer] = self.servers.members
+        return tuple(one.url for one in servers if one.url and self.supervisor.was_ready(one))
 
     def rollout_worker(self, index: int, model: Path) -> Actor:
         """A member that holds one vLLM engine."""
@@ -48,11 +66,12 @@ class Topology:
         rollout = self.config.rollout
         return Actor(
             f"rollout worker {index}", "rollout", f"rollout-{index}",
-            lambda: RolloutActor.options(num_cpus=rollout.cpus, num_gpus=rollout.gpus).remote(
+            lambda options: RolloutActor.options(**options).remote(
                 config_json=self.config.model_dump_json(), run=self.run, worker=f"rollout-{index}",
-                store_url=self.store_url, env_urls=list(self.env_urls),
+                store_url=self.store_url, env_urls=list(self.urls()),
                 env_token=self.env_token, model_path=str(model.absolute()),
                 weights_actor_name=self.weights_name, folder=str(self.folder.absolute())),
+            ClusterPlace([bundle(cpus=rollout.cpus, gpus=rollout.reserved_gpus, nodes=self.config.placement.rollout)]),
         )
 
     def learner(self, model: Path) -> LearnerGang:
@@ -61,12 +80,13 @@ class Topology:
 
         learner = self.config.learner
         return LearnerGang(
-            "learner", learner.ranks,
-            lambda rank: LearnerActor.options(num_cpus=learner.cpus, num_gpus=learner.gpus).remote(
-                config_json=self.config.model_dump_json(), run=self.run, rank=rank, world=learner.ranks,
+            learner.ranks,
+            lambda rank, world, options: LearnerActor.options(**options).remote(
+                config_json=self.config.model_dump_json(), run=self.run, rank=rank, world=world,
                 store_url=self.store_url, model_path=str(model.absolute()),
                 weights_actor_name=self.weights_name),
-        )
+            bundle(cpus=learner.cpus, gpus=learner.gpus, nodes=self.config.placement.learner),
+            fewest=learner.fewest_ranks)
 
 
 @contextmanager
@@ -76,47 +96,44 @@ def topology(config: Config, *, run: str, folder: Path, config_file: Path, note:
     config = config.model_copy(update={"runs_dir": config.runs_dir.absolute()})
     with ExitStack() as stack:
         stack.enter_context(tracing(config.metrics.traces, process="controller", run=run))
+        note("starting Ray" if ray_address(config) is None else "connecting to Ray")
+        namespace = f"gagpo-{uuid.uuid4().hex[:12]}"
+        address = stack.enter_context(ray_cluster(config, namespace))
         note("starting Redis" if config.redis.url is None else "connecting to Redis")
-        url = redis_url(config.redis) or stack.enter_context(private_redis(folder / "redis"))
+        url = redis_url(config.redis) or stack.enter_context(private_redis(folder / "redis", address))
         store = Store(url, run, settings=config.redis)
         store.check()
-        note("starting Ray")
-        namespace = f"gagpo-{uuid.uuid4().hex[:12]}"
-        stack.enter_context(ray_cluster(config, namespace))
-        _refuse_private_parts_on_many_nodes(config)
         supervisor = Supervisor(note, config.supervision, beats=store.beats)
         stack.callback(supervisor.stop)
         # Servers of the run's own get a token that nobody else has: other users of this machine reach them too.
         token = env_token(config.env) if config.env.urls else secrets.token_urlsafe(32)
-        urls = config.env.urls or tuple(_start_servers(config, folder, config_file, supervisor, token))
-        supervisor.wait("environment")
-        weights, name = _weights_actor(namespace)
-        yield Topology(config=config, run=run, folder=folder, store=store, store_url=url, env_urls=urls,
-                       env_token=token, weights=weights, weights_name=name, supervisor=supervisor)
+        servers = None if config.env.urls else _servers(
+            config, folder, config_file, supervisor, token=token, address=address)
+        if servers is not None:
+            servers.want(read_wanted(RunFolder(folder)).env or config.env.servers)
+            supervisor.wait("environment")
+        weights, name = _weights_actor(config, namespace)
+        yield Topology(config=config, run=run, folder=folder, store=store, store_url=url, env_urls=config.env.urls,
+                       env_token=token, weights=weights, weights_name=name, supervisor=supervisor, servers=servers)
 
 
-def _start_servers(config: Config, folder: Path, config_file: Path, supervisor: Supervisor,
-                   token: str | None) -> Iterator[str]:
-    for index in range(config.env.servers):
-        server = EnvServer(index, free_port(), config_file, folder, token)
-        supervisor.add(server)
-        yield server.url
+def _servers(config: Config, folder: Path, config_file: Path, supervisor: Supervisor, *,
+             token: str | None, address: str) -> Fleet[EnvServer] | Fleet[PlacedServer]:
+    """Environment servers of the run's own: child processes beside a private Ray, else where the cluster has room."""
+    if is_local(address):
+        return Fleet(supervisor, lambda index: EnvServer(index, free_port(), config_file, folder, token))
+    from deploy.members.server_actor import ServerActor
+
+    return Fleet(supervisor, lambda index: PlacedServer(
+        index,
+        lambda options: ServerActor.options(**options).remote(
+            index, str(config_file.absolute()), str(folder.absolute()), token),
+        ClusterPlace([bundle(cpus=config.env.cpus, nodes=config.placement.environment)])))
 
 
-def _refuse_private_parts_on_many_nodes(config: Config) -> None:
-    """A private Redis or environment server listens on this machine only."""
-    import ray
-
-    if sum(1 for node in ray.nodes() if node["Alive"]) == 1:
-        return
-    missing = [key for key, value in (("redis.url", config.redis.url), ("env.urls", config.env.urls)) if not value]
-    if missing:
-        raise UserError(f"the Ray cluster has several nodes, and {' and '.join(missing)} would be private to this one",
-                        "give addresses that every node reaches")
-
-
-def _weights_actor(namespace: str) -> tuple[Any, str]:
+def _weights_actor(config: Config, namespace: str) -> tuple[Any, str]:
     from services.weights.actor import WeightsActor
 
-    name = f"weights-{namespace}"
-    return WeightsActor.options(name=name, num_cpus=0).remote(), name
+    name, nodes = f"weights-{namespace}", config.placement.weights
+    options = {"resources": {nodes: NODE_SHARE}} if nodes else {}
+    return WeightsActor.options(name=name, num_cpus=0, **options).remote(), name

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deploy.console.plain import Pace, span
+from services.chat import chat_format
 from services.config.tree import Config
 from services.errors import UserError
 from services.files import open_as_folder
@@ -71,13 +72,14 @@ def cold_start(
     if path is not None and not (path / "config.json").exists():
         raise UserError(f"{path} holds no model", "give model.path a Hugging Face folder")
     seed = seed_for(config.seed, "sft", "start" if continue_from is None else "more")
-    family, template, teacher = find_spec(config.env.name), make_template(config.env), find_teacher(config.env)
-    shown = demonstrations(config, family.open(config.env), teacher, template, seed=seed, report=passing)
+    spec, template, teacher = find_spec(config.env.name), make_template(config.env), find_teacher(config.env)
+    shown = demonstrations(config, spec.open(config.env), teacher, template, seed=seed, report=passing)
     report(f"demonstrations: {shown.episodes} episodes on {shown.games} training games, "
            f"{shown.won / max(1, shown.episodes):.0%} won, {shown.seconds:.0f} s")
-    model, tokenizer = _start(config, path, shown.examples, family, report)
+    model, tokenizer = _start(config, path, shown.examples, spec, report)
     max_tokens = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
-    rows = encode(tokenizer, shown.examples, chat=template.chat, max_tokens=max_tokens, stops=family.stops)
+    chat = chat_format(tokenizer, config.model) if template.chat else None
+    rows = encode(tokenizer, shown.examples, chat=chat, max_tokens=max_tokens, stops=spec.stops)
     report(f"training {sum(w.numel() for w in model.parameters()):,} weights for {minutes:.1f} min "
            f"on {len(rows):,} demonstrated steps of {sum(len(r.ids) for r in rows) / len(rows):.0f} tokens")
     threads = torch.get_num_threads()
@@ -129,7 +131,7 @@ def demonstrations(
 
 
 def _start(
-    config: Config, path: Path | None, examples: list[Example], family: EnvironmentSpec, report: Report
+    config: Config, path: Path | None, examples: list[Example], spec: EnvironmentSpec, report: Report
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Returns the model to train and its tokenizer: those at `path`, or new ones."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -146,7 +148,7 @@ def _start(
         return model, AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     stride = max(1, 2 * len(examples) // TOKENIZER_TEXTS)
     texts = (text for one in examples[::stride] for text in (one.prompt, one.response))
-    tokenizer = train_tokenizer(texts, family.stops, find_teacher(config.env).names)
+    tokenizer = train_tokenizer(texts, spec.stops, find_teacher(config.env).names)
     report(f"tokenizer: {len(tokenizer)} tokens")
     positions = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
     seed = seed_for(config.seed, "weights")

@@ -14,8 +14,10 @@ class Loading:
     Loading vLLM takes from twenty seconds to minutes. Without this the view would call it playing, in silence.
     """
 
-    def __init__(self, workers: int, beats: Beats, *, waiting: Callable[[str], object]) -> None:
-        """`beats`: Store.beats. `waiting` takes a line about what goes on, several times a second."""
+    def __init__(self, workers: Callable[[], int], beats: Beats, *, waiting: Callable[[str], object]) -> None:
+        """`workers`: how many samplers are wanted now. `beats`: Store.beats. `waiting` takes a line about what goes on,
+        several times a second.
+        """
         self._workers, self._beats, self._waiting = workers, beats, waiting
         self._next: Callable[[], object] | None = None
         self._ready = False
@@ -32,8 +34,8 @@ class Loading:
         if self._ready:
             return
         loaded = sum(name.startswith("rollout-") for name in self._beats())
-        if loaded < self._workers:
-            ready = f", {loaded} of {self._workers} samplers are ready" if self._workers > 1 else ""
+        if loaded < (wanted := self._workers()):
+            ready = f", {loaded} of {wanted} samplers are ready" if wanted > 1 else ""
             self._waiting(f"vLLM loads the model and warms up{ready}")
             return
         self._ready = True

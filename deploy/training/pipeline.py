@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,7 @@ from typing import Any
 from deploy.console.progress import ProgressView
 from deploy.launch.monitoring import monitoring
 from deploy.launch.publishing import publish_folder
+from deploy.launch.scaling import Scaling
 from deploy.launch.task_sets import TaskSets
 from deploy.launch.topology import Topology, topology
 from deploy.report.page import write_report
@@ -39,6 +40,7 @@ from services.controller.tickets import EvalRequest, TaskStream, TrainTickets
 from services.errors import UserError
 from services.records import Episode, Version
 from services.store.archive import ArchiveRow, EpisodeArchive
+from services.store.lease import Lease
 from services.telemetry.metrics_file import append_row, drop_rows, read_evaluations, read_metrics, read_rows
 
 CONTROLLER_LEASE_S = 30.0
@@ -50,8 +52,8 @@ def curve_label(step: int) -> str:
 
 
 def _will_it_stay(runs_dir: Path) -> str:
-    """Warns of a run that will be lost: a submitted job starts in Ray's copy of the working directory, and Ray deletes
-    that some time after the job."""
+    """Returns a warning if the run will be lost. A submitted job starts in Ray's copy of the working directory, and
+    Ray deletes that some time after the job."""
     if runs_dir.is_absolute() or "RAY_JOB_CONFIG_JSON_ENV_VAR" not in os.environ:
         return ""
     return ": Ray's own copy of the working directory, and it goes with it; keep the run by an absolute runs_dir"
@@ -59,7 +61,7 @@ def _will_it_stay(runs_dir: Path) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun:
-    """One run, and everything that its stages share."""
+    """One run, with the values that its stages share."""
 
     config: Config
     folder: RunFolder
@@ -70,7 +72,7 @@ class TrainingRun:
     """The learner step whose groups are left out, because it cannot be trained."""
 
     def execute(self) -> list[str]:
-        """Runs all stages; returns what there is to say at the end, a line each."""
+        """Runs all stages. Returns the lines to print at the end."""
         self.progress.note(f"folder {self.folder.path.absolute()}{_will_it_stay(self.config.runs_dir)}")
         self._settle()
         if self.skip_step is not None and self.rl_is_done():
@@ -85,7 +87,7 @@ class TrainingRun:
         return self.report()
 
     def _settle(self) -> None:
-        """Before anything starts: the newest checkpoint is whole, and no evaluation is of weights that are gone."""
+        """Drops evaluations of weights that are lost, because RL continues from the newest whole checkpoint."""
         if self.rl_is_done():
             return
         found = self._checkpoints().newest_whole()
@@ -97,12 +99,13 @@ class TrainingRun:
                 self.config, run=self.run, folder=self.folder.path, config_file=self.folder.config_file,
                 note=self.progress.note) as parts:
             tell = stack.enter_context(sinks(self.config, self.folder.path, self.run))
-            loading = Loading(self.config.rollout.workers, parts.store.beats, waiting=self.progress.waiting)
-            controller = self.controller(parts, tell, loading)
+            lease = parts.store.acquire("controller", self.run, ttl_s=CONTROLLER_LEASE_S)
+            scaling = Scaling(parts, lease, lambda index: parts.rollout_worker(index, cold), note=self.progress.note)
+            loading = Loading(lambda: scaling.workers.wanted, parts.store.beats, waiting=self.progress.waiting)
+            controller = self.controller(parts, lease, tell, (loading.tick, scaling.tick))
             with monitoring(parts, controller.telemetry, self.folder, note=self.progress.note):
                 self.progress.stage("loading the samplers (vLLM)")
-                for index in range(self.config.rollout.workers):
-                    parts.supervisor.add(parts.rollout_worker(index, cold))
+                scaling.start()
                 if not self.rl_is_done():
                     loading.then(partial(self.progress.stage, "reinforcement learning"))
                     self.train(parts, controller, cold)
@@ -126,17 +129,16 @@ class TrainingRun:
                        passing=self.progress.passing)
         return out
 
-    def controller(self, parts: Topology, tell: Sinks, loading: Loading) -> Controller:
-        """Returns a controller that is wired to this run's folder and task sets."""
-        lease = parts.store.acquire("controller", self.run, ttl_s=CONTROLLER_LEASE_S)
+    def controller(self, parts: Topology, lease: Lease, tell: Sinks, ticks: Sequence[Callable[[], None]]) -> Controller:
+        """Returns a controller that is wired to this run's folder and task sets. It calls `ticks` in its loop."""
         parts.store.reissue(lease)
         clear(parts.store, lease)
         archive = EpisodeArchive(self.folder.path / "episodes")
         follow = self._follow_metrics(tell)
 
         def tick() -> None:
-            loading.tick()
-            follow()
+            for one in (*ticks, follow):
+                one()
 
         def evaluated(summary: dict[str, Any], episodes: list[Episode]) -> None:
             self.keep_evaluation(summary, episodes, archive)
@@ -147,7 +149,8 @@ class TrainingRun:
             tickets=TrainTickets(config=self.config, tasks=TaskStream(self.task_sets.train, self.config.seed)),
             request=self.evaluation_of,
             hooks=Hooks(note=self.progress.note, evaluated=evaluated, task_type=self.task_sets.task_type,
-                        tick=tick, dropped=archive.write_dropped, playing=self.progress.playing),
+                        tick=tick, dropped=archive.write_dropped, playing=self.progress.playing,
+                        waits=self.progress.waits),
         )
 
     def keep_evaluation(self, summary: dict[str, Any], episodes: list[Episode], archive: EpisodeArchive) -> None:
@@ -212,10 +215,10 @@ class TrainingRun:
 
     def train(self, parts: Topology, controller: Controller, cold: Path) -> None:
         """Trains until the learner has taken its steps and exported the result."""
-        for stale in (self.folder.trained_model, self.folder.more_model):  # of a run that is now longer
+        for stale in (self.folder.trained_model, self.folder.more_model):  # from before the run was made longer
             shutil.rmtree(stale, ignore_errors=True)
         if done := [e["step"] for e in read_evaluations(self.folder.evaluations) if e["label"].startswith("step-")]:
-            parts.store.mark_evaluated(controller.lease, max(done))  # a new Redis knows of none
+            parts.store.mark_evaluated(controller.lease, max(done))  # a new Redis has none of them
         if self.skip_step is not None:
             skipped = skip_step(parts.store, controller.lease, self.skip_step, keep=controller.hooks.dropped)
             self.progress.note(f"step {self.skip_step} skips {', '.join(drop.group for drop in skipped)}")
@@ -266,13 +269,13 @@ class TrainingRun:
                    for key, value in line.items() if key.startswith("seconds/"))
 
     def report(self) -> list[str]:
-        """Writes summary.json, report.html and figures; returns the table, the verdict and the next commands."""
+        """Writes summary.json, report.html and figures. Returns the table, the verdict and the next commands."""
         evaluations = read_evaluations(self.folder.evaluations)
         comparison = compare(evaluations)
         lines = as_lines(comparison, env=self.task_sets.env_name) if comparison else []
-        panel = {"split": self.task_sets.heldout_split, "games": len(self.task_sets.heldout),
+        heldout = {"split": self.task_sets.heldout_split, "games": len(self.task_sets.heldout),
                  "digest": self.task_sets.heldout_digest}
-        summary = {"format": 1, "table": lines, "engine": self.task_sets.engine, "heldout": panel}
+        summary = {"format": 1, "table": lines, "engine": self.task_sets.engine, "heldout": heldout}
         self.folder.summary.write_text(json.dumps(summary, indent=1) + "\n")
         page, _ = write_report([self.folder.path], self.folder.path)
         found = warnings(read_metrics(self.folder.metrics), evaluations)

@@ -79,7 +79,7 @@ def configs(config: Config, variants: Sequence[Variant]) -> dict[str, Config]:
         raise UserError("a sweep compares by evaluations, and this config asks for none", "set eval.panel=256")
     if RunFolder(config.run_dir).known():
         raise UserError(f"{config.run_dir} holds a single run", "give the sweep another name (name=...)")
-    # More cold start is no part of the table, and would double the time.
+    # More cold start is not part of the table, and would double the time.
     shared = {"runs_dir": str(config.run_dir), "eval.compare_cold_start": False}
     made: dict[str, Config] = {}
     for variant in variants:
@@ -135,7 +135,7 @@ def run_sweep(config: Config, variants: Sequence[Variant], *, resume: bool, quie
 
 
 def cold_evaluations(folder: RunFolder) -> list[dict[str, Any]]:
-    """How a run's cold start did, on the validation split and on the held-out games."""
+    """Returns the evaluations of a run's cold start, on the validation split and on the held-out games."""
     return [row for row in read_evaluations(folder.evaluations) if row["step"] == 0]
 
 
@@ -149,9 +149,9 @@ def give_evaluations(folder: RunFolder, rows: Sequence[dict[str, Any]]) -> None:
 def final(folder: RunFolder) -> list[dict[str, Any]]:
     """Returns the evaluations that a run is judged by: the held-out games after RL, or else the end of the curve."""
     rows = read_evaluations(folder.evaluations)
-    panel = [row for row in rows if row["label"] == TRAINED]
+    heldout = [row for row in rows if row["label"] == TRAINED]
     curve = sorted((row for row in rows if row["label"] not in TITLES), key=lambda row: row["step"])
-    return panel or curve[-1:]
+    return heldout or curve[-1:]
 
 
 def table(made: Mapping[str, Config], variants: Sequence[Variant]) -> list[SweepLine]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 
-from services.controller.supervise import End
+from services.controller.member import End
 from services.errors import UserError, described
 
 MEMORY_KEYS = {"rollout": "rollout.kv_cache_gb", "learner": "learner.token_budget", "environment": "env.memory_gb"}

@@ -1,0 +1,73 @@
+"""The GPUs that a run may use: those that the config names, or those of this machine."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+
+from deploy.launch.machine import GIB
+from deploy.launch.ray_address import ray_address
+from services.config.tree import Config
+
+ASK_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cards:
+    """Some GPUs of one size."""
+
+    count: int
+    bytes: int
+    """Memory of each."""
+    named: bool = False
+    """Named by the config. Else they are those of this machine."""
+
+    @property
+    def gib(self) -> float:
+        """Memory of each in GiB."""
+        return self.bytes / GIB
+
+    def __str__(self) -> str:
+        size = f"{self.count} x {self.bytes / 1e9:.0f} GB"
+        return f"the GPUs that hardware names, {size}," if self.named else f"the GPUs of this machine, {size},"
+
+
+def named(config: Config) -> Cards | None:
+    """Returns the GPUs of the key `hardware`; a GB there is 10^9 bytes, so a real card has a little more."""
+    if config.hardware is None:
+        return None
+    count, size = config.hardware.split("x")
+    return Cards(count=int(count), bytes=int(size) * 10**9, named=True)
+
+
+def cards_of(config: Config) -> Cards | None:
+    """Returns the GPUs that a plan is held against: the named ones, else those of this machine for a run on it."""
+    return named(config) or (visible() if ray_address(config) is None else None)
+
+
+def visible() -> Cards | None:
+    """Returns the NVIDIA GPUs of this machine, as small as the smallest; None if there are none."""
+    sizes = [int(line) for line in smi("memory.total") if line.isdigit()]
+    return Cards(count=len(sizes), bytes=min(sizes) * 2**20) if sizes else None
+
+
+def smi(field: str) -> list[str]:
+    """Returns one value per GPU of nvidia-smi's `field`, without its unit; empty without a driver."""
+    return _query(f"--query-gpu={field}")
+
+
+def smi_processes() -> list[int]:
+    """Returns the ids of the processes that hold memory of a GPU; empty without a driver."""
+    return [int(line) for line in _query("--query-compute-apps=pid") if line.isdigit()]
+
+
+def _query(what: str) -> list[str]:
+    if shutil.which("nvidia-smi") is None:
+        return []
+    try:
+        done = subprocess.run(["nvidia-smi", what, "--format=csv,noheader,nounits"],
+                              capture_output=True, text=True, timeout=ASK_S, check=False)
+    except subprocess.TimeoutExpired:
+        return []
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else []

@@ -1,0 +1,65 @@
+"""Refuses what no GPUs can do, before anything starts: impossible placements, too few GPUs, the wrong builds."""
+
+from __future__ import annotations
+
+from deploy.launch.cards import Cards
+from deploy.launch.gpu_plan import check_memory, gpus_needed
+from services.config.tree import Config
+from services.errors import UserError
+from services.findings import installed
+
+
+def check_gpus(config: Config, cards: Cards | None, *, private: bool) -> None:
+    """Raises UserError for the first thing that is wrong.
+
+    `cards`: the GPUs that the run may use, None if they are not known. `private`: the run starts a Ray on this machine,
+    so that a machine without cards has no GPU at all.
+    """
+    _shares(config)
+    needed = gpus_needed(config)
+    there = cards.count if cards else 0
+    if needed > there and (cards or private):
+        raise UserError(f"the plan asks for {needed} GPUs, and {f'there are {there}' if there else 'there is none'}",
+                        _fewer(config, there))
+    check_memory(config, cards)
+
+
+def check_builds(config: Config) -> None:
+    """Raises UserError if the installed builds of vLLM and torch do not fit the devices of the config."""
+    from deploy.launch.doctor import torch_cuda
+
+    rollout, learner = config.rollout, config.learner
+    if rollout.gpus and installed("vllm") is None:
+        raise UserError(f"rollout.gpus={rollout.gpus:g}, and vLLM's build for CPUs is installed",
+                        "install `.[cuda]` in a fresh virtual environment, or set rollout.gpus=0")
+    if not rollout.gpus and installed("vllm") is not None:
+        raise UserError("rollout.gpus=0, and vLLM's build for CUDA would take GPU 0 without a reservation",
+                        "set rollout.gpus=1, or a share of a GPU, or install `.[cpu]`")
+    if learner.gpus and not torch_cuda():
+        raise UserError(f"learner.gpus={learner.gpus:g}, and torch is a build for CPUs",
+                        "install `.[cuda]` in a fresh virtual environment, or set learner.gpus=0")
+
+
+def _shares(config: Config) -> None:
+    rollout, learner = config.rollout, config.learner
+    if learner.gpus > 1:
+        raise UserError(f"learner.gpus={learner.gpus:g} reserves more GPUs than a rank uses",
+                        f"set learner.gpus=1 and learner.ranks={learner.ranks * round(learner.gpus)}")
+    if 0 < learner.gpus < 1 and learner.ranks > 1:
+        raise UserError(f"learner.gpus={learner.gpus:g} puts several of {learner.ranks} ranks on one GPU, "
+                        "and NCCL refuses that", "set learner.gpus=1, or learner.ranks=1")
+    if 0 < learner.gpus < 1 and 0 < rollout.gpus < 1 and rollout.workers > 1:
+        raise UserError(f"{rollout.workers} workers and a learner rank that take shares of GPUs may land on any GPU",
+                        "set rollout.workers=1 to share one GPU, or learner.gpus=1")
+
+
+def _fewer(config: Config, there: int) -> str:
+    """Returns the change that needs the fewest GPUs."""
+    rollout, learner = config.rollout, config.learner
+    if not there:
+        return "set rollout.gpus=0 and learner.gpus=0, or use a machine with GPUs"
+    if there == 1 and rollout.gpus and learner.gpus:
+        return "set rollout.gpus=0.5, rollout.workers=1, learner.gpus=0.5 and learner.ranks=1 to share one GPU"
+    if rollout.gpus and learner.gpus:
+        return f"lower rollout.workers (now {rollout.workers}) or learner.ranks (now {learner.ranks})"
+    return f"lower rollout.workers to {there}" if rollout.gpus else f"lower learner.ranks to {there}"

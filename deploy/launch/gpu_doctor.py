@@ -1,0 +1,82 @@
+"""The checks of `gagpo doctor` on a machine with NVIDIA GPUs: driver, NCCL, peer access, shared memory, address."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+
+from deploy.launch import machine
+from deploy.launch.cards import ASK_S, smi
+from services.findings import Finding, installed
+
+DRIVER = 580
+"""The oldest driver that runs CUDA 13, which torch and vLLM are built for."""
+_ROW = re.compile(r"\s*GPU\d+\s+(X|OK|NS|CNS|GNS|TNS|U)\b")
+SHARED_GIB = 8.0
+"""Ray's object store holds two versions of the weights here, and NCCL its buffers."""
+
+
+def findings(gpus: int) -> Iterator[Finding]:
+    """Yields the findings of a machine with `gpus` GPUs."""
+    yield driver()
+    yield nccl()
+    if gpus > 1:
+        yield peers()
+    yield shared_memory()
+    yield address()
+
+
+def driver() -> Finding:
+    """Checks that the driver runs CUDA 13."""
+    found = (smi("driver_version") or ["unknown"])[0]
+    major = re.match(r"\d+", found)
+    if major is not None and int(major[0]) >= DRIVER:
+        return Finding(check="driver", status="ok", detail=found)
+    return Finding(check="driver", status="error", detail=f"{found} does not run CUDA 13",
+                   fix=f"install NVIDIA driver {DRIVER} or newer")
+
+
+def nccl() -> Finding:
+    """Checks that the NCCL that torch was built with is installed."""
+    found = installed("nvidia-nccl-cu13")
+    if found is not None:
+        return Finding(check="nccl", status="ok", detail=found)
+    return Finding(check="nccl", status="warning", detail="not installed: learner ranks on GPUs cannot meet",
+                   fix="make clean, then scripts/setup")
+
+
+def peers() -> Finding:
+    """Checks that each GPU reads the memory of each other one directly."""
+    done = subprocess.run([shutil.which("nvidia-smi") or "nvidia-smi", "topo", "-p2p", "r"], capture_output=True,
+                          text=True, timeout=ASK_S, check=False)
+    rows = [line.split() for line in done.stdout.splitlines() if _ROW.match(line)]
+    bad = sorted({f"{row[0]}: {state}" for row in rows for state in row[1:] if state not in ("X", "OK")})
+    if rows and not bad:
+        return Finding(check="peer access", status="ok", detail=f"all {len(rows)} GPUs reach each other")
+    return Finding(check="peer access", status="warning",
+                   detail="; ".join(bad) or "nvidia-smi topo -p2p r says nothing",
+                   fix="look at the PCIe ACS and IOMMU settings: collectives go through host memory otherwise")
+
+
+def shared_memory() -> Finding:
+    """Checks /dev/shm, through which weights travel inside a node."""
+    there = machine.shared_memory() / machine.GIB
+    enough = there >= SHARED_GIB
+    return Finding(check="shared for NCCL", status="ok" if enough else "warning", detail=f"{there:.1f} GiB",
+                   fix="" if enough else f"give it {SHARED_GIB:g} GiB or more: --shm-size of the container")
+
+
+def address() -> Finding:
+    """Checks that this host's name is not an address that only this host reaches, which gloo would bind to."""
+    name = socket.gethostname()
+    try:
+        found = socket.gethostbyname(name)
+    except OSError:
+        found = "no address"
+    local = found.startswith("127.") or found == "no address"
+    return Finding(check="interface", status="warning" if local else "ok", detail=f"{name} is {found}",
+                   fix=f"on several nodes: give {name} the address of its network in /etc/hosts, or set "
+                       "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to its interface" if local else "")

@@ -1,0 +1,204 @@
+"""Plans the memory of each GPU of a run in GiB, and checks that it fits. Reads only the headers of the model's files.
+
+The learner's part is learner/memory.py, which also says where its numbers come from. The sampler's part is its weights,
+its KV cache and vLLM itself. Every process adds a CUDA context. docs/tasks/gpu.md has the formula for readers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from deploy.launch.cards import Cards
+from deploy.launch.machine import GIB
+from learner.credit.registry import estimator
+from learner.memory import (
+    DeviceMemory,
+    Shape,
+    Training,
+    adapter_parameters,
+    memory,
+    saved_per_token,
+    settled,
+    shape_of,
+    training_of,
+)
+from rollout.engine_settings import ENGINE_GIB, kv_bytes
+from services.config.tree import Config
+from services.errors import UserError
+from services.files import read_json
+from services.weights.headers import folder_parameters
+
+CONTEXT_GIB = 1.0
+"""CUDA context and NCCL buffers of a learner rank. vLLM's own are in ENGINE_GIB. An estimate, not yet measured."""
+HEAD_ROOM = 0.05
+"""Share of a card that must stay free, for what the allocator cannot use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """GPUs that all hold the same."""
+
+    name: str
+    gpus: int
+    """Number of GPUs of this kind."""
+    holds: dict[str, float]
+    """GiB on each of them, by what it is for."""
+
+    @property
+    def total(self) -> float:
+        """GiB on each GPU."""
+        return sum(self.holds.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuPlan:
+    """All GPUs of a run."""
+
+    cards: Cards | None
+    """None: unknown, as on a cluster whose config names no hardware."""
+    seats: tuple[Seat, ...]
+    checkpointing: bool
+    """Whether the learner computes activations twice, by the config or because it would not fit otherwise."""
+    activations_per_token: float
+    """Bytes."""
+
+    def fits(self) -> bool:
+        """Whether each GPU has its head room."""
+        return self.cards is None or all(seat.total <= (1 - HEAD_ROOM) * self.cards.gib for seat in self.seats)
+
+
+def gpu_plan(config: Config, cards: Cards | None) -> GpuPlan | None:
+    """Returns what the GPUs hold; None for a run without GPUs, or without a model to measure."""
+    if not (config.rollout.gpus or config.learner.gpus) or config.model.path is None:
+        return None
+    shape = shape_of(read_json(config.model.path / "config.json", dict[str, Any]), folder_parameters(config.model.path))
+    shared, training = shares_a_card(config), _training(config, shape, cards)
+    sampler = _sampler(config, shape, cards) if config.rollout.gpus else {}
+    learner = _learner(memory(shape, training)) if config.learner.gpus else {}
+    seats = _seats(config, sampler, learner, shared=shared)
+    return GpuPlan(cards=cards, seats=tuple(seats), checkpointing=training.checkpointing,
+                   activations_per_token=saved_per_token(shape, half=training.half,
+                                                         checkpointing=training.checkpointing, grid=training.grid))
+
+
+def shares_a_card(config: Config) -> bool:
+    """Whether one worker and one learner rank share one GPU."""
+    rollout, learner = config.rollout, config.learner
+    return bool(rollout.gpus and learner.gpus) and rollout.gpus + learner.gpus <= 1
+
+
+def _training(config: Config, shape: Shape, cards: Cards | None) -> Training:
+    critic = estimator(config.learner.credit.estimator).needs_critic
+    share = min(1.0, config.learner.gpus)  # as learner/trainer.py reckons
+    room = int(share * cards.bytes) if cards is not None and share else None
+    return settled(
+        training_of(config, critic=critic, adapters=adapter_parameters(shape, config)), shape, config, room)
+
+
+def _sampler(config: Config, shape: Shape, cards: Cards | None) -> dict[str, float]:
+    width = 2 if config.model.dtype == "bfloat16" else 4
+    weights = width * shape.parameters
+    cache = kv_bytes(config.rollout, weight_bytes=weights, card_bytes=cards.bytes if cards else 0)
+    return {"sampler weights": weights / config.rollout.tensor_parallel / GIB, "KV cache": cache / GIB,
+            "vLLM itself": ENGINE_GIB}
+
+
+def _learner(needs: DeviceMemory) -> dict[str, float]:
+    held = {name: size / GIB for name, size in asdict(needs).items() if size}
+    return held | {"CUDA context": CONTEXT_GIB}
+
+
+def _seats(config: Config, sampler: dict[str, float], learner: dict[str, float], *, shared: bool) -> Iterator[Seat]:
+    if shared:
+        yield Seat(name="learner and sampler", gpus=1, holds=learner | sampler)
+        return
+    if learner:
+        yield Seat(name="learner", gpus=config.learner.ranks, holds=learner)
+    if sampler:
+        together = min(_workers_on_a_card(config), config.rollout.workers)
+        yield Seat(name="sampler", gpus=_sampler_gpus(config),
+                   holds={name: size * together for name, size in sampler.items()})
+
+
+def _workers_on_a_card(config: Config) -> int:
+    """Returns how many workers Ray puts on one GPU."""
+    return max(1, int(1 / config.rollout.gpus)) if config.rollout.gpus else 1
+
+
+def _sampler_gpus(config: Config) -> int:
+    """Returns the number of GPUs that the workers take without the learner."""
+    rollout = config.rollout
+    if not rollout.gpus:
+        return 0
+    return rollout.tensor_parallel * math.ceil(rollout.workers / _workers_on_a_card(config))
+
+
+def gpus_needed(config: Config) -> int:
+    """Returns the number of whole GPUs that the run takes."""
+    if shares_a_card(config):
+        return 1
+    return _sampler_gpus(config) + (config.learner.ranks if config.learner.gpus else 0)
+
+
+def describe(plan: GpuPlan) -> list[str]:
+    """Returns the plan for people: one line for each kind of GPU, with what it holds."""
+    where = "unknown GPUs: set hardware to hold the run against them" if plan.cards is None else str(plan.cards)
+    twice = "computed twice (checkpointing)" if plan.checkpointing else "kept"
+    each = f"{plan.activations_per_token / 1e6:.2f} MB a token"
+    lines = [f"GPU memory    {where.rstrip(',')}; activations {twice}, {each}"]
+    for seat in plan.seats:
+        parts = ", ".join(f"{name} {size:.1f}" for name, size in seat.holds.items())
+        room = "" if plan.cards is None else f", {plan.cards.gib - seat.total:.1f} free"
+        lines.append(f"  {seat.gpus:g} x {seat.name}: {seat.total:.1f} GiB{room} ({parts})")
+    return lines
+
+
+def check_memory(config: Config, cards: Cards | None) -> None:
+    """Raises UserError if some GPU cannot hold its part, and names the key that would make it fit."""
+    plan = gpu_plan(config, cards)
+    if plan is None or plan.fits() or cards is None:
+        return
+    fullest = max(plan.seats, key=lambda seat: seat.total)
+    largest = sorted(fullest.holds.items(), key=lambda item: -item[1])[:3]
+    raise UserError(
+        f"each GPU for the {fullest.name} would hold {fullest.total:.1f} GiB, and {cards} have {cards.gib:.1f} each "
+        f"({', '.join(f'{name} {size:.1f}' for name, size in largest)})", _fix(config, cards))
+
+
+def _fix(config: Config, cards: Cards) -> str:
+    """Returns the first change that makes the run fit."""
+    for keys, changed in _changes(config):
+        with suppress(UserError):  # a KV cache without room
+            plan = gpu_plan(changed, cards)
+            if plan is not None and plan.fits() and gpus_needed(changed) <= cards.count:
+                return f"set {keys}"
+    return "use more or larger GPUs, or a smaller model"
+
+
+def _changes(config: Config) -> Iterator[tuple[str, Config]]:
+    """Yields changes, the one that costs least first: the text of the keys, and the config with them."""
+    rollout, learner = config.rollout, config.learner
+    row = rollout.max_prompt_tokens + rollout.max_response_tokens
+
+    def trained(**keys: Any) -> Config:
+        return config.model_copy(update={"learner": learner.model_copy(update=keys)})
+
+    def sampled(**keys: Any) -> Config:
+        return config.model_copy(update={"rollout": rollout.model_copy(update=keys)})
+
+    yield "learner.checkpointing=true", trained(checkpointing=True)
+    for cache in (rollout.kv_cache_gb / 2, rollout.kv_cache_gb / 4):
+        yield f"rollout.kv_cache_gb={cache:g}, without rollout.gpu_memory", sampled(kv_cache_gb=cache, gpu_memory=None)
+    yield (f"learner.token_budget={row} and learner.checkpointing=true",
+           trained(checkpointing=True, token_budget=row))
+    if shares_a_card(config):
+        yield "rollout.gpus=1 and learner.gpus=1, on two GPUs", config.model_copy(update={
+            "rollout": rollout.model_copy(update={"gpus": 1}), "learner": learner.model_copy(update={"gpus": 1})})
+    for ranks in range(learner.ranks + 1, 8 * learner.ranks + 1):
+        yield f"learner.ranks={ranks}", trained(ranks=ranks)
+    for parallel in (2, 4, 8):
+        yield f"rollout.tensor_parallel={parallel}", sampled(tensor_parallel=parallel, gpus=1)

@@ -1,0 +1,106 @@
+"""Measures how loaded rollout workers and environment servers are, for autoscaling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import httpx
+
+from deploy.launch.topology import Topology
+from services.controller.autoscale import EnvironmentLoad, RolloutLoad
+from services.telemetry.meters import Snapshot
+
+QUEUE, REQUEST = "gagpo_rollout_queue_seconds", "gagpo_env_request_seconds"
+ANSWER_S = 5.0
+"""Longest wait for the metrics of one server."""
+Counters = dict[tuple[str, str], float]
+"""(process, counter) -> its value."""
+
+
+class LoadMeter:
+    """Collects looks, and sums them up since the last `take`."""
+
+    def __init__(self, parts: Topology) -> None:
+        self._parts = parts
+        self._reader = ThreadPoolExecutor(1, "environment-load")
+        self._reading: Future[dict[str, Snapshot]] | None = None
+        self._before: Counters = {}
+        self._gained: dict[str, float] = {}
+        self._most_playing = 0.0
+        self._fill = 0.0
+
+    def look(self) -> None:
+        """Adds what processes say now: workers by their last heartbeats, servers by their metrics."""
+        now: Counters = {}
+        playing = 0.0
+        for name, beat in self._parts.supervisor.beats.items():
+            if beat.get("role") == "rollout":
+                metrics: Mapping[str, Any] = beat.get("metrics", {})
+                playing += _sum(metrics, "gagpo_rollout_tickets", state="playing")
+                now |= _histogram(name, metrics, QUEUE)
+        sessions = limit = 0.0
+        for url, metrics in self._servers().items():
+            sessions += _sum(metrics, "gagpo_env_sessions")
+            limit += _sum(metrics, "gagpo_env_sessions_limit")
+            now |= _histogram(url, metrics, REQUEST)
+            now[url, "full"] = _sum(metrics, "gagpo_env_errors_total", type="full")
+        self._most_playing = max(self._most_playing, playing)
+        self._fill = max(self._fill, sessions / limit if limit else 0.0)
+        for key, value in now.items():
+            # A process that was started again counts from 0.
+            gained = value - self._before.get(key, value)
+            self._gained[key[1]] = self._gained.get(key[1], 0.0) + (gained if gained >= 0 else value)
+        self._before |= now
+
+    def _servers(self) -> dict[str, Snapshot]:
+        """The metrics of each server as a thread has read them last: the controller's loop never waits for them."""
+        if not self._parts.config.autoscale.env:
+            return {}
+        found = self._reading.result() if self._reading is not None and self._reading.done() else {}
+        if self._reading is None or self._reading.done():
+            urls = self._parts.urls()
+            self._reading = self._reader.submit(lambda: {url: _scrape(url) for url in urls})
+        return found
+
+    def take(self) -> tuple[RolloutLoad, EnvironmentLoad]:
+        """Returns the load since the last call, and begins anew."""
+        gained, most, fill = self._gained, self._most_playing, self._fill
+        self._gained, self._most_playing, self._fill = {}, 0.0, 0.0
+        episodes, requests = gained.get(f"{QUEUE}_count", 0.0), gained.get(f"{REQUEST}_count", 0.0)
+        return (
+            RolloutLoad(episodes=int(episodes), most_playing=int(most), slots=self._parts.config.rollout.slots,
+                        wait_seconds=gained.get(f"{QUEUE}_sum", 0.0) / max(1.0, episodes)),
+            EnvironmentLoad(requests=int(requests), fill=fill, refused=int(gained.get("full", 0.0)),
+                            seconds=gained.get(f"{REQUEST}_sum", 0.0) / max(1.0, requests)))
+
+
+def _scrape(url: str) -> Snapshot:
+    """The metrics of a server by the names that they are declared with; {} if it does not answer."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    try:
+        text = httpx.get(f"{url}/metrics", timeout=ANSWER_S, trust_env=False).text
+    except httpx.HTTPError:
+        return {}
+    found: Snapshot = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            name = family.name if family.type == "histogram" else sample.name
+            found.setdefault(name, []).append((sample.name, dict(sample.labels), sample.value))
+    return found
+
+
+def _histogram(process: str, metrics: Mapping[str, Any] | Snapshot, name: str) -> Counters:
+    """Sum and count of a histogram, over all its labels."""
+    found: Counters = {}
+    for sample, _, value in metrics.get(name, ()):
+        if sample in (f"{name}_sum", f"{name}_count"):
+            found[process, sample] = found.get((process, sample), 0.0) + (value or 0.0)
+    return found
+
+
+def _sum(metrics: Mapping[str, Any] | Snapshot, name: str, **labels: str) -> float:
+    return sum(value or 0.0 for sample, its, value in metrics.get(name, ())
+               if sample == name and labels.items() <= its.items())

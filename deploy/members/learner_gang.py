@@ -1,0 +1,90 @@
+"""The ranks of the learner as one member: they are placed, live and die together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from deploy.members.placement import ClusterPlace, Resources, fitting, free_nodes
+from deploy.members.ray_actor import Options, end_of, kill
+from services.controller.member import End
+from services.telemetry.logs import get_logger
+
+log = get_logger("learner gang")
+SHRINK_AFTER_S = 10.0
+"""A cluster that has lost a node, or has freed a gang's room, needs some seconds to say so."""
+
+
+class LearnerGang:
+    """The learner's ranks. `make(rank, world, options)` creates the actor of one rank.
+
+    Rank 0 names the rendezvous once it runs; then all ranks run. If there is no room for all ranks, the gang waits, or
+    starts with as many as there is room for, but with no fewer than `fewest`. It takes all ranks again at its next
+    start. Gradients do not depend on the number of ranks.
+    """
+
+    role: str = "learner"
+    beat: str | None = "learner-0"
+    name = "learner"
+
+    def __init__(self, world: int, make: Callable[[int, int, Options], Any], bundle: Resources, *,
+                 fewest: int | None = None) -> None:
+        self._world = world
+        self._fewest = fewest or world
+        self._make = make
+        self._bundle = bundle
+        self._place = ClusterPlace([bundle] * world)
+        self._asked_at = 0.0
+        self._handles: list[Any] = []
+        self._rendezvous: Any = None
+        self._lives: list[Any] = []
+
+    def start(self) -> None:
+        self._ask(self._world)
+
+    def ready(self) -> bool:
+        return False
+
+    def lacks(self) -> str:
+        return self._place.lacks()
+
+    def poll(self) -> End | None:
+        if self._lives:
+            return end_of(self._lives, self.role)
+        if not self._handles:
+            if not self._place.granted():
+                self._shrink()
+                return None
+            world = len(self._place.asked)
+            self._handles = [self._make(rank, world, self._place.options(rank)) for rank in range(world)]
+            self._rendezvous = self._handles[0].rendezvous.remote()
+        end = end_of([self._rendezvous], self.role)
+        if end is None or end.reason:
+            return end
+        self._lives = [handle.run.remote(self._rendezvous) for handle in self._handles]
+        return None
+
+    def drain(self) -> None:
+        """The learner never drains: a run has one."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        kill(self._handles)
+        self._handles, self._lives = [], []
+        self._place.release()
+
+    def _ask(self, ranks: int) -> None:
+        self._place = ClusterPlace([self._bundle] * ranks)
+        self._place.ask()
+        self._asked_at = time.monotonic()
+
+    def _shrink(self) -> None:
+        """Asks for fewer ranks if the config allows that and they fit now."""
+        if time.monotonic() - self._asked_at < SHRINK_AFTER_S:
+            return
+        room = fitting([self._bundle] * self._world, free_nodes())
+        if self._fewest <= room < len(self._place.asked):
+            log.warning("the learner goes on with fewer ranks", ranks=room, wanted=self._world)
+            self._place.release()
+            self._ask(room)

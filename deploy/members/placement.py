@@ -1,0 +1,134 @@
+"""Places on a Ray cluster: room for one process or for a whole gang, granted as a unit or not at all.
+
+A place is a Ray placement group of bundles, one for each process. Processes of a gang share a node if one has room for
+all of them now, and else as few nodes as possible. While there is no room, the place says what the cluster lacks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Resources = Mapping[str, float]
+LOOK_AGAIN_S = 5.0
+"""A place on one node is asked for as a place on several if that node has filled up meanwhile."""
+NODE_SHARE = 0.001
+"""Amount of the custom resource, which marks its nodes, that a process takes."""
+_TINY = {"memory": 1}
+"""A bundle must ask for something, and every node has a byte of memory."""
+_UNITS = {"CPU": ("CPU", "CPUs"), "GPU": ("GPU", "GPUs")}
+
+
+def bundle(*, cpus: float = 0.0, gpus: float = 0.0, nodes: str | None = None) -> dict[str, float]:
+    """Returns the resources of one process. `nodes`: the custom resource that marks the nodes it may run on."""
+    asked = {"CPU": cpus, "GPU": gpus} | ({nodes: NODE_SHARE} if nodes else {})
+    return {name: amount for name, amount in asked.items() if amount} or dict(_TINY)
+
+
+def fitting(asked: Sequence[Resources], nodes: Sequence[Resources]) -> int:
+    """Returns how many of the bundles find room on nodes with these free resources, each on the first that has it."""
+    free, placed = [dict(node) for node in nodes], 0
+    for one in asked:
+        node = next((node for node in free if _holds(node, one)), None)
+        if node is not None:
+            placed += 1
+            for name, amount in one.items():
+                node[name] -= amount
+    return placed
+
+
+def strategy(asked: Sequence[Resources], free: Sequence[Resources]) -> str:
+    """Returns STRICT_PACK if some node has room for all bundles now, else PACK."""
+    alone = any(fitting(asked, [node]) == len(asked) for node in free)
+    return "STRICT_PACK" if alone else "PACK"
+
+
+def lacking(asked: Sequence[Resources], free: Sequence[Resources], total: Sequence[Resources]) -> str:
+    """Returns why the bundles have no place, such as `needs 4 bundles of 1 GPU, and the cluster has 3`."""
+    whole = fitting(asked, total)
+    needs = f"needs {_bundles(len(asked))} of {_named(asked[0])}"
+    if whole < len(asked):
+        return f"{needs}, and the cluster has {whole or 'none'}"
+    return f"{needs}, and {fitting(asked, free) or 'none'} of the cluster's is free"
+
+
+class ClusterPlace:
+    """Room for processes, one bundle each. `ask` anew after `release`."""
+
+    def __init__(self, asked: Sequence[Resources]) -> None:
+        self.asked = [dict(one) for one in asked]
+        self._group: Any = None
+        self._strategy = ""
+        self._asked_at = 0.0
+        self._granted = False
+
+    def ask(self) -> None:
+        """Asks for the room without waiting for it."""
+        from ray.util.placement_group import placement_group
+
+        self._strategy, self._asked_at = strategy(self.asked, free_nodes()), time.monotonic()
+        self._group = placement_group(self.asked, strategy=self._strategy)
+
+    def granted(self) -> bool:
+        """Whether all processes have their room."""
+        if self._group is None or self._granted:
+            return self._granted
+        from ray.util.placement_group import placement_group_table
+
+        self._granted = placement_group_table(self._group).get("state") == "CREATED"
+        late = time.monotonic() - self._asked_at > LOOK_AGAIN_S
+        if not self._granted and late and self._strategy != strategy(self.asked, free_nodes()):
+            self.release()
+            self.ask()
+        return self._granted
+
+    def lacks(self) -> str:
+        """Says what the cluster lacks; empty once the place is granted."""
+        return "" if self.granted() else lacking(self.asked, free_nodes(), total_nodes())
+
+    def options(self, index: int) -> dict[str, Any]:
+        """Returns the options of the actor that runs in this bundle."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        one = self.asked[index]
+        custom = {name: amount for name, amount in one.items() if name not in ("CPU", "GPU", "memory")}
+        return {"num_cpus": one.get("CPU", 0), "num_gpus": one.get("GPU", 0), "resources": custom,
+                "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                    self._group, placement_group_bundle_index=index, placement_group_capture_child_tasks=False)}
+
+    def release(self) -> None:
+        """Gives the room back. Ray ends what still runs in it."""
+        from ray.util.placement_group import remove_placement_group
+
+        if self._group is not None:
+            remove_placement_group(self._group)
+        self._group, self._granted = None, False
+
+
+def free_nodes() -> list[Resources]:
+    """Returns the free resources of each living node."""
+    from ray._private.state import available_resources_per_node  # Ray has no public function for it
+
+    return [node for node in available_resources_per_node().values() if node]
+
+
+def total_nodes() -> list[Resources]:
+    """Returns all resources of each living node."""
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _holds(node: Resources, one: Resources) -> bool:
+    return all(node.get(name, 0.0) >= amount - 1e-9 for name, amount in one.items())
+
+
+def _bundles(count: int) -> str:
+    return "1 bundle" if count == 1 else f"{count} bundles"
+
+
+def _named(one: Resources) -> str:
+    marked = [f"a node with {name}" for name in one if name not in (*_UNITS, "memory")]
+    amounts = [f"{one[name]:g} {units[one[name] != 1]}" for name, units in _UNITS.items() if name in one]
+    return " and ".join(amounts + marked) or "any node"

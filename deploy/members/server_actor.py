@@ -1,0 +1,40 @@
+"""The Ray shell of an environment server: runs one `gagpo serve-env` on the node where Ray has placed it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import ray
+
+from deploy.members.env_server import POLL_S, EnvServer
+from services.errors import EnvFault
+from services.process.addresses import free_port
+from services.telemetry.logs import life_of
+
+
+class ServerHost:
+    """ServerActor without Ray's decorator. The server ends with this process."""
+
+    def __init__(self, index: int, config_file: str, folder: str, token: str | None) -> None:
+        address = ray.util.get_node_ip_address()
+        self._folder = Path(folder)
+        self._name = f"environment-host-{index}"
+        self._server = EnvServer(index, free_port(address), Path(config_file), self._folder, token, host=address)
+
+    def open(self) -> str:
+        """Starts the server. Returns its URL once it answers."""
+        with life_of(self._name, self._folder):
+            self._server.start()
+            self._server.wait()
+        return self._server.url
+
+    def run(self) -> None:
+        """Lives as long as the server. Raises EnvFault with its last words."""
+        with life_of(self._name, self._folder):
+            while (end := self._server.poll()) is None:
+                time.sleep(POLL_S)
+        raise EnvFault(f"{self._server.name} ended: {end.reason}")
+
+
+ServerActor = ray.remote(max_restarts=0)(ServerHost)

@@ -1,0 +1,110 @@
+"""One evaluation outside a run: a policy on a fixed set of tasks, with samplers and no learner."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deploy.runs.policies import PlayablePolicy
+from services.config.file import dump_config
+from services.config.secrets import env_token
+from services.config.tree import Config
+from services.errors import UserError
+
+if TYPE_CHECKING:
+    from deploy.console.plain import StatusLines
+    from deploy.launch.topology import Topology
+    from services.controller.controller import Hooks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """The result of an evaluation."""
+
+    summary: dict[str, Any]
+    """As a row of evaluations.jsonl, with the policy's title and the time."""
+    file: Path
+    """The file to which the summary was appended."""
+
+
+def results_file(path: Path) -> Path:
+    """Where evaluations of the policy at `path` are kept: `eval.jsonl` in a run, NAME.eval.jsonl beside another folder.
+
+    A model's own folder stays as it is: its digest is part of records.
+    """
+    path = path.resolve()
+    return path / "eval.jsonl" if (path / "config.yaml").exists() else path.with_name(f"{path.name}.eval.jsonl")
+
+
+def evaluate(config: Config, policy: PlayablePolicy, *, split: str | None, file: Path) -> Evaluated:
+    """Plays the task set once and appends the result to `file`.
+
+    Starts what the config asks for and stops it. Raises UserError for whatever can be found before that.
+    """
+    from rich.console import Console
+
+    from deploy.console.plain import StatusLines
+    from deploy.launch import preflight
+    from services.telemetry.metrics_file import append_row
+
+    preflight.check_parts(config)
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise UserError(f"{file} cannot be written", "give another file by --out")
+    with StatusLines(Console(stderr=True)) as lines:
+        lines.note(f"playing {policy.title}")
+        summary = _play(config, policy.folder, split, lines)
+    row = {"policy": policy.title, "time": time.time(), **summary, "step": policy.step or 0}
+    append_row(file, row)
+    return Evaluated(summary=row, file=file)
+
+
+def _play(config: Config, model: Path, split: str | None, lines: StatusLines) -> dict[str, Any]:
+    from deploy.launch import preflight
+    from deploy.launch.publishing import publish_folder
+    from deploy.launch.task_sets import cut, engine_name
+    from deploy.launch.topology import topology
+    from envservice.registry import open_environment
+    from services.controller.controller import Controller
+    from services.controller.tickets import EvalRequest, TaskStream, TrainTickets
+
+    environment = open_environment(config.env)
+    engine, token = engine_name(environment), env_token(config.env)
+    preflight.check_versions(config.env.urls, env=environment.name, engine=engine, token=token)
+    train, _, heldout = environment.training_splits()
+    everything = environment.tasks(chosen := split or heldout)
+    tasks = cut(everything, config.eval.panel or len(everything), name=chosen)
+    run = f"eval-{uuid.uuid4().hex[:8]}"
+    with tempfile.TemporaryDirectory(prefix="gagpo-eval-") as name:
+        folder = Path(name)
+        dump_config(config, folder / "config.yaml")
+        with topology(config, run=run, folder=folder, config_file=folder / "config.yaml", note=lines.note) as parts:
+            lease = parts.store.acquire("controller", run, ttl_s=30.0)
+            controller = Controller(
+                config=config, store=parts.store, lease=lease, supervisor=parts.supervisor,
+                tickets=TrainTickets(config=config, tasks=TaskStream(environment.tasks(train), config.seed)),
+                request=lambda _: None, hooks=_hooks(lines, environment.task_type, parts))
+            version = publish_folder(parts, model, holder=run)
+            for index in range(config.rollout.workers):
+                parts.supervisor.add(parts.rollout_worker(index, model))
+            request = EvalRequest(label="eval", version=version, split=chosen, tasks=tasks,
+                                  temperature=config.eval.temperature, seed=config.seed + 1,
+                                  max_steps=config.env.max_steps)
+            (summary,) = controller.evaluate_now([request])
+            parts.store.erase()
+    return {**summary, "env": environment.name, "engine": engine}
+
+
+def _hooks(lines: StatusLines, task_type: Callable[[str], str], parts: Topology) -> Hooks:
+    from deploy.training.loading import Loading
+    from services.controller.controller import Hooks
+
+    loading = Loading(lambda: parts.config.rollout.workers, parts.store.beats, waiting=lines.waiting)
+    return Hooks(note=lines.note, evaluated=lambda *_: None, task_type=task_type, tick=loading.tick,
+                 playing=lambda label, done, total: lines.at(label, done, total, "games"),
+                 waits=lambda text: lines.passing(text or "goes on"))

@@ -1,0 +1,62 @@
+"""Starts a training run, or goes on with one: from its config to what is said at its end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from services.config.tree import Config
+
+if TYPE_CHECKING:
+    from deploy.launch.task_sets import TaskSets
+
+
+def start(config: Config, *, resume: bool, skip_step: int | None = None, quiet: bool = False) -> list[str]:
+    """Checks everything that can be checked cheaply, then runs; returns what there is to say at the end, a line each.
+
+    `quiet`: progress is shown on stderr, and stdout stays free. Raises UserError for a mistake of the user's.
+    """
+    from deploy.launch import preflight
+    from deploy.runs.folder import check_run, locked
+
+    check_run(config, resume=resume)
+    task_sets = preflight.check(config)
+    with locked(config):
+        return _run(config, task_sets, resume=resume, skip_step=skip_step, quiet=quiet)
+
+
+@contextmanager
+def saying_how_to_go_on(command: str) -> Iterator[None]:
+    """Prints the command that goes on with the run when anything ends it early: Ctrl-C, a kill or a fault."""
+    try:
+        yield
+    except BaseException:
+        print(f"to go on: {command}", file=sys.stderr)
+        raise
+
+
+def _run(config: Config, task_sets: TaskSets, *, resume: bool, skip_step: int | None, quiet: bool) -> list[str]:
+    from rich.console import Console
+
+    from deploy.console.progress import ProgressView
+    from deploy.launch.idle_keys import idle_keys
+    from deploy.runs.folder import go_on, open_run
+    from deploy.runs.stage import StageRecord
+    from deploy.training.pipeline import TrainingRun
+    from services.telemetry.logs import configure_logs, get_logger
+
+    folder, run_id = open_run(config, games=task_sets.games, resume=resume)
+    configure_logs(folder.path, show=None)
+    record = get_logger("run").info
+    with (saying_how_to_go_on(go_on(folder.path)), StageRecord(folder.stage_file) as stage,
+          ProgressView(config.name, config.steps, console=Console(stderr=quiet), record=record,
+                       tell=stage.tell) as progress):
+        progress.note(f"environment {task_sets.env_name}: {len(task_sets.train)} games to train on, "
+                      f"{len(task_sets.heldout)} held out")
+        for line in idle_keys(config):
+            progress.note(f"warning: {line}")
+        training = TrainingRun(config=config, folder=folder, run=run_id, task_sets=task_sets, progress=progress,
+                               skip_step=skip_step)
+        return training.execute()
