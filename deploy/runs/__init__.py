@@ -1,1 +1,1 @@
-"""A run's folder: paths, records, live status, results."""
+"""The folder of a run: paths, records, live status, results."""

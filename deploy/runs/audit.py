@@ -1,7 +1,7 @@
-"""What became of every ticket of a run, from its ledger, its archive and, while it goes on, its store.
+"""Follows every ticket of a run to its end, from the ledger, the archive and, while the run is active, the store.
 
-A training group has one fate: trained at one step, dropped with a reason, or still in flight. Everything else is a
-finding. The ledger and the store's manifests say what should have happened; the archive shows what did.
+A training group has one fate: trained at one step, dropped with a reason, or still in flight. Anything else is a
+finding. The ledger and the store's manifests say what should have happened; the archive shows what happened.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import msgspec
 
 from deploy.runs.folder import RunFolder
 from services.config.tree import Config
+from services.errors import described
+from services.files import Damaged
 from services.records import Manifest
 from services.store.step_log import Journal
 from services.telemetry.metrics_file import MetricsRow, read_evaluations, read_metrics, read_rows
@@ -25,16 +27,16 @@ COLUMNS = ["group", "k", "outcome", "reason", "version"]
 
 
 class Fate(msgspec.Struct, kw_only=True):
-    """What became of one training group and its tickets."""
+    """The fate of one training group and its tickets."""
 
     group: str
     state: Literal["trained", "dropped", "in flight", "forgotten", "lost"]
     step: int | None = None
-    """The learner step that trained it, or whose manifest took the drop; None before that."""
+    """The learner step that trained it, or whose manifest lists the drop. None before that."""
     reason: str = ""
-    """Why it was dropped or forgotten."""
+    """The reason why it was dropped or forgotten."""
     age: int | None = None
-    """Learner steps by which its oldest token was behind when it was trained."""
+    """Age in learner steps of its oldest token when it was trained."""
     tickets: dict[str, Literal["played", "unplayed"]] = {}
     """Ticket id -> whether its episode is in the archive."""
 
@@ -52,20 +54,21 @@ class Archived:
 
 
 class Audit(msgspec.Struct, kw_only=True):
-    """The result: one fate for each group in order of issue, and what is wrong."""
+    """The result: one fate for each group in order of issue, and the findings."""
 
     fates: list[Fate]
     evaluations: int
     """Evaluations whose episodes are all in the archive."""
     findings: list[str]
     notes: list[str]
-    """What could not be judged."""
+    """The parts that could not be checked, with the reason."""
 
 
 def audit(folder: RunFolder, config: Config, journal: Journal | None) -> Audit:
-    """`journal`: the store's own record, None if the store cannot be reached.
+    """Checks a run. `journal`: the store's own record, None if the store cannot be reached.
 
-    Read the journal last: a step that is trained meanwhile is then known to the store and not missed in the files.
+    Read the journal before calling this, so that the files hold every step that the journal knows.
+    Raises Damaged for a broken archive.
     """
     archived, evaluated = read_archive(folder)
     rows, metrics = read_rows(folder.ledger), read_metrics(folder.metrics)
@@ -93,7 +96,7 @@ def audit(folder: RunFolder, config: Config, journal: Journal | None) -> Audit:
 
 
 def read_archive(folder: RunFolder) -> tuple[dict[str, list[Archived]], dict[str, int]]:
-    """Training groups with what each file holds of them; episodes of each evaluation by `<label>-T<temperature>`."""
+    """Returns what each file holds of each training group, and the episodes of each evaluation by `<label>-T<t>`."""
     import pyarrow.parquet as pq
 
     groups: dict[str, list[Archived]] = defaultdict(list)
@@ -104,7 +107,11 @@ def read_archive(folder: RunFolder) -> tuple[dict[str, list[Archived]], dict[str
             continue
         here: dict[str, Archived] = {}
         episodes: set[tuple[str, int]] = set()
-        for row in pq.read_table(path, columns=COLUMNS).to_pylist():
+        try:
+            table = pq.read_table(path, columns=COLUMNS)
+        except (OSError, ValueError) as error:  # pyarrow's errors are among these
+            raise Damaged(f"{path} cannot be read ({described(error)})", "restore it, then audit again") from None
+        for row in table.to_pylist():
             episodes.add((row["group"], row["k"]))
             if row["outcome"] != "evaluated":
                 part = here.setdefault(row["group"], Archived(
@@ -125,7 +132,7 @@ def _steps_of(row: Mapping[str, Any]) -> Iterator[int]:
 
 def _manifests(rows: Sequence[MetricsRow], journal: Journal | None,
                archived: Mapping[str, list[Archived]]) -> tuple[dict[int, Manifest], list[str]]:
-    """Manifests by step, and where two records of one step differ. Without a ledger the archive has to say it."""
+    """Returns manifests by step (without a ledger, from the archive), and findings where two records of one differ."""
     told = [msgspec.convert({key: row[key] for key in Manifest.__struct_fields__}, Manifest)
             for row in rows if "groups" in row]
     if not told and journal is None:
@@ -147,7 +154,7 @@ def _manifests(rows: Sequence[MetricsRow], journal: Journal | None,
 
 def _fates(manifests: Mapping[int, Manifest], journal: Journal | None, archived: Mapping[str, list[Archived]], *,
            resets: Sequence[int]) -> dict[int, Fate]:
-    """By number of the group. A second training is kept as the reason, for the finding."""
+    """Returns fates by the number of the group. A second training is noted in the reason, which makes it a finding."""
     fates: dict[int, Fate] = {}
 
     def meets(fate: Fate) -> None:

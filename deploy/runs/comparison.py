@@ -18,7 +18,7 @@ TITLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyResult:
-    """One policy at one temperature: success rate over held-out games with its 95% interval, all in [0, 1]."""
+    """Success rate of one policy at one temperature on held-out games, with its 95% interval, all in [0, 1]."""
 
     label: str
     temperature: float
@@ -40,34 +40,34 @@ class Gain:
 
     @property
     def verdict(self) -> str:
-        """`better` or `worse` where the interval excludes zero, else that no difference is shown."""
+        """Returns `better` or `worse` if the interval excludes zero, else that no difference is shown."""
         return "better" if self.low > 0 else "worse" if self.high < 0 else "no difference shown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """All that the table shows."""
+    """The content of the table."""
 
     rows: tuple[PolicyResult, ...]
     gains: tuple[Gain, ...]
 
 
 def compare(evaluations: Sequence[dict[str, Any]]) -> Comparison | None:
-    """Builds the table from lines of evaluations.jsonl; None when the run has no panel evaluations.
+    """Builds the table from rows of evaluations.jsonl. Returns None if the run has not played the held-out games.
 
-    Games that a fault took from either side are left out of a paired gain (the `dropped` field counts them).
+    A paired gain leaves out games that ended in a fault on either side (the field `dropped` counts them).
     """
-    panel = {(e["label"], e["temperature"]): e for e in evaluations if e["label"] in TITLES}
-    if not panel:
+    heldout = {(e["label"], e["temperature"]): e for e in evaluations if e["label"] in TITLES}
+    if not heldout:
         return None
     rows = tuple(
         PolicyResult(label=label, temperature=t, games=e["tasks"], success=e["success_rate"],
             low=e["success_low"], high=e["success_high"])
-        for (label, t), e in panel.items()
+        for (label, t), e in heldout.items()
     )
     gains: list[Gain] = []
-    for (label, t), e in panel.items():
-        trained = panel.get((TRAINED, t))
+    for (label, t), e in heldout.items():
+        trained = heldout.get((TRAINED, t))
         if label == TRAINED or trained is None:
             continue
         both = e["success_by_task"].keys() & trained["success_by_task"].keys()
@@ -80,7 +80,7 @@ def compare(evaluations: Sequence[dict[str, Any]]) -> Comparison | None:
 
 
 def as_lines(comparison: Comparison, *, env: str) -> list[str]:
-    """The table as plain text, a line each."""
+    """Returns the lines of the table as plain text."""
     lines = [f"Success on held-out games ({env}), mean and 95% interval:"]
     for row in comparison.rows:
         lines.append(

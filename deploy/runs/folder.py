@@ -1,4 +1,4 @@
-"""A run's folder: who it belongs to, where its parts lie, and what has been done already."""
+"""The folder of a run: which run owns it, the paths of its parts, and which stages are done."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from services.files import Damaged, follow_folder, read_json, write_whole
 
 FORMAT = 1
 MAY_CHANGE = re.compile(
-    r"(runs_dir|shared|steps|eval\..*|checkpoint\..*|redis\..*|ray\..*|metrics\..*"
-    r"|env\.(data|servers|urls|token_file|max_sessions|memory_gb|recycle_hours|recycle_gb)"
+    r"(runs_dir|shared|steps|eval\..*|checkpoint\..*|redis\..*|ray\..*|placement\..*|autoscale\..*|supervision\..*"
+    r"|metrics\..*|env\.(data|servers|cpus|urls|token_file|max_sessions|memory_gb|recycle_hours|recycle_gb)"
     r"|rollout\.(workers|slots|cpus|gpus|kv_cache_gb|threads)"
-    r"|learner\.(ranks|cpus|gpus|threads|token_budget|step_attempts|overdue_s|wait_s|collective_s))")
+    r"|learner\.(ranks|fewest_ranks|cpus|gpus|threads|token_budget|step_attempts|overdue_s|wait_s|collective_s))")
 """Keys that may differ on --resume: how far and where a run goes, never what it learns from or how."""
 LOCK = ".lock"
 OWN = frozenset({LOCK, "config.yaml", "log.jsonl", "evaluations.jsonl"})
-"""What may be in a folder without run.json: a start was broken off there, or a sweep has given it evaluations."""
+"""Files that may be in a folder without run.json: its start was interrupted, or a sweep gave it evaluations."""
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """run.json: whose folder it is."""
+    """Content of run.json: the run that owns the folder."""
 
     format: int = FORMAT
     run: str = ""
@@ -65,46 +65,51 @@ class RunFolder:
 
     @property
     def ledger(self) -> Path:
-        """One line for each learner step: its manifest, as the store had it."""
+        """Path of the file with one line per learner step: its manifest from the store."""
         return self.path / "ledger.jsonl"
 
     @property
     def summary(self) -> Path:
-        """The final table; there once the run has finished."""
+        """Path of the final table, which exists once the run has finished."""
         return self.path / "summary.json"
 
     @property
     def stage_file(self) -> Path:
-        """What the run's driver does now, see deploy/runs/stage.py."""
+        """Path of the file with the driver's current stage; see deploy/runs/stage.py."""
         return self.path / "stage.json"
 
     @property
-    def targets(self) -> Path:
-        """Names the endpoints for Prometheus, in the form of its file_sd; there while the run goes on.
+    def wanted(self) -> Path:
+        """How many processes of each role are wanted; written by `gagpo scale` and by the run's autoscaling."""
+        return self.path / "wanted.json"
 
-        It lies beside the run's folder and not in it: Prometheus takes patterns for names of files, not of folders.
+    @property
+    def targets(self) -> Path:
+        """Path of the file that lists the endpoints for Prometheus (file_sd). It exists while the run is active.
+
+        It is beside the run's folder, because Prometheus allows patterns for file names but not for folders.
         """
         return targets_folder(self.path.parent) / f"{self.path.name}.json"
 
     @property
     def cold_model(self) -> Path:
-        """The policy that RL starts from, when the run made it."""
+        """Path of the policy from which RL starts, if the run made it."""
         return self.path / "model-cold-start"
 
     @property
     def more_model(self) -> Path:
-        """The cold start after the minutes that RL took."""
+        """Path of the cold start that was trained for as many more minutes as RL took."""
         return self.path / "model-more-cold-start"
 
     @property
     def trained_model(self) -> Path:
-        """The policy after the last learner step."""
+        """Path of the policy after the last learner step."""
         return self.path / "model"
 
     def known(self) -> Identity | None:
-        """run.json; None for a fresh folder. Raises Damaged where it cannot be read and the run has left results.
+        """Returns run.json, or None for a fresh folder. Raises Damaged if it cannot be read and the folder has results.
 
-        A disk that was full when a run began can leave an empty one, beside which nothing is lost.
+        An empty run.json without results counts as fresh: a full disk at the start of a run can leave one.
         """
         try:
             return read_json(self.identity_file, Identity)
@@ -117,12 +122,12 @@ class RunFolder:
 
 
 def targets_folder(runs_dir: Path) -> Path:
-    """Where all runs of a folder name their endpoints."""
+    """Returns the folder with the endpoint files of all runs below `runs_dir`."""
     return runs_dir / ".monitor" / "targets"
 
 
 def differences(before: Config, now: Config) -> list[str]:
-    """Says for each key that decides what a run learns, and that differs, both values."""
+    """Returns a text with both values for each differing key that decides what a run learns."""
     mine, theirs = flatten(now), flatten(before)
     return [f"{key} is {as_yaml(theirs[key])} there and {as_yaml(mine[key])} here" for key in mine
             if mine[key] != theirs[key] and not MAY_CHANGE.fullmatch(key)]
@@ -131,9 +136,9 @@ def differences(before: Config, now: Config) -> list[str]:
 def open_run(config: Config, *, games: str, resume: bool) -> tuple[RunFolder, str]:
     """Returns the run's folder, made if need be, and the run's id: its name with a nonce, the prefix of its Redis keys.
 
-    `games` names the games and the engine: results on other games, or of another version of their rules, never mix in
-    one folder. Raises UserError if the folder belongs to another config or to other games, or if it holds a run and
-    `resume` is false.
+    `games` names the games and the engine, so that one folder never mixes results on other games or other rules.
+    Raises UserError if the folder belongs to another config or to other games, or if it holds a run and `resume` is
+    false.
     """
     folder = RunFolder(config.run_dir)
     check_run(config, resume=resume)
@@ -142,7 +147,7 @@ def open_run(config: Config, *, games: str, resume: bool) -> tuple[RunFolder, st
     if known and known.games != games:
         raise UserError(f"{config.run_dir} was played on {known.games}, and now there is {games}",
                         "give this run another name (name=...), or the data and settings that it had")
-    # The config first: whoever finds the identity can rely on the config.
+    # The config first, so that a folder with an identity always has a config.
     dump_config(config, folder.config_file)
     if known is None:
         known = Identity(run=f"{config.name}-{uuid.uuid4().hex[:8]}", games=games)
@@ -152,9 +157,9 @@ def open_run(config: Config, *, games: str, resume: bool) -> tuple[RunFolder, st
 
 @contextmanager
 def locked(config: Config) -> Iterator[None]:
-    """Holds the run's folder, which is made if need be: whoever comes second learns so before it writes anything.
+    """Locks the run's folder, which it makes if needed. A second process is refused before it writes anything.
 
-    The lock ends with this process, however that ends. Raises UserError where another process has it.
+    The lock ends with this process, however it ends. Raises UserError if another process holds it.
     """
     folder = RunFolder(config.run_dir)
     check_folder(folder.path)
@@ -178,7 +183,7 @@ def _take(handle: int, path: Path) -> None:
 
 
 def _make(config: Config) -> None:
-    """With whatever is made in it afterwards, it is its owner's alone unless the config says shared."""
+    """Makes the folder. Only its owner may read it and its files, unless the config sets `shared`."""
     try:
         config.run_dir.mkdir(parents=True, exist_ok=True, mode=0o777 if config.shared else 0o700)
     except OSError as error:
@@ -190,26 +195,27 @@ def _make(config: Config) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Raises UserError where the path holds something else than a run: nothing there is ever written or deleted."""
+    """Raises UserError if the path holds something other than a run, so that its files are never changed or deleted."""
     try:
         held = {entry.name for entry in path.iterdir()}
     except FileNotFoundError:
         return
     except OSError as error:
-        raise UserError(f"{path} is no folder that a run can use ({error.strerror})", "give another name=...") from None
+        raise UserError(f"{path} is not a folder that a run can use ({error.strerror})",
+                        "give another name=...") from None
     if held - OWN and RunFolder(path).identity_file.name not in held:
         raise UserError(f"{path} holds other files than a run's, such as {min(held - OWN)}", "give another name=...")
 
 
 def check_run(config: Config, *, resume: bool) -> None:
-    """Makes the checks of open_run without touching the disk. Raises UserError."""
+    """Makes the checks of open_run without writing to the disk. Raises UserError."""
     check_folder(config.run_dir)
     if problem := standing(config, resume=resume):
         raise UserError(*problem)
 
 
 def standing(config: Config, *, resume: bool) -> tuple[str, str] | None:
-    """Says what stands against a start of `config` in its folder and how to fix it; None if nothing does."""
+    """Returns what prevents a start of `config` in its folder and how to fix it, or None."""
     folder = RunFolder(config.run_dir)
     if folder.known() is None:
         return None
@@ -223,5 +229,5 @@ def standing(config: Config, *, resume: bool) -> tuple[str, str] | None:
 
 
 def go_on(run_dir: Path) -> str:
-    """Returns the command that goes on with a run."""
+    """Returns the command that continues a run."""
     return f"gagpo train --resume {shlex.quote(str(run_dir))}"

@@ -1,7 +1,7 @@
-"""The health of a run: rules that say aloud when it does not learn, or unlearns. The report, `status` and the view
-show what they find; deploy/prometheus/rules.yml has an alert for each.
+"""The health of a run: rules that find runs which do not learn, or unlearn. The report, `status` and the view
+show their findings; deploy/prometheus/rules.yml has an alert for each.
 
-Thresholds lie outside all that the 65 runs of docs/experiments/credit.md showed, which all learned something.
+No threshold was crossed by any of the 65 runs of docs/experiments/credit.md, which all learned something.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from services.statistics import paired_gain
 
 Row = Mapping[str, Any]
 WINDOW = 3
-"""Learner steps that a share is averaged over: one unlucky step is no finding."""
+"""Learner steps over which a share is averaged, so that one unlucky step is not a finding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthWarning:
-    """One finding about a run as it stands now."""
+    """One finding about the present state of a run."""
 
     rule: str
     text: str
-    """The finding with its figure, then what to try."""
+    """The finding with its number, then what to try."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class HealthRule:
 
 
 def _share(key: str, limit: float, what: str) -> Callable[[Sequence[Row]], str | None]:
-    """A rule about a share that is too large on average over the last steps."""
+    """Makes a rule about a share whose mean over the last steps is too large."""
     def find(rows: Sequence[Row]) -> str | None:
         known = [row[key] for row in rows[-WINDOW:] if row.get(key) is not None]
         share = fmean(known) if known else 0.0
@@ -48,13 +48,15 @@ def _share(key: str, limit: float, what: str) -> Callable[[Sequence[Row]], str |
 
 def _nothing_to_learn(rows: Sequence[Row]) -> str | None:
     last = rows[-1]
-    if last.get("credit/flat_share") != 1:
+    if last.get("credit/flat_share") != 1 or last["success_rate"] is None:
         return None
     return (f"nothing can be learned from step {last['step']}: in every group all episodes earned the same "
             f"({last['success_rate']:.0%} success)")
 
 
 def _no_gradient(rows: Sequence[Row]) -> str | None:
+    if "grad_norm" not in rows[-1]:
+        return None
     norm = rows[-1]["grad_norm"]
     if norm is None:
         return f"the gradient of step {rows[-1]['step']} is not finite"
@@ -68,7 +70,7 @@ def _entropy(rows: Sequence[Row]) -> str | None:
 
 
 def _length(rows: Sequence[Row]) -> str | None:
-    """Shorter episodes are progress, unless fewer of them are won."""
+    """Finds episodes that became shorter while fewer are won. Shorter episodes alone are progress."""
     first, last = _first_and_last(rows, "episode_length")
     won_first, won_last = _first_and_last(rows, "success_rate")
     return (f"episodes have become shorter ({first:.1f} to {last:.1f} turns) and are won less often "
@@ -77,7 +79,7 @@ def _length(rows: Sequence[Row]) -> str | None:
 
 def _first_and_last(rows: Sequence[Row], key: str) -> tuple[float, float]:
     """Means over the first and the last WINDOW steps."""
-    values = [row[key] for row in rows if row[key] is not None] or [0.0]
+    values = [row[key] for row in rows if row.get(key) is not None] or [0.0]
     return fmean(values[:WINDOW]), fmean(values[-WINDOW:])
 
 
@@ -85,7 +87,7 @@ RULES = (
     HealthRule(name="nothing to learn", find=_nothing_to_learn,
                fix="give the cold start more minutes (sft.minutes), or choose games that are neither all won nor all "
                    "lost"),
-    # A group teaches by its differences. At nine tenths without any, a step learns from a tenth of its episodes.
+    # A group without differences teaches nothing. If nine tenths have none, a step learns from a tenth of its episodes.
     HealthRule(name="flat groups", find=_share("credit/flat_share", 0.9, "groups have no spread: all their episodes "
                                                "earned the same"),
                fix="raise learner.group_size, or set learner.dynamic_sampling"),
@@ -93,19 +95,19 @@ RULES = (
     # No healthy step had more than 18%.
     HealthRule(name="invalid actions", find=_share("invalid_share", 0.2, "answers hold no well-formed action"),
                fix="give the cold start more minutes (sft.minutes), or raise rollout.max_response_tokens"),
-    # Small policies guess: healthy runs began with up to 86%.
+    # Small policies guess, so healthy runs started with up to 86%.
     HealthRule(name="inadmissible actions", find=_share("inadmissible_share", 0.9, "actions are not admissible"),
                fix="give the cold start more minutes (sft.minutes)"),
-    # Healthy runs kept more than a third of it, and most gained some.
+    # Healthy runs kept more than a third of their entropy, and most gained some.
     HealthRule(name="entropy", find=_entropy, fix="raise learner.loss.entropy, or lower learner.lr"),
     # Healthy runs halved their episodes as they won more of them.
     HealthRule(name="length", find=_length, fix="lower learner.lr, or go back to the best checkpoint"),
 )
-"""In the order of display. A rule hides the weaker ones about the same cause: see warnings."""
+"""Rules in the order of display. A rule hides weaker ones about the same cause: see `warnings`."""
 
 
 def warnings(metrics: Sequence[Row], evaluations: Sequence[Row]) -> list[HealthWarning]:
-    """Returns what is wrong with a run as it stands now; [] if nothing is.
+    """Returns the present warnings about a run, [] if it is healthy.
 
     `metrics` and `evaluations`: rows as read_metrics and read_evaluations return them, in order.
     """
@@ -118,7 +120,7 @@ def warnings(metrics: Sequence[Row], evaluations: Sequence[Row]) -> list[HealthW
 
 
 def _falling(evaluations: Sequence[Row]) -> list[HealthWarning]:
-    """The curve's last evaluation against its best: at least ten points lower, and by more than its paired interval."""
+    """Finds a last evaluation that is at least ten points below the best, and by more than the paired interval."""
     curve = sorted((row for row in evaluations if row["label"] not in TITLES), key=lambda row: row["step"])
     if len(curve) < 2:
         return []

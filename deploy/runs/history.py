@@ -1,7 +1,7 @@
-"""What a run left behind, read in one place: metrics.jsonl, evaluations.jsonl and the archive's parquet files.
+"""Reads the results of a run in one place: metrics.jsonl, evaluations.jsonl and the archive's parquet files.
 
-A JSON-lines file grows while a run trains and views look at it several times a second, so only what was appended since
-the last look is read. A line that a crash tore, or that is just being written, is left out until it is whole.
+A JSON-lines file grows while a run trains, and views read it several times a second. So each read continues where the
+last one ended. A line that is cut short, by a crash or because it is being written, is left out until it is whole.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class GrowingRows:
-    """The rows of a JSON-lines file that others append to, and may replace. Threads may share it."""
+    """The rows of a JSON-lines file that other processes append to or replace. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -39,7 +39,7 @@ class GrowingRows:
         self._rows: list[MetricsRow] = []
 
     def rows(self) -> list[MetricsRow]:
-        """All whole lines as of now, in order; [] without a file."""
+        """Returns the rows of all whole lines, in order, or [] without a file."""
         with self._lock:
             try:
                 stream = self._path.open("rb")
@@ -48,7 +48,7 @@ class GrowingRows:
                 return []
             with stream:
                 if not self._path.is_file() or os.fstat(stream.fileno()).st_size > FILE_BYTES:
-                    raise Damaged(f"{self._path} is no plain file of at most {FILE_BYTES >> 20} MiB", "restore it")
+                    raise Damaged(f"{self._path} is not a plain file of at most {FILE_BYTES >> 20} MiB", "restore it")
                 size, file = _size_and_file(stream.fileno())
                 if file != self._file or size < self._read_to:  # it was replaced
                     self._forget(file=file)
@@ -71,29 +71,29 @@ def _size_and_file(descriptor: int) -> tuple[int, int]:
 
 
 class RunHistory:
-    """A run's rows for every view: the console, `status`, the explorer, reports and records."""
+    """The rows of a run, for the console, `status`, the explorer, reports and records."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._metrics, self._evaluations = GrowingRows(folder.metrics), GrowingRows(folder.evaluations)
 
     @property
     def metrics(self) -> list[MetricsRow]:
-        """One row per learner step, in order: a step that a resumed run took again counts as it was taken last."""
+        """Returns one row per learner step, in order. If a resumed run repeated a step, its last row counts."""
         return last_of_each_step(self._metrics.rows())
 
     @property
     def evaluations(self) -> list[MetricsRow]:
-        """One row per label and temperature, in order: an evaluation played again counts as it was played last."""
+        """Returns one row per label and temperature, in order. If an evaluation was repeated, its last row counts."""
         return last_of_each_evaluation(self._evaluations.rows())
 
 
 def unreadable(path: Path, error: Exception) -> str:
-    """The warning about an archive file that cannot be read."""
+    """Returns the warning about an archive file that cannot be read."""
     return f"episodes/{path.name} cannot be read and is left out: {str(error).splitlines()[0][:200]}"
 
 
 def read_columns(files: Iterable[Path], columns: Sequence[str]) -> tuple[list[pa.Table], list[str]]:
-    """These columns of the archive files that can be read, and a warning for each one that cannot."""
+    """Returns these columns of the readable archive files, and a warning for each other file."""
     import pyarrow.parquet as pq
 
     tables: list[pa.Table] = []

@@ -1,6 +1,6 @@
-"""A run's processes as its endpoints show them: heartbeats from the driver's, environment servers by their own metrics.
+"""Reads the live status of a run: heartbeats from the driver's endpoint, and the environment servers' own metrics.
 
-A rate is what a counter gained between two looks at a process, over the time between them by its own clock.
+A rate is the growth of a counter between two reads of a process, divided by the time between them on its clock.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ COUNTED: Mapping[Role, tuple[str, dict[str, str], str]] = {
     "rollout": ("gagpo_rollout_tokens_total", {"kind": "response"}, "tokens/s"),
     "environment": ("gagpo_env_steps_total", {}, "steps/s"),
 }
-"""Role -> the counter that says how fast it works, its labels, and what its rate is in."""
+"""Role -> the counter that measures its speed, the counter's labels, and the unit of its rate."""
 
 
 class _Target(msgspec.Struct, frozen=True):
-    """One group of addresses, in the form of Prometheus' file_sd."""
+    """One group of addresses in Prometheus' file_sd format."""
 
     targets: Annotated[list[str], msgspec.Meta(min_length=1)]
     labels: dict[str, str] = {}
@@ -36,24 +36,24 @@ class _Target(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Seen:
-    """The last look at each process, and the one before that, of which rates are made."""
+    """The last two reads of each process, from which rates are computed."""
 
     now: dict[str, Beat] = field(default_factory=dict)
     before: dict[str, Beat] = field(default_factory=dict)
 
     def take(self, look: Mapping[str, Beat]) -> None:
-        """A new look. Where a process has said nothing since the last one, its rate stays."""
+        """Takes a new read. If a process has sent no heartbeat since the last one, its rate stays."""
         earlier = {name: self.now[name] if self.now[name].at < beat.at else self.before.get(name)
                    for name, beat in look.items() if name in self.now}
         self.now, self.before = dict(look), {name: beat for name, beat in earlier.items() if beat is not None}
 
     def rate(self, name: str) -> tuple[float, str] | None:
-        """Number and unit; None: not known, or the process counts nothing that says how fast it works."""
+        """Returns rate and unit, or None if it is unknown or the process has no counter of its speed."""
         return rate(self.now[name], self.before.get(name))
 
 
 def look(path: Path) -> dict[str, Beat]:
-    """The processes of now by name, environment servers last; {} where no driver answers where the folder says."""
+    """Returns the present processes by name, environment servers last; {} if the run's driver does not answer."""
     try:
         driver, *servers = read_json(RunFolder(path).targets, list[_Target])
     except FileNotFoundError:
@@ -69,7 +69,8 @@ def look(path: Path) -> dict[str, Beat]:
 
 
 def _get(url: str) -> bytes | None:
-    """None where nobody answers as asked. No proxies from the environment: they know nothing of a run's addresses."""
+    """Returns the body of a good answer, else None. Ignores proxies in environment variables, which do not know a
+    run's addresses."""
     import httpx
 
     try:
@@ -80,7 +81,7 @@ def _get(url: str) -> bytes | None:
 
 
 def _server(url: str) -> Beat:
-    """An environment server's metrics as if it had a heartbeat; it does not say since when it does what it does."""
+    """Returns an environment server's metrics as a heartbeat. The start of its current activity is unknown."""
     from prometheus_client.parser import text_string_to_metric_families
 
     at, text = time.time(), _get(url)
@@ -96,7 +97,7 @@ def _server(url: str) -> Beat:
 
 
 def rate(beat: Beat, before: Beat | None) -> tuple[float, str] | None:
-    """Of a learner the mean seconds of its steps since it began; else what its counter gained a second."""
+    """Returns a rate: for a learner the mean seconds of its steps so far, else the growth of its counter per second."""
     if beat.role == "learner":
         steps = value(beat, "gagpo_learner_steps_total")
         return (sum(_values(beat, "gagpo_learner_phase_seconds_total")) / steps, "s a step") if steps else None
@@ -104,13 +105,13 @@ def rate(beat: Beat, before: Beat | None) -> tuple[float, str] | None:
         return None
     name, labels, unit = COUNTED[beat.role]
     total, earlier = value(beat, name, **labels), value(before, name, **labels)
-    if total is None or earlier is None or total < earlier:  # it was started again in between
+    if total is None or earlier is None or total < earlier:  # it was restarted in between
         return None
     return (total - earlier) / (beat.at - before.at), unit
 
 
 def value(beat: Beat, name: str, **labels: str) -> float | None:
-    """A sample of a process."""
+    """Returns the value of one sample of a process, or None."""
     return next((found for _, its, found in beat.metrics.get(name, []) if its == labels), None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.runs.configs import load_config
@@ -13,26 +14,83 @@ from services.errors import UserError
 
 RUNS = Path("runs")
 """The folder in which a bare name is looked up: the default of runs_dir."""
+EXPORTED_CONFIG = "gagpo.yaml"
+"""The config in an exported folder, see deploy/runs/export.py. `config.yaml` would make it look like a run's folder."""
 
 
-def resolve(policy: Path, config_file: str | None, settings: Mapping[str, object | None],
-            overrides: Sequence[str] = ()) -> tuple[Config, Path]:
-    """Returns the config to play by and the Hugging Face folder. A run's folder stands for its trained model.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayablePolicy:
+    """A model that can be played."""
 
-    Settings with a value are laid over the config, then the overrides. Raises UserError if the model is missing, or
-    any config to play it by.
+    folder: Path
+    """The Hugging Face folder."""
+    title: str
+    """Names it for people: which step of which run."""
+    step: int | None
+    """Learner steps behind it; None if it is unknown."""
+
+
+def find_policy(path: Path, which: str | None = None) -> PlayablePolicy:
+    """The policy at `path`: a Hugging Face folder, or a run's folder, which stands for its trained model.
+
+    `which`: latest, best (by evaluation) or a step chooses a checkpoint of a run. None: the trained model, or the
+    latest checkpoint of a run that has not finished. Raises UserError if there is no such model.
     """
-    run = RunFolder(policy)
-    model = run.trained_model if run.config_file.exists() else policy
-    if not (model / "config.json").exists():
-        raise UserError(f"{model} holds no model", "give a Hugging Face folder, or the folder of a finished run")
-    beside = next((path for path in (run.config_file, policy.parent / "config.yaml") if path.exists()), None)
+    run = RunFolder(path)
+    if not run.config_file.exists():
+        if which is not None:
+            raise UserError(f"{path} is no run's folder, so it has no checkpoint {which!r}", "leave --which out")
+        policy = PlayablePolicy(folder=path, title=str(path), step=None)
+    elif which is None and (run.trained_model / "config.json").exists():
+        step = _newest_step(run)
+        after = "" if step is None else f" after learner step {step}"
+        policy = PlayablePolicy(folder=run.trained_model, title=f"the trained model of {path}{after}", step=step)
+    else:
+        step, folder = find_checkpoint(run, which or "latest")
+        kind = f"the {which or 'latest'} checkpoint" if which in (None, "latest", "best") else "the checkpoint"
+        policy = PlayablePolicy(folder=folder, title=f"{kind} of {path}, learner step {step}", step=step)
+    if not (policy.folder / "config.json").exists():
+        raise UserError(f"{policy.folder} holds no model", "give a Hugging Face folder, or the folder of a run")
+    return policy
+
+
+def find_checkpoint(run: RunFolder, which: str) -> tuple[int, Path]:
+    """Step and Hugging Face folder of a run's checkpoint: latest, best or a step. Raises UserError without it."""
+    from learner.checkpoint import EXPORT, Checkpoints
+
+    root = run.path / "checkpoints"
+    if not root.is_dir():
+        raise UserError(f"{run.path} has no checkpoints", "give a run after its first checkpoint")
+    checkpoints = Checkpoints(root, keep=1)
+    steps, latest = checkpoints.steps(), checkpoints.latest()
+    named = {"latest": None if latest is None else latest.step, "best": checkpoints.best()}
+    step = named[which] if which in named else int(which) if which.isdecimal() else None
+    if step not in steps:
+        kept = ", ".join(map(str, steps)) or "none"
+        raise UserError(f"there is no checkpoint {which!r}", f"use latest, best or one of the steps kept: {kept}")
+    return step, checkpoints.folder(step) / EXPORT
+
+
+def _newest_step(run: RunFolder) -> int | None:
+    return find_checkpoint(run, "latest")[0] if (run.path / "checkpoints").is_dir() else None
+
+
+def resolve(path: Path, config_file: str | None, settings: Mapping[str, object | None],
+            overrides: Sequence[str] = (), *, which: str | None = None) -> tuple[Config, PlayablePolicy]:
+    """Returns the config to play by, and the policy that `path` names.
+
+    The config is `config_file`, or else that of the run, of the exported folder or of the run that the folder lies in.
+    Settings with a value are laid over it, then the overrides. Raises UserError if there is no model or no config.
+    """
+    policy = find_policy(path, which)
+    places = (path / "config.yaml", path / EXPORTED_CONFIG, path.parent / "config.yaml")
+    beside = next((place for place in places if place.exists()), None)
     if config_file is None and beside is None:
-        raise UserError(f"{policy} has no config beside it", "say how to play by --config")
+        raise UserError(f"{path} has no config beside it", "say how to play by --config")
     laid = [f"{key}={value}" for key, value in settings.items() if value is not None]
     config = load_config(config_file or str(beside),
-                         [*laid, *overrides, f"model.path={model.resolve()}", "sft.enabled=false"])
-    return config, model
+                         [*laid, *overrides, f"model.path={policy.folder.resolve()}", "sft.enabled=false"])
+    return config, policy
 
 
 def run_path(text: str) -> Path:
@@ -48,6 +106,6 @@ def find_run(path: Path) -> RunFolder:
         return folder
     known = {found.parent.name: found.parent for found in sorted(RUNS.glob("*/config.yaml"))}
     near = difflib.get_close_matches(path.name, known, n=1)
-    raise UserError(f"{path} is no run's folder",
+    raise UserError(f"{path} is not the folder of a run",
                     f"did you mean {known[near[0]]}?" if near else
                     f"give one of {', '.join(map(str, known.values()))}" if known else "give runs/<name>")

@@ -1,6 +1,6 @@
-"""What is kept of a run: one JSON of a few KB, from which every table and figure is made.
+"""The record of a run: one JSON file of a few KB, from which all tables and figures are made.
 
-    <out>/experiment.json         the common ground: settings, panels, cold start and how that did
+    <out>/experiment.json         the shared parts: settings, task sets, cold start and its evaluations
     <out>/<arm>-seed<k>.json      one run
 """
 
@@ -29,50 +29,51 @@ CURVES = (
     "success_rate", "episode_length", "invalid_share", "inadmissible_share", "env_steps", "grad_norm", "loss/policy",
     "loss/entropy", "loss/value", "clip_fraction", "ratio_mean", "logprob_difference_mean",
 )
-"""Keys of metrics.jsonl that are kept, beside all under credit/."""
+"""Keys of metrics.jsonl that a record keeps, besides all under credit/."""
 DIGITS = 5
 """Significant digits kept of a figure."""
-PLACES = ("name", "runs_dir", "seed", "model.path", "sft.enabled", "env.data", "env.servers", "env.urls",
+PLACES = ("name", "runs_dir", "seed", "model.path", "sft.enabled", "env.data", "env.servers", "env.cpus", "env.urls",
           "env.max_sessions", "env.memory_gb", "env.recycle_hours", "env.recycle_gb", "rollout.workers",
           "rollout.slots", "rollout.cpus", "rollout.gpus", "rollout.kv_cache_gb", "rollout.threads", "learner.ranks",
-          "learner.cpus", "learner.gpus", "learner.threads", "redis.url", "ray.address", "metrics.host",
+          "learner.cpus", "learner.gpus", "learner.threads", "redis.url", "ray.address", "learner.fewest_ranks",
+          "placement.rollout", "placement.learner", "placement.environment", "placement.weights", "metrics.host",
           "metrics.port", "metrics.sinks", "metrics.traces")
-"""Keys that say where a run goes on, or that the experiment sets itself."""
+"""Keys that say where a run takes place, or that the experiment sets itself."""
 PACKAGES = ("gagpo", "torch", "transformers", "ray", "numpy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One run. Curves have one value per learner step, null where it was not finite."""
+    """One run. Curves have one value per learner step, or null if it was not finite."""
 
     arm: str
     seed: int
     settings: dict[str, Any]
-    """Keys of its config that differ from the defaults."""
+    """Config keys that differ from the defaults, with their values."""
     cold_start: str
-    """Digest of the policy that it began with."""
+    """Digest of the policy that it started from."""
     code: str
-    """Digest of our own code as the run began."""
+    """Digest of our own code when the run started."""
     packages: dict[str, str]
     machine: str
     minutes: float
-    """Wall time of the whole run, its start and its evaluations included."""
+    """Wall time of the whole run, including start and evaluations."""
     seconds: dict[str, float]
     """Wall time of its learner steps, by phase."""
     curves: dict[str, list[float | None]]
     evaluations: list[dict[str, Any]]
-    """After steps of RL: the curve (`step-...`) and the held-out panel (`panel-trained`). `wins`: one character per
-    game of the panel in experiment.json, the number of its samples that were won; `-` where a fault took the game."""
+    """Evaluations during RL: the curve (`step-...`) and the held-out games (`panel-trained`). `wins` has one character
+    per game of the task set in experiment.json: the number of samples won, or `-` if a fault ended the game."""
     format: int = FORMAT
 
     @property
     def steps(self) -> int:
-        """Learner steps."""
+        """Returns the number of learner steps."""
         return len(self.curves["success_rate"])
 
 
 def settings_of(config: Config) -> dict[str, Any]:
-    """Keys that differ from the defaults, but for PLACES: a key that a later version adds changes nothing here."""
+    """Returns keys that differ from the defaults, without PLACES, so that keys of later versions change nothing."""
     defaults = flatten(Config(name="defaults", steps=1))
     defaults.pop("steps")
     return {key: value for key, value in flatten(config).items()
@@ -80,7 +81,7 @@ def settings_of(config: Config) -> dict[str, Any]:
 
 
 def same_settings(settings: Mapping[str, Any], config: Config, *, where: str) -> None:
-    """Raises UserError naming the first key that differs."""
+    """Raises UserError that names the first key that differs."""
     mine = settings_of(config)
     for key in sorted(settings.keys() | mine.keys()):
         if settings.get(key) != mine.get(key):
@@ -89,28 +90,28 @@ def same_settings(settings: Mapping[str, Any], config: Config, *, where: str) ->
 
 
 def folder_digest(folder: Path) -> str:
-    """Over the names and contents of a model's files; "" without a folder."""
+    """Returns the digest of the names and contents of a model's files, "" without a folder."""
     files = sorted(path for path in folder.glob("*") if path.is_file())
     parts = [f"{path.name} {hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()}" for path in files]
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest() if parts else ""
 
 
 def code_digest() -> str:
-    """Over all our Python files."""
+    """Returns the digest of all our Python files."""
     root, digest = installation_root(), hashlib.blake2b(digest_size=8)
     for path in sorted(path for top in OURS for path in (root / top).rglob("*.py")):
         digest.update(f"{path.relative_to(root)} {path.stat().st_size} ".encode() + path.read_bytes())
     return digest.hexdigest()
 
 
-def wins(by_task: Mapping[str, float], panel: Sequence[str], samples: int) -> str:
-    """See Record.evaluations; at most nine samples."""
-    return "".join("-" if task not in by_task else str(round(by_task[task] * samples)) for task in panel)
+def wins(by_task: Mapping[str, float], tasks: Sequence[str], samples: int) -> str:
+    """Returns `wins` as in Record.evaluations, for at most nine samples."""
+    return "".join("-" if task not in by_task else str(round(by_task[task] * samples)) for task in tasks)
 
 
 def record_of(folder: Path, *, arm: str, config: Config, minutes: float, code: str,
               common: Mapping[str, Any]) -> Record:
-    """The record of a finished run in `folder`; `common` is experiment.json."""
+    """Returns the record of a finished run in `folder`. `common` is experiment.json."""
     history = RunHistory(RunFolder(folder))
     metrics = history.metrics
     keys = [*CURVES, *(key for key in metrics[0] if key.startswith("credit/"))]
@@ -126,12 +127,12 @@ def record_of(folder: Path, *, arm: str, config: Config, minutes: float, code: s
     )
 
 
-def _evaluation(row: Mapping[str, Any], panels: Mapping[str, Sequence[str]], config: Config) -> dict[str, Any]:
+def _evaluation(row: Mapping[str, Any], task_sets: Mapping[str, Sequence[str]], config: Config) -> dict[str, Any]:
     samples = 1 if row["label"].startswith("step-") else config.eval.panel_samples
     kept = ("label", "step", "split", "temperature", "tasks", "dropped", "success_rate", "episode_length")
     return {key: _short(row[key]) if isinstance(row[key], float) else row[key] for key in kept} | {
         "success_by_type": {name: _short(rate) for name, rate in row["success_by_type"].items()},
-        "wins": wins(row["success_by_task"], panels[row["split"]], samples)}
+        "wins": wins(row["success_by_task"], task_sets[row["split"]], samples)}
 
 
 def _short(value: float) -> float:
@@ -139,7 +140,7 @@ def _short(value: float) -> float:
 
 
 def write(path: Path, value: object) -> None:
-    """One JSON object, curves on one line each, replaced in one step."""
+    """Writes one JSON object atomically, with each curve on one line."""
     lines = [f" {json.dumps(key)}: {json.dumps(part)}" for key, part in _parts(value)]
     write_whole(path, "{\n" + ",\n".join(lines) + "\n}\n")
 
@@ -149,11 +150,12 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
 
 
 def read_records(out: Path) -> list[Record]:
-    """All runs in `out`, by name. Raises UserError for a broken file."""
+    """Returns the records of all runs in `out`, sorted by name. Raises UserError for a broken file."""
     found: list[Record] = []
     for path in sorted(out.glob("*-seed*.json")):
         try:
             found.append(Record(**read_json(path, dict[str, Any])))
         except TypeError as error:
-            raise UserError(f"{path} is no run's record ({error})", "delete it, and the run is made again") from None
+            raise UserError(f"{path} is not the record of a run ({error})",
+                            "delete it, and the run is made again") from None
     return found

@@ -1,6 +1,6 @@
 """stage.json: the stage that a run's driver is in, for `gagpo status` on any machine that sees the folder.
 
-The driver writes it anew every few seconds, so that a file that stays old means a driver that was killed.
+The driver rewrites it every few seconds, so an old file means that the driver was killed.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ import psutil
 EVERY_S = 5.0
 ENDED_WELL = "finished"
 SILENT_S = 60.0
-"""A driver on another machine that has written nothing for so long is taken for dead. Long for a busy shared disk."""
+"""Seconds after which a silent driver on another machine counts as dead. Long, because a shared disk may be busy."""
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
-    """A driver as it was at `at`. Times are Unix times."""
+    """The state of a driver at time `at`. Times are Unix times."""
 
     name: str = "starting"
     doing: str = ""
-    """What the stage does at the moment, in a line; may be empty."""
+    """The current activity of the stage in one line. May be empty."""
     since: float
-    """When the stage began."""
+    """Time when the stage began."""
     at: float
     host: str
     pid: int
     born: float
-    """When the driver's process began: a process number alone may be another's by now."""
+    """Start time of the driver's process, because its process id may be reused."""
     ended: str = ""
-    """How the driver ended; empty while it lives, and if it had no time to say so."""
+    """How the driver ended. Empty while it runs, and if it was killed."""
 
     @property
     def alive(self) -> bool:
-        """Whether the driver still runs."""
+        """Returns whether the driver still runs."""
         if self.ended:
             return False
         if self.host != socket.gethostname():
@@ -51,12 +51,12 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_stage(path: Path) -> Stage | None:
-    """Returns the last stage of a run; None if its driver never wrote one."""
+    """Returns the last stage of a run, or None if its driver never wrote one."""
     return msgspec.json.decode(path.read_bytes(), type=Stage) if path.exists() else None
 
 
 class StageRecord:
-    """Keeps stage.json up to date while the block runs, from a thread of its own. `tell` may be called at any time."""
+    """Keeps stage.json up to date from a thread until the block ends. `tell` may be called at any time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -80,7 +80,7 @@ class StageRecord:
         self._write()
 
     def tell(self, name: str, doing: str) -> None:
-        """Takes the current stage and what it does; a new stage is written at once."""
+        """Sets the current stage and activity. A new stage is written at once."""
         new = name != self._stage.name
         since = time.time() if new else self._stage.since
         self._stage = msgspec.structs.replace(self._stage, name=name, doing=doing, since=since)

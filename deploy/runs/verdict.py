@@ -1,4 +1,4 @@
-"""The verdict on a run: what training gained in one sentence per temperature, and the commands to copy next."""
+"""The verdict on a run: the gain of training in one sentence per temperature, and the next commands to copy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Verdict:
 
     @property
     def text(self) -> str:
-        """`51% -> 70% at T=1, +19 points [12, 26]; more cold start 38% (256 held-out games)`."""
+        """Returns the sentence: `51% -> 70% at T=1, +19 points [12, 26]; more cold start 38% (256 held-out games)`."""
         shown = "" if self.low > 0 or self.high < 0 else ", no difference shown"
         more = "" if self.more is None else f"; more cold start {self.more:.0%}"
         return (f"{self.before:.0%} -> {self.after:.0%} at T={self.temperature:g}, "
@@ -41,20 +41,20 @@ class Verdict:
 
 
 def points(gain: float) -> str:
-    """A difference of two success rates in percentage points, with its sign: `+19`, `-4`, `0`."""
+    """Returns a difference of two success rates in percentage points, with its sign: `+19`, `-4`, `0`."""
     whole = round(100 * gain)
     return f"{whole:+d}" if whole else "0"
 
 
 def interval(low: float, high: float) -> str:
-    """An interval of a difference in percentage points: `[12, 26]`."""
+    """Returns an interval of a difference in percentage points: `[12, 26]`."""
     return f"[{round(100 * low)}, {round(100 * high)}]"
 
 
 def verdicts(evaluations: Evaluations) -> list[Verdict]:
-    """Returns one verdict per temperature, in the order of play; [] if nothing can be compared yet.
+    """Returns one verdict per temperature, in the order of play, or [] if nothing can be compared yet.
 
-    The held-out games decide. Before they are played, the first and the last evaluation of the curve stand in.
+    It uses the held-out games. Before they are played, it uses the first and the last evaluation of the curve.
     `evaluations`: rows of evaluations.jsonl, as read_evaluations returns them.
     """
     return list(_heldout(evaluations)) or list(_curve(evaluations))
@@ -88,7 +88,7 @@ def _curve(evaluations: Evaluations) -> Iterator[Verdict]:
 
 
 def next_commands(run: Path, evaluations: Evaluations) -> list[str]:
-    """Returns the commands that one wants after a run, with its real name and a game that it has played."""
+    """Returns useful commands after a run, with its real name and a task that it has played."""
     name = shlex.quote(str(run))
     task = next(iter(evaluations[-1]["success_by_task"]), None) if evaluations else None
     commands: Mapping[str, str] = {

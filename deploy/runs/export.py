@@ -1,0 +1,102 @@
+"""An exported policy: a Hugging Face folder that says what it is and how to use it.
+
+    README.md                model card: run, step, score with its interval, prompt format, stop strings
+    generation_config.json   stop ids and sampling, so that `generate` and vLLM end answers where they should
+    gagpo.yaml               the run's config, by which `gagpo eval FOLDER` plays it
+
+Not exported: optimizer state. Paths of this machine are left out of the card.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from deploy.runs.comparison import TRAINED
+from deploy.runs.configs import load_config
+from deploy.runs.folder import RunFolder
+from deploy.runs.policies import EXPORTED_CONFIG
+from services.config.file import dump_config
+from services.config.tree import Config
+from services.errors import UserError
+from services.files import read_json
+from services.telemetry.metrics_file import read_evaluations
+
+GENERATION = "generation_config.json"
+
+
+def export(run: RunFolder, step: int, model: Path, out: Path) -> None:
+    """Copies the model of a learner step to `out`, a folder that does not exist yet, and completes it."""
+    if out.exists():
+        raise UserError(f"{out} exists", "give a folder that does not exist yet")
+    config = load_config(run.config_file)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = out.with_name(f".{out.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    shutil.copytree(model, temporary)
+    stops, generation = _generation(temporary, config)
+    (temporary / GENERATION).write_text(json.dumps(generation, indent=2) + "\n")
+    (temporary / "README.md").write_text(_card(run, step, config, stops, title=out.name))
+    dump_config(config, temporary / EXPORTED_CONFIG)
+    temporary.rename(out)
+
+
+def _generation(folder: Path, config: Config) -> tuple[list[str], dict[str, Any]]:
+    """Stop texts, and generation_config.json as training sampled: no truncation of the distribution."""
+    from rollout.prompt_renderer import load_text
+
+    text = load_text(str(folder), config.env, config.model)
+    path = folder / GENERATION
+    given = read_json(path, dict[str, Any]) if path.exists() else {}
+    ids = list(text.stop_ids)
+    sampling = {"do_sample": True, "temperature": config.eval.temperature} if config.eval.temperature else \
+        {"do_sample": False}
+    padding = text.tokenizer.pad_token_id
+    stops = list(dict.fromkeys([*text.stops, *(str(text.tokenizer.convert_ids_to_tokens(i)) for i in ids)]))
+    return stops, {**given, **sampling, "top_k": 0, "top_p": 1.0, "eos_token_id": ids,
+                   "pad_token_id": ids[0] if padding is None else padding,
+                   "max_new_tokens": config.rollout.max_response_tokens}
+
+
+def _card(run: RunFolder, step: int, config: Config, stops: list[str], *, title: str) -> str:
+    env = config.env
+    base = f"the model `{config.model.path.name}`" if config.model.path else "a model made from scratch for this game"
+    told = ", ".join(f"`{stop}`" for stop in stops)
+    return f"""---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [gagpo, reinforcement-learning, agent]
+---
+# {title}
+
+An agent for `{env.name}`, trained with gagpo (step-level credit, arXiv 2605.13217).
+
+| | |
+|---|---|
+| run | `{config.name}`, learner step {step}, seed {config.seed} |
+| started from | {base}{", after a cold start" if config.sft.enabled else ""} |
+| credit | `{config.learner.credit.estimator}` |
+{_scores(run, step)}
+| prompt format | `{env.prompt}` with a history of {env.history} turns |
+| an answer ends at | {told}, or after {config.rollout.max_response_tokens} tokens |
+| largest prompt | {config.rollout.max_prompt_tokens} tokens |
+
+The agent reads one prompt per turn, which gagpo makes from the game's text, and gagpo reads the action in its answer:
+
+    gagpo eval {title} --split heldout
+    gagpo prompt TASK --agent {title}
+
+`gagpo.yaml` has the config of the run. `generation_config.json` has the stop ids, for `transformers` and vLLM.
+"""
+
+
+def _scores(run: RunFolder, step: int) -> str:
+    """Rows of the card: the evaluations of this very step."""
+    found = [row for row in read_evaluations(run.evaluations) if row["step"] == step
+             and (row["label"] == TRAINED or row["label"].startswith("step-"))]
+    rows = [f"| score, T={row['temperature']:g} | {row['success_rate']:.1%} "
+            f"[{row['success_low']:.1%}, {row['success_high']:.1%}] on {row['tasks']} tasks of `{row['split']}` "
+            f"({row.get('env', 'its environment')}) |" for row in found]
+    return "\n".join(rows) or "| score | this step was not evaluated |"

@@ -1,0 +1,108 @@
+"""Reads the results of a run as Arrow tables. `table.to_pandas()` makes a DataFrame of one, if pandas is installed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from deploy.runs.configs import load_config
+from deploy.runs.folder import RunFolder
+from deploy.runs.history import RunHistory, unreadable
+from deploy.runs.policies import find_run
+from deploy.runs.verdict import Verdict, verdicts
+from services.config.tree import Config
+from services.files import Damaged
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Outcome = Literal["trained", "evaluated", "dropped"]
+_FILE = re.compile(r"step-(\d{8,})(-dropped-.+|-.+)?\.parquet")
+
+
+class RunResults:
+    """A run's folder, read anew at each call, so it may still train. Raises UserError if there is no such run."""
+
+    def __init__(self, path: Path | str) -> None:
+        self._folder: RunFolder = find_run(Path(path))
+        self._history = RunHistory(self._folder)
+
+    def __repr__(self) -> str:
+        return f"RunResults({str(self.path)!r})"
+
+    @property
+    def path(self) -> Path:
+        """The run's folder."""
+        return self._folder.path
+
+    @property
+    def config(self) -> Config:
+        """The config that the run was started with."""
+        return load_config(self._folder.config_file)
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """The gain over the cold start with its interval, one per temperature; [] while nothing can be compared."""
+        return verdicts(self._history.evaluations)
+
+    def metrics(self) -> pa.Table:
+        """One row per learner step, with the columns of metrics.jsonl; docs/operate/metrics.md explains them."""
+        return _table(self._history.metrics)
+
+    def evaluations(self) -> pa.Table:
+        """One row per evaluation: label, step, temperature, success rate with its 95% interval, success by task.
+
+        Columns that map tasks or types to numbers are Arrow maps.
+        """
+        return _table(self._history.evaluations)
+
+    def episodes(self, *, step: int | None = None, outcome: Outcome = "trained",
+                 columns: Sequence[str] | None = None) -> pa.Table:
+        """One row per turn, with the columns of docs/tasks/parquet.md.
+
+        `step`: the episodes of one learner step alone; a large run may not fit into memory otherwise. `columns`: read
+        these alone. Raises Damaged, a UserError, for a file that cannot be read.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        tables: list[pa.Table] = []
+        for path in self._files(step, outcome):
+            try:
+                tables.append(pq.read_table(path, columns=None if columns is None else list(columns)))
+            except (OSError, ValueError) as error:  # pyarrow's errors are among these
+                raise Damaged(unreadable(path, error), "restore it, or move it away") from None
+        return pa.concat_tables(tables, promote_options="default") if tables else pa.table({})
+
+    def _files(self, step: int | None, outcome: Outcome) -> list[Path]:
+        found: list[Path] = []
+        for path in sorted((self.path / "episodes").glob("step-*.parquet")):
+            match = _FILE.fullmatch(path.name)
+            if match is not None and _outcome(match[2]) == outcome and step in (None, int(match[1])):
+                found.append(path)
+        return found
+
+
+def _outcome(part: str | None) -> Outcome:
+    """Returns the outcome of a file's episodes, from the part of its name after the step."""
+    if part is None:
+        return "trained"
+    return "dropped" if part.startswith("-dropped-") else "evaluated"
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    import pyarrow as pa
+
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    return pa.table({name: _maps(values) if any(isinstance(value, dict) for value in values) else pa.array(values)
+                     for name, values in columns.items()})
+
+
+def _maps(values: Sequence[dict[str, float] | None]) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.array([None if value is None else list(value.items()) for value in values],
+                    pa.map_(pa.string(), pa.float64()))
