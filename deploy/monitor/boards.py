@@ -22,7 +22,7 @@ from deploy.monitor.panels import (
 )
 
 STEPS_SPAN = "30m"
-"""Of what a learner adds once per step: long enough to hold several of them."""
+"""Window for counters that grow once per learner step. It is long enough to hold several steps."""
 
 EPISODES = panel("Episodes", "Finished per second. Refused: somebody else's answer came first. Failed: a fault.",
                  rate("rollout_episodes_total", "outcome"), unit="ops")
@@ -90,7 +90,10 @@ OVERVIEW = Board(name="overview", title="gagpo", rows=(
         panel("Capacity", "Groups that may still be issued now.", gauge("controller_capacity_groups"), width=6),
         panel("Deaths", "Starts after a death in the last half hour, and processes that die again and again, by role.",
               total("controller_restarts_total", span=STEPS_SPAN),
-              gauge("controller_members", "role", where='state="sick"'), width=6))),
+              gauge("controller_members", "role", where='state="sick"'), width=6),
+        panel("Processes", "How many should run, and how many there are in each state.",
+              gauge("controller_wanted_members", "role", name="wanted"),
+              gauge("controller_members", "role", "state"), width=24))),
     BoardRow(title="Store: tickets wait, groups wait", panels=(
         panel("Tickets", "Not played yet: new ones, and those in a worker's hands.", gauge("store_tickets", "state"),
               width=6),

@@ -1,4 +1,4 @@
-"""Boards as Grafana reads them: `python -m deploy.monitor.grafana` writes deploy/grafana/dashboards/ anew."""
+"""Boards as Grafana reads them. `python -m deploy.monitor.grafana` writes deploy/prometheus/grafana/dashboards/."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from deploy.monitor.boards import BOARDS
 from deploy.monitor.panels import Board, Panel
 
-FOLDER = Path(__file__).parents[1] / "grafana"
+FOLDER = Path(__file__).parents[1] / "prometheus" / "grafana"
 DASHBOARDS = FOLDER / "dashboards"
 PAGE_WIDTH, PANEL_HEIGHT, STAT_HEIGHT = 24, 7, 4
 SOURCE = {"type": "prometheus", "uid": "${source}"}
 SCHEMA = 39
-"""Of Grafana 11's dashboards; later ones bring it up to theirs as they load it."""
+"""Schema version of Grafana 11's dashboards. Later versions migrate it when they load a dashboard."""
 
 _OPTIONS: dict[str, dict[str, Any]] = {
     "heatmap": {
@@ -31,11 +31,11 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "legend": {"showLegend": True, "displayMode": "list", "placement": "bottom", "calcs": []},
         "tooltip": {"mode": "multi", "sort": "desc"}},
 }
-"""By kind of panel, all that the published schema (npm: @grafana/schema, 11 and 13) requires, defaults written out."""
+"""Kind of panel -> the options that the published schema (npm: @grafana/schema, 11 and 13) requires."""
 
 
 def dashboard(board: Board) -> dict[str, Any]:
-    """A whole board."""
+    """Returns a board as Grafana's JSON."""
     return {
         "uid": f"gagpo-{board.name}", "title": board.title, "tags": ["gagpo"], "schemaVersion": SCHEMA, "version": 1,
         "editable": True, "refresh": "10s", "time": {"from": "now-1h", "to": "now"}, "timezone": "browser",
@@ -93,12 +93,12 @@ def _options(panel: Panel) -> dict[str, Any]:
 
 
 def text(board: Board) -> str:
-    """The file of a board."""
+    """Returns the text of a board's file."""
     return json.dumps(dashboard(board), indent=1, ensure_ascii=False) + "\n"
 
 
 def main() -> None:
-    """Writes all boards, and deletes those that are no more."""
+    """Writes all boards, and deletes files of boards that no longer exist."""
     for stale in DASHBOARDS.glob("*.json"):
         stale.unlink()
     for board in BOARDS:

@@ -1,6 +1,6 @@
-"""What a board is made of, and PromQL for the few things that panels ask: a gauge, a rate, a share, a quantile.
+"""The parts of a board, and the PromQL of panels: a gauge, a rate, a share, a quantile.
 
-Every query keeps to the runs chosen on the page, and is told apart by run and by the labels named.
+Every query selects the runs chosen on the page, and separates series by run and by the given labels.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ RATE = "[$__rate_interval]"
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """PromQL, and what its series are called."""
+    """A PromQL query, and the legend of its series."""
 
     expr: str
     legend: str
@@ -24,7 +24,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One picture. `width` is in 24ths of the page."""
+    """One diagram. `width` is in 24ths of the page."""
 
     title: str
     help: str
@@ -37,7 +37,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoardRow:
-    """Panels under one heading, side by side as far as they fit."""
+    """Panels under one heading, side by side if they fit."""
 
     title: str
     panels: tuple[Panel, ...]
@@ -45,7 +45,7 @@ class BoardRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Board:
-    """One page. `name` is its file's and its address's."""
+    """One page. `name` is used in its file name and address."""
 
     name: str
     title: str
@@ -54,7 +54,7 @@ class Board:
 
 def panel(title: str, help: str, /, *queries: Query, unit: Unit = "short", kind: Kind = "timeseries",
           width: int = 8, stacked: bool = False) -> Panel:
-    """A Panel, in fewer words."""
+    """Makes a Panel."""
     return Panel(title=title, help=help, queries=queries, unit=unit, kind=kind, width=width, stacked=stacked)
 
 
@@ -64,52 +64,52 @@ def _legend(by: tuple[str, ...], name: str) -> str:
 
 
 def gauge(metric: str, *by: str, how: str = "max", where: str = "", name: str = "") -> Query:
-    """`how` over what is not told apart; `where`: further matchers."""
+    """Returns a gauge, aggregated by `how` over all other labels. `where`: further matchers."""
     labels = ("run", *by)
     return Query(f"{how} by ({', '.join(labels)}) ({series(metric, where)})", _legend(labels, name))
 
 
 def rate(metric: str, *by: str, where: str = "", name: str = "") -> Query:
-    """Per second, of a counter."""
+    """Returns the growth of a counter per second."""
     labels = ("run", *by)
     return Query(f"sum by ({', '.join(labels)}) (rate({series(metric, where)}{RATE}))", _legend(labels, name))
 
 
 def total(metric: str, *by: str, span: str, name: str = "") -> Query:
-    """What a counter grew by in the last `span`: for what happens once per learner step and not every few seconds."""
+    """Returns the growth of a counter in the last `span`, for events that are rarer than every few seconds."""
     labels = ("run", *by)
     return Query(f"sum by ({', '.join(labels)}) (increase({series(metric)}[{span}]))", _legend(labels, name))
 
 
 def age(metric: str, *, name: str = "") -> Query:
-    """Seconds since the time that a gauge holds."""
+    """Returns the seconds since the time in a gauge."""
     return Query(f"time() - max by (run) ({series(metric)})", _legend(("run",), name))
 
 
 def quantile(q: float, metric: str, *by: str, span: str = "$__rate_interval") -> Query:
-    """Of a histogram."""
+    """Returns a quantile of a histogram."""
     labels = ("run", *by)
     return Query(f"histogram_quantile({q}, sum by ({', '.join((*labels, 'le'))}) "
                  f"(rate({series(metric + '_bucket')}[{span}])))", _legend(labels, f"p{q * 100:g}"))
 
 
 def median_and_tail(metric: str, *by: str) -> tuple[Query, Query]:
-    """The two quantiles that latencies are shown by."""
+    """Returns the two quantiles with which latencies are shown."""
     return quantile(0.5, metric, *by), quantile(0.95, metric, *by)
 
 
 def spread(metric: str, *, span: str = "$__rate_interval") -> Query:
-    """All buckets of a histogram, for a heatmap."""
+    """Returns all buckets of a histogram, for a heatmap."""
     return Query(f"sum by (le) (increase({series(metric + '_bucket')}[{span}]))", "{{le}}")
 
 
 def mean(metric: str, *by: str, name: str = "", span: str = "$__rate_interval") -> Query:
-    """Mean observation of a histogram in the last `span`."""
+    """Returns the mean observation of a histogram in the last `span`."""
     labels = ("run", *by)
     grown = [f"sum by ({', '.join(labels)}) (rate({series(metric + part)}[{span}]))" for part in ("_sum", "_count")]
     return Query(" / ".join(grown), _legend(labels, name))
 
 
 def series(metric: str, where: str = "") -> str:
-    """A metric of ours in the runs chosen."""
+    """Returns the selector of a metric in the runs chosen."""
     return f"gagpo_{metric}{RUNS[:-1]}{', ' + where if where else ''}}}"

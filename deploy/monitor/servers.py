@@ -1,7 +1,7 @@
-"""Prometheus and Grafana as child processes over a folder of runs. They keep what they know in `.monitor/` there.
+"""Runs Prometheus and Grafana as child processes over a folder of runs. Their data is in its folder `.monitor/`.
 
-Prometheus asks the endpoints that runs name in `.monitor/targets/`; Grafana is shown Prometheus and our boards by its
-provisioning, so that nobody has to click.
+Prometheus scrapes the endpoints that runs list in `.monitor/targets/`. Provisioning files give Grafana the address of
+Prometheus and our boards, so that nothing must be set up by hand.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from pathlib import Path
 import yaml
 
 from deploy.launch.machine import port_is_free
-from deploy.launch.processes import POLL_S, answers, free_port
+from deploy.members.env_server import POLL_S, answers
 from deploy.monitor.grafana import DASHBOARDS, FOLDER
 from deploy.runs.folder import targets_folder
 from services.config.secrets import ENV_TOKEN_VARIABLE
 from services.errors import DeadlineExceeded, Fault, UserError
+from services.process.addresses import free_port
 from services.process.child_processes import end_with_parent, wait_or_kill
 
 HOST = "127.0.0.1"
@@ -30,9 +31,9 @@ READY_S, STOP_S = 60.0, 20.0
 
 
 def configuration(runs_dir: Path, *, rules: Path, ray: Path | None, token: Path | None) -> str:
-    """deploy/prometheus/prometheus.yml with the places of this machine.
+    """Returns deploy/prometheus/prometheus.yml with the paths of this machine.
 
-    `ray`: the head's discovery file, None: Ray is not asked; `token`: a file that holds the environment servers' token.
+    `ray`: discovery file of the Ray head. None: Ray is not scraped. `token`: file with the environment servers' token.
     """
     config = yaml.safe_load((RULES / "prometheus.yml").read_text())
     config["rule_files"] = [str(rules.absolute())]
@@ -49,7 +50,7 @@ def configuration(runs_dir: Path, *, rules: Path, ray: Path | None, token: Path 
 
 @contextmanager
 def prometheus(runs_dir: Path, *, port: int, ray: Path | None = None) -> Iterator[str]:
-    """While the block goes on; yields its URL. Raises UserError where there is none, or the port is taken."""
+    """Runs Prometheus until the block ends. Yields its URL. Raises UserError if it is missing or the port is taken."""
     binary = shutil.which("prometheus")
     if binary is None:
         raise UserError("there is no prometheus on the PATH", "apt-get install prometheus, or unpack a release of it")
@@ -68,7 +69,7 @@ def prometheus(runs_dir: Path, *, port: int, ray: Path | None = None) -> Iterato
 
 @contextmanager
 def grafana(runs_dir: Path, source: str, *, port: int) -> Iterator[str | None]:
-    """While the block goes on, over the Prometheus at `source`; yields its URL, None where Grafana is not installed."""
+    """Runs Grafana over the Prometheus at `source` until the block ends. Yields its URL, None if not installed."""
     command = _grafana_command()
     if command is None:
         yield None
@@ -87,7 +88,7 @@ def grafana(runs_dir: Path, source: str, *, port: int) -> Iterator[str | None]:
 
 
 def _grafana_command() -> list[str] | None:
-    """Packages leave the pages that it serves at HOME; an unpacked release has them around its binary."""
+    """Returns the command. Packages install its web pages at HOME; a release has them beside its binary."""
     for name, words in (("grafana", ["server"]), ("grafana-server", [])):
         found = shutil.which(name)
         if found is not None:
@@ -103,7 +104,7 @@ def _port(wanted: int, option: str) -> int:
 
 
 def _secret(path: Path, token: str | None) -> Path | None:
-    """Writes `token` for its owner alone; deletes the file where there is none."""
+    """Writes `token` to a file that only its owner may read. Deletes the file if there is no token."""
     path.unlink(missing_ok=True)
     if token is None:
         return None
@@ -115,11 +116,11 @@ def _secret(path: Path, token: str | None) -> Path | None:
 @contextmanager
 def _child(name: str, command: Sequence[str], log: Path, *, ready: str,
            settings: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Runs `command` until the block ends; enters it once `ready` answers. Raises Fault with the log's last lines."""
+    """Runs `command` until the block ends. The block starts once `ready` answers. Raises Fault with the log's end."""
     with log.open("wb") as out:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env={**os.environ, **(settings or {})},
-            start_new_session=True,  # a terminal's Ctrl-C is for us: we end them in order
+            start_new_session=True,  # a terminal's Ctrl-C must reach only us, because we end them in order
             preexec_fn=end_with_parent())  # noqa: PLW1509 - two system calls
     try:
         deadline = time.monotonic() + READY_S
