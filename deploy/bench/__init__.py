@@ -1,1 +1,1 @@
-"""Benchmarks: each module measures one part against its reference and returns figures."""
+"""Benchmarks: each module measures one part against its reference and returns its results."""

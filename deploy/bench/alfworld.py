@@ -1,8 +1,8 @@
 """Our ALFWorld engine against the shipped one: same games, same actions, one process, one run, expert off.
 
-A start is parsing the game file, loading and reset; a step includes its list of admissible commands, on both sides.
-Times are CPU times of the process, so a busy machine does not change the ratio. Both sides play the first commands of
-the walkthrough, then a seeded random walk that prefers handling things; every record of both is compared.
+On both sides a start parses the game file, loads and resets the game, and a step includes the list of admissible
+commands. Times are CPU times of the process, so a busy machine does not change the ratio. Both sides play the first
+commands of the walkthrough, then a seeded random walk that prefers to handle objects. All their records are compared.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from services.seeds import seed_for
 _GAMES_PER_TYPE = 2
 _STEPS = 40
 _REPEATS = 20
-"""Our engine plays everything so often: once would be over before the clock has ticked."""
+"""Number of times that our engine plays everything, because once is shorter than a tick of the clock."""
 _HANDLING = ("take", "move", "open", "close", "clean", "heat", "cool", "use")
 
 Start = Callable[[bytes], tuple[Session, Outcome]]
 
 
 def run(tell: Tell = silent) -> list[Figure]:
-    """Takes about a minute. Raises UserError where the shipped engine is not installed."""
+    """Runs the bench in about a minute. Raises UserError if the shipped engine is not installed."""
     games = _games()
     _start_shipped(games[0])  # the first start also pays for its imports
     script = [_walk(game, number) for number, game in enumerate(games)]
@@ -55,7 +55,7 @@ def run(tell: Tell = silent) -> list[Figure]:
 
 
 def _games() -> list[bytes]:
-    """The files of a fixed draw from the split that runs validate on, each type as often as the others."""
+    """Returns the game files of a fixed draw from the validation split, with equally many of each task type."""
     environment = open_environment(EnvSection())
     tasks = environment.tasks(environment.training_splits()[1])
     rng = random.Random(seed_for("bench", "alfworld"))
@@ -78,7 +78,7 @@ def _start_shipped(game: bytes) -> tuple[Session, Outcome]:
 
 
 def _walk(game: bytes, number: int) -> list[str]:
-    """_STEPS commands, all admissible."""
+    """Returns _STEPS admissible commands."""
     rng = random.Random(seed_for("bench", "alfworld", number))
     session, outcome = _start_own(game)
     commands: list[str] = json.loads(game)["walkthrough"][:-1]
@@ -94,7 +94,7 @@ def _walk(game: bytes, number: int) -> list[str]:
 def _play(
     start: Start, games: Sequence[bytes], script: Sequence[Sequence[str]]
 ) -> tuple[float, float, list[list[Outcome]]]:
-    """CPU seconds of all starts, of all steps, and the records of each game."""
+    """Returns the CPU seconds of all starts, those of all steps, and the records of each game."""
     starting = stepping = 0.0
     records: list[list[Outcome]] = []
     for game, commands in zip(games, script, strict=True):

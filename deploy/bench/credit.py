@@ -1,9 +1,9 @@
 """Step-level credit of one learner step, from texts to advantages, against a direct implementation of the formulas.
 
-16 groups of 8 episodes of 50 steps, with texts like ALFWorld's: a room that one walks about in, and "Nothing happens."
-Ours goes the learner's way (learner/batch.py: state keys, estimator, batch hook) with every estimator that needs no
-critic. The reference is written here as it is usually written: for each step a pass over its group that compares
-texts, numpy on small arrays. Both compute all groups; GAGPO and GiGPO must agree. Times are CPU times of one core.
+The input is 16 groups of 8 episodes of 50 steps, with texts like ALFWorld's: places in a room, and "Nothing happens."
+Ours uses the learner's code (learner/batch.py: state keys, estimator, batch hook) with every estimator that needs no
+critic. The reference is the usual direct code: for each step it compares the texts of the whole group, with numpy on
+small arrays. Both compute all groups; GAGPO and GiGPO must agree. Times are CPU times of one core.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _EPISODES = 8
 _STEPS = 50
 _PLACES = 24
 _REPEATS = 15
-"""The median of so many; the reference takes long enough to need three."""
+"""Number of measurements whose median is taken. The reference is slow, so three are enough for it."""
 _KINDS = ("cabinet", "drawer", "shelf", "countertop")
 _THINGS = ("mug", "apple", "knife", "plate", "bowl", "spoon", "tomato", "pan")
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 def run(tell: Tell = silent) -> list[Figure]:
-    """Takes a few seconds."""
+    """Runs the bench in a few seconds."""
     groups = [_group(number) for number in range(_GROUPS)]
     figures: list[Figure] = []
     names = [name for name, each in ESTIMATORS.items() if not each.needs_critic]
@@ -59,7 +59,7 @@ def run(tell: Tell = silent) -> list[Figure]:
 
 
 def _timed(work: Callable[[], T], repeats: int) -> tuple[T, float]:
-    """What it returns, and the median of its CPU seconds."""
+    """Returns the result of `work` and the median of its CPU seconds."""
     seconds: list[float] = []
     for _ in range(repeats - 1):
         begun = time.process_time()
@@ -71,7 +71,8 @@ def _timed(work: Callable[[], T], repeats: int) -> tuple[T, float]:
 
 
 def _group(number: int) -> list[Episode]:
-    """One task's episodes: half won at the last step, 5% of steps malformed, each text a string of its own."""
+    """Makes one group: half of the episodes are won at the last step, 5% of steps are malformed. No text object is
+    shared, as after decoding."""
     rng = random.Random(seed_for("bench", "credit", number))
     places = [f"{rng.choice(_KINDS)} {i}" for i in range(_PLACES)]
     texts = ["You arrive at {0}. On the {0}, you see {1}.".format(
@@ -105,7 +106,7 @@ def _returns(group: Sequence[Episode], gamma: float) -> Rows:
 
 
 def _peers(group: Sequence[Episode], rows: Rows, text: str) -> np.ndarray:
-    """The numbers of all steps of the group that show this text."""
+    """Returns the indices of all steps of the group whose observation is this text."""
     return np.array([x for episode, row in zip(group, rows, strict=True)
                      for step, x in zip(episode.steps, row, strict=True) if step.observation == text])
 

@@ -1,13 +1,13 @@
 """The environment service against one Ray actor per environment: same engine, games and actions, same concurrency.
 
-    one step a request   64 keep-alive connections to one server process, a bare HTTP/1.1 client
-    batched              the client of rollouts: what queues up while a request is on its way goes in the next
+    one step a request   64 keep-alive connections to one server process, with a minimal HTTP/1.1 client
+    batched              the client of rollouts: elements that queue up during a request go in the next one
     reference            64 actors with one session each, all driven from one asyncio loop
 
-Every way plays all sessions at once, each session waiting for its answer before its next step; resets are not timed.
-The three take turns for ROUNDS rounds and the medians are compared. Run it on a quiet machine: where others compete
-for the cores, 64 actor processes get many more shares of them than one server does.
-Not httpx for one step a request: its connection pool alone costs several times a step at this concurrency.
+Each way plays all sessions at once. A session waits for its answer before its next step. Resets are not timed. The
+three take turns for ROUNDS rounds, and their medians are compared. Run it on a quiet machine: if other processes
+compete for the cores, 64 actor processes get a larger share of them than one server. `one step a request` does not use
+httpx, whose connection pool costs several times a step at this concurrency.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ from envservice.registry import open_holding
 from services.config.tree import EnvSection
 
 GAMES = "alfworld-gen/"
-"""Begins the ids of the games that are played."""
+"""Prefix of the task ids of the games."""
 SESSIONS = 64
 STEPS = 20
 ROUNDS = 5
 START_S = 300
-"""Longest wait for all actors to start."""
+"""Seconds to wait for all actors to start."""
 DEADLINE_S = 120.0
-"""Of one way in one round."""
+"""Deadline in seconds of one way in one round."""
 
 Step = Callable[[str], Awaitable[Outcome]]
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """A game and actions that do not end it."""
+    """A game with a list of actions that do not end it."""
 
     task: str
     actions: list[str]
     last: str
-    """The observation after the last action: every way must arrive there."""
+    """The observation after the last action, with which every way must end."""
 
 
 def run(tell: Tell = silent) -> list[Figure]:
-    """Steps per second of both ways over HTTP, beside the actors'."""
+    """Measures the steps per second of both ways over HTTP and of the actors."""
     walks = make_walks()
     with served(["--config", "alfworld-tiny"], without=["ALFWORLD_DATA"]) as server, _actors() as actors:
         rounds = asyncio.run(_take_turns(walks, server.url, actors, tell))
@@ -70,7 +70,7 @@ def run(tell: Tell = silent) -> list[Figure]:
 
 
 def make_walks() -> list[Walk]:
-    """The same walks on every machine: admissible actions at random, over generated games."""
+    """Returns random admissible actions on generated games, the same on every machine."""
     environment = open_holding(EnvSection(), GAMES)
     walks: list[Walk] = []
     for task in environment.tasks("train"):
@@ -102,7 +102,7 @@ async def _take_turns(walks: list[Walk], url: str, actors: list[Any], tell: Tell
 
 
 async def _time(walks: list[Walk], steps: list[Step]) -> float:
-    """Seconds to walk all walks at once. Raises AssertionError where a game went another way."""
+    """Returns the seconds to play all walks at once. Raises AssertionError if a game ended with another observation."""
 
     async def walk(one: Walk, step: Step) -> None:
         now = None
@@ -175,11 +175,11 @@ class _Player:
 
 @contextlib.contextmanager
 def _actors() -> Iterator[list[Any]]:
-    """SESSIONS actors in a private Ray."""
+    """Starts SESSIONS actors in a private Ray."""
     private = private_ray(
         num_cpus=1, log_to_driver=False, object_store_memory=100 * 2**20, logging_level=logging.ERROR,
         _system_config={"worker_register_timeout_seconds": START_S})
-    # Ray scolds on stdout whoever starts many more actors than there are cores, which is what is asked for here.
+    # Ray warns on stdout that there are many more actors than cores, which is intended here.
     with private, contextlib.redirect_stdout(io.StringIO()):
         import ray
 
@@ -193,7 +193,7 @@ def _actors() -> Iterator[list[Any]]:
 
 
 class EnvironmentActor:
-    """What a trainer without a service would do: the environment inside an actor."""
+    """An environment inside an actor, as a trainer without an environment service would have it."""
 
     def __init__(self) -> None:
         self._environment = open_holding(EnvSection(), GAMES)

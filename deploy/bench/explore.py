@@ -1,7 +1,7 @@
 """Pages of `gagpo explore` over an archive of a million steps: 200 learner steps of 16 groups of 8 episodes.
 
-One learner step is made by the credit and the archive of training; the other files are copies of it, which cost the
-explorer the same. Pages are asked for in process, so the figures hold no network.
+One learner step is made with the real credit and archive code. The other files are copies of it, which cost the
+explorer the same. Pages are requested in this process, so the times include no network.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PROMPT, RESPONSE = 120, 10
 
 
 def run(tell: Tell = silent) -> list[Figure]:
-    """Seconds of the first index, of a start with indexes at hand, and of each kind of page."""
+    """Measures the seconds of the first index, of a start with cached indexes, and of each kind of page."""
     with tempfile.TemporaryDirectory() as folder:
         tell("an archive of a million steps", 0, 2)
         archive = _archive(Path(folder) / "million")
@@ -47,7 +47,7 @@ def _measure(run_folder: Path) -> list[Figure]:
     pages = {"overview": "/", "groups by spread": "/million/groups?sort=spread&desc=1",
              "group": f"/million/group/{group}", "episode": f"/million/episode/{group.replace('/', '/0/', 1)}"}
     for name, path in pages.items():
-        client.get(path)  # templates are compiled once
+        client.get(path)  # compile the templates first
         figures.append(Figure(name=name, unit="s", value=_seconds(lambda path=path: client.get(path))))
     return figures
 

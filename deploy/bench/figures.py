@@ -1,4 +1,4 @@
-"""What a benchmark returns."""
+"""The results of a benchmark."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 Tell = Callable[[str, int, int], object]
-"""Told what is measured now, how many parts are done, and of how many."""
+"""Progress callback: (what is measured now, parts done, parts in all)."""
 
 
 def silent(_what: str, _done: int, _total: int) -> None:
-    """Tells nobody."""
+    """Ignores progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One measured figure, beside its reference measured in the same run."""
+    """One measured value, with its reference measured in the same run."""
 
     name: str
     value: float
     unit: str
     reference: float | None = None
-    """The reference's value in the same unit; None where there is none."""
+    """The reference's value in the same unit. None: no reference."""
     ratio: float | None = None
-    """How many times better than the reference; above 1 is better, whatever the unit."""
+    """How many times better than the reference. Above 1 is better, whatever the unit."""

@@ -1,11 +1,11 @@
-"""The rollout worker on real episodes against bare `LLM.generate` fed the same prompts and response lengths.
+"""The rollout worker on real episodes against plain `LLM.generate` with the same prompts and response lengths.
 
-Both sides: the same small random model, the same engine settings, 64 sequences at once, one machine, one run. The
-worker pays for Redis, HTTP, the games, prompts and parsing on top; LLM.generate gets ready token ids, and all cores. An
-untrained model answers nonsense up to the response limit, which costs what sense costs.
+Both use the same small random model and engine settings, and 64 sequences at once, on one machine in one run. The
+worker also pays for Redis, HTTP, games, prompts and parsing. LLM.generate gets token ids and all cores. An untrained
+model answers nonsense up to the response limit, which costs as much as a useful answer.
 
-Valid on an otherwise idle machine only: the reference's OpenMP threads wait for each other, so that a core taken by
-another process slows it far more than the worker, and the ratio flatters.
+Run it on an idle machine only. The reference's OpenMP threads wait for each other, so another process on a core slows
+the reference far more than the worker, and the ratio looks too good.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from deploy.bench.figures import Figure, Tell, silent
-from deploy.launch.processes import EnvServer, free_port
+from deploy.members.env_server import EnvServer
 from envservice.base import PromptTemplate, Turn
 from envservice.registry import make_template, open_environment
 from services.config.file import dump_config
 from services.config.tree import Config, EnvSection, ModelSection, RolloutSection
+from services.process.addresses import free_port
 from services.records import Episode, Step, Ticket, Version
 from services.seeds import seed_for
 from services.store.redis_server import private_redis
@@ -44,11 +45,11 @@ _DEADLINE_S = 600.0
 
 
 def run(tell: Tell = silent) -> list[Figure]:
-    """Takes about two minutes, most of it the start of two engines."""
+    """Runs the bench in about two minutes, most of them for starting two engines."""
     with tempfile.TemporaryDirectory(prefix="gagpo-bench-") as folder:
         path = Path(folder)
         tell("a model", 0, 3)
-        tasks = _make_model(path / "model")
+        tasks = make_model(path / "model")
         dump_config(CONFIG, path / "config.yaml")
         server = EnvServer(0, free_port(), path / "config.yaml", path)
         with private_redis(path / "redis") as redis_url:
@@ -73,8 +74,8 @@ def _figure(name: str, value: float, unit: str, reference: float) -> Figure:
     return Figure(name=name, value=value, unit=unit, reference=reference, ratio=value / reference)
 
 
-def _make_model(folder: Path) -> list[str]:
-    """A fresh model and its tokenizer in `folder`; returns tasks to play."""
+def make_model(folder: Path) -> list[str]:
+    """Writes a fresh model and its tokenizer to `folder`. Returns the tasks to play."""
     from learner.cold_start.scratch_model import scratch_model
     from learner.cold_start.tokenizer import train_tokenizer
 
@@ -90,7 +91,7 @@ def _make_model(folder: Path) -> list[str]:
 
 
 def _walk(session: Any, template: PromptTemplate) -> list[str]:
-    """The prompts of a game in which the first choice that changes with the step is taken."""
+    """Returns the prompts of a game that cycles through the admissible actions."""
     first = now = session.reset()
     turns: list[Turn] = []
     texts = [template.render(first, turns, now)]
@@ -103,7 +104,7 @@ def _walk(session: Any, template: PromptTemplate) -> list[str]:
 
 
 async def _play(model: Path, redis_url: str, env_url: str, tasks: Sequence[str]) -> tuple[list[Episode], float]:
-    """All episodes of the measured groups, and the seconds from their issue to the last commit."""
+    """Returns all episodes of the measured groups, and the seconds from their issue to the last commit."""
     from envservice.client.client import EnvClient
     from rollout.actor import UNPUBLISHED
     from rollout.engine import Engine
@@ -167,7 +168,7 @@ async def _ready(store: Store, groups: Sequence[str], working: asyncio.Task[None
 
 
 def _generate(model: Path, rows: Sequence[Step]) -> float:
-    """Seconds that LLM.generate takes for the same prompts, each with as many tokens as was sampled there."""
+    """Returns the seconds of LLM.generate for the same prompts, each with as many tokens as the worker sampled."""
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
 

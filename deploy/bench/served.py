@@ -1,4 +1,4 @@
-"""Environment servers of a benchmark's own."""
+"""Starts environment servers for benchmarks."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _READY = re.compile(r"at most (\d+) sessions, on (\S+)")
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A server that is ready."""
+    """A server that is ready for requests."""
 
     pid: int
     url: str
     sessions: int
-    """It holds so many."""
+    """Number of sessions that it can hold."""
 
 
 @contextlib.contextmanager
 def served(arguments: Sequence[str], *, without: Sequence[str] = ()) -> Iterator[Served]:
-    """`gagpo serve-env` with these arguments on a free port, and without these variables of the environment.
+    """Runs `gagpo serve-env` with `arguments` on a free port, without the environment variables in `without`.
 
-    Its log is kept from the bench's lines. Raises UserError where it ends before it is ready: it has said why.
+    Its log does not mix with the bench's lines. Raises UserError if it ends before it is ready; it has printed why.
     """
     environ = {name: value for name, value in os.environ.items() if name not in (*without, ENV_TOKEN_VARIABLE)}
     with tempfile.TemporaryDirectory(prefix="gagpo-bench-") as folder:

@@ -1,11 +1,11 @@
-"""Real servers under steady play: does memory grow, does anything leak, is any game not what it was?
+"""Plays on real servers for a long time and checks for growing memory, leaks, and games that change when rebuilt.
 
-    players ──HTTP──▶ `gagpo serve-env`, one process per environment ◀──/proc── a look at it every PERIOD_S
+    players ──HTTP──▶ `gagpo serve-env`, one process per environment ◀──/proc── a sample every PERIOD_S
 
-Each session plays one game after the other, at random, with the run's own client. One step in fifty finds its session
-gone, because the player closed it before: the server has to rebuild it and prove it by its digest. The slope of memory
-is a regression over means of blocks, after a warm-up in which caches fill; blocks, since neighbouring samples are not
-independent. Descriptors and JVMs are counted before the first game and after the last, with all connections closed.
+Each session plays one game after the other, at random, with the client that runs use. Before one step in fifty the
+player closes its session, so the server has to rebuild it and prove that by its digest. The slope of memory is a
+regression over means of blocks, after a warm-up in which caches fill. It uses blocks because neighbouring samples are
+not independent. Descriptors and JVMs are counted before the first game and after the last, with all connections closed.
 """
 
 from __future__ import annotations
@@ -33,39 +33,39 @@ from services.statistics import student_t
 MINUTES = 30.0
 SESSIONS = "alfworld=150,webshop=40,scienceworld=10"
 WARM_UP = 0.25
-"""Share of the time whose memory does not count."""
+"""Share of the time, at the start, that the memory slope leaves out."""
 BLOCKS = 12
-"""Of the rest."""
+"""Number of blocks into which the rest of the time is divided."""
 PERIOD_S = 2.0
 STEPS = 30
-"""Of a game that does not end by itself."""
+"""Steps of a game that does not end by itself."""
 LOST = 0.02
-"""Share of steps whose session has been closed before."""
+"""Share of steps before which the session is closed."""
 CALL_S = 180.0
-"""Of one call: a session that waits for a JVM waits behind others."""
+"""Deadline in seconds of one call. It is long because sessions queue for a JVM."""
 SETTLE_S = 3.0
-"""For connections and processes that end, before the last count."""
+"""Seconds for connections and processes to end before the last count."""
 _BLANK = re.compile(r"<[^>]*>|\b(?:OBJ|LOC)\b")
 _MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A server at one moment."""
+    """One sample of a server."""
 
     at_s: float
     own_mib: float
-    """Resident memory of the server process alone."""
+    """Resident memory of the server process in MiB."""
     all_mib: float
-    """With its JVMs."""
+    """Resident memory of the server and its JVMs in MiB."""
     descriptors: int
     engines: int
-    """Child processes, zombies among them."""
+    """Number of child processes, including zombies."""
 
 
 @dataclass(slots=True)
 class ServerTally:
-    """What came of the games on one server."""
+    """Counts of the games on one server."""
 
     episodes: int = 0
     steps: int = 0
@@ -76,9 +76,9 @@ class ServerTally:
 
 
 def run(tell: Tell = silent, *, minutes: float = MINUTES, sessions: str = SESSIONS) -> list[Figure]:
-    """Starts a server for each environment of `sessions`, `name=number` with commas, and plays for so long.
+    """Starts a server for each environment in `sessions` (`name=number`, with commas) and plays for `minutes`.
 
-    Raises UserError for sessions that cannot be read, or that one server cannot hold.
+    Raises UserError if `sessions` cannot be read or one server cannot hold them.
     """
     wanted = read_sessions(sessions)
     return [figure for name, played in asyncio.run(_soak(wanted, 60 * minutes, tell)).items()
@@ -86,7 +86,7 @@ def run(tell: Tell = silent, *, minutes: float = MINUTES, sessions: str = SESSIO
 
 
 def read_sessions(text: str) -> dict[str, int]:
-    """Environment to number of sessions. Raises UserError."""
+    """Returns a dict from environment to number of sessions. Raises UserError."""
     found: dict[str, int] = {}
     for part in text.split(","):
         name, _, number = part.partition("=")
@@ -97,7 +97,7 @@ def read_sessions(text: str) -> dict[str, int]:
 
 
 def slope(points: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
-    """(slope, low, high) of a straight line through (x, y), with Student's 95% interval; needs three points."""
+    """Returns (slope, low, high) of a regression line through (x, y), with Student's 95% interval. Needs 3 points."""
     n = len(points)
     mean_x, mean_y = (math.fsum(values) / n for values in zip(*points, strict=True))
     square = math.fsum((x - mean_x) ** 2 for x, _ in points)
@@ -108,7 +108,7 @@ def slope(points: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
 
 
 def hourly(looks: Sequence[Look], *, engines: bool) -> tuple[float, float, float]:
-    """MiB per hour with its interval, over means of blocks after the warm-up; `engines`: child processes included."""
+    """Returns MiB per hour with its interval, over means of blocks after the warm-up. `engines`: with children."""
     first, last = looks[0].at_s, looks[-1].at_s
     start = first + WARM_UP * (last - first)
     blocks: dict[int, list[Look]] = {}
@@ -135,7 +135,7 @@ async def _soak(wanted: dict[str, int], seconds: float, tell: Tell) -> dict[str,
                 group.create_task(_play_all(url, tasks[name], players, played[name], until))
         for watch in watches:
             if watch.done():
-                watch.result()  # nobody looked any more: say why
+                watch.result()  # the sampling stopped early: raise its error
             watch.cancel()
         await asyncio.sleep(SETTLE_S)
         for name, (process, _) in servers.items():
@@ -153,7 +153,7 @@ async def _report(played: dict[str, ServerTally], seconds: float, tell: Tell) ->
 
 @contextlib.contextmanager
 def _server(name: str, sessions: int) -> Iterator[tuple[psutil.Process, str]]:
-    """One environment server, and its URL. Raises UserError where it holds fewer sessions."""
+    """Starts one environment server. Yields its process and URL. Raises UserError if it holds fewer sessions."""
     with served(["--env", name, f"env.max_sessions={sessions}"]) as server:
         if server.sessions < sessions:
             raise UserError(f"{sessions} sessions of {name} are asked for, and {server.sessions} fit into this "
@@ -172,13 +172,13 @@ def _look(process: psutil.Process) -> Look:
     engines = process.children(recursive=True)
     total = own
     for engine in engines:
-        with contextlib.suppress(psutil.NoSuchProcess):  # it ended between the list and the look
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended after it was listed
             total += engine.memory_info().rss
     return Look(time.monotonic(), own / _MIB, total / _MIB, process.num_fds(), len(engines))
 
 
 async def _tasks(url: str) -> list[str]:
-    """Those of the first split. The server digests its games for the answer, official ones file by file."""
+    """Returns the tasks of the first split. It is slow, because the server computes the digest of every game."""
     async with EnvClient([url], timeout_s=CALL_S) as client:
         return (await client.tasks(next(iter((await client.info()).splits)))).tasks
 
@@ -217,7 +217,7 @@ async def _play(episode: EpisodeHandle, rng: random.Random, played: ServerTally,
 
 
 def _any_action(now: Outcome, rng: random.Random) -> str:
-    """One of those listed, its blanks filled with what there is to name."""
+    """Returns one of the listed actions, with its placeholders filled with names of objects."""
     names = str(now.info["objects"]).split("; ") if "objects" in now.info else now.observation.split()
     listed = rng.choice(now.admissible_actions or ["look"])
     return _BLANK.sub(lambda _: rng.choice(names or ["it"]), listed)

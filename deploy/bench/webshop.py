@@ -1,9 +1,9 @@
-"""WebShop's pages over a thousand products, and ranking over a million.
+"""Measures WebShop's pages over a thousand products, and its ranking over a million.
 
-A results page is one step: a search, ten products as text, what can be clicked. The original renders HTML, turns it
-into text and parses it again for what can be clicked: 50 to 60 ms, measured elsewhere. The large index is over invented
-words with the frequencies of a language (Zipf); its queries, like instructions, are ten words of a document. Times are
-wall-clock medians: run it on a quiet machine.
+A results page is one step: a search, ten products as text, the possible clicks. The original renders HTML, turns it
+into text and parses it again for the clicks, which takes 50 to 60 ms, measured elsewhere. The large index is over
+invented words with the frequencies of a language (Zipf). Its queries are ten words of a document, as instructions are.
+Times are wall-clock medians, so run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from envservice.webshop.environment import HITS, WebshopEnvironment
 from envservice.webshop.session import WebshopSession
 
 FAMILIES = 9
-"""Of each kind of product: 1,080 products in all."""
+"""Families of each kind of product, which makes 1,080 products."""
 DOCUMENTS = 1_000_000
 WORDS = 40
-"""Of a document."""
+"""Number of words of a document."""
 VOCABULARY = 300_000
 QUERY_WORDS = 10
 _TASKS, _QUERIES = 200, 200
@@ -39,7 +39,7 @@ _MIB, _KIB = 2**20, 2**10
 
 
 def run(tell: Tell = silent) -> list[Figure]:
-    """Takes some minutes, most of them for building the large index, and 3 GB of disk for as long."""
+    """Runs the bench in some minutes, most of them for building the large index. It needs 3 GB of disk meanwhile."""
     tell("pages", 0, 2)
     pages = _pages()
     tell("ranking over a million products", 1, 2)
@@ -84,7 +84,7 @@ def _times(index: Index) -> list[float]:
 
 
 def _documents(count: int) -> Iterator[tuple[str, str]]:
-    """(id, text); the first `count` of them, which are always the same."""
+    """Yields `count` documents as (id, text), always the same ones."""
     rng = np.random.default_rng(0)
     share = np.cumsum(1.0 / (np.arange(VOCABULARY) + 2.7))
     words = [_word(number) for number in range(VOCABULARY)]
@@ -95,7 +95,7 @@ def _documents(count: int) -> Iterator[tuple[str, str]]:
 
 
 def _word(number: int) -> str:
-    """A word of its own for every number."""
+    """Returns a word for a number, different for each."""
     letters = ""
     while number:
         number, letter = divmod(number, 20)
@@ -104,7 +104,7 @@ def _word(number: int) -> str:
 
 
 def _timed(do: Callable[[], object]) -> float:
-    """Seconds."""
+    """Returns the seconds that a call takes."""
     since = time.perf_counter()
     do()
     return time.perf_counter() - since

@@ -1,0 +1,1 @@
+"""`gagpo selftest`: shows on a GPU what no other machine can show."""

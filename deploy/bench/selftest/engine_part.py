@@ -1,0 +1,164 @@
+"""The engine of the self-test: it starts beside memory that another process holds, decodes, and takes updates.
+
+No bound on speed is judged on a CPU. There the same code shows that the test itself works.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from deploy.bench.selftest.sizes import Size
+from deploy.launch.cards import smi
+from learner.selftest.table import Line
+from rollout.engine import Engine, Sample
+from services.records import Version
+
+UPDATES = 5
+GROWTH_MIB = 256
+"""Memory that may be added between the first update and the last."""
+PAUSE_S = 2.0
+"""Longest pause of an update of 1.5B parameters on a GPU."""
+HOLDER = """
+import sys, torch
+held = torch.empty(int(float(sys.argv[1]) * 2**30), dtype=torch.uint8, device="cuda")
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+class EagerEngine(Engine):
+    """The same engine without CUDA graphs."""
+
+    def _arguments(self) -> dict[str, Any]:
+        return super()._arguments() | {"enforce_eager": True}
+
+
+@contextmanager
+def held_memory(gib: float) -> Iterator[None]:
+    """Another process holds so much memory of the GPU while the block runs."""
+    if not gib:
+        yield
+        return
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(gib)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    try:
+        yield
+    finally:
+        holder.communicate()
+
+
+def engine_part(size: Size, model: Path, tell: Callable[[str], object]) -> list[Line]:
+    """Returns the lines of the engine's part. `model`: a folder of sizes.make_model."""
+    with held_memory(size.held_gib):
+        lines, graphs = asyncio.run(_Trial(size, model, tell).run())
+    tell("the engine without graphs")
+    eager = asyncio.run(_eager(size, model))
+    ratio = f"{graphs:,.0f} tokens/s, {graphs / eager:.2f} times eager mode"
+    good = size.device == "cpu" or graphs > eager
+    return [*lines, Line(name="graphs against eager", found=ratio, passed=good)]
+
+
+async def _eager(size: Size, model: Path) -> float:
+    engine = EagerEngine(model, _version(0, ""), config=size.rollout, dtype=size.dtype)
+    try:
+        await engine.start()
+        await _sample(engine, size, "warm")
+        return await _rate(engine, size)
+    finally:
+        await engine.close()
+
+
+@dataclass
+class _Trial:
+    """One engine from its start to its end."""
+
+    size: Size
+    model: Path
+    tell: Callable[[str], object]
+    lines: list[Line] = field(default_factory=list)
+
+    async def run(self) -> tuple[list[Line], float]:
+        """Returns the lines, and the tokens per second."""
+        engine = Engine(self.model, _version(0, ""), config=self.size.rollout, dtype=self.size.dtype)
+        try:
+            self.tell("the engine starts")
+            started = time.monotonic()
+            await engine.start()
+            beside = f"{time.monotonic() - started:.0f} s beside {self.size.held_gib:g} GiB of another process"
+            self.lines.append(Line(name="engine starts on a shared card", found=beside, passed=True))
+            self.tell("the engine samples")
+            await self._repeats(engine)
+            rate = await _rate(engine, self.size)
+            self.tell("the engine takes updates")
+            await self._updates(engine)
+        finally:
+            await engine.close()
+        return self.lines, rate
+
+    async def _repeats(self, engine: Engine) -> None:
+        one, two = await _sample(engine, self.size, "one"), await _sample(engine, self.size, "two")
+        same = sum(bool(np.array_equal(a.ids, b.ids)) for a, b in zip(one, two, strict=True))
+        # Sums in another order may turn a near tie, so that a few of many answers may differ on a GPU.
+        self.lines.append(Line(name="seeds repeat", found=f"{same} of {len(one)} answers",
+                               passed=same >= 0.9 * len(one)))
+
+    async def _updates(self, engine: Engine) -> None:
+        from services.weights.folder import pack_folder
+
+        packed = await asyncio.to_thread(pack_folder, self.model, self.size.dtype)
+        flying = asyncio.create_task(_sample(engine, self.size, "flight"))
+        await asyncio.sleep(0.2)
+        seconds, memory = [], []
+        for step in range(1, UPDATES + 1):
+            await engine.update(_version(step, packed.digest), packed.manifest, packed.buffer)
+            seconds.append(engine.paused_seconds)
+            memory.append(used_mib(self.size))
+        samples = await flying
+        split = sum(len(sample.spans) > 1 for sample in samples)
+        whole = all(sample.finished == "stop" or len(sample.ids) == self.size.tokens for sample in samples)
+        self.lines.append(Line(name="update in flight", passed=whole and split > 0,
+                               found=f"{split} of {len(samples)} answers have tokens of several versions"))
+        self.lines.append(Line(name="pause of an update", aim=f"under {PAUSE_S:g} s",
+                               found=f"{min(seconds):.2f} s, {packed.buffer.nbytes / min(seconds) / 1e9:.2f} GB/s",
+                               passed=self.size.device == "cpu" or min(seconds) < PAUSE_S))
+        grown = memory[-1] - memory[0]
+        self.lines.append(Line(name="five updates, flat memory", found=f"{grown:+,.0f} MiB",
+                               aim=f"under {GROWTH_MIB} MiB", passed=grown < GROWTH_MIB))
+
+
+async def _sample(engine: Engine, size: Size, name: str) -> list[Sample]:
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(2, size.shape["vocab_size"], 64).tolist() for _ in range(size.requests)]
+    return await asyncio.gather(*(
+        engine.sample(prompt, temperature=1.0, seed=k, max_tokens=size.tokens, stop_token_ids=[],
+                      request_id=f"{name}/{k}") for k, prompt in enumerate(prompts)))
+
+
+async def _rate(engine: Engine, size: Size) -> float:
+    """Returns tokens per second with all requests in flight."""
+    started = time.monotonic()
+    samples = await _sample(engine, size, "rate")
+    return sum(len(sample.ids) for sample in samples) / (time.monotonic() - started)
+
+
+def used_mib(size: Size) -> float:
+    """Returns the memory in use: of the GPU, or the resident memory of the processes below this one."""
+    if size.device == "cuda":
+        return float(smi("memory.used")[0])
+    return sum(child.memory_info().rss for child in psutil.Process().children(recursive=True)) / 2**20
+
+
+def _version(step: int, digest: str) -> Version:
+    return Version(incarnation=1, step=step, digest=digest)

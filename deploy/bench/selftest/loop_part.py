@@ -1,0 +1,52 @@
+"""The whole loop of the self-test: `alfworld-1.5b`, three small steps and then two more."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from deploy.bench.selftest.sizes import Size
+from deploy.launch.cards import smi_processes
+from deploy.training.child_runs import ChildFailed, run_child
+from learner.selftest.table import Line
+
+NAME = "selftest"
+LATER = 5
+"""Learner steps after the run was taken up again."""
+LIMIT_S = 1800.0
+
+
+def loop_part(size: Size, model: Path, folder: Path, tell: Callable[[str], object]) -> list[Line]:
+    """Returns the lines of the loop's part. `folder`: where the run's folder goes."""
+    before = set(smi_processes())
+    tell("three steps of alfworld-1.5b")
+    started = time.monotonic()
+    keys = (f"model.path={model}", f"runs_dir={folder}", f"name={NAME}", *size.loop)
+    first = _train(folder, ["--config", "alfworld-1.5b", *keys])
+    lines = [Line(name="whole loop", passed=first == "" and _steps(folder) == 3,
+                  found=first or f"3 steps in {time.monotonic() - started:.0f} s")]
+    if not first:
+        tell("the run goes on to five steps")
+        second = _train(folder, ["--resume", str(folder / NAME), f"steps={LATER}"])
+        done = _steps(folder)
+        lines.append(Line(name="goes on after its end", found=second or f"{done} steps",
+                          passed=second == "" and done == LATER))
+    left = set(smi_processes()) - before
+    lines.append(Line(name="no GPU process left", found=f"{len(left)} left", passed=not left))
+    return lines
+
+
+def _train(folder: Path, arguments: list[str]) -> str:
+    """Runs `gagpo train`. Returns the last line that it printed if it failed, else nothing."""
+    try:
+        run_child("gagpo train", ["train", *arguments], log=folder / "train.log", deadline_s=LIMIT_S)
+    except ChildFailed as error:
+        return error.tail[-1] if error.tail else str(error)
+    return ""
+
+
+def _steps(folder: Path) -> int:
+    rows = (folder / NAME / "metrics.jsonl").read_text().splitlines()
+    return max(json.loads(row)["step"] for row in rows)
