@@ -1,1 +1,1 @@
-"""The composition root: command line, configs, images, manifests."""
+"""The command line and everything that starts, watches, shows and compares runs; configs, images, manifests."""

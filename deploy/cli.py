@@ -3,7 +3,7 @@
 A command is a module with `add_parser(subparsers)`, which adds one parser with an example in its help and sets
 `run`, a function of the parsed arguments that returns the exit status (None: 0).
 
-    0 success    1 a fault or a failed check    2 a mistake of the user's    130 Ctrl-C    143 SIGTERM
+    0 success    1 a fault or a failed check    2 a mistake of the user    130 Ctrl-C    143 SIGTERM
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from deploy.commands import (
     play,
     prompt,
     report,
+    scale,
+    selftest,
     serve_env,
     sft,
     status,
@@ -56,6 +58,7 @@ COMMANDS: tuple[Callable[[Subparsers], None], ...] = (
     new_env.add_parser,
     serve_env.add_parser,
     status.add_parser,
+    scale.add_parser,
     audit.add_parser,
     explore.add_parser,
     report.add_parser,
@@ -65,11 +68,12 @@ COMMANDS: tuple[Callable[[Subparsers], None], ...] = (
     bench.add_parser,
     experiment.add_parser,
     doctor.add_parser,
+    selftest.add_parser,
 )
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with our error line, and without guessing abbreviations."""
+    """argparse with our one-line errors, and without abbreviations of options."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
@@ -82,7 +86,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> Parser:
-    """The whole command line."""
+    """Returns the parser of the whole command line."""
     parser = Parser(
         prog="gagpo",
         description="Trains LLM agents by reinforcement learning with step-level credit.",
@@ -96,7 +100,7 @@ def build_parser() -> Parser:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Parsed arguments. Raises UserError. Overrides may stand between options, which argparse alone refuses."""
+    """Parses arguments. Raises UserError. Overrides may be between options, which argparse alone would refuse."""
     parser = build_parser()
     names = next(a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))  # pyright: ignore[reportPrivateUsage]
     if argv and not argv[0].startswith("-") and argv[0] not in names:
@@ -116,7 +120,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status; every failure ends in one line on stderr."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP, and means it
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP, which we keep
             signal.signal(number, _leave)
     wait_politely()
     try:
@@ -125,11 +129,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = args.run(args) or 0
         sys.stdout.flush()
     except UserError as error:
-        return _say(f"{error.what}; {error.mend}", 2)
+        return _say(f"{error.what}; {error.fix}", 2)
     except KeyboardInterrupt:
         return _say("interrupted", 130)
     except BrokenPipeError:
-        # The reader has gone; point stdout elsewhere so that the interpreter's last flush stays silent.
+        # The reader of stdout has gone. Redirect it, so that the interpreter's last flush raises no error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except Exception as error:
@@ -138,13 +142,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _leave(number: int, _frame: FrameType | None) -> NoReturn:
-    """A polite kill unwinds the stack like Ctrl-C does, so that every `finally` stops what it started."""
+    """Unwinds the stack on SIGTERM as on Ctrl-C, so that every `finally` block stops what it started."""
     raise SystemExit(128 + number)
 
 
 def _report(error: Exception) -> int:
-    """The traceback goes to the run's log, or to stderr where there is none."""
-    cause = getattr(error, "cause", error)  # Ray wraps what an actor raised, and its text is a whole traceback
+    """Writes the traceback to the run's log, or to stderr if there is no log, and prints one line."""
+    cause = getattr(error, "cause", error)  # Ray wraps an actor's exception in one whose text is a whole traceback
     name = f"{cause.boundary} fault" if isinstance(cause, Fault) else f"unexpected {type(cause).__name__}"
     log = log_path()
     if log is None and isinstance(cause, OSError) and cause.filename is not None:

@@ -36,5 +36,5 @@ def env_from(args: argparse.Namespace) -> EnvSection:
 
 
 def optional_config_from(args: argparse.Namespace) -> Config:
-    """Returns the config that the command line names, else the defaults, under its overrides. Raises UserError."""
+    """Returns the config that the command line names, or the defaults, with its overrides. Raises UserError."""
     return load_config(args.config, args.overrides) if args.config else default_config(args.overrides)

@@ -1,4 +1,4 @@
-"""`gagpo audit`: what became of every ticket of a run."""
+"""`gagpo audit`: follows every ticket of a run to its end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
         help="prove that no ticket of a run was lost or counted twice",
         description="Follows every ticket of a run to its end: its episode, the learner step that trained its group,\n"
         "or why the group was dropped. Exits with 1 if a group was trained twice, lost without a reason, or trained\n"
-        "on older episodes than learner.staleness allows. Works on a finished run, and on one that goes on.",
+        "on older episodes than learner.staleness allows. Works on finished and on active runs.",
         epilog="examples:\n  gagpo audit runs/alfworld-tiny\n  gagpo audit runs/alfworld-tiny --groups | grep dropped",
     )
     parser.add_argument("run_folder", metavar="RUN", type=Path)
@@ -34,7 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the audit; 1 if anything is wrong."""
+    """Prints the audit. Returns 1 if there are findings."""
     import msgspec
 
     from deploy.runs.audit import audit
@@ -54,25 +54,26 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_journal(folder: RunFolder, config: Config) -> Journal | None:
-    """The store's record; None if no Redis of this run answers, or if it knows nothing of the run any more."""
+    """Returns the store's record, or None if the run's Redis does not answer or no longer holds the run."""
+    from services.config.secrets import redis_url
     from services.store.redis_server import url_served_from
     from services.store.store import Store
 
     known = folder.known()
     if known is None:
         return None
-    url = config.redis.url or url_served_from(folder.path / "redis")
+    url = redis_url(config.redis) or url_served_from(folder.path / "redis")
     if url is None:
         return None
     try:
-        journal = Store(url, known.run).journal()
+        journal = Store(url, known.run, settings=config.redis).journal()
     except StoreFault:
         return None
     return journal if journal.issued else None
 
 
 def line(fate: Fate) -> str:
-    """One group, for grep."""
+    """Returns one group as a line for grep."""
     played = sum(state == "played" for state in fate.tickets.values())
     at = "" if fate.step is None else f" at step {fate.step}"
     age = "" if fate.age is None else f", {fate.age} steps old"
@@ -81,7 +82,7 @@ def line(fate: Fate) -> str:
 
 
 def summary(result: Audit) -> list[str]:
-    """Counts, then everything that is wrong."""
+    """Returns counts, then all findings."""
     states = Counter(fate.state for fate in result.fates)
     counts = ", ".join(f"{count} {state}" for state, count in states.most_common())
     oldest = max((fate.age for fate in result.fates if fate.age is not None), default=0)

@@ -1,4 +1,4 @@
-"""`gagpo bench NAME`: our parts against their references, in one run on one machine."""
+"""`gagpo bench NAME`: measures our parts against their references, in one run on one machine."""
 
 from __future__ import annotations
 
@@ -20,16 +20,20 @@ BENCHES = {
     "credit": "deploy.bench.credit",
     "env-service": "deploy.bench.env_service",
     "explore": "deploy.bench.explore",
+    "learner": "deploy.bench.learner",
+    "loop": "deploy.bench.loop",
     "overhead": "deploy.bench.overhead",
     "rollout": "deploy.bench.rollout",
     "soak": "deploy.bench.soak",
+    "store": "deploy.bench.store",
     "webshop": "deploy.bench.webshop",
+    "weights": "deploy.bench.weights",
 }
-"""Name -> module with `run(tell) -> list[Figure]`. It is imported when it is asked for, because benches import heavy
-packages. The soak's `run` takes two parameters more."""
+"""Name -> module with `run(tell) -> list[Figure]`. A module is imported only when its bench runs, because benches
+import heavy packages. The soak's `run` has two more parameters."""
 
 EVEN = ("env-service", "soak")
-"""Benches whose parts are alike (rounds, minutes), so that a rate tells how long they will take."""
+"""Benches with similar parts (rounds, minutes), for which a rate predicts the time left."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
@@ -38,22 +42,22 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
         "bench",
         help="measure a part against its reference",
         description="Measures a part against its reference in one run. Model, sizes and concurrency are fixed,\n"
-        "so that figures compare from commit to commit.",
+        "so that results can be compared from commit to commit.",
         epilog="examples:\n  gagpo bench alfworld --json\n"
         "  gagpo bench soak --minutes 5 --sessions alfworld=50,webshop=10",
     )
     parser.add_argument("name", choices=sorted(BENCHES))
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    parser.add_argument("--minutes", type=float, help="of the soak (default: 30)")
-    parser.add_argument("--sessions", metavar="NAME=NUMBER,...", help="of the soak: how many of each environment")
+    parser.add_argument("--minutes", type=float, help="length of the soak (default: 30)")
+    parser.add_argument("--sessions", metavar="NAME=NUMBER,...", help="sessions of each environment in the soak")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the bench and prints its figures."""
+    """Runs the bench and prints its results."""
     options = {key: value for key in ("minutes", "sessions") if (value := getattr(args, key)) is not None}
     if options and args.name != "soak":
-        raise UserError(f"the bench {args.name} has no --{next(iter(options))}", "leave it out; it is the soak's")
+        raise UserError(f"the bench {args.name} has no --{next(iter(options))}", "leave it out: only the soak has it")
     console = Console(stderr=True)
     every_s = 1.0 if console.is_terminal else EVERY_S
     with StatusLines(console) as lines, Parts(lines, f"bench {args.name}", every_s=every_s) as parts:
@@ -72,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def table(name: str, figures: Sequence[Figure]) -> Table:
-    """Returns the figures for people. A figure without a reference leaves its cells empty."""
+    """Returns the results as a table. If a figure has no reference, its cells are empty."""
     out = Table(title=f"gagpo bench {name}", box=None, title_justify="left")
     out.add_column("figure")
     for head in ("value", "unit", "reference", "ratio"):

@@ -1,55 +1,27 @@
-"""`gagpo credit`: what an estimator makes of one group, from a file or a pipe."""
+"""`gagpo credit`: what an estimator makes of groups of episodes, from a file or a pipe."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
 from services.config.tree import CreditSection
-from services.errors import UserError
-from services.files import JSON_BYTES, read_bounded
 
 if TYPE_CHECKING:
-    from learner.credit.types import Credit, CreditStep, Estimator
+    from learner.credit.types import Credit
+    from learner.logged_groups.form import LoggedGroup
 
-EXAMPLE = """An episode that its budget cut off may say what it saw last: {"steps": [...], "final_state": "S"}.
+EXAMPLE = """JSON lines have one group in each line; the groups of a file count as those of one learner step.
+A step may tell its action, a group its id: {"id": "task 7", "episodes": [{"steps": [{"state": "S", "action": "go",
+"reward": 0}]}]}. An episode that its budget cut off may say what it saw last: {"steps": [...], "final_state": "S"}.
 Options are the config's keys under learner.credit: docs/reference/configuration.md.
 
-example:
+examples:
   echo '{"episodes": [{"steps": [{"state": "S", "reward": 10, "invalid": false}]},
                       {"steps": [{"state": "S", "reward": 0, "invalid": true}]}]}' | gagpo credit --table
+  gagpo credit rollouts/40.jsonl --from verl --table
 """
-
-
-REFUSED = {
-    ("normalize", "batch"): "the input is one group, and `batch` is over all groups of a learner step",
-    ("state_key", "prompt"): "the input has texts, and `prompt` compares the tokens of whole prompts",
-}
-"""(option, value) -> why it means nothing here."""
-
-
-class _Input(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class _Step(_Input):
-    state: str
-    reward: float
-    invalid: bool = False
-
-
-class _Episode(_Input):
-    steps: list[_Step] = Field(min_length=1)
-    final_state: str | None = None
-
-
-class _Group(_Input):
-    episodes: list[_Episode] = Field(min_length=1)
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -66,13 +38,16 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 def add_parser(subparsers: Any) -> None:
     """Adds `credit`; the command is in `args.run`."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
-        "credit", help="step-level credit of one group, from JSON", epilog=EXAMPLE, formatter_class=_Help,
-        description="Reads the episodes of one group as JSON, prints returns, values, deltas and advantages.")
-    parser.add_argument("file", nargs="?", default="-", metavar="FILE", help="JSON file; - or nothing: standard input")
+        "credit", help="step-level credit of your own episodes, from JSON", epilog=EXAMPLE, formatter_class=_Help,
+        description="Reads groups of episodes as JSON, prints returns, values, deltas and advantages of their steps.")
+    parser.add_argument("file", nargs="?", default="-", metavar="FILE",
+                        help="JSON, or JSON lines; - or nothing: standard input")
+    parser.add_argument("--from", dest="source", choices=("gagpo", "verl"), default="gagpo",
+                        help="whose form the file has; verl: a rollout dump of verl or verl-agent; default %(default)s")
     for name, field in CreditSection.model_fields.items():
         _add_option(parser, name, field.default, get_args(field.annotation))
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print JSON (the default)")
+    form.add_argument("--json", action="store_true", help="print one line of JSON for each group (the default)")
     form.add_argument("--table", action="store_true", help="print a table for people")
     parser.set_defaults(run=run)
 
@@ -89,85 +64,35 @@ def _add_option(parser: argparse.ArgumentParser, name: str, default: Any, values
 
 def run(args: argparse.Namespace) -> int:
     """Prints the credit; 0. Raises UserError for bad input, an option that means nothing here or is out of range."""
-    from learner.credit.registry import estimator
+    from learner.logged_groups.files import read_groups
+    from learner.logged_groups.form import credit_of, credit_options
+    from learner.logged_groups.verl import read_verl
 
-    options = _options(args)
-    chosen = estimator(options.estimator)
-    _needs_only_the_input(options.estimator, chosen)
-    steps = _steps(_parse(_read(args.file)), options)
-    credit, = chosen.batch([chosen.group(steps, options)], options)
-    print(_table(credit) if args.table else _json(credit))
+    options = credit_options({name: getattr(args, name) for name in CreditSection.model_fields})
+    groups = {"gagpo": read_groups, "verl": read_verl}[args.source](args.file)
+    credits = credit_of(groups, options)
+    for number, (group, credit) in enumerate(zip(groups, credits, strict=True), start=1):
+        if args.table and len(groups) > 1:
+            print(f"{'' if number == 1 else chr(10)}group {number}{f': {_cell(group.id)}' if group.id else ''}")
+        print(_table(group, credit) if args.table else _json(group, credit))
     return 0
 
 
-def _options(args: argparse.Namespace) -> CreditSection:
-    given = {name: getattr(args, name) for name in CreditSection.model_fields}
-    for (name, value), reason in REFUSED.items():
-        if given[name] == value:
-            raise UserError(f"option --{name.replace('_', '-')} {value}: {reason}", "choose another value")
-    try:
-        return CreditSection(**given)
-    except ValidationError as error:
-        raise _one_line("option --", error) from None
+def _json(group: LoggedGroup, credit: Credit) -> str:
+    told = {"id": group.id, "actions": group.actions}
+    return json.dumps({**{name: value for name, value in told.items() if value is not None},
+                       **{name: getattr(credit, name)
+                          for name in ("returns", "values", "deltas", "raw_advantages", "advantages")}},
+                      allow_nan=False)
 
 
-def _needs_only_the_input(name: str, chosen: Estimator) -> None:
-    lacking = {"a critic": chosen.needs_critic, "response tokens": chosen.needs_tokens}
-    if any(lacking.values()):
-        what = " and ".join(thing for thing, needed in lacking.items() if needed)
-        raise UserError(f"option --estimator {name}: it needs {what}, which the input does not have",
-                        "see the episodes/ of a run, or choose another")
-
-
-def _steps(group: _Group, options: CreditSection) -> list[list[CreditStep]]:
-    """Steps as the estimators see them; a pooled state goes by the text that stands for it."""
-    from learner.credit.state_keys import TEXT_KEYS, pooled
-    from learner.credit.types import CreditStep
-
-    rows = [[step.state for step in episode.steps] for episode in group.episodes]
-    finals = [episode.final_state for episode in group.episodes]
-    state = pooled(rows, (text for text in finals if text is not None), TEXT_KEYS[options.state_key],
-                   options.similarity)
-    return [[CreditStep(state=state[step.state], reward=step.reward, invalid=step.invalid,
-                        cut_in=state[final] if final is not None and step is episode.steps[-1] else None)
-             for step in episode.steps] for episode, final in zip(group.episodes, finals, strict=True)]
-
-
-def _read(name: str) -> str | bytes:
-    if name == "-":
-        text = sys.stdin.read(JSON_BYTES + 1)
-        if len(text) > JSON_BYTES:
-            raise UserError(f"standard input has more than {JSON_BYTES >> 20} MiB", "give one group at a time")
-        return text
-    try:
-        return read_bounded(Path(name))
-    except OSError as error:
-        raise UserError(f"cannot read {name}: {error.strerror}", "give a JSON file, or - for standard input") from None
-
-
-def _parse(text: str | bytes) -> _Group:
-    try:
-        return _Group.model_validate_json(text)
-    except ValidationError as error:
-        raise _one_line("", error) from None
-
-
-def _one_line(prefix: str, error: ValidationError) -> UserError:
-    first = error.errors()[0]
-    where = prefix + (".".join(str(part) for part in first["loc"]) or "input")
-    return UserError(f"{where}: {first['msg']}", "see gagpo credit --help for the form")
-
-
-def _json(credit: Credit) -> str:
-    return json.dumps({name: getattr(credit, name)
-                       for name in ("returns", "values", "deltas", "raw_advantages", "advantages")}, allow_nan=False)
-
-
-def _table(credit: Credit) -> str:
-    """One line per step, without the columns that the estimator does not have; then how far states are shared."""
+def _table(group: LoggedGroup, credit: Credit) -> str:
+    """One line per step, without the columns that the estimator or the input does not have; then how far states are
+    shared."""
     values = credit.values
     columns: dict[str, list[list[Any]] | None] = {
-        "state": credit.states,  # type: ignore[dict-item]  # the one column of text
+        "state": credit.states,  # type: ignore[dict-item]  # these two are columns of text
+        "action": group.actions,  # type: ignore[dict-item]
         "return": credit.returns,
         "value": credit.baselines or ([[values[s][0] for s in row] for row in credit.states] if values else None),
         "count": [[values[s][1] for s in row] for row in credit.states] if values else None,
@@ -195,8 +120,8 @@ def _sharing(credit: Credit) -> str:
 
 
 def _cell(value: Any) -> str:
-    """Four digits; a text on one line of at most 60 characters."""
+    """Four digits; a text on one line of at most 60 characters; nothing for None."""
     if isinstance(value, float):
         return f"{value:.4f}"
-    text = " ".join(str(value).split())
+    text = "" if value is None else " ".join(str(value).split())
     return text if len(text) <= 60 else f"{text[:59]}…"

@@ -21,7 +21,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
         "doctor",
         help="check this machine",
         description="Checks versions, Redis, ports, memory, GPU and game data, and says how to fix each finding.\n"
-        "Exits with 1 where something would stop a run.",
+        "Exits with 1 if something would stop a run.",
         epilog="example:\n  gagpo doctor --json",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
@@ -29,7 +29,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the findings; 1 where one is an error."""
+    """Prints the findings. Returns 1 if one is an error."""
     findings = examine()
     if args.json:
         print(json.dumps({"format": 1, "findings": [asdict(finding) for finding in findings]}))
@@ -43,5 +43,5 @@ def show(findings: list[Finding], console: Console) -> None:
     for finding in findings:
         line = Text(f"{finding.status:<8}", style=COLOURS[finding.status])
         console.print(line.append(f"{finding.check:<16}", style="bold").append(finding.detail, style="default"))
-        if finding.mend:
-            console.print(Text(f"{'':<24}fix: {finding.mend}"))
+        if finding.fix:
+            console.print(Text(f"{'':<24}fix: {finding.fix}"))

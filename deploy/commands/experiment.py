@@ -11,7 +11,7 @@ EXPERIMENTS = {
     "loglinear": "deploy.experiment.loglinear",
     "tabular": "deploy.experiment.tabular",
 }
-"""Name -> module with `run(args) -> int`, imported when it is asked for."""
+"""Name -> module with `run(args) -> int`, which is imported only when it runs."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
@@ -21,7 +21,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
         help="compare ways to assign credit, over seeds",
         description="credit: trains one small agent per arm and seed from one cold start, on the official games, and\n"
         "writes a small record of each run, a table with intervals over seeds, paired differences and figures\n"
-        "into --out. What has a record is not run again, so the same command goes on after any interruption.\n"
+        "into --out. A run with a record is not made again, so the same command continues after any interruption.\n"
         "loglinear: estimators and state keys with a log-linear policy on ALFWorld games, seconds per run.\n"
         "tabular: estimators against the exact advantages of small mazes, and how fast a policy learns by them.",
         epilog="examples:\n  gagpo experiment credit --parallel 2 --hours 4\n"
@@ -33,19 +33,19 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     )
     parser.add_argument("name", choices=sorted(EXPERIMENTS))
     parser.add_argument("--out", type=Path, metavar="DIR",
-                        help="where results are, and go (default: docs/experiments/NAME)")
+                        help="folder of the results (default: docs/experiments/NAME)")
     parser.add_argument("--seeds", type=_positive, metavar="N", help="seeds of each arm (default: as planned)")
-    parser.add_argument("--report", action="store_true", help="only the table and figures of what is there")
+    parser.add_argument("--report", action="store_true", help="only make the table and figures of existing runs")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
-    training = parser.add_argument_group("of experiments that train")
-    training.add_argument("--config", metavar="FILE", help="what all runs share (default: the shipped one)")
+    training = parser.add_argument_group("experiments that train")
+    training.add_argument("--config", metavar="FILE", help="config of all runs (default: the shipped one)")
     training.add_argument("--arms", metavar="A,B", help="some of the arms (default: all)")
     training.add_argument("--confirm", action="store_true",
                           help="the best arm of the first seeds against GAGPO, on fresh seeds")
     training.add_argument("--parallel", type=_positive, default=1, metavar="N", help="runs at once (default: 1)")
-    training.add_argument("--hours", type=float, metavar="H", help="start no run after so many hours")
+    training.add_argument("--hours", type=float, metavar="H", help="start no run after H hours")
     training.add_argument("--dry-run", action="store_true", help="check everything and list the runs")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="set one key of what all runs share")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="set one key of the config of all runs")
     parser.set_defaults(run=run)
 
 

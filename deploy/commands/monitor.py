@@ -14,16 +14,16 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     parser = subparsers.add_parser(
         "monitor",
         help="watch runs in Prometheus and Grafana",
-        description="Starts Prometheus, and Grafana where it is installed, over all runs of a folder, those that\n"
-        "begin later too, with our boards and alerts, and prints where they are. Their data is in RUNS/.monitor.",
+        description="Starts Prometheus, and Grafana if it is installed, over all runs of a folder (later ones too)\n"
+        "with our boards and alerts, and prints their addresses. Their data is in RUNS/.monitor.",
         epilog="example:\n  gagpo monitor\n  gagpo monitor runs --port 0",
     )
     parser.add_argument("runs_dir", metavar="RUNS", nargs="?", type=Path, default=Path("runs"),
                         help="the folder of the runs (default: runs)")
-    parser.add_argument("--port", type=int, default=9090, help="of Prometheus; 0: a free one (default: 9090)")
-    parser.add_argument("--grafana-port", type=int, default=3000, help="0: a free one (default: 3000)")
-    parser.add_argument("--ray", metavar="FILE", type=Path, help="ask Ray too: prom_metrics_service_discovery.json in "
-                        "the temporary folder of its head")
+    parser.add_argument("--port", type=int, default=9090, help="port of Prometheus; 0: a free one (default: 9090)")
+    parser.add_argument("--grafana-port", type=int, default=3000, help="port of Grafana; 0: a free one (default: 3000)")
+    parser.add_argument("--ray", metavar="FILE", type=Path, help="also scrape Ray: "
+                        "prom_metrics_service_discovery.json in the temporary folder of its head")
     parser.set_defaults(run=run)
 
 
@@ -35,6 +35,6 @@ def run(args: argparse.Namespace) -> None:
     with (prometheus(args.runs_dir, port=args.port, ray=args.ray) as source,
           grafana(args.runs_dir, source, port=args.grafana_port) as pages):
         print(f"Prometheus: {source}", flush=True)
-        print(f"Grafana:    {pages or 'not installed; the boards are in deploy/grafana'}", flush=True)
+        print(f"Grafana:    {pages or 'not installed; the boards are in deploy/prometheus/grafana'}", flush=True)
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
     raise Fault(f"Prometheus or Grafana ended by itself; the logs are in {args.runs_dir / '.monitor'}")

@@ -1,4 +1,4 @@
-"""`gagpo new-env NAME`: a folder with an environment of one's own that works as it stands."""
+"""`gagpo new-env NAME`: writes a folder with an environment of your own that works as it is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from services.errors import UserError
 
 TEMPLATES = Path(__file__).parent / "new_env_template"
-"""One file per file of the new folder, with `.txt` behind its name and NAME for the environment's."""
+"""Folder with a template for each file of the new folder: its name plus `.txt`, with NAME for the environment."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
@@ -19,7 +19,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
         "new-env",
         help="start an environment of your own",
         description="Writes the folder NAME here: a small game, a scripted teacher for the cold start, a config and a\n"
-        "test. All of it works as it stands; replace the game by yours. docs/environments.md explains each part.",
+        "test. All of it works as it is; replace the game by yours. docs/environments.md explains each part.",
         epilog="example:\n  gagpo new-env safe\n  pytest safe\n  gagpo train --config safe/config.yaml --dry-run",
     )
     parser.add_argument("name", metavar="NAME", help="a word in lower case: the folder's and the environment's name")

@@ -1,4 +1,4 @@
-"""`gagpo play TASK`: one game, played by whoever types, or by a program that reads JSON."""
+"""`gagpo play TASK`: plays one game interactively, or with a program that reads and writes JSON."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
         "play",
         help="play one game",
         description="Plays a task interactively. With --json it reads one action per line and prints one object per\n"
-        "line, the reset first. There is no limit of steps unless --max-steps gives one. The environment is found by\n"
-        "the task id; one of your own by --env or --config. An agent plays by the config of its run.",
+        "line, the reset first. There is no limit of steps unless --max-steps gives one. The task id names the\n"
+        "environment; for one of your own, give --env or --config. An agent plays by the config of its run.",
         epilog="examples:\n  gagpo play $(gagpo tasks valid 2>/dev/null | head -1)\n"
         "  gagpo play alfworld-gen/valid/look-0001 --agent runs/alfworld-tiny",
     )
@@ -37,15 +37,15 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     parser.add_argument("--json", action="store_true", help="actions from stdin, one object per line on stdout")
     parser.add_argument("--max-steps", type=_steps, metavar="N", help="end the episode after N steps")
     parser.add_argument("--agent", metavar="RUN|MODEL", type=run_path, help="watch a trained agent play")
-    parser.add_argument("--temperature", type=float, help="of the agent (default: eval.temperature of the config)")
-    parser.add_argument("--seed", type=int, default=0, help="of the agent's draws")
+    parser.add_argument("--temperature", type=float, help="the agent's temperature (default: eval.temperature)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the agent's sampling")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Plays until the input ends. Raises UserError for an unknown task and for missing data or engine."""
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # any bytes are an action, if a bad one
+        sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # any bytes are an action, even if a bad one
     if args.agent is not None:
         _watch(args)
     else:
@@ -82,16 +82,16 @@ def _play_json(session: Session, max_steps: int | None) -> None:
 
 
 def _watch(args: argparse.Namespace) -> None:
-    """The agent acts; records also hold its answer and the action."""
+    """Lets the agent play. Records also hold its answer and its action."""
     from rich.console import Console
 
     from deploy.commands.play_agent import load_agent, moves
     from deploy.runs.policies import resolve
 
-    config, model = resolve(
+    config, policy = resolve(
         args.agent, args.config, {"eval.temperature": args.temperature, "env.name": args.env}, args.overrides)
     session = _open(config.env, args.task)
-    agent, console = load_agent(config, model, seed=args.seed), Console(highlight=False)
+    agent, console = load_agent(config, policy.folder, seed=args.seed), Console(highlight=False)
     outcome, step, limit = session.reset(), 0, args.max_steps or config.env.max_steps
     if args.json:
         _print_record(outcome, step, done=False)

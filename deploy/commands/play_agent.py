@@ -1,4 +1,4 @@
-"""A trained agent that plays one game in this process, for people to watch: transformers, no vLLM, no server."""
+"""A trained agent that plays one game in this process, with transformers and without vLLM or a server."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from envservice.base import Outcome, ParsedAction, Session, Turn
 from rollout.prompt_renderer import PromptRenderer, load_text
 from services.config.tree import Config
+from services.errors import UserError, described
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agent:
-    """Model, tokens and prompt; `temperature` as in evaluations."""
+    """A model with its tokenizer and prompt template. It samples at `temperature`."""
 
     model: PreTrainedModel
     text: PromptRenderer
@@ -25,7 +26,7 @@ class Agent:
     max_tokens: int
 
     def answer(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> tuple[str, ParsedAction]:
-        """The sampled answer in full, and what the environment will receive of it."""
+        """Samples an answer. Returns its full text, and the action for the environment."""
         import torch
 
         prompt = torch.tensor([self.text.prompt(first, turns, now)])
@@ -38,22 +39,27 @@ class Agent:
 
 
 def load_agent(config: Config, model: Path, *, seed: int) -> Agent:
-    """The agent of a Hugging Face folder, playing as `config` says."""
+    """Loads the agent of a Hugging Face folder, which plays by `config`. Raises UserError if the folder is damaged."""
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     torch.manual_seed(seed)
-    return Agent(
-        model=AutoModelForCausalLM.from_pretrained(model, local_files_only=True, trust_remote_code=False).eval(),
-        text=load_text(str(model), config.env),
-        temperature=config.eval.temperature, max_tokens=config.rollout.max_response_tokens)
+    try:
+        policy = AutoModelForCausalLM.from_pretrained(model, local_files_only=True, trust_remote_code=False).eval()
+        text = load_text(str(model), config.env, config.model)
+    except UserError:
+        raise
+    except Exception as error:  # transformers has no type for a file that is not what it should be
+        raise UserError(f"the model at {model} cannot be loaded ({described(error)})", "copy it again") from error
+    return Agent(model=policy, text=text, temperature=config.eval.temperature,
+                 max_tokens=config.rollout.max_response_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentMove:
-    """One step of the agent: its answer, the action in it, and what came of it."""
+    """One turn of the agent: its answer, the action in it, and the outcome."""
 
     answer: str
     action: str
@@ -61,7 +67,7 @@ class AgentMove:
 
 
 def moves(agent: Agent, session: Session, first: Outcome, max_steps: int) -> Iterator[AgentMove]:
-    """Plays from `first`, which reset gave, to the end or for `max_steps`."""
+    """Plays from `first`, the outcome of the reset, to the end or for `max_steps`."""
     turns: list[Turn] = []
     now = first
     while not now.done and len(turns) < max_steps:

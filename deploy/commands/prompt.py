@@ -1,4 +1,4 @@
-"""`gagpo prompt TASK`: the first prompts of a task, as text and as tokens, before anything is trained."""
+"""`gagpo prompt TASK`: shows the first prompts of a task, as text and as tokens, before training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ShownPrompt:
 
     turn: int
     text: str
-    """As the model reads it; without a tokenizer, as the template gives it."""
+    """The text that the model reads, or without a tokenizer the text of the template."""
     tokens: list[str] | None
     ids: list[int] | None
     action: str | None
@@ -46,7 +46,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     )
     parser.add_argument("task", metavar="TASK", help="a task id, as `gagpo tasks SPLIT` prints it")
     add_env_arguments(parser)
-    parser.add_argument("--agent", metavar="RUN|MODEL", type=Path, help="use the tokenizer and the config of this one")
+    parser.add_argument("--agent", metavar="RUN|MODEL", type=Path, help="use the tokenizer and config of this one")
     parser.add_argument("--turns", type=int, default=2, metavar="N", help="how many prompts to show (default: 2)")
     parser.add_argument("--json", action="store_true", help="one JSON object: prompts and stops")
     parser.set_defaults(run=run)
@@ -78,7 +78,8 @@ def _config_and_model(args: argparse.Namespace) -> tuple[Config, Path | None]:
     if args.agent is not None:
         from deploy.runs.policies import resolve
 
-        return resolve(args.agent, args.config, {"env.name": args.env}, args.overrides)
+        config, policy = resolve(args.agent, args.config, {"env.name": args.env}, args.overrides)
+        return config, policy.folder
     config = optional_config_from(args)
     config = config.model_copy(update={"env": env_from(args)})
     return config, config.model.path
@@ -101,7 +102,7 @@ def _renderer(model: Path | None, config: Config) -> PromptRenderer | None:
         raise UserError(f"{model} holds no tokenizer", "give a Hugging Face folder")
     from rollout.prompt_renderer import load_text
 
-    return load_text(str(model), config.env)
+    return load_text(str(model), config.env, config.model)
 
 
 def _prompts(config: Config, session: Session, teacher: Teacher | None, renderer: PromptRenderer | None,
@@ -131,7 +132,7 @@ def _prompts(config: Config, session: Session, teacher: Teacher | None, renderer
 
 
 def _stops(config: Config, renderer: PromptRenderer | None) -> list[str]:
-    """The texts that end an answer. Without a tokenizer, those that a tokenizer made here will have as tokens."""
+    """Returns the texts that end an answer. Without a tokenizer, those that one made here would have as tokens."""
     from envservice.registry import find_spec
 
     if renderer is None:

@@ -1,4 +1,4 @@
-"""`gagpo serve-env`: one environment server. Wiring only."""
+"""`gagpo serve-env`: runs one environment server. Wiring only."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     parser = subparsers.add_parser(
         "serve-env",
         help="serve the environment over HTTP",
-        description="Serves an environment over HTTP until it is told to stop, and says its URL when ready. Its\n"
-        "log is on stderr: short lines on a terminal, JSON elsewhere; stdout that is no terminal gets one\n"
+        description="Serves an environment over HTTP until it is stopped, and prints its URL when it is ready. Its\n"
+        "log is on stderr: short lines on a terminal, otherwise JSON. If stdout is not a terminal, it gets one\n"
         f"line with the URL. Other machines may reach it only with a bearer token, taken from ${ENV_TOKEN_VARIABLE}.",
         epilog="example:\n  gagpo serve-env --config alfworld-tiny --port 8100 env.max_sessions=4096",
     )
@@ -51,7 +51,8 @@ def run(args: argparse.Namespace) -> None:
     spec = find_spec(env.name)
     settings = Settings(
         max_sessions=session_limit(env, spec.session_bytes), record_bytes=sessions_bytes(env),
-        token=os.environ.get(ENV_TOKEN_VARIABLE) or None, open_metrics=is_local(args.host),
+        token=os.environ.get(ENV_TOKEN_VARIABLE) or None,
+        open_metrics=is_local(args.host) or args.run_folder is not None,  # a run's own server: Prometheus has no token
         threaded=spec.threaded(env), recycle_s=None if env.recycle_hours is None else 3600 * env.recycle_hours,
         recycle_bytes=None if env.recycle_gb is None else int(GIB * env.recycle_gb))
     with tracing(optional_config_from(args).metrics.traces, process=process):

@@ -1,4 +1,4 @@
-"""`gagpo sft`: demonstrations by a scripted player, then next-token training on them. Wiring only."""
+"""`gagpo sft`: makes demonstrations with a scripted player and trains a model on them. Wiring only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gagpo status`: how a run stands, from its folder and, while it goes on, from its heartbeats."""
+"""`gagpo status`: shows the state of a run from its folder and, while it is active, from its heartbeats."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from deploy.runs.live_status import Seen, look, value
 from deploy.runs.policies import find_run, run_path
 from deploy.runs.stage import ENDED_WELL, read_stage
 from deploy.runs.verdict import next_commands, verdicts
+from services.controller.watched import STATES
 from services.telemetry.heartbeat import BEAT_S, Beat
 
 WATCH_S = 2.0
 APART_S = BEAT_S + 0.5
 """Between the first two looks: every process has had another heartbeat."""
+WORDS = {"unplaced": "waiting for room on the cluster", "draining": "finishing their work"}
 FINISHED, GOING_ON, INTERRUPTED = "finished", "going on", "interrupted"
 
 
@@ -32,10 +34,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     """Registers the command."""
     parser = subparsers.add_parser(
         "status",
-        help="show how a run stands",
-        description="Shows the stage that a run is in, its last learner step and evaluations. While it goes on: each\n"
-        "of its processes, with the weights held, the speed, the last progress, and what it waits for. After\n"
-        "an interruption: the command that goes on. At the end: the verdict and the next commands.",
+        help="show the state of a run",
+        description="Shows the stage of a run, its last learner step and evaluations. While it is active: each of\n"
+        "its processes, with the weights held, the speed, the last progress, and what it waits for. After an\n"
+        "interruption: the command that continues it. At the end: the verdict and the next commands.",
         epilog="examples:\n  gagpo status alfworld-tiny\n  gagpo status runs/alfworld-tiny --watch",
     )
     parser.add_argument("run_folder", metavar="RUN", type=run_path, help="a run's folder, or its name in runs/")
@@ -45,7 +47,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the status. A run that goes on is looked at twice, a heartbeat apart, so that there are rates."""
+    """Prints the status. It reads an active run twice, a heartbeat apart, so that it can show rates."""
     folder = find_run(args.run_folder)
     seen = Seen()
     seen.take(look(folder.path))
@@ -66,14 +68,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def summary(status: Mapping[str, Any]) -> list[str]:
-    """Returns the case of the run, its evaluations, its warnings, and the verdict or the next command, a line each."""
+    """Returns the state of the run, its evaluations, its warnings, and the verdict or the next command, in lines."""
     lines = [f"{status['run']}: {_case(status)}, learner step {status['step']} of {status['steps']}"]
     if status["seconds_since_step"] is not None:
         lines[0] += f", version {status['version']}"
-        if status["staleness_mean"] is not None:
+        if None not in (status["staleness_mean"], status["staleness_max"]):
             lines[0] += f", trained on episodes {status['staleness_mean']:.2g} steps old (at most " \
                         f"{status['staleness_max']:.0f})"
-        lines.append(f"  last step {span(status['seconds_since_step'])} ago, success {status['success_rate']:.1%}")
+        won = "" if status["success_rate"] is None else f", success {status['success_rate']:.1%}"
+        lines.append(f"  last step {span(status['seconds_since_step'])} ago{won}")
     if status["doing"] and status["state"] == GOING_ON:
         lines.append(f"  {status['doing']}")
     lines += [f"  {line['label']} T={line['temperature']:g}: {line['success_rate']:.1%} "
@@ -96,7 +99,7 @@ def _case(status: Mapping[str, Any]) -> str:
 
 
 def read_status(folder: RunFolder) -> dict[str, Any]:
-    """Returns what the run's folder says."""
+    """Returns the status in the run's folder."""
     config = load_config(folder.config_file)
     history = RunHistory(folder)
     metrics, evaluations = history.metrics, history.evaluations
@@ -118,7 +121,7 @@ def read_status(folder: RunFolder) -> dict[str, Any]:
         "steps": config.steps,
         **{name: last[name] if last else None for name in ("version", "staleness_mean", "staleness_max")},
         "learner_ranks": config.learner.ranks,
-        "seconds_since_step": now - last["time"] if last else None,
+        "seconds_since_step": now - last["time"] if last and last["time"] else None,
         "success_rate": last["success_rate"] if last else None,
         "evaluations": [{key: e[key] for key in shown} for e in evaluations],
         "warnings": [one.text for one in warnings(metrics, evaluations)],
@@ -153,7 +156,7 @@ def table(seen: Seen, *, ranks: int = 1) -> list[str]:
         lines.append(f"  {names[name]:<{width}} {beat.version or '-':<18} {'-' if lag is None else f'{lag:.0f}':>4} "
                      f"{speed(seen, name):>14} {progress:>9}  {beat.doing}{since}")
     driver = seen.now.get("controller")
-    lines += [f"  sick: {line}" for line in (driver.sick if driver else ())]
+    lines += [f"  sick: {line}" for line in (driver.sick if driver else ())] + _roles(driver)
     return lines + _backlog(seen.now)
 
 
@@ -161,6 +164,21 @@ def speed(seen: Seen, name: str) -> str:
     """Returns `123 tokens/s`, `45 steps/s` or `6.7 s a step`; a dash if none is known."""
     found = seen.rate(name)
     return "-" if found is None else f"{found[0]:,.3g} {found[1]}" if found[0] < 1000 else f"{found[0]:,.0f} {found[1]}"
+
+
+def _roles(driver: Beat | None) -> list[str]:
+    """Returns a line for each role whose processes do not all run, or are about to leave."""
+    lines: list[str] = []
+    for role, name in (("rollout", "rollout workers"), ("environment", "environment servers")):
+        wanted = None if driver is None else value(driver, "gagpo_controller_wanted_members", role=role)
+        if driver is None or not wanted:
+            continue
+        counts = {state: value(driver, "gagpo_controller_members", role=role, state=state) or 0 for state in STATES}
+        if counts["running"] != wanted or counts["draining"]:
+            others = ", ".join(f"{counts[state]:.0f} {WORDS.get(state, state)}" for state in STATES
+                               if state != "running" and counts[state])
+            lines.append(f"  {name}: {wanted:.0f} wanted, {counts['running']:.0f} running, {others}")
+    return lines
 
 
 def _backlog(beats: Mapping[str, Beat]) -> list[str]:

@@ -1,4 +1,4 @@
-"""`gagpo tasks SPLIT`: which tasks a split has, and a digest of what is in them."""
+"""`gagpo tasks SPLIT`: lists the tasks of a split, with a digest of their contents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
         "tasks",
         help="list the tasks of a split",
         description="Prints the task ids of a split, one per line, sorted; their number and the digest over their\n"
-        "contents go to stderr. ALFWorld's games are those in ALFWORLD_DATA, or generated ones where it is not\n"
+        "contents go to stderr. ALFWorld's games are those in ALFWORLD_DATA, or generated ones if it is not\n"
         "set. Splits of official games: train, valid_seen, valid_unseen; train_kept and heldout, into which\n"
         "train is divided by game folder. Splits of generated games: train, valid, heldout.",
         epilog="examples:\n  gagpo tasks heldout | head\n  gagpo tasks valid --config alfworld-tiny",

@@ -1,1 +1,1 @@
-"""What commands print while they work."""
+"""The progress output of commands."""

@@ -1,4 +1,4 @@
-"""Says how far work is, at what rate, and how long it will take. Commands with one result show it by StatusLines."""
+"""Shows how far work is, its rate and the time left. Commands with one result use StatusLines."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rich.markup import escape
 from rich.status import Status
 
 EVERY_S = 10.0
-"""Between two plain lines about the same work."""
+"""Seconds between two plain lines about the same work."""
 
 
 def span(seconds: float) -> str:
-    """`45 s`, `12 min`, `2 h 05 min`."""
+    """Returns a duration as text: `45 s`, `12 min`, `2 h 05 min`."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     hours, minutes = divmod(round(seconds / 60), 60)
@@ -26,7 +26,7 @@ def span(seconds: float) -> str:
 class Pace:
     """Follows work of one kind and size after another: `heldout 40/256 games  3.1 games/s  about 70 s left`.
 
-    The rate counts from the first piece that is done: what is loaded before it is no part of the work.
+    The rate counts from the first piece that is done, because loading before it is not part of the work.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -54,7 +54,7 @@ class Pace:
 
 
 class StatusLines:
-    """Prints lines that stay, and lines that pass: a terminal shows only the latest of those, with a spinner."""
+    """Prints permanent lines and passing lines. A terminal shows only the latest passing line, with a spinner."""
 
     def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
@@ -77,18 +77,18 @@ class StatusLines:
             self._status.stop()
 
     def note(self, text: str) -> None:
-        """Prints a line that stays."""
+        """Prints a permanent line."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def passing(self, text: str) -> None:
-        """Shows what goes on now; a plain line without a terminal."""
+        """Shows the current activity. Without a terminal it is a plain line."""
         if self._status is None:
             self.note(text)
         else:
             self._status.update(escape(text))
 
     def waiting(self, text: str) -> None:
-        """Shows what is waited for and for how long; without a terminal there is a line every ten seconds."""
+        """Shows what is awaited and for how long. Without a terminal it prints a line every ten seconds."""
         now = self._clock()
         if self._waits[0] != text:
             self._waits = (text, now)
@@ -97,9 +97,9 @@ class StatusLines:
             self.passing(f"{text}  {span(now - self._waits[1])} so far")
 
     def at(self, what: str, done: float, total: float, unit: str, *, doing: str = "") -> None:
-        """Shows how far something of a known size is, and what it does.
+        """Shows how much of a known amount of work is done, and the current activity.
 
-        Without a terminal there is a line every ten seconds. Work that says what it does also has a line per piece.
+        Without a terminal it prints a line every ten seconds, and one for each piece if `doing` is given.
         """
         text, now = self._pace.at(what, done, total, unit), self._clock()
         news = doing and (done, total) != self._said
@@ -110,8 +110,9 @@ class StatusLines:
 
 
 class Parts:
-    """Shows work whose parts are unlike and may be silent for minutes: how many are done, which one goes on, and for
-    how long, from a thread of its own. There is no rate, because short parts say nothing about long ones.
+    """Shows work whose parts differ and may be silent for minutes: how many are done, which one runs, and for how long.
+
+    It updates from a thread of its own. It shows no rate, because short parts say nothing about long ones.
     """
 
     def __init__(self, lines: StatusLines, what: str, *, every_s: float = EVERY_S,
@@ -132,7 +133,7 @@ class Parts:
         self._thread.join()
 
     def at(self, doing: str, done: float, total: float) -> None:
-        """Shows that the next part begins."""
+        """Shows the part that begins now."""
         with self._lock:
             self._text = f"{self._what} {done:,.4g}/{total:,.4g} parts  {doing}"
             self._say()

@@ -24,7 +24,7 @@ def sparkline(values: list[float], width: int = 40) -> str:
 
 
 def shown(value: float | None, form: str) -> str:
-    """Formats a number of metrics.jsonl; null stands for one that was not finite."""
+    """Formats a number of metrics.jsonl. null stands for a number that was not finite."""
     return "not finite" if value is None else format(value, form)
 
 
@@ -34,20 +34,25 @@ def as_score(summary: Mapping[str, Any]) -> str:
     return "" if score is None else f", score {score:.3g}"
 
 
+def left_out(summary: Mapping[str, Any]) -> str:
+    """Returns `; 3 could not be played` if faults took games from an evaluation."""
+    return f"; {summary['dropped']} could not be played" if summary.get("dropped") else ""
+
+
 def _clock(seconds: float) -> str:
-    """Minutes and whole seconds, `15:59`; rounded down, or the minute would show sixty of them."""
+    """Returns minutes and whole seconds, `15:59`. Seconds are rounded down, because rounding up could show `15:60`."""
     minutes, rest = divmod(int(seconds), 60)
     return f"{minutes:02d}:{rest:02d}"
 
 
 class ProgressView:
-    """Shows a run. Methods take values as they come; drawing is this class's business alone."""
+    """Shows a run. Callers pass plain values; only this class knows how they are drawn."""
 
     def __init__(self, title: str, steps: int, *, console: Console | None = None,
                  record: Callable[[str], object] = lambda _: None,
                  tell: Callable[[str, str], object] = lambda *_: None,
                  clock: Callable[[], float] = time.monotonic) -> None:
-        """`record` keeps every line, for the run's log. `tell` takes the stage and what it does, for `gagpo status`."""
+        """`record` gets every line, for the run's log. `tell` gets the stage and its activity, for `gagpo status`."""
         self._console = console or Console()
         self._record = record
         self._tell = tell
@@ -80,44 +85,50 @@ class ProgressView:
             self._live.stop()
 
     def stage(self, text: str) -> None:
-        """Begins a new stage of the run."""
+        """Shows that a new stage of the run begins."""
         self._stage, self._stage_at, self._passing = text, self._clock(), ""
         self._tell(text, "")
         self._say(text)
 
     def resumed(self, step: int) -> None:
-        """Says from which learner step the run goes on."""
+        """Shows the learner step from which the run continues."""
         self._step = step
         self.note(f"goes on after learner step {step} of {self._steps}" if step else
-                  "goes on; no learner step is kept yet")
+                  "goes on from the start: no learner step is kept yet")
 
     def note(self, text: str) -> None:
-        """Shows something worth knowing."""
+        """Shows a permanent line."""
         self._notes = [*self._notes, text][-KEEP_NOTES:]
         self._say(text)
 
     def warn(self, found: Mapping[str, str]) -> None:
-        """Shows the warnings that hold now, by rule. Each is said once, until it has gone and come back."""
+        """Shows the warnings that hold now, by rule. Each is shown once, and again if it went away and came back."""
         new = [text for rule, text in found.items() if rule not in self._warnings]
         self._warnings = dict(found)
         for text in new:
             self._say(f"warning: {text}")
 
     def passing(self, text: str) -> None:
-        """Shows what goes on now, until something else does."""
+        """Shows the current activity, until the next one."""
         self._passing = text
         self._tell(self._stage, text)
         if self._live is None:
             self._say(text)
 
+    def waits(self, text: str) -> None:
+        """Shows what the run waits for outside of itself; an empty text when it goes on."""
+        self._passing = text
+        self._tell(self._stage, text)
+        self._say(text or "goes on")
+
     def waiting(self, text: str) -> None:
-        """Shows what is waited for and for how long; a plain line when nothing was said for ten seconds."""
+        """Shows what is awaited and for how long. Without a terminal it prints a line after ten silent seconds."""
         waited = self._clock() - self._stage_at
         if self._live is not None or self._clock() - self._said_at >= EVERY_S:
             self.passing(f"{text}  {span(waited)} so far")
 
     def playing(self, label: str, done: int, total: int) -> None:
-        """Shows how far an evaluation is; without a terminal every ten seconds. Its result stands for the last line."""
+        """Shows how far an evaluation is, without a terminal every ten seconds. The result replaces the last line."""
         text, now = self._pace.at(f"evaluation {label}", done, total, "games"), self._clock()
         if self._live is not None or (done < total and now - self._said_at >= EVERY_S):
             self.passing(text)
@@ -136,8 +147,10 @@ class ProgressView:
         )
 
     def _pace_of_steps(self) -> float | None:
-        """Seconds from one step to the next, evaluations between them included. The first step also waited for the
-        samplers to load, so the time counts from its end; None before the second."""
+        """Returns the mean seconds from one step to the next, including evaluations. None before the second step.
+
+        The time counts from the end of the first step, which also waited for the samplers to load.
+        """
         (first, began), (last, now) = (self._arrivals[0], self._arrivals[-1]) if self._arrivals else ((0, 0.0),) * 2
         return (now - began) / (last - first) if last > first and now > began else None
 
@@ -153,7 +166,7 @@ class ProgressView:
         self._say(
             f"evaluation {summary['label']}  T={summary['temperature']:g}  {summary['success_rate']:6.1%} "
             f"[{summary['success_low']:.1%}, {summary['success_high']:.1%}] "
-            f"on {summary['tasks']} games of {summary['split']}{as_score(summary)}"
+            f"on {summary['tasks']} games of {summary['split']}{as_score(summary)}{left_out(summary)}"
         )
 
     def _say(self, text: str) -> None:

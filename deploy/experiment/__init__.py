@@ -1,1 +1,1 @@
-"""Experiments: many runs, one committed result."""
+"""Experiments: many runs and the table that compares them, whose small results are committed."""

@@ -1,4 +1,5 @@
-"""The common ground of an experiment's runs: panels, cold start, and how that did. Made once, checked ever after."""
+"""The parts that all runs of an experiment share: task sets, cold start and its evaluations. Made once, then
+checked."""
 
 from __future__ import annotations
 
@@ -20,38 +21,38 @@ from services.errors import UserError
 
 COLD_START = "cold-start"
 THREADS = 2
-"""Of the cold start: nothing else runs yet, and a small model gains nothing from more."""
+"""Threads of the cold start. A small model gains nothing from more."""
 COMMON = "experiment.json"
 DEADLINE_S = 3600.0
-"""Of the cold start."""
+"""Deadline in seconds of the cold start."""
 MOST_SAMPLES = 9
-"""A game's wins are kept as one digit."""
+"""Most samples of a game, because a record keeps its wins as one digit."""
 
 
 def require_official(config: Config) -> None:
-    """Raises UserError where generated games would be played: they are too easy to tell estimators apart."""
+    """Raises UserError if generated games would be played, which are too easy to separate estimators."""
     if config.env.data is None and not os.environ.get("ALFWORLD_DATA"):
-        raise UserError("the experiment is about the official games, and ALFWORLD_DATA is not set",
+        raise UserError("the experiment needs the official games, and ALFWORLD_DATA is not set",
                         "run alfworld-download and export ALFWORLD_DATA=...")
 
 
 def check_settings(config: Config) -> None:
-    """Raises UserError for what the records cannot hold."""
+    """Raises UserError for settings that the records cannot hold."""
     if not config.sft.enabled:
         raise UserError("sft.enabled is false, and the runs share a cold start", "leave sft.enabled as it is")
     if not config.eval.panel or config.eval.panel_samples > MOST_SAMPLES:
-        raise UserError(f"the experiment judges by the held-out panel, at up to {MOST_SAMPLES} samples a game",
+        raise UserError(f"the experiment judges by the held-out games, with at most {MOST_SAMPLES} samples each",
                         "set eval.panel and eval.panel_samples")
 
 
-def prepare(config: Config, panels: TaskSets, out: Path, progress: RunsProgress) -> dict[str, Any]:
-    """experiment.json, made where it is not there. Raises UserError where it belongs to another experiment."""
+def prepare(config: Config, task_sets: TaskSets, out: Path, progress: RunsProgress) -> dict[str, Any]:
+    """Returns experiment.json, which it makes if needed. Raises UserError if it belongs to another experiment."""
     file, model = out / COMMON, out / COLD_START
     if file.exists():
         common = json.loads(file.read_text())
         same_settings(common["settings"], config, where=str(file))
-        if common["games"] != panels.games:
-            raise UserError(f"{file} is about {common['games']}, and now there is {panels.games}",
+        if common["games"] != task_sets.games:
+            raise UserError(f"{file} belongs to {common['games']}, but the games now are {task_sets.games}",
                             "set ALFWORLD_DATA and env.alfworld as they were, or give another --out")
         if folder_digest(model) != common["cold_start"]:
             raise UserError(f"{model} is not the cold start that the results in {out} began with",
@@ -60,15 +61,16 @@ def prepare(config: Config, panels: TaskSets, out: Path, progress: RunsProgress)
     if not (model / "sft.json").exists():
         _make(config, model, progress)
     common = {
-        "format": FORMAT, "settings": settings_of(config), "games": panels.games, "cold_start": folder_digest(model),
-        "panels": {panels.validation_split: list(panels.validation), panels.heldout_split: list(panels.heldout)},
+        "format": FORMAT, "settings": settings_of(config), "games": task_sets.games, "cold_start": folder_digest(model),
+        "panels": {task_sets.validation_split: list(task_sets.validation),
+                   task_sets.heldout_split: list(task_sets.heldout)},
         "cold_evaluations": []}
     write(file, common)
     return common
 
 
 def _make(config: Config, model: Path, progress: RunsProgress) -> None:
-    progress.note("the cold start that all runs begin with")
+    progress.note("making the cold start from which all runs begin")
     config_file, draft = config.run_dir / "cold-start.yaml", config.run_dir / "cold-start.new"
     dump_config(config, config_file)
     shutil.rmtree(draft, ignore_errors=True)
@@ -80,7 +82,7 @@ def _make(config: Config, model: Path, progress: RunsProgress) -> None:
 
 
 def keep_cold_evaluations(out: Path, common: dict[str, Any], folder: RunFolder) -> None:
-    """The first run to finish says how the cold start did; the later ones are told, and need not play for it."""
+    """Keeps the first finished run's evaluations of the cold start, so that later runs need not play them."""
     if not common["cold_evaluations"]:
         common["cold_evaluations"] = cold_evaluations(folder)
         write(out / COMMON, common)

@@ -1,8 +1,8 @@
-"""`gagpo experiment credit`: ways to assign credit, compared over seeds on one budget. Wiring only.
+"""`gagpo experiment credit`: compares ways to assign credit over seeds, with one budget. Wiring only.
 
-    common ground ▸ runs, seed by seed ▸ a record of each ▸ table.md, summary.json, figures/
+    shared parts ▸ runs, seed by seed ▸ a record of each ▸ table.md, summary.json, figures/
 
-Everything is in --out, small enough to be committed; a run with a record is never made again.
+All results are in --out and small enough to be committed. A run that has a record is never made again.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _wanted(args: argparse.Namespace) -> list[PlannedRun]:
-    """Fresh seeds for the two arms to confirm, else the first seeds for all or those named."""
+    """Returns the runs to make: fresh seeds of the two arms to confirm, or the first seeds of all or named arms."""
     if not args.confirm:
         return first_seeds(chosen(args.arms), args.seeds)
     arms = chosen(args.arms) if args.arms else list(to_confirm(_scores(read_records(args.out))))
@@ -71,7 +71,7 @@ def _wanted(args: argparse.Namespace) -> list[PlannedRun]:
 
 
 def _scores(records: Sequence[Record]) -> dict[str, list[float]]:
-    """Arm -> success on held-out games at the first seeds."""
+    """Returns arm -> success on held-out games at the first seeds."""
     first = [record for record in records if record.seed < CONFIRMING_SEEDS]
     (heldout,) = (measure for measure in measures(first) if measure.name == "heldout")
     arms = {record.arm for record in first}
@@ -89,7 +89,7 @@ def _check_arms(config: Config, wanted: Sequence[PlannedRun]) -> None:
 def _make(config: Config, wanted: Sequence[PlannedRun], args: argparse.Namespace) -> None:
     from deploy.launch import preflight
 
-    panels = preflight.check(config)
+    task_sets = preflight.check(config)
     args.out.mkdir(parents=True, exist_ok=True)
     known = read_records(args.out)
     done = {(record.arm, record.seed) for record in known}
@@ -97,7 +97,7 @@ def _make(config: Config, wanted: Sequence[PlannedRun], args: argparse.Namespace
           RunsProgress(len(wanted), done=sum((one.arm, one.seed) in done for one in wanted), parallel=args.parallel,
                        typical_s=60 * fmean(record.minutes for record in known) if known else None,
                        console=Console(stderr=args.json)) as progress):
-        common = prepare(config, panels, args.out, progress)
+        common = prepare(config, task_sets, args.out, progress)
         missing = left(args.out, wanted, config, common)
         progress.note(f"{len(missing)} of {len(wanted)} runs to make, {args.parallel} at once")
         runner = Runner(config=config, out=args.out, common=common, progress=progress, parallel=args.parallel,
@@ -107,7 +107,7 @@ def _make(config: Config, wanted: Sequence[PlannedRun], args: argparse.Namespace
 
 
 def _report(out: Path, *, as_json: bool) -> int:
-    """table.md, summary.json and figures/ from the records; prints the table. Raises UserError without any."""
+    """Writes table.md, summary.json and figures/ from the records; prints the table. Raises UserError without any."""
     from deploy.report.figures import PAPER, write_figures
 
     records = read_records(out)
@@ -126,5 +126,5 @@ def _report(out: Path, *, as_json: bool) -> int:
 
 
 def _cold(common: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The cold start's line on the held-out games."""
+    """Returns the cold start's evaluation on the held-out games."""
     return next((row for row in common.get("cold_evaluations", []) if row["label"] == COLD), None)

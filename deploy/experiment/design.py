@@ -1,7 +1,7 @@
-"""What `gagpo experiment credit` compares, and in which order its runs are made.
+"""The arms of `gagpo experiment credit`, and the order of its runs.
 
-Every arm changes how credit is assigned and nothing else: tasks, sampling seeds, cold start, budget and loss are those
-of the experiment's config. PPO alone keeps the token-level loss, since its advantages are per token.
+An arm changes only how credit is assigned. Tasks, sampling seeds, cold start, budget and loss come from the
+experiment's config. Only PPO keeps the token-level loss, because its advantages are per token.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from services.config.tree import Config
 from services.errors import UserError
 
 SEEDS = 5
-"""Of every arm."""
+"""Number of seeds of each arm."""
 MORE_SEEDS = 5
-"""Of the MAIN arms, beyond the first."""
+"""Number of further seeds of the MAIN arms."""
 CONFIRMING_SEEDS = 100
-"""The first of the seeds that confirm: none of them is ever used to choose what is confirmed."""
+"""The first of the confirming seeds. None of them is used to choose the arms that are confirmed."""
 
 
 def _arm(title: str, colour: str, estimator: str, **more: object) -> Arm:
-    """Keys of `more` are below learner, with two underscores for the dot."""
+    """Makes an arm. Keys in `more` are config keys below `learner`, with two underscores for each dot."""
     laid = {f"learner.{key.replace('__', '.')}": value for key, value in more.items()}
     return Arm(title=title, colour=colour, overrides={"learner.credit.estimator": estimator, **laid})
 
@@ -39,16 +39,16 @@ ARMS: dict[str, Arm] = {
     "gagpo_loo-first": Arm(title="GAGPO, leave-one-out, one λ", colour="#F0E442", overrides={}, runnable=False),
     "gagpo-observation": _arm("GAGPO, the paper's key", "#56B4E9", "gagpo", credit__state_key="observation"),
 }
-"""Short name -> arm. The order is that of tables, legends and of the runs of one seed."""
+"""Arms by short name, in the order of tables, legends and the runs of one seed."""
 
 MAIN = ("gagpo", "gagpo_loo", "gigpo")
-"""The arms of the two questions that the experiment is about."""
+"""The arms of the experiment's two main questions."""
 
 COMPARISONS = (
     ("gagpo_loo", "gagpo"), ("gagpo", "gigpo"), ("gagpo_loo", "gigpo"), ("gagpo", "grpo"), ("gagpo", "rloo"),
     ("gagpo", "ppo"), ("gagpo", "gagpo-observation"), ("gagpo_loo-first", "gagpo"), ("gagpo_loo-first", "gigpo"),
 )
-"""(a, b): the table has a - b, paired by seed."""
+"""Pairs (a, b) for which the table shows a - b, paired by seed."""
 
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
@@ -60,12 +60,12 @@ class PlannedRun:
 
     @property
     def name(self) -> str:
-        """Of its folder, its log and its JSON."""
+        """Returns the name of its folder, log and JSON file."""
         return f"{self.arm}-seed{self.seed}"
 
 
 def chosen(names: str | None) -> list[str]:
-    """Arms from a list with commas, in the registry's order; None: all. Raises UserError for an unknown one."""
+    """Parses a comma-separated list of arms, and returns them in the order of ARMS. None: all. Raises UserError."""
     known = [name for name, arm in ARMS.items() if arm.runnable]
     wanted = known if names is None else [name.strip() for name in names.split(",")]
     if unknown := [name for name in wanted if name not in known]:
@@ -74,13 +74,13 @@ def chosen(names: str | None) -> list[str]:
 
 
 def runs(arms: Iterable[str], seeds: Iterable[int]) -> list[PlannedRun]:
-    """Seed by seed, all arms of each: wherever the budget ends, what is there is a balanced design but for one seed."""
+    """Returns all arms of the first seed, then of the next, so that a stopped experiment is balanced up to one seed."""
     arms = list(arms)
     return [PlannedRun(arm=arm, seed=seed) for seed in seeds for arm in arms]
 
 
 def first_seeds(arms: Sequence[str], seeds: int | None) -> list[PlannedRun]:
-    """The seeds that choose: `seeds` of all arms; None: as planned, with more of the MAIN arms."""
+    """Returns runs with the choosing seeds: `seeds` of each arm. None: as planned, with more for the MAIN arms."""
     if seeds is not None:
         return runs(arms, range(seeds))
     main = [arm for arm in arms if arm in MAIN]
@@ -88,20 +88,21 @@ def first_seeds(arms: Sequence[str], seeds: int | None) -> list[PlannedRun]:
 
 
 def fresh_seeds(arms: Sequence[str], seeds: int | None) -> list[PlannedRun]:
-    """The seeds that confirm."""
+    """Returns runs with the confirming seeds."""
     return runs(arms, range(CONFIRMING_SEEDS, CONFIRMING_SEEDS + (seeds or SEEDS)))
 
 
 def config_of(run: PlannedRun, config: Config, *, cold_start: str) -> Config:
-    """The config of one run. The seed fixes tasks and sampling seeds, so that the arms of one seed are paired."""
+    """Returns the config of one run. Arms with one seed share tasks and sampling seeds, so they are paired."""
     return lay_over(config, {
         **ARMS[run.arm].overrides, "seed": run.seed, "name": run.name, "runs_dir": str(config.run_dir),
         "sft.enabled": False, "model.path": cold_start, "eval.compare_cold_start": False})
 
 
 def to_confirm(scores: Mapping[str, Sequence[float]]) -> tuple[str, str]:
-    """(winner, comparator) of the MAIN arms by mean score of the first seeds: the best against GAGPO, or GAGPO against
-    the next. Raises UserError where there are no two to choose from.
+    """Returns (winner, comparator) of the MAIN arms by mean score on the first seeds.
+
+    They are the best arm and GAGPO, or GAGPO and the next best. Raises UserError if there are fewer than two arms.
     """
     ranked = sorted((arm for arm in MAIN if scores.get(arm)), key=lambda arm: -sum(scores[arm]) / len(scores[arm]))
     if len(ranked) < 2:

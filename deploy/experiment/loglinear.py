@@ -1,7 +1,7 @@
 """`gagpo experiment loglinear`: estimators and state keys on ALFWorld games with a log-linear policy, seconds per run.
 
-The plan, with its primary outcome and contrasts, is docs/experiments/loglinear.md. Every arm of a seed meets the same
-tasks and the same random numbers. A run is kept as one line of <out>/runs.jsonl; what is there is not run again.
+The plan, with its primary outcome and contrasts, is docs/experiments/loglinear.md. All arms of a seed get the same
+tasks and random numbers. Each run is one line of <out>/runs.jsonl and is never made again.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from services.seeds import seed_for
 
 SEEDS = 60
 FIRST_SEED = 1000
-"""Fresh: no seed of a pilot is among these."""
+"""The first seed. No pilot used this or a later one."""
 STEPS, GROUPS, K = 30, 8, 8
 HELDOUT = 128
 STARTS = {"warm": 0.15, "blind": 0.10}
-"""Name -> the factor on the cloned weights. Warm wins about a quarter of the held-out games, blind 5 to 15%."""
+"""Start -> factor on the cloned weights. `warm` wins about a quarter of the held-out games, `blind` 5 to 15%."""
 RATES = (0.03, 0.08, 0.2)
 BETAS = (0.9, 0.999)
 CLONED_GAMES, CLONE_UPDATES, CLONE_ROWS = 150, 60, 400
@@ -88,8 +88,8 @@ ARMS: dict[str, LoglinearArm] = {
     "graph+stay": LoglinearArm("graph", "stay"),
     "graph-group+adm": LoglinearArm("graph_group", "admissible"),
 }
-"""Keys: `observation` is the paper's; `admissible` adds the admissible actions; `stay` is `admissible`, but an action
-that changes nothing leads back to the state it was taken in."""
+"""Arms with their state keys: `observation` is the paper's; `admissible` adds the admissible actions; `stay` is
+`admissible`, but an action that changes nothing leads back to the same state."""
 
 def run(args: argparse.Namespace) -> int:
     """Makes the runs that are missing, then prints and writes the table."""
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def planned(arms: str | None, seeds: int) -> Iterator[tuple[str, int, str, float]]:
-    """(arm, seed, start, rate), the primary rate first and balanced by seed. Raises UserError for an unknown arm."""
+    """Yields (arm, seed, start, rate), primary rate first, balanced by seed. Raises UserError for an unknown arm."""
     chosen = list(ARMS) if arms is None else [name.strip() for name in arms.split(",")]
     if unknown := [name for name in chosen if name not in ARMS]:
         raise UserError(f"there is no arm {unknown[0]!r}", f"choose among {', '.join(ARMS)}")
@@ -140,7 +140,7 @@ def _environment() -> Environment:
 
 @cache
 def cloned() -> Floats:
-    """Weights [DIMENSIONS] cloned from the scripted searcher, the same in every process."""
+    """Returns weights [DIMENSIONS] cloned from the scripted searcher, the same in every process."""
     environment = _environment()
     rng = random.Random(seed_for("loglinear", "clone"))
     tasks = rng.sample(environment.tasks(environment.training_splits()[0]), CLONED_GAMES)
@@ -157,7 +157,7 @@ def cloned() -> Floats:
 
 
 class Adam:
-    """Adam that ascends, on one vector of weights."""
+    """Gradient ascent with Adam on one vector of weights."""
 
     def __init__(self, rate: float, *, betas: tuple[float, float] = BETAS, theta: Floats | None = None) -> None:
         self.theta = np.zeros(DIMENSIONS) if theta is None else theta.copy()

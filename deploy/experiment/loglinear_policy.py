@@ -2,10 +2,10 @@
 
     π(a | h) = exp(θ·φ(h, a)) / Σ_b exp(θ·φ(h, b))
 
-The candidates are the admissible actions and up to two plausible ones that are not: taking the sought object where it
-may not be, and going to where the agent stands. So the policy can waste a step on "Nothing happens.", as language
-models do. A feature is a description of the action crossed with one part of what the agent remembers, and with all of
-it. Features are hashed into DIMENSIONS weights.
+The candidates are the admissible actions and up to two plausible inadmissible ones: taking the wanted object from a
+place where it may not be, and going to the place where the agent already is. So the policy can waste a turn on "Nothing
+happens.", as language models do. A feature combines a description of the action with one part of the agent's memory, or
+with all of it. Features are hashed into DIMENSIONS weights.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _NAME = re.compile(r"\w+ \d+")
 
 @dataclass(slots=True, kw_only=True)
 class Memory:
-    """What the agent remembers of an episode, updated from what it reads."""
+    """The agent's memory of an episode, updated from the observations."""
 
     type: str
     kind: str
-    """Kind of the sought object, such as `mug`."""
+    """Kind of the wanted object, such as `mug`."""
     target: str
-    """Kind of the receptacle to put it into; of the lamp for `look`."""
+    """Kind of the receptacle to put it into, or of the lamp for `look`."""
     here: str = ""
     holding: bool = False
     treated: bool = False
@@ -54,12 +54,12 @@ class Memory:
 
     @staticmethod
     def of(first: Outcome) -> Memory:
-        """The memory at the start of an episode."""
+        """Returns the memory at the start of an episode."""
         kind, thing, target = parse_task(task_of(first))
         return Memory(type=kind, kind=thing, target=target)
 
     def read(self, action: str, now: Outcome) -> None:
-        """Takes in one turn."""
+        """Updates the memory with one turn."""
         self.last.append(action)
         if now.observation.startswith(NOTHING):
             return
@@ -83,14 +83,14 @@ def _first_name(words: str) -> str:
 
 
 def candidates(memory: Memory, now: Outcome) -> list[str]:
-    """The actions that the policy chooses among, in a fixed order."""
+    """Returns the actions that the policy chooses among, in a fixed order."""
     listed = choices(now)
     extra = [f"go to {memory.here}", f"take {memory.kind} 1 from {memory.here}"] if memory.here else []
     return listed + [action for action in extra if action not in now.admissible_actions]
 
 
 def features(memory: Memory, now: Outcome, actions: Sequence[str]) -> Ints:
-    """[A, F]: the indices of each action's features."""
+    """Returns the indices of each action's features, [A, F]."""
     listed = set(now.admissible_actions)
     held = (memory.holding, memory.treated, min(memory.placed, 1))
     rows = []
@@ -124,9 +124,9 @@ class Decision:
     observation: str
     admissible: tuple[str, ...]
     features: Ints
-    """[A, F]."""
+    """Indices of the features of the candidates, [A, F]."""
     probabilities: Floats
-    """[A]."""
+    """Probabilities of the candidates, [A]."""
     chosen: int
     changed: bool
     """False if the action changed nothing: "Nothing happens." and the same admissible actions."""
@@ -141,7 +141,7 @@ class Play:
 
 
 def play(session: Session, theta: Floats, rng: random.Random) -> Play:
-    """Plays one episode of at most HORIZON turns. Each turn takes one number of `rng`, whatever is chosen."""
+    """Plays one episode of at most HORIZON turns. Each turn draws exactly one number from `rng`."""
     now = session.reset()
     memory, turns = Memory.of(now), []
     while len(turns) < HORIZON and not now.done:
@@ -158,7 +158,7 @@ def play(session: Session, theta: Floats, rng: random.Random) -> Play:
 
 
 def probabilities(theta: Floats, found: Ints) -> Floats:
-    """[A]: softmax of the sums of weights."""
+    """Returns the softmax of the sums of weights, [A]."""
     logits = theta[found].sum(axis=1)
     weights = np.exp(logits - logits.max())
     return weights / weights.sum()
@@ -171,7 +171,7 @@ def score_gradient(turn: Decision, weight: float, out: Floats) -> None:
 
 
 def demonstrate(session: Session, rng: random.Random) -> list[Decision]:
-    """The scripted searcher's episode as decisions; turns whose action is no candidate are left out."""
+    """Returns the scripted searcher's episode as decisions, without the turns whose action is not a candidate."""
     now = session.reset()
     memory, searcher, turns = Memory.of(now), Searcher(now, jump=0.1, rng=rng), []
     while len(turns) < HORIZON and not now.done:

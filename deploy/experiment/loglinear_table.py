@@ -1,4 +1,4 @@
-"""The runs of `gagpo experiment loglinear` as they are kept, and the tables made of them."""
+"""The stored runs of `gagpo experiment loglinear`, and the tables made from them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ RATE = 0.08
 """The learning rate of the primary outcome."""
 CONTRASTS = (("gagpo", "gigpo"), ("loo+adm", "gagpo"), ("loo+adm", "gigpo"), ("graph+adm", "gigpo"),
              ("loo+stay", "loo+adm"), ("graph+stay", "graph+adm"), ("gagpo+adm", "gagpo"), ("gigpo+adm", "gigpo"))
-"""(a, b): a - b, paired by seed. Holm's correction is over these, within one start and outcome."""
+"""Pairs (a, b) for the contrasts a - b, paired by seed. Holm's correction covers them, per start and outcome."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoglinearRun:
-    """One finished run: success of the training episodes of each step, and of the held-out games at the end."""
+    """One finished run: success of the training episodes at each step, and on the held-out games at the end."""
 
     arm: str
     seed: int
@@ -30,23 +30,23 @@ class LoglinearRun:
     success: list[float]
     heldout: float
     unchanged: float
-    """Share of turns whose action changed nothing, over the last five steps."""
+    """Share of turns in the last five steps whose action changed nothing."""
     games: str
     seconds: float
     format: int = FORMAT
 
     @property
     def area(self) -> float:
-        """Mean success over all training steps."""
+        """Returns the mean success over all training steps."""
         return fmean(self.success)
 
 
 def read_runs(file: Path) -> list[LoglinearRun]:
-    """Returns the finished runs; [] without a file. Raises UserError for a line that is no run."""
+    """Returns the finished runs, or [] without a file. Raises UserError for a line that is not a run."""
     try:
         return [LoglinearRun(**json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
     except (json.JSONDecodeError, TypeError) as error:
-        raise UserError(f"{file} has a line that is no run ({error})", "delete that line") from None
+        raise UserError(f"{file} has a line that is not a run ({error})", "delete that line") from None
 
 
 def as_lines(runs: Sequence[LoglinearRun]) -> list[str]:

@@ -1,10 +1,12 @@
-"""A small decision process whose values are known exactly: corridors that fan out and meet again in a few hubs.
+"""A small decision process with exactly known values: corridors that branch and meet again in a few hubs.
 
-Layers of states; every action leads one layer on. A layer `branching` times as wide as the one before is a tree, so its
-states are met by few episodes or by one; a narrow layer is a set of hubs that many episodes pass. The last layer's hubs
-win with different chances. So there are many singletons just before shared states, where credit is hardest.
+States are in layers, and every action leads to the next layer. A layer that is `branching` times as wide as the one
+before is a tree, so few episodes share its states. A narrow layer is a set of hubs through which many episodes pass.
+The hubs of the last layer win with different probabilities. So there are many singleton states just before shared
+states, which is where credit is hardest.
 
-Estimators see it through a View, which may stretch it and show less of what is shared, as prompts with a history do.
+Estimators see the maze through a View, which can lengthen the corridors and split shared states, as prompts with a
+history do.
 """
 
 from __future__ import annotations
@@ -23,15 +25,15 @@ Ints = npt.NDArray[np.int64]
 LAYERS = (1, 4, 16, 3, 12, 48, 3, 12, 48, 3)
 BRANCHING = 4
 HUBS = (0.6, 0.3, 0.1)
-"""Chances that a corridor ends in the first, second, third hub: the good one is rare."""
+"""Probabilities that a corridor ends in the first, second and third hub. The good hub is rare."""
 WINS = (0.05, 0.5, 0.95)
-"""Chance to win from each hub of the last layer."""
+"""Probability to win from each hub of the last layer."""
 REWARD = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Maze:
-    """`successor` int64 [states, actions], -1 in the last layer; `win` float64 [states], 0 before the last layer."""
+    """The maze. `successor`: int64 [states, actions], -1 in the last layer. `win`: float64 [states], 0 before it."""
 
     successor: Ints
     win: Floats
@@ -40,11 +42,11 @@ class Maze:
 
     @property
     def steps(self) -> int:
-        """Of every episode."""
+        """Returns the number of steps of an episode."""
         return self.layers
 
     def values(self, policy: Floats) -> tuple[Floats, Floats]:
-        """V [states] and Q [states, actions] of the policy [states, actions], discounted; exact."""
+        """Returns the exact discounted V [states] and Q [states, actions] of the policy [states, actions]."""
         q = np.repeat((self.win * REWARD)[:, None], BRANCHING, axis=1)
         v = self.win * REWARD
         inner = self.successor[:, 0] >= 0
@@ -54,11 +56,11 @@ class Maze:
         return v, q
 
     def success(self, policy: Floats) -> float:
-        """Chance to win from the start; exact."""
+        """Returns the exact probability to win from the start."""
         return float(self.values(policy)[0][0] / (REWARD * self.gamma ** (self.layers - 1)))
 
     def play(self, policy: Floats, episodes: int, rng: np.random.Generator) -> tuple[Ints, Ints, Floats]:
-        """States [episodes, steps], actions [episodes, steps], final rewards [episodes]."""
+        """Returns states [episodes, steps], actions [episodes, steps] and final rewards [episodes]."""
         states = np.zeros((episodes, self.steps), dtype=np.int64)
         actions = np.zeros_like(states)
         cumulative = np.cumsum(policy, axis=1)[:, :-1]
@@ -72,7 +74,7 @@ class Maze:
 
 
 def make_maze(seed: int, gamma: float) -> Maze:
-    """Corridors end in hubs by chance, as HUBS says; the same seed gives the same maze."""
+    """Makes a maze whose corridors end in hubs with the probabilities HUBS. The same seed gives the same maze."""
     rng = np.random.default_rng(seed)
     starts = np.concatenate([[0], np.cumsum(LAYERS)])
     successor = np.full((starts[-1], BRANCHING), -1, dtype=np.int64)
@@ -88,19 +90,19 @@ def make_maze(seed: int, gamma: float) -> Maze:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """How an episode of the maze looks to an estimator."""
+    """The form in which an estimator sees an episode of the maze."""
 
     history: int = 0
-    """A state's key names the states passed just before it, so many of them."""
+    """Number of previous states that are part of a state's key."""
     corridor: int = 0
-    """Steps behind each one in which nothing is decided; who took the same action in the same state shares them."""
+    """Extra steps after each step, without a decision. Episodes with the same action in the same state share them."""
 
     def group(self, states: Ints, actions: Ints, rewards: Floats) -> list[list[CreditStep]]:
-        """The episodes as estimators take them: [K][steps * (1 + corridor)]; the reward comes last."""
+        """Returns the episodes for estimators, [K][steps * (1 + corridor)], with the reward at the last step."""
         return [self._episode(*row) for row in zip(states.tolist(), actions.tolist(), rewards.tolist(), strict=True)]
 
     def decided(self, credit: list[list[float]]) -> Floats:
-        """Of such credit that of the maze's own steps, [K, steps]."""
+        """Returns the credit of the maze's own steps, [K, steps], from that of all steps."""
         return np.array(credit)[:, ::self.corridor + 1]
 
     def _episode(self, states: list[int], actions: list[int], reward: float) -> list[CreditStep]:
@@ -112,13 +114,13 @@ class View:
 
 
 def softmax(logits: Floats) -> Floats:
-    """[states, actions] to probabilities."""
+    """Returns probabilities from logits, [states, actions]."""
     odds = np.exp(logits - logits.max(1, keepdims=True))
     return odds / odds.sum(1, keepdims=True)
 
 
 def score_gradient(policy: Floats, states: Ints, actions: Ints, advantages: Floats) -> Floats:
-    """Σ A ∇log π over all steps, by the logits [states, actions]."""
+    """Returns Σ A ∇log π over all steps, the gradient by the logits [states, actions]."""
     gradient = np.zeros_like(policy)
     np.add.at(gradient, (states, actions), advantages)
     return gradient - policy * gradient.sum(1, keepdims=True)

@@ -1,4 +1,4 @@
-"""What a person sees of an experiment: finished runs, and the last line of those that go on."""
+"""The progress view of an experiment: finished runs, and the last line of each run in progress."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ KEEP_LINES = 12
 
 
 class Shown(Protocol):
-    """A run that goes on."""
+    """A run in progress."""
 
     name: str
 
     def tail(self, lines: int) -> list[str]:
-        """The last lines that it printed."""
+        """Returns the last lines that it printed."""
         ...
 
 
 class RunsProgress:
-    """A live view in a terminal, plain lines elsewhere. `typical_s`: seconds of a run, where some are known already."""
+    """Shows a live view in a terminal, otherwise plain lines. `typical_s`: seconds of the runs finished before."""
 
     def __init__(self, total: int, *, done: int = 0, parallel: int = 1, typical_s: float | None = None,
                  console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -50,18 +50,18 @@ class RunsProgress:
             self._live.stop()
 
     def note(self, text: str) -> None:
-        """A line with the time since the start."""
+        """Prints a line with the time since the start."""
         line = f"[{span(self._clock() - self._started)}] {text}"
         self._lines = [*self._lines, line][-KEEP_LINES:]
         if self._live is None:
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def running(self, children: Sequence[Shown]) -> None:
-        """Those that go on now."""
+        """Sets the runs in progress."""
         self._running = children
 
     def finished(self, name: str, seconds: float, result: str) -> None:
-        """One run more is kept."""
+        """Shows that a run has finished."""
         self._done += 1
         self._took.append(seconds)
         self.note(f"{self._done}/{self._total} {name}: {result}, {span(seconds)}{self._left()}")
@@ -73,7 +73,7 @@ class RunsProgress:
         return f"; about {span(each * (self._total - self._done) / self._parallel)} left"
 
     def render(self) -> Group:
-        """The live view."""
+        """Returns the live view."""
         head = Text(f"{self._done} of {self._total} runs{self._left()}", style="bold")
         lines = [Text(line, style="dim") for line in self._lines]
         going = [Text(f"{child.name}  {' '.join(child.tail(1))}", no_wrap=True) for child in self._running]

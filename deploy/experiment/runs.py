@@ -1,6 +1,6 @@
-"""Makes the runs of an experiment: `gagpo train` in processes of their own, a record of each, nothing else kept.
+"""Makes the runs of an experiment: `gagpo train` in child processes. Only a record of each run is kept.
 
-A run with a record is done; one without is made from its start. So an experiment goes on wherever it was stopped.
+A run with a record is done. A run without one is made from its start. So an interrupted experiment can continue.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from services.config.tree import Config
 from services.errors import UserError
 
 RUN_DEADLINE_S = 3 * 3600.0
-"""Of one run: many times what any takes; a run that stands still ends itself long before."""
+"""Deadline in seconds of one run, many times the usual. A run without progress ends itself long before."""
 
 
 @contextlib.contextmanager
 def only_one(folder: Path) -> Iterator[None]:
-    """Raises UserError where another experiment uses `folder` for its runs; the lock goes with the process."""
+    """Locks `folder` until the block or the process ends. Raises UserError if another experiment uses it."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "experiment.lock").open("w") as lock:
         try:
@@ -43,12 +43,12 @@ def only_one(folder: Path) -> Iterator[None]:
 
 
 def path_of(out: Path, run: PlannedRun) -> Path:
-    """Where the record of a run is, or will be."""
+    """Returns the path of the record of a run."""
     return out / f"{run.name}.json"
 
 
 def left(out: Path, runs: Sequence[PlannedRun], config: Config, common: Mapping[str, Any]) -> list[PlannedRun]:
-    """Runs without a record. Raises UserError for a record of other settings or of another cold start."""
+    """Returns the runs without a record. Raises UserError for a record with other settings or another cold start."""
     known = {(record.arm, record.seed): record for record in records.read_records(out)}
     for run in runs:
         record = known.get((run.arm, run.seed))
@@ -63,7 +63,7 @@ def left(out: Path, runs: Sequence[PlannedRun], config: Config, common: Mapping[
 
 @dataclass(slots=True, kw_only=True)
 class Runner:
-    """Makes runs, `parallel` at a time, one after another in the given order."""
+    """Makes runs in the given order, `parallel` at a time."""
 
     config: Config
     out: Path
@@ -71,12 +71,12 @@ class Runner:
     progress: RunsProgress
     parallel: int = 1
     hours: float = math.inf
-    """No run is started after so many."""
+    """Hours after which no run is started."""
     _children: dict[PlannedRun, tuple[Child, str]] = field(default_factory=dict)
-    """Those that go on, with the digest of the code that they were started with."""
+    """Runs in progress, each with the digest of the code at its start."""
 
     def make(self, runs: Sequence[PlannedRun]) -> int:
-        """Returns how many were not started for want of time. Raises ChildFailed with the first that fails."""
+        """Makes the runs. Returns how many were not started because time was up. Raises ChildFailed if one fails."""
         waiting, last_start = list(runs), time.monotonic() + 3600 * self.hours
         try:
             while self._children or (waiting and time.monotonic() < last_start):
@@ -97,7 +97,7 @@ class Runner:
 
     def _start(self, run: PlannedRun) -> None:
         config = self._config(run)
-        shutil.rmtree(config.run_dir, ignore_errors=True)  # of a run that was interrupted
+        shutil.rmtree(config.run_dir, ignore_errors=True)  # left by an interrupted run
         give_evaluations(RunFolder(config.run_dir), self.common["cold_evaluations"])
         file = self.config.run_dir / f"{run.name}.yaml"
         dump_config(config, file)

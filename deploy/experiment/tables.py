@@ -11,19 +11,19 @@ from deploy.runs.records import Record
 
 
 def planned(records: Sequence[Record]) -> Design:
-    """The credit experiment's own."""
+    """Returns the design of the credit experiment's tables."""
     return Design(arms=ARMS, comparisons=COMPARISONS, columns=measures(records))
 
 
 def parts_of(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """The seeds that chose, and the fresh ones that confirm: never pooled."""
+    """Returns the records of the choosing and of the confirming seeds, which are never pooled."""
     fresh = [record for record in records if record.seed >= CONFIRMING_SEEDS]
     first = [record for record in records if record.seed < CONFIRMING_SEEDS]
     return {title: chosen for title, chosen in (("First seeds", first), ("Fresh seeds", fresh)) if chosen}
 
 
 def as_lines(records: Sequence[Record], cold: Mapping[str, Any] | None = None) -> list[str]:
-    """Markdown, aligned so that it reads as plain text too. `cold`: the cold start's line on the held-out games."""
+    """Returns aligned Markdown that is readable as plain text. `cold`: the cold start's held-out evaluation."""
     out: list[str] = []
     for title, chosen in parts_of(records).items():
         out += [f"## {title}", ""]
@@ -37,7 +37,7 @@ def as_lines(records: Sequence[Record], cold: Mapping[str, Any] | None = None) -
 
 
 def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A Markdown table, columns padded."""
+    """Returns a Markdown table with padded columns."""
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
 
     def line(cells: Sequence[str]) -> str:

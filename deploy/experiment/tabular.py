@@ -1,15 +1,15 @@
-"""`gagpo experiment tabular`: every estimator where the truth is known, in a maze of many singleton states (maze.py).
+"""`gagpo experiment tabular`: all estimators in mazes with known values and many singleton states (maze.py).
 
-Credit: at one half-trained policy, each estimator's advantages against the exact A = Q - V.
-    bias             root mean square over (state, action), by visits, of mean(Â) - A, less its mean over the actions of
-                     each state: what all actions of a state share moves no policy. In units of reward, as is
+Credit: the estimators' advantages at one half-trained policy, compared with the exact A = Q - V.
+    bias             root mean square over (state, action), weighted by visits, of mean(Â) - A, minus its mean over the
+                     actions of each state, because a shared offset moves no policy. In units of reward, as is
     spread           root mean square of Â around its mean per (state, action); both for estimators in these units
     sign             share of singleton steps with credit whose sign is that of the true advantage
     cosine           between the mean of the estimated policy gradient and the true one: 1 is no bias in direction
     progress         component of one group's gradient along the true one, over its own root mean square length
-Learning: a softmax policy, one group of K a step, advantages scaled to unit root mean square so that all estimators
-take steps of one length; the exact chance to win after each tenth step. Every arm meets the same mazes (paired). Also
-where seven steps lie between two decisions, and where, besides, a key tells the last three states (View).
+Learning: a softmax policy with one group of K per step. Advantages are scaled to unit root mean square, so that all
+estimators take steps of one length. The outcome is the exact probability to win after each tenth step. All arms get the
+same mazes (paired). It is repeated with long corridors between decisions, and with keys that hold a history (View).
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ LEARNING: dict[str, tuple[View, float]] = {
     "steps of 0.1, long corridors": (View(corridor=6), 0.1),
     "steps of 0.1, long corridors, keys with history": (View(corridor=4, history=2), 0.1),
 }
-"""Title -> how the maze looks, and the length of a step."""
+"""Title -> view of the maze and length of a step."""
 GROUPS = 400
-"""Per maze, for the figures on credit."""
+"""Groups per maze for the credit part."""
 MAZES = 12
 HALF_TRAINED = 0.25
-"""Logits as multiples of the uniform policy's true advantages: some way to go, and every action still taken."""
+"""Factor from the uniform policy's true advantages to the logits of a policy that can improve and tries all actions."""
 GAGPO = CreditSection()
 ARMS: dict[str, CreditSection] = {
     "gagpo": GAGPO,
@@ -63,12 +63,12 @@ ARMS: dict[str, CreditSection] = {
 }
 COLOURS = {"gagpo": "#0072B2", "gagpo_boot": "#56B4E9", "gagpo_loo": "#D55E00", "gagpo_mc": "#999999",
            "gagpo_td": "#F0E442", "gigpo": "#009E73", "grpo": "#E69F00"}
-"""Those of the credit experiment, where it has the arm. RLOO's curve is GRPO's: they differ in scale alone."""
+"""Colours, as in the credit experiment. RLOO is left out because its curve equals GRPO's: they differ only in scale."""
 IN_UNITS_OF_REWARD = ("gagpo", "gagpo_boot", "gagpo_loo", "gagpo_mc", "gagpo_td")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Writes tabular.json, tabular.md and tabular.png into --out and prints the tables; 0."""
+    """Writes tabular.json, tabular.md and tabular.png into --out and prints the tables. Returns 0."""
     file = args.out / "tabular.json"
     if args.report and not file.exists():
         raise UserError(f"{file} is not there", "run the experiment without --report")
@@ -85,14 +85,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def advantages(arm: str, view: View, states: Ints, actions: Ints, rewards: Floats) -> tuple[Floats, Floats]:
-    """Raw and final credit of one group, [K, steps] each."""
+    """Returns the raw and the final credit of one group, each [K, steps]."""
     credit = estimator(ARMS[arm].estimator).group(view.group(states, actions, rewards), ARMS[arm])
     return view.decided(credit.raw_advantages), view.decided(credit.advantages)
 
 
 @dataclass(slots=True)
 class _Sums:
-    """What one estimator adds up over the groups of one maze."""
+    """The sums of one estimator over the groups of one maze."""
 
     gradient: Floats
     length: float = 0.0
@@ -101,7 +101,7 @@ class _Sums:
     raw: list[Floats] = field(default_factory=list)
 
     def add(self, raw: Floats, final: Floats, gradient: Floats, truth: Floats) -> None:
-        """One group; `truth` [K, steps] is 0 where the sign does not count."""
+        """Adds one group. `truth` [K, steps] is 0 for steps whose sign does not count."""
         credited = (np.abs(final) > 1e-9) & (np.abs(truth) > 1e-9)
         self.signed += int(credited.sum())
         self.right += int((np.sign(final[credited]) == np.sign(truth[credited])).sum())
@@ -111,7 +111,7 @@ class _Sums:
 
 
 def credit_figures(arms: Sequence[str], seed: int) -> dict[str, dict[str, float]]:
-    """The figures on credit in one maze, by arm."""
+    """Returns the credit measures in one maze, by arm."""
     maze, rng = make_maze(seed, GAGPO.gamma), np.random.default_rng([seed, 1])
     uniform = np.full((len(maze.win), maze.successor.shape[1]), 1 / maze.successor.shape[1])
     v, q = maze.values(uniform)
@@ -145,15 +145,15 @@ def _figures(arm: str, sums: _Sums, exact: Floats, pairs: Ints, truth: Floats) -
 
 
 def _bias_and_spread(raw: Floats, pairs: Ints, truth: Floats) -> dict[str, float]:
-    """`pairs` [N] is state * actions + action of each credit in `raw` [N]; `truth` [states, actions]."""
+    """Returns bias and spread. `pairs` [N]: state * actions + action of each `raw` [N]; `truth`: [states, actions]."""
     visits = np.bincount(pairs, minlength=truth.size).reshape(truth.shape)
-    seen = (visits > 1).all(axis=1)  # states whose every action was met often enough to have a variance
+    seen = (visits > 1).all(axis=1)  # states with at least two visits to every action, so that each has a variance
     n = visits[seen]
     mean, square = (np.bincount(pairs, x, minlength=truth.size).reshape(truth.shape)[seen] / n for x in (raw, raw ** 2))
     variance = (square - mean ** 2) * n / (n - 1)
     gap, weight = mean - truth[seen], n / n.sum(axis=1, keepdims=True)
     gap = gap - (weight * gap).sum(axis=1, keepdims=True)
-    # The mean of few draws is off by chance alone: that much is no bias.
+    # The mean of a few draws differs from the truth by chance, which is not bias.
     chance = variance / n * (1 - weight) ** 2 + ((weight ** 2 * variance / n).sum(1, keepdims=True)
                                                  - weight ** 2 * variance / n)
     return {"bias": float(np.sqrt(max(np.average(gap ** 2 - chance, weights=n), 0.0))),
@@ -161,7 +161,7 @@ def _bias_and_spread(raw: Floats, pairs: Ints, truth: Floats) -> dict[str, float
 
 
 def learning_curve(arm: str, view: View, step_size: float, seed: int) -> list[float]:
-    """Exact chance to win at steps 0, EVERY, 2 EVERY, ..., STEPS."""
+    """Returns the exact probability to win at steps 0, EVERY, 2 EVERY, ..., STEPS."""
     maze, rng = make_maze(seed, GAGPO.gamma), np.random.default_rng([seed, 2])
     logits, curve = np.zeros((len(maze.win), maze.successor.shape[1])), []
     for step in range(STEPS + 1):
@@ -177,7 +177,7 @@ def learning_curve(arm: str, view: View, step_size: float, seed: int) -> list[fl
 
 
 def measure(seeds: int, workers: int, tell: Callable[[str], None]) -> dict[str, Any]:
-    """All figures: {"credit": arm -> figure -> value, "learning": title -> arm -> curve and area, ...}."""
+    """Returns all results: {"credit": arm -> measure -> value, "learning": title -> arm -> curve and area, ...}."""
     with ProcessPoolExecutor(workers) as pool:
         tell(f"credit: {len(ARMS)} estimators, {MAZES} mazes of {GROUPS} groups")
         found = list(pool.map(partial(credit_figures, tuple(ARMS)), range(MAZES)))
@@ -196,7 +196,7 @@ def measure(seeds: int, workers: int, tell: Callable[[str], None]) -> dict[str, 
 
 
 def _learning(curves: Floats, plain: Floats) -> dict[str, Any]:
-    """Mean curve; its area and end with 95% intervals; what the area has over plain GAGPO's, paired by maze."""
+    """Returns the mean curve, its area and end with 95% intervals, and the area's paired difference to plain GAGPO."""
     area = curves.mean(1)
     return {"curve": curves.mean(0).tolist(), "area": mean_interval(area.tolist()),
             "end": mean_interval(curves[:, -1].tolist()),
@@ -204,7 +204,7 @@ def _learning(curves: Floats, plain: Floats) -> dict[str, Any]:
 
 
 def as_lines(result: dict[str, Any]) -> list[str]:
-    """The two tables."""
+    """Returns the two tables."""
     lines = [f"Credit against the truth, K = {result['k']}, {result['mazes']} mazes of {result['groups']} groups:",
              f"  {'':12}{'bias':>8}{'spread':>8}{'sign':>8}{'cosine':>8}{'progress':>10}"]
     for arm, figures in result["credit"].items():
@@ -226,7 +226,7 @@ def _interval(figures: Sequence[float], sign: str = "") -> str:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Mean learning curves, a panel per setting."""
+    """Draws the mean learning curves, one subplot per setting."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -1,1 +1,1 @@
-"""`gagpo explore`: a run's curves, groups, episodes and states in a browser. Reads files, changes none of them."""
+"""`gagpo explore`: shows a run's curves, groups, episodes and states in a browser. It only reads the run's files."""

@@ -1,9 +1,11 @@
-"""Who may look: a bearer token or its cookie, a Host of this machine, and headers that let no page run foreign code."""
+"""Lets in whoever has the token, by header or cookie, and sends headers that let no page run foreign code.
+
+Without a token services/http/admission.py answers only a Host of this machine.
+"""
 
 from __future__ import annotations
 
 import hmac
-import re
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import MutableHeaders
@@ -23,13 +25,10 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
 }
 """Observations are text that anyone may have written: should escaping ever fail, nothing in them runs."""
-PORT = re.compile(r":\d+$")
-LOCAL = ("localhost", "127.0.0.1", "[::1]")
 
 
 class Guard:
-    """Around the whole application. With a token every path asks for it; without one only a Host of this machine is
-    answered, so that no web page elsewhere can point a name of its own at this server (DNS rebinding)."""
+    """Wraps the whole application. If there is a token, every path asks for it."""
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
         self._app, self._token = app, token
@@ -48,10 +47,9 @@ class Guard:
         await (refusal or self._app)(scope, receive, with_headers)
 
     def _judge(self, request: Request) -> Response | None:
-        """None: let in."""
+        """Returns the answer to a request that is not let in, else None."""
         if self._token is None:
-            host = PORT.sub("", request.headers.get("host", ""))
-            return None if host in LOCAL else PlainTextResponse("this explorer answers to localhost alone", 421)
+            return None
         if given := request.query_params.get("token"):
             return self._admit(request, given)
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
@@ -62,11 +60,11 @@ class Guard:
             "runs), or send it as a bearer token", 401, {"www-authenticate": "Bearer"})
 
     def _admit(self, request: Request, given: str) -> Response:
-        """The token moves from the address, which is shown and logged, into a cookie that no script can read."""
+        """Moves the token from the address, which is shown and logged, into a cookie that scripts cannot read."""
         if not self._right(given):
             return PlainTextResponse("this is not the token", 401)
         rest = [(key, value) for key, value in parse_qsl(request.url.query, keep_blank_values=True) if key != "token"]
-        path = "/" + request.url.path.lstrip("/")  # never //host, which would lead elsewhere
+        path = "/" + request.url.path.lstrip("/")  # never //host, which would lead to another server
         reply = RedirectResponse(path + (f"?{urlencode(rest)}" if rest else ""), 303)
         reply.set_cookie(COOKIE, given, max_age=YEAR_S, httponly=True, samesite="strict",
                          secure=request.url.scheme == "https")

@@ -11,7 +11,7 @@ from deploy.report.figures import FIGURES, moving_average
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 420, 170, 44, 20, 8
 MOST_POINTS = 600
-"""Of a drawn line; longer ones are drawn through every n-th value."""
+"""Most points of a drawn line. A longer line is drawn through every n-th value."""
 Rows = Sequence[dict[str, Any]]
 
 
@@ -25,45 +25,45 @@ class CurveLine:
     steps: list[int]
     values: list[float | None]
     thin: str = ""
-    """Points of the values; of the moving average: `thick`."""
+    """Points of the values. `thick` has those of the moving average."""
     thick: str = ""
     band: str = ""
-    """Polygon of the 95% interval, where there is one."""
+    """Polygon of the 95% interval. Empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """One figure of all runs."""
+    """One figure with the lines of all runs."""
 
     name: str
     title: str
     lines: list[CurveLine]
     ticks: list[tuple[float, str]]
-    """(y, label)."""
+    """Ticks of the y axis: (y, label)."""
     marks: list[tuple[float, str]]
-    """(x, label)."""
+    """Ticks of the x axis: (x, label)."""
 
     @property
     def data(self) -> list[dict[str, Any]]:
-        """What the script reads."""
+        """Returns the data for the page's script."""
         return [{"name": line.name, "run": line.run, "steps": line.steps, "values": line.values}
                 for line in self.lines]
 
 
 def training_charts(names: Sequence[str], metrics: Sequence[Rows]) -> list[Chart]:
-    """The curves of the report, over all runs that have them."""
+    """Returns the curves of the report, for all runs that have them."""
     charts: list[Chart] = []
-    for name, panel in ((name, panel) for name, panels in FIGURES.items() for panel in panels):
+    for name, subplot in ((name, subplot) for name, subplots in FIGURES.items() for subplot in subplots):
         lines = [CurveLine(run=i, key=j, name=_label(names, i, key), steps=[row["step"] for row in rows],
                       values=[row.get(key) for row in rows])
-                 for i, rows in enumerate(metrics) for j, key in enumerate(panel.keys) if rows and key in rows[-1]]
+                 for i, rows in enumerate(metrics) for j, key in enumerate(subplot.keys) if rows and key in rows[-1]]
         if lines:
-            charts.append(_chart(name, panel.title, lines))
+            charts.append(_chart(name, subplot.title, lines))
     return charts
 
 
 def evaluation_chart(names: Sequence[str], evaluations: Sequence[Rows]) -> Chart | None:
-    """Success of the curve's evaluations with their intervals; None before the first."""
+    """Returns the success of the curve's evaluations with intervals, or None before the first."""
     lines: list[CurveLine] = []
     bounds: list[list[tuple[float, float]]] = []
     for i, rows in enumerate(evaluations):
@@ -117,7 +117,7 @@ def _chart(name: str, title: str, lines: list[CurveLine], bounds: list[list[tupl
 
 
 def _line(points: list[str]) -> str:
-    """A polyline; a single point is drawn as a short one, as a line of no length shows nothing."""
+    """Returns a polyline. A single point becomes a short line, because a line without length is invisible."""
     if len(points) != 1:
         return " ".join(points)
     x, y = points[0].split(",")
@@ -125,7 +125,7 @@ def _line(points: list[str]) -> str:
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
-    """From 0 where nothing is below it; the top rounded up to one and a half digits."""
+    """Returns the range of the axis: from 0 if no value is below it, the top rounded up to one and a half digits."""
     low, high = min([0.0, *values]), max([0.0, *values])
     if high <= low:
         return low, low + 1.0

@@ -1,4 +1,4 @@
-"""How numbers, tokens and colours are written: the filters of the templates."""
+"""Template filters: the formats of numbers, tokens and colours."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from typing import Any
 from urllib.parse import quote
 
 SHADES = 5
-"""Of each colour of the diverging scale; 8 of the sequential one of values."""
+"""Shades of each colour of the diverging scale. The sequential scale of values has 8."""
 SURPRISE = (0.1, 0.5, 1.5, 3.0)
 """Bounds of -logprob between the five shades of a token."""
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number with a true minus sign; a dash for one that is not known."""
+    """Returns a number with a true minus sign, or a dash if it is unknown."""
     from learner.credit.explanation import plain
 
     return "–" if value is None else plain(value, digits)
 
 
 def signed(value: float | None, digits: int = 3) -> str:
-    """The same, with + before a number above zero."""
+    """Returns a number as `number` does, with + if it is above zero."""
     from learner.credit.explanation import signed as with_sign
 
     return "–" if value is None else with_sign(value, digits)
 
 
 def percent(value: float | None) -> str:
-    """Whole percents."""
+    """Returns a share in whole percents."""
     return "–" if value is None else f"{value:.0%}"
 
 
 def shade(value: float | None, largest: float) -> str:
-    """Class of the diverging scale: n5 ... n1, z, p1 ... p5; empty where nothing is known."""
+    """Returns the CSS class of the diverging scale: n5 ... n1, z, p1 ... p5, or "" if the value is unknown."""
     if value is None:
         return ""
     strength = min(abs(value) / largest, 1.0)
@@ -42,23 +42,23 @@ def shade(value: float | None, largest: float) -> str:
 
 
 def surprise(logprob: float) -> str:
-    """Class of a token: t0 where it was nearly certain, t4 where it was all but ruled out."""
+    """Returns the CSS class of a token: t0 if it was nearly certain, t4 if it was very improbable."""
     return f"t{sum(-logprob > bound for bound in SURPRISE)}"
 
 
 def segment(text: str) -> str:
-    """A part of an address; slashes stay, since group ids have them."""
+    """Returns a text as part of a URL. Slashes stay, because group ids have them."""
     return quote(text, safe="/")
 
 
 def one_line(text: str, length: int = 140) -> str:
-    """White space folded; cut with an ellipsis."""
+    """Returns a text on one line, cut with an ellipsis if it is too long."""
     line = " ".join(text.split())
     return line if len(line) <= length else line[: length - 1] + "…"
 
 
 def short(task: str) -> str:
-    """A task's id without its environment and split, which the page names already."""
+    """Returns a task id without environment and split, which the page shows elsewhere."""
     parts = task.split("/", 2)
     return parts[2] if len(parts) == 3 else task
 

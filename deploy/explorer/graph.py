@@ -16,7 +16,7 @@ from deploy.explorer.groups import Group
 
 LAYER, GAP, MARGIN = 52, 116, 60
 END_GAP = 116
-"""Between the centres of ends, which are boxes with text."""
+"""Distance between the centres of end nodes, which are boxes with text."""
 NARROWEST = 560
 """The page draws a graph as wide as its column, so a narrower one would become too large to read."""
 SHADES = 8
@@ -25,7 +25,7 @@ _ENDS = {"won": "won", "lost": "lost", "turns": "out of turns", "context": "out 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A state, or how episodes ended."""
+    """A state, or an end of episodes."""
 
     x: float
     y: float
@@ -37,12 +37,12 @@ class Node:
     """The action that led to the state most often, `start` for where episodes begin."""
     value: float | None
     shade: int
-    """Of V̄ between 0 and the group's largest, 0 to SHADES."""
+    """Shade of V̄ on a scale from 0 to the group's largest: 0 to SHADES."""
     end: str
-    """Empty for a state."""
+    """Kind of the end. Empty for a state."""
     k: int
     t: int
-    """Its first visit."""
+    """Step of its first visit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +53,12 @@ class Edge:
     action: str
     count: int
     chosen: bool
-    """The episode that is followed took it."""
+    """Whether the highlighted episode took it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateGraph:
-    """Edges first, so that nodes lie above them."""
+    """The drawing. Edges come first, so that nodes are drawn over them."""
 
     width: int
     height: int
@@ -67,7 +67,7 @@ class StateGraph:
 
 
 def draw(group: Group, follow: int | None = None) -> StateGraph:
-    """The states of a group that has state keys; `follow`: the episode whose path stands out."""
+    """Returns the drawing of a group with state keys. `follow`: the episode whose path is highlighted."""
     moves: Counter[tuple[str, str, str]] = Counter()
     followed: set[tuple[str, str, str]] = set()
     ends: Counter[str] = Counter()
@@ -98,7 +98,7 @@ def draw(group: Group, follow: int | None = None) -> StateGraph:
 
 
 def _labels(moves: Counter[tuple[str, str, str]]) -> dict[str, str]:
-    """State -> the action that most often led to it from another state."""
+    """Returns state -> the action that most often led to it from another state."""
     led: dict[str, Counter[str]] = defaultdict(Counter)
     for (a, b, action), count in moves.items():
         if a != b:
@@ -118,7 +118,7 @@ def _state(group: Group, key: str, place: tuple[float, float], highest: float, l
 
 
 def _places(layers: dict[str, int], moves: Counter[tuple[str, str, str]]) -> dict[str, tuple[float, float]]:
-    """Key -> (x, y)."""
+    """Returns key -> (x, y)."""
     rows: dict[int, list[str]] = defaultdict(list)
     for key, layer in layers.items():
         rows[layer].append(key)

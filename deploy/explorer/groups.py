@@ -1,4 +1,4 @@
-"""One group as a page shows it, read from its rows alone; and what is found in it: shared states, the costliest step.
+"""One group, read from its rows in the archive, with its shared states and its costliest step.
 
 Columns that an older archive lacks are None in every step and named in `Group.missing`.
 """
@@ -14,20 +14,20 @@ from deploy.explorer.index import GroupEntry
 from services.config.tree import CreditSection
 
 CREDIT = ("return", "value", "baseline", "delta", "raw_advantage", "advantage", "state_key")
-"""Columns that only steps have that were trained on."""
+"""Columns that only turns which were trained on have."""
 NEWER = ("raw_advantage", "baseline", "prompt_ids", "learner_logprobs", "final_observation")
 """Columns that archives of format 1 lack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepView:
-    """One turn. What the archive does not know is None."""
+    """One turn. Values that the archive lacks are None."""
 
     t: int
     observation: str
-    """What the policy read."""
+    """The observation that the policy read."""
     result: str | None
-    """What its action led to: the next observation."""
+    """The next observation, which is the result of the action."""
     action: str
     valid: bool
     admissible: bool
@@ -37,13 +37,13 @@ class StepView:
     prompt_ids: list[int] | None
     tokens: list[int]
     logprobs: list[float]
-    """Of the sampler."""
+    """Logprobs of the sampler."""
     learner_logprobs: list[float] | None
-    """Of the same tokens, recomputed before the step that trained on them."""
+    """Logprobs of the same tokens, which the learner recomputed before it trained on them."""
     ret: float | None
     """R̂."""
     value: float | None
-    """V̄, or what the estimator set against this step."""
+    """V̄, or the baseline that the estimator used for this turn."""
     delta: float | None
     raw: float | None
     """Â."""
@@ -53,7 +53,7 @@ class StepView:
 
     @property
     def cost(self) -> float:
-        """What steps are compared by: δ, without it A, without credit 0."""
+        """Returns the value by which turns are compared: δ, else A, else 0 without credit."""
         return self.advantage or 0.0 if self.delta is None else self.delta
 
 
@@ -71,27 +71,30 @@ class ShownEpisode:
 
     @property
     def total(self) -> float:
-        """Undiscounted return."""
+        """Returns the undiscounted return."""
         return sum(step.reward for step in self.steps)
 
     @property
     def cut_off(self) -> bool:
-        """A budget ended it, and δ of its last step is r - V̄ whatever was done there: no value followed, as with
-        `bootstrap` one may."""
+        """Returns whether a budget ended it without a value of the last state (`bootstrap` may add one).
+
+        Then δ of its last turn is r - V̄, whatever the action was.
+        """
         last = self.steps[-1]
         return (self.end in ("turns", "context") and last.delta is not None
                 and abs(last.delta - last.reward + (last.value or 0.0)) < 1e-6)
 
     @property
     def costliest_choice(self) -> StepView | None:
-        """The step with the lowest δ below 0, or without δ the lowest advantage: where most of what the state was
-        worth was lost by an action, which the last step of an episode cut off is no case of. None: no step lost
-        anything."""
+        """Returns the turn with the lowest δ below 0 (without δ, the lowest advantage): its action lost the most value.
+
+        It never returns the last turn of an episode that was cut off, which no action caused. None: no turn lost value.
+        """
         return _costliest(self.steps[:-1] if self.cut_off else self.steps)
 
     @property
     def costliest(self) -> StepView | None:
-        """The same; where no action lost anything, the last step, if the cut there did."""
+        """Returns the costliest choice. If no action lost value, returns the last turn if the cut there lost some."""
         return self.costliest_choice or _costliest(self.steps)
 
 
@@ -102,7 +105,7 @@ def _costliest(steps: Sequence[StepView]) -> StepView | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
-    """One step at a state."""
+    """One turn at a state."""
 
     k: int
     step: StepView
@@ -111,16 +114,16 @@ class Visit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """One action at a state, by all steps of the group that took it there."""
+    """One action at a state, with all turns of the group that took it there."""
 
     action: str
     visits: list[Visit]
     own: bool
-    """It is the one of the step shown."""
+    """Whether the turn shown took it."""
 
     @property
     def mean_return(self) -> float:
-        """Of R̂."""
+        """Returns the mean of R̂."""
         return sum(visit.step.ret or 0.0 for visit in self.visits) / len(self.visits)
 
 
@@ -133,7 +136,7 @@ class Group:
     missing: tuple[str, ...]
     """Columns of NEWER that its file lacks."""
     visits: dict[str, list[Visit]] = field(default_factory=dict)
-    """State key -> its steps, in order of k and t."""
+    """State key -> its visits, in order of k and t."""
 
     def __post_init__(self) -> None:
         for episode in self.episodes:
@@ -143,12 +146,12 @@ class Group:
                     self.visits.setdefault(step.state, []).append(visit)
 
     def episode(self, k: int) -> ShownEpisode | None:
-        """None where there is no such member."""
+        """Returns member k, or None if there is no such member."""
         return next((episode for episode in self.episodes if episode.k == k), None)
 
     @property
     def lost(self) -> ShownEpisode | None:
-        """Of the episodes that were not won the one whose costliest choice cost the most; None: all were won."""
+        """Returns the lost episode whose costliest choice cost the most, or None if all were won."""
         def cost(episode: ShownEpisode) -> float:
             return 0.0 if (step := episode.costliest_choice) is None else step.cost
 
@@ -156,19 +159,19 @@ class Group:
 
     @property
     def has_credit(self) -> bool:
-        """Whether it was trained on."""
+        """Returns whether the group was trained on."""
         return any(step.advantage is not None for episode in self.episodes for step in episode.steps)
 
     @property
     def largest(self) -> float:
-        """The largest |A|, which coloured bars are drawn against; at least 1."""
+        """Returns the largest |A|, at least 1, which is the scale of the coloured bars."""
         found = [abs(step.advantage) for episode in self.episodes for step in episode.steps
                  if step.advantage is not None]
         return max([1.0, *found])
 
 
 def alternatives(visits: Sequence[Visit], own: StepView | None = None) -> list[Alternative]:
-    """What was done at a state, the best return first."""
+    """Returns the actions that were taken at a state, the best return first."""
     by_action: dict[str, list[Visit]] = {}
     for visit in visits:
         by_action.setdefault(visit.step.action, []).append(visit)
@@ -178,7 +181,7 @@ def alternatives(visits: Sequence[Visit], own: StepView | None = None) -> list[A
 
 
 def read_group(folder: Path, entry: GroupEntry) -> Group | None:
-    """Reads the row groups that hold the group, and no more; None where the file has since been replaced or is gone."""
+    """Reads only the row groups with this group. Returns None if the file was replaced or deleted meanwhile."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -187,7 +190,7 @@ def read_group(folder: Path, entry: GroupEntry) -> Group | None:
             if max(entry.row_groups) >= file.num_row_groups:
                 return None
             table = file.read_row_groups(list(entry.row_groups))
-    except (OSError, ValueError):  # deleted, or damaged since it was indexed: the next refresh finds out
+    except (OSError, ValueError):  # deleted or damaged after it was indexed; the next refresh notices
         return None
     here = pa.array([group == entry.group for group in table.column("group").to_pylist()])
     rows = table.filter(here).to_pylist()
@@ -220,27 +223,27 @@ def _step(row: dict[str, Any], result: str | None) -> StepView:
 
 
 def credit_input(group: Group, options: CreditSection) -> dict[str, Any]:
-    """The group as `gagpo credit` reads it. States are texts, which it pools as the run did by the same `--state-key`;
-    for the key `prompt`, of which texts know nothing, they are the run's own keys."""
+    """Returns the group as input of `gagpo credit`. States are texts, which it pools by the same `--state-key`. For the
+    key `prompt`, which needs tokens, they are the run's own keys."""
     def state(step: StepView) -> str:
         return (step.state or "") if options.state_key == "prompt" else step.observation
 
     episodes: list[dict[str, Any]] = []
     for episode in group.episodes:
-        episodes.append({"steps": [{"state": state(step), "reward": step.reward, "invalid": not step.valid}
-                                   for step in episode.steps]})
+        episodes.append({"steps": [{"state": state(step), "action": step.action, "reward": step.reward,
+                                    "invalid": not step.valid} for step in episode.steps]})
         if options.state_key != "prompt" and episode.end in ("turns", "context") and episode.final_observation:
             episodes[-1]["final_state"] = episode.final_observation
     return {"episodes": episodes}
 
 
 def credit_options(options: CreditSection) -> Sequence[str]:
-    """The options of `gagpo credit` that differ from its defaults, with the run's values."""
+    """Returns the options of `gagpo credit` with the run's values, where they differ from the defaults."""
     given = options.model_dump()
     if given["state_key"] == "prompt":
-        given["state_key"] = "observation"  # the keys stand in for the texts
+        given["state_key"] = "observation"  # the run's keys take the place of the texts
     if given["normalize"] == "batch":
-        given["normalize"] = "none"  # one group knows nothing of the others: Â is what can be compared
+        given["normalize"] = "none"  # one group cannot be normalised over others, so compare Â
     words: list[str] = []
     for name, default in CreditSection().model_dump().items():
         if given[name] != default:

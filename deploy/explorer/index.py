@@ -1,8 +1,8 @@
-"""What is in a run's archive, group by group: one small index per parquet file, so that no page reads whole files.
+"""The groups of a run's archive. Each parquet file has a small index, so that no page reads whole files.
 
-An index is made once per file, from its narrow columns, and kept as JSON under `<run>/.explorer/`. A replaced file has
-another size or time, and its index is made anew; a new file is found at the next refresh, so the explorer follows a run
-that trains. Where the folder cannot be written the indexes are kept in memory alone.
+An index is made once per file, from its small columns, and cached as JSON under `<run>/.explorer/`. If the size or time
+of a file changes, its index is made again. A refresh finds new files, so the explorer follows an active run. If the
+folder cannot be written, the indexes are only kept in memory.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from deploy.runs.history import unreadable
 from services.files import write_whole
 
 FORMAT = 2
-"""Of the cached indexes: others are made anew."""
+"""Format of the cached indexes. An index of another format is made again."""
 FILE = re.compile(r"step-(\d{8,})(?:-(.+))?\.parquet")
 _OF_GROUPS = ("group", "task", "outcome", "reason", "temperature")
 _TYPE = "task_type"
-"""Archives of formats 1 and 2 lack it."""
+"""Column that archives of formats 1 and 2 lack."""
 _OF_STEPS = ("k", "won", "valid", "reward", "state_key")
 
 
@@ -40,11 +40,11 @@ class GroupEntry:
     file: str
     """The parquet file's name without its ending."""
     step: int
-    """Learner step that trained on it; of an evaluation, the step of its version."""
+    """Learner step that trained on it. For an evaluation, the step of its version."""
     group: str
     task: str
     kind: str
-    """The task's type as its environment names it; in archives that do not say, as its id does: see kind_of."""
+    """The task type by its environment. In archives without it, the type in its id: see kind_of."""
     outcome: str
     """trained, evaluated or dropped."""
     reason: str
@@ -53,25 +53,25 @@ class GroupEntry:
     won: int
     steps: int
     length: float
-    """Mean over episodes."""
+    """Mean number of turns of its episodes."""
     mean_return: float
     spread: float
     """Standard deviation of the episodes' returns (population)."""
     invalid: float
-    """Share of steps."""
+    """Share of turns with invalid output."""
     singletons: float | None
-    """Share of steps whose state no other step of the group has; None: no state keys, as it was not trained on."""
+    """Share of turns whose state no other turn of the group has. None: no state keys, because it was not trained on."""
     row_groups: tuple[int, ...]
-    """Where in the file its rows are."""
+    """Numbers of the parquet row groups that hold its rows."""
 
     @property
     def success(self) -> float:
-        """Share of episodes won."""
+        """Returns the share of won episodes."""
         return self.won / self.episodes
 
 
 class ArchiveIndex:
-    """The groups of one run, in order of file and of place in it. Threads may share it."""
+    """The groups of one run, in order of files and of their place in them. Thread-safe."""
 
     def __init__(self, run: Path) -> None:
         self._episodes, self._cache = run / "episodes", run / ".explorer"
@@ -81,11 +81,11 @@ class ArchiveIndex:
 
     @property
     def warnings(self) -> list[str]:
-        """A line for each file that could not be read at the last refresh."""
+        """Returns a warning for each file that could not be read at the last refresh."""
         return [said for _, said in self._unreadable.values()]
 
     def refresh(self) -> None:
-        """Takes in what is new, replaced or gone. Cheap where nothing is: one look at each file's size and time."""
+        """Indexes new and replaced files and forgets deleted ones. Cheap: it compares size and time of each file."""
         with self._lock:
             found = dict(self._stamps())
             self._files = {name: self._files[name] for name in sorted(found)
@@ -97,20 +97,20 @@ class ArchiveIndex:
             self._files = dict(sorted(self._files.items()))
 
     def _take(self, name: str, stamp: tuple[int, int]) -> None:
-        """One new file. A file that cannot be read is named once and left alone until it is replaced."""
+        """Indexes one file. A file that cannot be read gives one warning and is ignored until it is replaced."""
         try:
             self._files[name] = stamp, self._index(name, stamp)
         except FileNotFoundError:
-            return  # deleted since: it is gone at the next refresh too
-        except (OSError, ValueError, LookupError) as error:  # no parquet file, or none of ours
+            return  # deleted meanwhile; the next refresh forgets it
+        except (OSError, ValueError, LookupError) as error:  # not a parquet file, or not one of ours
             self._unreadable[name] = stamp, unreadable(self._episodes / name, error)
 
     def groups(self) -> list[GroupEntry]:
-        """As of the last refresh."""
+        """Returns the groups as of the last refresh."""
         return [entry for _, entries in list(self._files.values()) for entry in entries]
 
     def find(self, file: str, group: str) -> GroupEntry | None:
-        """None where there is no such group."""
+        """Returns the entry of a group, or None."""
         _, entries = self._files.get(f"{file}.parquet", (None, []))
         return next((entry for entry in entries if entry.group == group), None)
 
@@ -125,18 +125,18 @@ class ArchiveIndex:
 
     def _index(self, name: str, stamp: tuple[int, int]) -> list[GroupEntry]:
         cached = self._cache / f"{name}.json"
-        with suppress(OSError, ValueError, TypeError, KeyError):  # of another format or damaged: made anew
+        with suppress(OSError, ValueError, TypeError, KeyError):  # another format, or damaged: it is made again
             known = json.loads(cached.read_text())
             if known["format"] == FORMAT and known["stamp"] == list(stamp):
                 return [_known(known["columns"], row) for row in known["rows"]]
         entries = index_file(self._episodes / name)
-        with suppress(OSError):  # not ours to write: it is made again at the next start
+        with suppress(OSError):  # no permission to write: it is made again at the next start
             _write(cached, stamp, entries)
         return entries
 
 
 def kind_of(task: str) -> str:
-    """A task's type, guessed: the last but decisive part of its id up to the first `-`; empty for a mere number.
+    """Guesses a task's type from its id: the name before the first `-` in the deciding part. "" for a plain number.
 
     `alfworld/train/pick_heat_then_place_in_recep-Mug-None/trial_T2019` is of type pick_heat_then_place_in_recep.
     """
@@ -146,13 +146,13 @@ def kind_of(task: str) -> str:
 
 
 def index_file(path: Path) -> list[GroupEntry]:
-    """The groups of one archive file. Raises FileNotFoundError, and OSError for one that is no parquet file."""
+    """Returns the groups of one archive file. Raises FileNotFoundError, or OSError if it is not a parquet file."""
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(path) as file:
         of_groups = [name for name in (*_OF_GROUPS, _TYPE) if name in file.schema_arrow.names]
         sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
-        # So few columns are read sooner than threads for them are started.
+        # Reading so few columns is faster than starting threads for them.
         table = file.read_row_groups(range(len(sizes)), columns=[*of_groups, *_OF_STEPS], use_threads=False)
     match = FILE.fullmatch(path.name)
     assert match is not None
@@ -168,7 +168,7 @@ def index_file(path: Path) -> list[GroupEntry]:
 
 def _entry(file: str, step: int, group: dict[str, Any], rows: dict[str, list[Any]],
            at: npt.NDArray[np.intp]) -> GroupEntry:
-    """`group`: what its rows have in common; `rows`: the columns that they differ in; `at`: the row group of each."""
+    """Makes an entry. `group`: values that all rows share. `rows`: other columns. `at`: the row group of each row."""
     returns: dict[int, float] = {}
     for k, reward in zip(rows["k"], rows["reward"], strict=True):
         returns[k] = returns.get(k, 0.0) + reward
@@ -190,7 +190,7 @@ def _known(names: list[str], row: list[Any]) -> GroupEntry:
 
 
 def _write(path: Path, stamp: tuple[int, int], entries: list[GroupEntry]) -> None:
-    """Atomic: several explorers may look at one run."""
+    """Writes an index atomically, because several explorers may show one run."""
     path.parent.mkdir(exist_ok=True)
     names = [field.name for field in fields(GroupEntry)]
     rows = [[getattr(entry, name) for name in names] for entry in entries]

@@ -1,4 +1,4 @@
-"""The long lists: groups, sorted and filtered; evaluations task by task. Pure functions of what a run holds."""
+"""The long lists: groups, sorted and filtered, and evaluations by task. Pure functions."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ ORDERS: dict[str, Callable[[GroupEntry], Any]] = {
     "singletons": lambda entry: -1.0 if entry.singletons is None else entry.singletons,
     "invalid": lambda entry: entry.invalid,
 }
-"""What groups are sorted by."""
+"""Sort keys of the list of groups, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Which groups are shown, and in which order: the query of the page, so that a link shows the same again."""
+    """The filters and order of the list of groups. They are the query of the page, so a link shows the same list."""
 
     sort: str = "step"
     descending: bool = False
     outcome: str = ""
     kind: str = ""
     task: str = ""
-    """Part of the task's id."""
+    """Text that the task id must contain."""
     first: int | None = None
     last: int | None = None
     mixed: bool = False
-    """Only groups whose episodes earned different returns."""
+    """Whether only groups whose episodes have different returns are shown."""
     page: int = 1
 
 
@@ -55,7 +55,7 @@ class GroupPage:
 
 
 def choose(entries: Sequence[GroupEntry], choice: Choice) -> GroupPage:
-    """The page asked for; one beyond the last is the last."""
+    """Returns the requested page, or the last one if there are fewer."""
     kept = [entry for entry in entries if _fits(entry, choice)]
     kept.sort(key=ORDERS[choice.sort], reverse=choice.descending)
     pages = max(1, -(-len(kept) // PAGE))
@@ -89,19 +89,19 @@ class Column:
 
     @property
     def title(self) -> str:
-        """`step 20 T=0.4`, `after RL T=1`."""
+        """Returns the title: `step 20 T=0.4`, `after RL T=1`."""
         name = f"step {self.step}" if self.label.startswith("step-") else TITLES.get(self.label, self.label)
         return f"{name} T={self.temperature:g}"
 
     @property
     def file(self) -> str:
-        """The archive file of its episodes."""
+        """Returns the name of the archive file with its episodes."""
         return f"step-{self.step:08d}-{self.label}-T{self.temperature:g}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskLine:
-    """One task: its success in each evaluation, None where it was not played."""
+    """One task: its success in each evaluation, None if it was not played."""
 
     task: str
     kind: str
@@ -109,7 +109,7 @@ class TaskLine:
 
     @property
     def changes(self) -> int:
-        """How often it went from won to lost or back."""
+        """Returns how often the task's outcome changed between evaluations."""
         known = [cell >= 0.5 for cell in self.cells if cell is not None]
         return sum(a != b for a, b in pairwise(known))
 
@@ -124,12 +124,12 @@ class Matrix:
     lines: list[TaskLine]
     kinds: list[str]
     groups: dict[tuple[str, str], GroupEntry] = field(default_factory=dict)
-    """(file, task) -> the episodes."""
+    """(file, task) -> group with the episodes."""
 
 
 def matrix(evaluations: Sequence[dict[str, Any]], entries: Iterable[GroupEntry], *, split: str = "", kind: str = "",
            sort: str = "task", descending: bool = False) -> Matrix | None:
-    """`sort`: task, kind, changes, or the number of a column. None where nothing of the kind was evaluated."""
+    """Returns the matrix, or None if no such task was evaluated. `sort`: task, kind, changes, or a column number."""
     splits = list(dict.fromkeys(row["split"] for row in evaluations))
     if not splits:
         return None

@@ -1,4 +1,4 @@
-"""What each page shows, as plain values for its template. Knows no HTTP."""
+"""The content of each page, as plain values for its template. Independent of HTTP."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from deploy.explorer.lists import Choice, choose, matrix
 from deploy.explorer.runs import ExploredRun, Piece
 from deploy.explorer.verdict import heading, judge, sentences
 from deploy.runs.comparison import TITLES, TRAINED
+from deploy.runs.health import warnings
 from deploy.runs.verdict import verdicts
 
 SHOWN = 8
-"""Actions listed at a state; their number is given where there are more."""
+"""Most actions listed at a state. If there are more, their number is shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRow:
-    """A step of the episode page."""
+    """One turn on the episode page."""
 
     step: StepView
     pieces: list[Piece]
@@ -34,18 +35,18 @@ class StepRow:
     alternatives: list[Alternative]
     visits: int
     episodes: int
-    """That were in this state."""
+    """Number of episodes that visited this state."""
     calculation: list[str]
-    """How its numbers come about, a line each."""
+    """The formulas of its numbers, one per line."""
 
     @property
     def shown(self) -> list[Alternative]:
-        """The best few, and the step's own."""
+        """Returns the best few alternatives, and the turn's own action."""
         return [a for i, a in enumerate(self.alternatives) if i < SHOWN or a.own]
 
 
 def home(runs: Sequence[ExploredRun]) -> dict[str, Any]:
-    """Curves of all runs, and where each stands."""
+    """Returns the content of the first page: curves and status of all runs."""
     names, evaluations = [run.name for run in runs], [run.evaluations for run in runs]
     first = evaluation_chart(names, evaluations)
     charts = ([first] if first else []) + training_charts(names, [run.metrics for run in runs])
@@ -57,14 +58,15 @@ def home(runs: Sequence[ExploredRun]) -> dict[str, Any]:
             "files": len({entry.file for entry in entries}), "last": run.metrics[-1] if run.metrics else None,
             "evaluation": trained_policy(run.evaluations),
             "verdicts": [one.text for one in verdicts(run.evaluations)],
+            "warnings": [one.text for one in warnings(run.metrics, run.evaluations)],
             "lost": any(entry.won < entry.episodes for entry in entries),
             "planned": run.config.get("steps"), "estimator": run.credit.estimator})
     return {"charts": charts, "cards": cards}
 
 
 def trained_policy(evaluations: Sequence[dict[str, Any]]) -> dict[str, str] | None:
-    """How the policy that RL made does: on the held-out games once it has played them, else at its last evaluation.
-    The rows of the control (more cold start) and of the policy before RL are about others."""
+    """Returns the success of the policy after RL: on the held-out games if it has played them, else at its last
+    evaluation. It leaves out the rows of the control (more cold start) and of the policy before RL."""
     final = [row for row in evaluations if row["label"] == TRAINED]
     curve = sorted((row for row in evaluations if row["label"] not in TITLES), key=lambda row: row["step"])
     if not (rows := final[:1] or curve[-1:]):
@@ -76,26 +78,26 @@ def trained_policy(evaluations: Sequence[dict[str, Any]]) -> dict[str, str] | No
 
 
 def groups(run: ExploredRun, choice: Choice) -> dict[str, Any]:
-    """One page of the groups."""
+    """Returns one page of the list of groups."""
     return {"choice": choice, "listed": choose(run.groups(), choice)}
 
 
 def instructive(entries: Sequence[GroupEntry]) -> GroupEntry | None:
-    """The group whose lost episodes say most about the policy as it is: trained on, with both won and lost episodes, of
-    the latest learner step, then of the widest spread of returns and the shortest episodes. None: nothing was lost."""
+    """Returns the group whose lost episodes say most about the present policy: trained on, with won and lost episodes,
+    from the latest learner step, with the widest spread of returns and the shortest episodes. None: no lost episode."""
     lost = [entry for entry in entries if entry.won < entry.episodes]
     return max(lost, key=lambda entry: (entry.outcome == "trained", entry.spread > 0, entry.step, entry.spread,
                                         -entry.length), default=None)
 
 
 def evaluations(run: ExploredRun, *, split: str, kind: str, sort: str, descending: bool) -> dict[str, Any]:
-    """Tasks by evaluations."""
+    """Returns the content of the page of evaluations by task."""
     found = matrix(run.evaluations, run.groups(), split=split, kind=kind, sort=sort, descending=descending)
     return {"matrix": found, "kind": kind, "sort": sort, "descending": descending}
 
 
 def group(run: ExploredRun, found: Group, k: int | None) -> dict[str, Any]:
-    """Its episodes, its states, and their graph; `k`: the episode whose path is drawn over it."""
+    """Returns a group's episodes, states and graph. `k`: the episode whose path is highlighted."""
     states = sorted(found.visits.items(), key=lambda item: (-len(item[1]), item[1][0].step.t))
     return {
         "group": found, "entry": found.entry, "k": k, "graph": draw(found, k) if found.visits else None,
@@ -104,7 +106,7 @@ def group(run: ExploredRun, found: Group, k: int | None) -> dict[str, Any]:
 
 
 def episode(run: ExploredRun, found: Group, member: ShownEpisode) -> dict[str, Any]:
-    """One row per step, and which of them lost it."""
+    """Returns one row per turn, and the turn that lost the episode."""
     from learner.credit.registry import estimator
 
     order = [other.k for other in found.episodes]
@@ -134,13 +136,13 @@ def _row(run: ExploredRun, found: Group, step: StepView, lines: list[str]) -> St
 
 
 def _ratio(learner: float, sampler: float) -> float | None:
-    """None where a logprob is not finite."""
+    """Returns the probability ratio, or None if a logprob is not finite."""
     difference = learner - sampler
     return math.exp(min(difference, 50.0)) if math.isfinite(difference) else None
 
 
 def task(runs: Sequence[ExploredRun], name: str, last: int) -> dict[str, Any]:
-    """Each run's latest `last` groups of one task, side by side."""
+    """Returns the latest `last` groups of one task in each run, side by side."""
     columns = []
     for run in runs:
         entries = [entry for entry in run.groups() if entry.task == name]
@@ -152,13 +154,13 @@ def task(runs: Sequence[ExploredRun], name: str, last: int) -> dict[str, Any]:
 
 
 def credit_file(found: Group) -> str:
-    """What the group is called as a file."""
+    """Returns the file name of the exported group."""
     plain = "".join(c if c.isascii() and (c.isalnum() or c in ".-") else "-" for c in found.entry.group)
     return f"{found.entry.file}-{plain}.json"
 
 
 def command(run: ExploredRun, found: Group) -> str | None:
-    """`gagpo credit` on the exported group; None where it was not trained on, or its credit needs more than texts."""
+    """Returns the `gagpo credit` command for the exported group. None if it was not trained on or needs a critic."""
     from learner.credit.registry import estimator
 
     chosen = estimator(run.credit.estimator)

@@ -1,4 +1,4 @@
-"""A run's folder as the explorer reads it: metrics, evaluations, archive, config, tokenizer. Knows nothing of HTTP."""
+"""Reads the folder of a run: metrics, evaluations, archive, config, tokenizer. Independent of HTTP."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class Piece:
     text: str
     logprob: float
     ratio: float | None
-    """exp(learner's logprob - sampler's); None: not recorded."""
+    """exp(learner's logprob - sampler's logprob). None: not recorded."""
 
 
 class ExploredRun:
-    """One run under a name that no other run of this explorer has. Raises UserError for a folder that holds none."""
+    """One run, with a name that is unique in this explorer. Raises UserError for a folder without a run."""
 
     def __init__(self, path: Path, name: str) -> None:
         folder = RunFolder(path)
         if not path.is_dir():
             raise UserError(f"there is no folder {path}", "give runs/<name>")
         if not folder.config_file.exists():
-            raise UserError(f"{path} is no run's folder", "give runs/<name>")
+            raise UserError(f"{path} is not the folder of a run", "give runs/<name>")
         if not (path / "episodes").is_dir() and not folder.metrics.exists():
             raise UserError(f"{path} has neither episodes nor metrics yet", "look again when it has trained a step")
         self.path, self.name = path, name
@@ -47,37 +47,37 @@ class ExploredRun:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """One row per learner step."""
+        """Returns one row per learner step."""
         return self._history.metrics
 
     @property
     def evaluations(self) -> list[dict[str, Any]]:
-        """One row per label and temperature."""
+        """Returns one row per label and temperature."""
         return self._history.evaluations
 
     @property
     def finished(self) -> bool:
-        """Whether its final table is there."""
+        """Returns whether its final table exists."""
         return RunFolder(self.path).summary.exists()
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """config.yaml as it stands: a run of an older version may have keys that this one does not know."""
+        """Returns config.yaml unchecked, because a run of an older version may have unknown keys."""
         return read_tree(RunFolder(self.path).config_file)
 
     @cached_property
     def credit(self) -> CreditSection:
-        """How it assigned credit; keys that the config does not name are at their defaults."""
+        """Returns the run's credit settings, with defaults for keys that its config lacks."""
         learner = self.config.get("learner")
         try:
             return CreditSection(**(learner or {}).get("credit", {}))
         except (ValidationError, AttributeError, TypeError) as error:
             raise UserError(f"learner.credit in {self.path}/config.yaml: {error}".splitlines()[0],
-                            "mend it there, or explore with the version that trained the run") from None
+                            "fix it there, or explore with the version that trained the run") from None
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The policy's own; None where the folder no longer holds it."""
+        """Returns the policy's tokenizer, or None if the folder does not hold it any more."""
         model = (self.config.get("model") or {}).get("path")
         folder = RunFolder(self.path)
         places = [folder.cold_model, folder.trained_model, *([Path(model)] if model else [])]
@@ -85,21 +85,21 @@ class ExploredRun:
         return None if found is None else read_tokenizer(found)
 
     def text(self, ids: Sequence[int]) -> str | None:
-        """All tokens as text, special ones too; None without the tokenizer."""
+        """Returns all tokens as text, including special ones. None without the tokenizer."""
         return None if self.tokenizer is None else self.tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def piece(self, token: int) -> str:
-        """One token as text: of a character that several tokens make up, a replacement character."""
+        """Returns one token as text. A part of a character becomes a replacement character."""
         return f"⟨{token}⟩" if self.tokenizer is None else self.tokenizer.decode([token], skip_special_tokens=False)
 
     def groups(self) -> list[GroupEntry]:
-        """All groups of the archive as it is now."""
+        """Returns all present groups of the archive."""
         self.index.refresh()
         return self.index.groups()
 
     def group(self, file: str, group: str) -> Group | None:
-        """None where the archive has no such group."""
-        for _ in range(2):  # a file may be replaced between its index and its rows
+        """Returns a group, or None if the archive does not have it."""
+        for _ in range(2):  # the file may be replaced between reading its index and its rows
             self.index.refresh()
             entry = self.index.find(file, group)
             if entry is None:
@@ -110,7 +110,7 @@ class ExploredRun:
 
 
 def open_runs(paths: Sequence[Path]) -> list[ExploredRun]:
-    """Runs under the names of their folders; a second one of the same name gets a number. Raises UserError."""
+    """Opens runs, named by their folders. A second run of the same name gets a number. Raises UserError."""
     runs: list[ExploredRun] = []
     for path in paths:
         name = path.resolve().name

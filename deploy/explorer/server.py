@@ -1,4 +1,4 @@
-"""The explorer as a process: bind first, say the address, index, serve."""
+"""Runs the explorer as a process: binds the port, indexes the runs, prints the address, serves."""
 
 from __future__ import annotations
 
@@ -30,5 +30,9 @@ def serve(runs: Sequence[ExploredRun], *, host: str, port: int, token: str | Non
         name, number = listener.getsockname()[:2]
         print(f"exploring on http://{f'[{name}]' if ':' in name else name}:{number}/"
               f"{'?token=$' + EXPLORE_TOKEN_VARIABLE if token else ''}", flush=True)
-        config = server_config(create_app(runs, token), local_only=token is None, timeout_graceful_shutdown=DRAIN_S)
-        uvicorn.Server(config).run(sockets=[listener])
+        uvicorn.Server(explorer_config(runs, token)).run(sockets=[listener])
+
+
+def explorer_config(runs: Sequence[ExploredRun], token: str | None) -> uvicorn.Config:
+    """Returns the server's config; its `app` holds all checks of a request."""
+    return server_config(create_app(runs, token), local_only=token is None, timeout_graceful_shutdown=DRAIN_S)

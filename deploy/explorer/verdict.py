@@ -1,5 +1,7 @@
-"""What the episode page says first: the step that lost the episode, what would have been better, what else it answers
-for. Sentences are lists of parts, of which the template makes markup; none of it is made here."""
+"""The verdict on the episode page: the turn that lost the episode, a better action, and the lowest advantage.
+
+Sentences are lists of parts. The template turns them into markup.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,12 @@ from deploy.explorer.filters import number, signed
 from deploy.explorer.groups import Alternative, Group, ShownEpisode, StepView, alternatives
 
 SEEN = 3
-"""Steps that took the better action which are linked to."""
+"""Most links to turns that took the better action."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A piece of a sentence: plain text, an action, or a link to step `t`, of this episode where there is no `k`."""
+    """A part of a sentence: plain text, an action, or a link to turn `t` of episode `k` (None: this episode)."""
 
     text: str
     action: bool = False
@@ -28,22 +30,22 @@ Sentence = list[Part]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeVerdict:
-    """What was found in an episode."""
+    """The findings about an episode."""
 
     worst: StepView | None
-    """The step that lost the most."""
+    """The turn that lost the most value."""
     then: StepView | None = None
-    """The one after it."""
+    """The turn after it."""
     better: Alternative | None = None
-    """What earned more from the same state, the best of the group."""
+    """The group's best action from the same state, if it earned more."""
     cut: StepView | None = None
-    """The last step, where the cut there cost more than any action."""
+    """The last turn, if the cut there cost more than any action."""
     lowest: StepView | None = None
-    """The step with the lowest advantage."""
+    """The turn with the lowest advantage."""
 
 
 def judge(group: Group, episode: ShownEpisode) -> EpisodeVerdict:
-    """Pure numbers; without credit everything is None."""
+    """Returns the verdict on an episode. Without credit, all its fields are None."""
     worst, last = episode.costliest, episode.steps[-1]
     if worst is None:
         return EpisodeVerdict(worst=None)
@@ -64,7 +66,7 @@ def _better(group: Group, step: StepView) -> Alternative | None:
 
 
 def heading(found: EpisodeVerdict, episode: ShownEpisode) -> Sentence:
-    """Which step it was, and what was done there; [] where nothing was lost."""
+    """Returns the turn that lost the most and its action, or [] if nothing was lost."""
     if found.worst is None:
         return []
     return [Part(text=f"Where it {'lost most' if episode.won else 'was lost'}: "),
@@ -73,7 +75,7 @@ def heading(found: EpisodeVerdict, episode: ShownEpisode) -> Sentence:
 
 
 def sentences(found: EpisodeVerdict, episode: ShownEpisode) -> list[Sentence]:
-    """What follows the heading, which the first of them goes on from; one that stands alone where nothing was lost."""
+    """Returns the sentences after the heading, which the first one continues. One sentence if nothing was lost."""
     worst, cut, lowest = found.worst, found.cut, found.lowest
     if worst is None:
         return [_plain("No step of this episode lost anything: each was at least as good as its state is on average.")]

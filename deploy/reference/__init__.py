@@ -1,1 +1,1 @@
-"""Writes the pages of docs/reference/ from the code, so that they cannot say anything else than the code does."""
+"""Writes the pages of docs/reference/ from the code, so that they always agree with it."""

@@ -1,4 +1,5 @@
-"""`python -m deploy.reference` writes docs/reference/ anew; tests/architecture/test_reference.py holds it equal."""
+"""`python -m deploy.reference` writes docs/reference/; tests/architecture/test_reference.py checks that it is
+current."""
 
 from __future__ import annotations
 

@@ -10,20 +10,20 @@ from deploy.reference.markdown import code, document, table
 
 INTRODUCTION = """Every command of `gagpo`, as `gagpo COMMAND --help` shows it.
 
-All commands end with the same exit codes: 0 success, 1 a fault or a failed check, 2 a mistake of the user's, \
+All commands end with the same exit codes: 0 success, 1 a fault or a failed check, 2 a mistake of the user, \
 130 Ctrl-C, 143 SIGTERM. An error is one line on stderr: what is wrong, and how to fix it."""
 
 
 def page() -> str:
-    """The whole page."""
+    """Returns the page."""
     parser = build_parser()
     return document("Commands", INTRODUCTION, *(
         block for name, command in subcommands(parser).items() for block in _command(f"gagpo {name}", command)))
 
 
 def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """The parsers of a parser's commands, by name."""
-    for action in parser._actions:  # argparse has no public way to its commands
+    """Returns the parsers of a parser's commands, by name."""
+    for action in parser._actions:  # argparse has no public access to its commands
         if isinstance(action, argparse._SubParsersAction):  # pyright: ignore[reportPrivateUsage]
             return dict(action.choices)
     return {}
@@ -66,7 +66,7 @@ def _placeholder(action: argparse.Action) -> str:
 
 
 def _meaning(action: argparse.Action) -> str:
-    """Argparse's help with `%(default)s` and its like filled in."""
+    """Returns argparse's help with `%(default)s` and similar filled in."""
     if not action.help:
         return "one of the names on the left" if action.choices else ""
     return action.help % {**vars(action), "prog": "gagpo"}

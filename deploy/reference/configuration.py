@@ -22,22 +22,22 @@ INTRODUCTION = """Every key of a config, by section. Keys are set in a YAML file
 `learner.lr=3e-4`; [Choose and change a config](../tasks/config.md) shows both. A key that does \
 not exist is an error that names the nearest one.
 
-A default in *italics* is no value that you can write: *required* means that the key must be given, *none* that \
+A default in *italics* is not a value that you can write: *required* means that the key must be given, *none* that \
 nothing is set (in YAML: `null`)."""
 BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 OPEN = {"env.name": (*BUILT_IN, "module:attribute"), "learner.credit.estimator": tuple(ESTIMATORS)}
-"""Values of the keys whose names are registered in code rather than listed in the field's type."""
+"""Values of keys whose names are registered in code and not listed in the type of the field."""
 PLAIN = {"int": "whole number", "float": "number", "bool": "true or false", "str": "text", "Path": "path"}
 
 
 def page() -> str:
-    """The whole page."""
+    """Returns the page."""
     blocks = [block for name, section in sections() for block in _section(name, section)]
     return document("Configuration", INTRODUCTION, *blocks)
 
 
 def sections(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
-    """Dotted names of all sections, the whole config first under the empty name."""
+    """Yields all sections with their dotted names, first the whole config with the empty name."""
     yield prefix, section
     for name, field in section.model_fields.items():
         if (inner := _subsection(field)) is not None:
@@ -45,7 +45,7 @@ def sections(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[tu
 
 
 def docstrings(section: type[BaseModel]) -> dict[str, str]:
-    """The string below each field of `section`, which Python itself forgets."""
+    """Returns the docstring below each field of `section`, which Python does not keep at run time."""
     tree = ast.parse(inspect.getsource(sys.modules[section.__module__]))
     body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == section.__name__)
     return {
@@ -83,7 +83,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _values(key: str, field: FieldInfo) -> str:
-    """The type in words, with the bounds that pydantic checks."""
+    """Returns the type in words, with the bounds that pydantic checks."""
     if key in OPEN:
         return ", ".join(map(code, OPEN[key]))
     bounds = [f"{sign} {value:g}" for one in field.metadata for name, sign in BOUNDS.items()
@@ -106,6 +106,6 @@ def _words(kind: Any) -> str:
 
 
 def _choices(kind: Any) -> tuple[Any, ...]:
-    """All values that the elements of a list may have, if they are named."""
+    """Returns all values that the elements of a list may have, if the type lists them."""
     inner = get_args(kind)[:1]
     return get_args(inner[0]) if inner and get_origin(inner[0]) is Literal else ()

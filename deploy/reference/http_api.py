@@ -21,7 +21,7 @@ Json = dict[str, Any]
 
 
 def page() -> str:
-    """The whole page."""
+    """Returns the page."""
     api = json.loads(FROZEN.read_text(encoding="utf-8"))
     routes = [block for path, verbs in api["paths"].items() for verb, route in verbs.items()
               for block in _route(f"{verb.upper()} {path}", route)]
@@ -61,7 +61,7 @@ def _fields(schema: Json) -> str:
 
 
 def _kind(schema: Json) -> str:
-    """A JSON schema in words."""
+    """Returns a JSON schema in words."""
     if "$ref" in schema:
         return code(schema["$ref"].rpartition("/")[2])
     if "anyOf" in schema:

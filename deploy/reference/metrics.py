@@ -15,7 +15,7 @@ Rollout workers, the learner and the controller add the label `worker`."""
 
 
 def page() -> str:
-    """The whole page."""
+    """Returns the page."""
     rows = [[code(one.name), one.kind, ", ".join(one.roles), _labels(one.labels), one.help]
             for one in CATALOGUE.values()]
     return document("Metrics", INTRODUCTION, table(["metric", "type", "from", "labels", "meaning"], rows))

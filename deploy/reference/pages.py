@@ -10,7 +10,7 @@ FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 
 
 def pages() -> dict[str, str]:
-    """The text of each page by its file name."""
+    """Returns the text of each page by its file name."""
     return {
         "commands.md": commands.page(),
         "configuration.md": configuration.page(),

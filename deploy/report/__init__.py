@@ -1,1 +1,1 @@
-"""Reports: one page with figures and tables, of a run or of several."""
+"""Reports: one page with figures and tables about one run or several."""

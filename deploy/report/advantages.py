@@ -1,4 +1,4 @@
-"""Normalised advantages as the archive has them: their distribution early and late, as the paper's figure 5."""
+"""The distribution of normalised advantages early and late in a run, from the archive, as in the paper's figure 5."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 PARTS = ("first quarter", "last quarter")
-"""Of the learner steps."""
+"""The two parts of a run's learner steps."""
 WIDEST = 4.0
-"""The outermost bars hold what lies beyond, too."""
+"""End of the histogram's axis. The outermost bars also count values beyond it."""
 BARS = 64
 TRAINED = re.compile(r"step-(\d+)\.parquet")
 
@@ -27,7 +27,7 @@ Parts = dict[str, "np.ndarray"]
 
 
 def advantages(run: Path) -> tuple[Parts, list[str]]:
-    """Part -> advantages of all steps trained on in it, [N], {} without an archive that has them; and a warning for
+    """Returns part -> advantages of all turns trained on in it, [N], or {} if no archive has them, and a warning for
     each archive file that cannot be read."""
     import numpy as np
 
@@ -45,7 +45,7 @@ def advantages(run: Path) -> tuple[Parts, list[str]]:
 
 
 def spread_of(values: np.ndarray) -> tuple[float, float]:
-    """(interquartile range, share with |A| > 1) of advantages [N]."""
+    """Returns (interquartile range, share with |A| > 1) of advantages [N]."""
     import numpy as np
 
     low, high = np.percentile(values, [25, 75])
@@ -53,7 +53,7 @@ def spread_of(values: np.ndarray) -> tuple[float, float]:
 
 
 def rows(found: Mapping[str, Sequence[Parts]]) -> list[list[str]]:
-    """Arm -> its runs' parts, as lines: the arm, then IQR and tail of each part, with intervals over seeds."""
+    """Returns a table row per arm: the arm, then IQR and tail of each part, with intervals over seeds."""
     return [[arm, *(cell for part in PARTS for cell in _cells([one[part] for one in runs if part in one]))]
             for arm, runs in found.items() if any(runs)]
 
@@ -72,7 +72,7 @@ def _interval(values: Sequence[float], form: str) -> str:
 
 
 def draw(path: Path, found: Mapping[str, Sequence[Parts]], arms: Mapping[str, Arm]) -> Path | None:
-    """Histograms of both parts over all seeds; None where no archive has advantages."""
+    """Draws histograms of both parts over all seeds. Returns None if no archive has advantages."""
     import numpy as np
 
     if not any(part for runs in found.values() for part in runs):
@@ -88,7 +88,7 @@ def draw(path: Path, found: Mapping[str, Sequence[Parts]], arms: Mapping[str, Ar
         for edge in (-1, 1):
             ax.axvline(edge, color="#888888", linewidth=0.8, linestyle=":")
         ax.set(title=f"Advantages, {part} of the steps", xlabel="normalised advantage A", yscale="log")
-        if ax.get_legend_handles_labels()[0]:  # no archive of the part could be read
+        if ax.get_legend_handles_labels()[0]:  # false if no archive of the part could be read
             ax.legend(fontsize=8, frameon=False)
     axes[0].set_ylabel("density")
     return save(plt, figure, path)

@@ -1,4 +1,4 @@
-"""Arms: the ways to train that a report or an experiment compares."""
+"""Arms: the configurations that a report or an experiment compares."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Arm:
 
     title: str
     colour: str
-    """Of its curves, the same in every figure (Okabe and Ito's colour-blind safe set)."""
+    """Colour of its curves, the same in every figure."""
     overrides: Mapping[str, Any]
     runnable: bool = True
-    """False: its estimator has changed since its runs. They are shown; none is made."""
+    """False if its estimator has changed since its runs. They are shown, but no run is made."""

@@ -1,6 +1,6 @@
-"""Figures of runs, after the paper's figures 2 to 5: PNGs, the same for one run as for many.
+"""Draws figures of one run or many, after the paper's figures 2 to 5, as PNG files.
 
-A curve is the mean over the seeds of an arm with its 95% band; where an arm has one run, a thin line has its steps.
+A curve is the mean over the seeds of an arm with its 95% band. If an arm has one run, a thin line shows its steps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from deploy.runs.records import Record
 from services.statistics import seed_interval
 
 AVERAGE_OVER = 5
-"""Learner steps in the trailing mean of each run's curve: a single step is a few tasks, and noisy."""
+"""Learner steps in the trailing mean of each curve. A single step has few tasks, so it is noisy."""
 DPI = 100
 COLOURS = 128
 STYLES = ("-", "--", ":")
@@ -25,7 +25,7 @@ STYLES = ("-", "--", ":")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subplot:
-    """One pair of axes: keys of metrics.jsonl over learner steps. The first is drawn solid, the others broken."""
+    """One subplot: keys of metrics.jsonl over learner steps. The first is drawn solid, the others dashed."""
 
     title: str
     keys: tuple[str, ...]
@@ -40,7 +40,7 @@ PAPER: dict[str, tuple[Subplot, ...]] = {
     "advantages": (Subplot(title="Interquartile range of advantages", keys=("credit/advantage_iqr",)),
                    Subplot(title="Share of steps with |A| > 1", keys=("credit/share_above_one",))),
 }
-"""File -> its panels: the figures of the paper."""
+"""Figures of the paper: file name -> subplots."""
 FIGURES: dict[str, tuple[Subplot, ...]] = {
     **PAPER,
     "actions": (Subplot(title="Share of actions", keys=("invalid_share", "inadmissible_share")),),
@@ -49,16 +49,16 @@ FIGURES: dict[str, tuple[Subplot, ...]] = {
              Subplot(title="Sampler against learner, |difference| of logprobs",
                    keys=("logprob_difference_mean", "logprob_difference_max"))),
 }
-"""And those by which one sees how a run does."""
+"""All figures: those of the paper, and those that show the state of a run."""
 
 
 def moving_average(values: Sequence[float], window: int = AVERAGE_OVER) -> list[float]:
-    """Trailing mean; the first points average what there is."""
+    """Returns the trailing mean. The first points average the values so far."""
     return [sum(values[max(0, i - window + 1): i + 1]) / min(i + 1, window) for i in range(len(values))]
 
 
 def pyplot() -> Any:
-    """matplotlib without a display."""
+    """Returns matplotlib.pyplot, set up without a display."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -69,16 +69,16 @@ def pyplot() -> Any:
 
 def write_figures(folder: Path, records: Sequence[Record], *, arms: Mapping[str, Arm],
                   figures: Mapping[str, Sequence[Subplot]]) -> list[Path]:
-    """`figures`, as far as the records have them; of several runs also the held-out games, one by one."""
+    """Draws those `figures` for which the records have curves; for several runs also their held-out results."""
     plt = pyplot()
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
-    for name, panels in figures.items():
-        if not any(key in record.curves for record in records for panel in panels for key in panel.keys):
+    for name, subplots in figures.items():
+        if not any(key in record.curves for record in records for subplot in subplots for key in subplot.keys):
             continue
-        figure, axes = plt.subplots(1, len(panels), figsize=(6.2 * len(panels), 4), squeeze=False)
-        for ax, panel in zip(axes[0], panels, strict=True):
-            _curves(ax, records, arms, panel)
+        figure, axes = plt.subplots(1, len(subplots), figsize=(6.2 * len(subplots), 4), squeeze=False)
+        for ax, subplot in zip(axes[0], subplots, strict=True):
+            _curves(ax, records, arms, subplot)
         if axes[0][0].get_legend_handles_labels()[0]:
             axes[0][0].legend(fontsize=8, frameon=False)
         written.append(save(plt, figure, folder / f"{name}.png"))
@@ -90,7 +90,7 @@ def write_figures(folder: Path, records: Sequence[Record], *, arms: Mapping[str,
 
 
 def save(plt: Any, figure: Any, path: Path) -> Path:
-    """With a palette: a third of the bytes, for files that are committed and pages that are sent on."""
+    """Saves a figure with a palette, in a third of the bytes, because these files are committed and sent on."""
     from PIL import Image
 
     figure.tight_layout()
@@ -101,15 +101,15 @@ def save(plt: Any, figure: Any, path: Path) -> Path:
     return path
 
 
-def _curves(ax: Any, records: Sequence[Record], arms: Mapping[str, Arm], panel: Subplot) -> None:
-    several = len(panel.keys) > 1
+def _curves(ax: Any, records: Sequence[Record], arms: Mapping[str, Arm], subplot: Subplot) -> None:
+    several = len(subplot.keys) > 1
     for name, arm in arms.items():
-        for key, style in zip(panel.keys, STYLES, strict=False):
+        for key, style in zip(subplot.keys, STYLES, strict=False):
             runs = [[float("nan") if value is None else value for value in record.curves[key]]
                     for record in records if record.arm == name and key in record.curves]
             if runs:
                 _curve(ax, runs, arm, style, f"{arm.title}: {key}" if several else arm.title)
-    ax.set(title=panel.title, xlabel=f"learner step (mean of {AVERAGE_OVER})", yscale=panel.scale)
+    ax.set(title=subplot.title, xlabel=f"learner step (mean of {AVERAGE_OVER})", yscale=subplot.scale)
     if several:
         ax.legend(fontsize=8, frameon=False)
     ax.grid(alpha=0.3)

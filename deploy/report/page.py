@@ -1,4 +1,4 @@
-"""report.html and figures/*.png from what runs left in their folders. Reads files only; safe to call at any time."""
+"""Writes report.html and figures/*.png from the folders of runs. It only reads the runs, so it is safe at any time."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ STYLE = (
 
 
 def write_report(paths: Sequence[Path], out: Path) -> tuple[Path, dict[str, Any]]:
-    """Writes figures/ and report.html into `out`, atomically; returns the page and its numbers for machines.
+    """Writes figures/ and report.html into `out`, atomically. Returns the page and its numbers for machines.
 
-    Raises UserError for what is no run's folder, and for two runs of one config and seed.
+    Raises UserError for a folder that is not a run's, and for two runs with one config and seed.
     """
     runs = [read_run(path) for path in paths]
     out.mkdir(parents=True, exist_ok=True)
@@ -69,21 +69,21 @@ def write_report(paths: Sequence[Path], out: Path) -> tuple[Path, dict[str, Any]
 
 
 def _design(compared: Compared) -> tables.Design:
-    """All arms against the first."""
+    """Returns a design that compares all arms with the first."""
     first, *others = compared.arms
     return tables.Design(arms=compared.arms, comparisons=[(arm, first) for arm in others],
                          columns=tables.measures(compared.records))
 
 
 def _labels(runs: Iterable[ReportedRun]) -> str:
-    """Results on generated games say so."""
+    """Returns a label if results are on a variant, such as generated games."""
     stand_ins = {run.env: name for run in runs if (name := stands_in_for(run.env))}
-    return "".join(f"<p class=label>Played on {html.escape(env)}: these figures are not those of {name}.</p>"
+    return "".join(f"<p class=label>Played on {html.escape(env)}: these results are not results on {name}.</p>"
                    for env, name in stand_ins.items())
 
 
 def _facts(run: ReportedRun) -> str:
-    panel = run.summary.get("heldout")
+    heldout = run.summary.get("heldout")
     facts = {
         "environment": run.games or run.env, "engine": run.summary.get("engine", ""),
         "credit": run.config.get("learner.credit.estimator", ""),
@@ -91,13 +91,14 @@ def _facts(run: ReportedRun) -> str:
         "learner steps": f"{run.metrics[-1]['step'] if run.metrics else 0} of {run.config.get('steps', '?')}",
         "RL minutes": f"{run.seconds / 60:.1f}",
         "cold-start minutes": f"{run.config['sft.minutes']:g}" if run.config.get("sft.enabled") else "none",
-        "held-out games": f"{panel['games']} of {panel['split']}, digest {panel['digest'][:16]}" if panel else "",
+        "held-out games": (f"{heldout['games']} of {heldout['split']}, digest {heldout['digest'][:16]}" if heldout
+                           else ""),
     }
     return _grid([], [[key, str(value)] for key, value in facts.items() if value != ""])
 
 
 def _overview(compared: Compared) -> str:
-    """Which runs are an arm, and what sets the arms apart."""
+    """Returns the runs of each arm, and the keys in which arms differ."""
     seeds = {arm: ", ".join(str(record.seed) for record in compared.records if record.arm == arm)
              for arm in compared.arms}
     rows = [[arm, seeds[arm], ", ".join(map(str, paths))] for arm, paths in compared.paths.items()]
@@ -107,7 +108,7 @@ def _overview(compared: Compared) -> str:
 
 
 def _points(share: float) -> str:
-    """A difference of shares in percentage points, with its sign."""
+    """Returns a difference of shares in percentage points, with its sign."""
     return f"{100 * share:+.1f}"
 
 
@@ -121,7 +122,7 @@ def _before_and_after(comparison: Comparison) -> str:
 
 
 def _numbers(compared: Compared, design: tables.Design) -> list[str]:
-    """Means, differences, and steps by the size of their state group."""
+    """Returns tables of means, of differences, and of turns by the size of their state group."""
     sizes = tables.means_grid(compared.records, replace(design, columns=tables.SIZES))
     grids = {"Results": tables.means_grid(compared.records, design),
              "Differences": tables.differences_grid(compared.records, design),
@@ -137,7 +138,7 @@ def _pictures(compared: Compared, folder: Path) -> list[str]:
     paper = write_figures(folder, compared.records, arms=compared.arms, figures=PAPER)
     paper += filter(None, [advantages.draw(folder / "advantage-distribution.png", found, compared.arms)])
     more = write_figures(folder, compared.records, arms=compared.arms,
-                         figures={name: panels for name, panels in FIGURES.items() if name not in PAPER})
+                         figures={name: subplots for name, subplots in FIGURES.items() if name not in PAPER})
     more = [path for path in more if path not in paper]
     if any(row["label"].startswith("step-") for record in compared.records for row in record.evaluations):
         more.append(_evaluations(folder / "evaluation.png", compared))
@@ -150,7 +151,7 @@ def _pictures(compared: Compared, folder: Path) -> list[str]:
 
 
 def _evaluations(path: Path, compared: Compared) -> Path:
-    """Success along the run: intervals over games for one run, over seeds for several."""
+    """Draws success along the run, with intervals over games for one run, over seeds for several."""
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(6.2, 4))
     for name, arm in compared.arms.items():
@@ -193,13 +194,13 @@ def _comparison(path: Path, comparison: Comparison) -> Path:
 
 
 def _images(pngs: Iterable[Path]) -> str:
-    """Pictures travel inside the page, so that the one file can be sent on."""
+    """Returns HTML with the pictures inside, so that the page is a single file that can be sent on."""
     return "".join(f'<figure><img src="data:image/png;base64,{base64.b64encode(png.read_bytes()).decode()}" '
                    f'alt="{png.stem}"></figure>' for png in pngs)
 
 
 def _grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Without a head, the first cell of each row is one."""
+    """Returns an HTML table. Without a head, the first cell of each row is a heading."""
     top = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
     body = "".join(f"<tr>{''.join(_cells(row, named=not head))}</tr>" for row in rows)
     return f"<div><table>{f'<tr>{top}</tr>' if head else ''}{body}</table></div>"

@@ -1,4 +1,4 @@
-"""Runs as records to compare: what differs in nothing but its seed, name and place is one arm."""
+"""Reads runs as records to compare. Runs that differ only in seed, name and place are one arm."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ from services.telemetry.metrics_file import MetricsRow
 
 CREDIT = "learner.credit."
 MAY_DIFFER = {*PLACES} - {"model.path", "sft.enabled"}
-"""Another model to start from is another arm."""
+"""Keys in which runs of one arm may differ. Runs from different initial models are different arms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedRun:
-    """What one run's folder holds."""
+    """The content of one run's folder."""
 
     folder: RunFolder
     config: dict[str, Any]
-    """Dotted key -> value, as its config.yaml has them: a run of an older version may have other keys."""
+    """Dotted key -> value, from its config.yaml. A run of an older version may have other keys."""
     games: str
     metrics: list[MetricsRow]
     evaluations: list[MetricsRow]
     summary: dict[str, Any]
-    """summary.json; {} before the run has finished."""
+    """Content of summary.json; {} before the run has finished."""
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """Returns the name of its folder."""
         return self.folder.path.resolve().name
 
     @property
     def env(self) -> str:
-        """The environment's own name, that of a variant included."""
+        """Returns the environment's own name, with its variant."""
         named = (row["env"] for row in self.evaluations if "env" in row)
         return next(named, self.games.partition(" of ")[2].partition(" ")[0] or str(self.config.get("env.name", "")))
 
     @property
     def seconds(self) -> float:
-        """Wall time of all learner steps, waiting for episodes included."""
+        """Returns the wall time of all learner steps, including waiting for episodes."""
         return sum(value for row in self.metrics for key, value in row.items() if key.startswith("seconds/"))
 
 
@@ -65,16 +65,16 @@ class Compared:
     arms: Mapping[str, Arm]
     records: Sequence[Record]
     paths: Mapping[str, Sequence[Path]]
-    """Arm -> its runs' folders."""
+    """Arm -> folders of its runs."""
     differing: Mapping[str, Sequence[str]]
-    """Key -> its value in each arm."""
+    """Config key -> its value in each arm."""
 
 
 def read_run(path: Path) -> ReportedRun:
-    """Raises UserError for what is no run's folder."""
+    """Reads the folder of a run. Raises UserError if it is not one."""
     folder = RunFolder(path)
     if not folder.config_file.exists():
-        raise UserError(f"{path} is no run's folder", "give runs/<name>")
+        raise UserError(f"{path} is not the folder of a run", "give runs/<name>")
     history, config = RunHistory(folder), read_tree(folder.config_file)
     summary = read_json(folder.summary, dict[str, Any]) if folder.summary.exists() else {}
     return ReportedRun(folder=folder, summary=summary, config=_flat(config),
@@ -90,8 +90,8 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def applicable(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys that mean something for this run, of its config as dotted keys: neither other environments' keys, nor
-    what its estimator ignores, nor a stage that is switched off. A config of another version is given whole."""
+    """Returns the config keys that matter for this run, without those of other environments, of stages that are off,
+    and those that its estimator ignores. A config of another version is returned whole."""
     credit = {key.removeprefix(CREDIT): value for key, value in config.items() if key.startswith(CREDIT)}
     try:
         read = keys_read(CreditSection(**credit))
@@ -107,7 +107,7 @@ def applicable(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def compare_runs(runs: Sequence[ReportedRun]) -> Compared:
-    """Arms in the order of their first runs. Raises UserError for two runs of one arm and seed."""
+    """Groups runs into arms, in the order of their first runs. Raises UserError for two runs of one arm and seed."""
     groups: dict[str, list[ReportedRun]] = {}
     for run in runs:
         groups.setdefault(json.dumps([run.games, sorted(_settings(run).items())], default=str), []).append(run)
@@ -137,7 +137,7 @@ def _settings(run: ReportedRun) -> dict[str, Any]:
 
 
 def _titles(groups: Sequence[Sequence[ReportedRun]]) -> list[str]:
-    """What the names of an arm's runs have in common; their first name where that says too little."""
+    """Returns a title per arm: the common part of its runs' names, or their first name if that is too short."""
     common = [_shared_start([run.name for run in members]) for members in groups]
     short = [text if len(members) == 1 else text.removesuffix("seed").rstrip("-_0123456789")
              for text, members in zip(common, groups, strict=True)]

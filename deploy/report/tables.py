@@ -1,7 +1,8 @@
 """Tables of means and paired differences over runs, from their records alone.
 
-Each run gives one value per measure; means and intervals are over seeds (Student's t), differences between two arms
-are paired by seed. What an arm's runs lack (a critic's credit has no groups, say) is left out of its cells.
+Each run gives one value per measure. Means and intervals are over seeds (Student's t); differences between two arms
+are paired by seed. If an arm's runs lack a measure (a critic's credit has no state groups, for example), its cells are
+empty.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from deploy.runs.records import Record
 from services.statistics import detectable, seed_interval, spread
 
 LATE = 0.25
-"""Share of the steps, the last ones, that episode length is averaged over."""
+"""Share of the steps at the end of a run over which episode length is averaged."""
 
 
 def volatility(curve: Sequence[float | None]) -> float | None:
-    """Standard deviation of the changes from step to step, over the mean. Needs three finite values."""
+    """Returns the standard deviation of the changes between steps, divided by the mean. Needs three finite values."""
     values = [value for value in curve if value is not None]
     if len(values) < 3 or fmean(values) == 0:
         return None
@@ -31,14 +32,14 @@ def volatility(curve: Sequence[float | None]) -> float | None:
 
 
 def mean_of(curve: Iterable[float | None]) -> float | None:
-    """Of the finite values; None without any."""
+    """Returns the mean of the finite values, or None without any."""
     values = [value for value in curve if value is not None]
     return fmean(values) if values else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """One column. `form` prints it; differences take the same with a sign."""
+    """One column. `form` is its format; differences use the same format with a sign."""
 
     name: str
     title: str
@@ -46,8 +47,8 @@ class Measure:
     of: Callable[[Record], float | None]
 
 
-def _panel(record: Record) -> float | None:
-    """At the first temperature of the panel."""
+def _heldout(record: Record) -> float | None:
+    """Returns the success on the held-out games at the first temperature."""
     return next((row["success_rate"] for row in record.evaluations if row["label"] == TRAINED), None)
 
 
@@ -68,11 +69,11 @@ def _late(curve: Sequence[float | None]) -> float | None:
 
 
 def measures(records: Sequence[Record]) -> list[Measure]:
-    """All columns; the fixed budgets are the steps that these runs were evaluated at."""
+    """Returns all columns. The fixed budgets are the steps at which these runs were evaluated."""
     steps = sorted({(row["step"], row["split"]) for record in records for row in record.evaluations
                     if row["label"].startswith("step-")})
     return [
-        Measure(name="heldout", title="held-out", form=".1%", of=_panel),
+        Measure(name="heldout", title="held-out", form=".1%", of=_heldout),
         *(Measure(name=f"step_{step}", title=f"{split} at {step}", form=".1%", of=_at(step)) for step, split in steps),
         Measure(name="area", title="training area", form=".1%", of=_curve("success_rate", mean_of)),
         Measure(name="length", title="late length", form=".1f", of=_curve("episode_length", _late)),
@@ -91,30 +92,30 @@ SIZES = (
     Measure(name="share_above_8", title="above 8", form=".1%", of=_curve("credit/share_above_8", mean_of)),
     Measure(name="size", title="mean size", form=".1f", of=_curve("credit/group_size_mean", mean_of)),
 )
-"""Shares of steps by the size of their state group, as the paper's table 5, over all learner steps."""
+"""Shares of turns by the size of their state group over all learner steps, as in the paper's table 5."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A mean over `n` runs or pairs with its 95% interval; infinite where one value says nothing of the spread."""
+    """A mean over `n` runs or pairs with its 95% interval, which is infinite for a single value."""
 
     mean: float
     low: float
     high: float
     n: int
     detectable: float | None = None
-    """Of a difference: the smallest true one that this many pairs of this spread find with 80% power."""
+    """For a difference: the smallest true difference that this many pairs of this spread find with 80% power."""
 
 
 def by_seed(records: Iterable[Record], arm: str, of: Callable[[Record], float | None]) -> dict[int, float]:
-    """Seed -> value of one arm, where it has one."""
+    """Returns seed -> value of one arm, for the seeds that have one."""
     found = {record.seed: of(record) for record in records if record.arm == arm}
     return {seed: value for seed, value in found.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Design:
-    """What is compared: arms in the order of the tables, pairs (a, b) for a - b, and the columns of both."""
+    """A comparison: arms in the order of the tables, pairs (a, b) for a - b, and the columns of both."""
 
     arms: Mapping[str, Arm]
     comparisons: Sequence[tuple[str, str]]
@@ -122,7 +123,7 @@ class Design:
 
 
 def means(records: Sequence[Record], design: Design) -> dict[str, dict[str, Cell]]:
-    """Arm -> measure -> cell, arms in the design's order."""
+    """Returns arm -> measure -> cell, with arms in the design's order."""
     out: dict[str, dict[str, Cell]] = {}
     for arm in design.arms:
         columns = {m.name: list(by_seed(records, arm, m.of).values()) for m in design.columns}
@@ -132,7 +133,7 @@ def means(records: Sequence[Record], design: Design) -> dict[str, dict[str, Cell
 
 
 def differences(records: Sequence[Record], design: Design) -> dict[tuple[str, str], dict[str, Cell]]:
-    """(a, b) of the design -> measure -> a - b over their common seeds, of which there must be two."""
+    """Returns pair (a, b) -> measure -> a - b over their common seeds, for pairs with at least two."""
     out: dict[tuple[str, str], dict[str, Cell]] = {}
     for a, b in design.comparisons:
         for measure in design.columns:
@@ -144,7 +145,7 @@ def differences(records: Sequence[Record], design: Design) -> dict[tuple[str, st
 
 
 def summary_of(records: Sequence[Record], design: Design) -> dict[str, Any]:
-    """For machines; an interval that is infinite is null."""
+    """Returns the tables for machines. An infinite interval is null."""
     arms = {arm: _finite(cells) for arm, cells in means(records, design).items()}
     pairs = [{"a": a, "b": b, **_finite(cells)} for (a, b), cells in differences(records, design).items()]
     return {"arms": arms, "differences": pairs}
@@ -162,7 +163,7 @@ def _cell(values: Sequence[float], *, paired: bool = False) -> Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """A table as text, for a page or a terminal."""
+    """A table of text cells, for a page or a terminal."""
 
     note: str
     head: Sequence[str]
@@ -170,7 +171,7 @@ class Grid:
 
 
 def means_grid(records: Sequence[Record], design: Design) -> Grid:
-    """One line per arm."""
+    """Returns one line per arm."""
     rows = [[design.arms[arm].title, str(max(cell.n for cell in cells.values())),
              *(_mean(cells.get(m.name), m.form) for m in design.columns)]
             for arm, cells in means(records, design).items()]
@@ -179,7 +180,7 @@ def means_grid(records: Sequence[Record], design: Design) -> Grid:
 
 
 def differences_grid(records: Sequence[Record], design: Design) -> Grid:
-    """One line per pair of arms with two common seeds."""
+    """Returns one line per pair of arms with at least two common seeds."""
     shown = [m for m in design.columns if m.name not in ("minutes", "singletons")]
     rows = [[f"{design.arms[a].title} - {design.arms[b].title}", str(max(cell.n for cell in cells.values())),
              *(_difference(cells.get(m.name), m.form) for m in shown),

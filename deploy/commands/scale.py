@@ -1,0 +1,75 @@
+"""`gagpo scale`: more or fewer rollout workers and environment servers, while a run goes on."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+
+import msgspec
+
+from deploy.runs.configs import load_config
+from deploy.runs.policies import find_run, run_path
+from deploy.runs.stage import read_stage
+from deploy.runs.wanted import WantedNumbers, read_wanted, write_wanted
+from services.config.tree import Config
+from services.errors import UserError
+
+ROLES = {"rollout": "rollout workers", "env": "environment servers"}
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
+    """Registers the command."""
+    parser = subparsers.add_parser(
+        "scale",
+        help="change the number of workers and servers of a run",
+        description="Changes how many rollout workers and environment servers a run has. A run that goes on follows\n"
+        "within seconds, without a restart; another one starts with these numbers. Workers that leave finish their\n"
+        "episodes first. The sessions of servers that leave are rebuilt on others. Without numbers it prints them.",
+        epilog="examples:\n  gagpo scale alfworld-tiny\n  gagpo scale runs/alfworld-tiny rollout=3 env=2",
+    )
+    parser.add_argument("run_folder", metavar="RUN", type=run_path, help="a run's folder, or its name in runs/")
+    parser.add_argument("numbers", nargs="*", metavar="ROLE=N", help="rollout=N or env=N")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Writes the numbers into the run's folder and prints them."""
+    folder = find_run(args.run_folder)
+    config, before = load_config(folder.config_file), read_wanted(folder)
+    asked = dict(_number(word) for word in args.numbers)
+    if "env" in asked and config.env.urls:
+        raise UserError("the environment servers of this run are those of env.urls", "scale them where they run")
+    for role in asked:
+        if getattr(config.autoscale, role) is not None:
+            raise UserError(f"autoscale.{role} chooses the number of {ROLES[role]} of this run",
+                            f"go on with other bounds: gagpo train --resume {folder.path} autoscale.{role}=[1,8]")
+    now = msgspec.structs.replace(before, **asked)
+    if asked:
+        write_wanted(folder, now)
+    stage = read_stage(folder.stage_file)
+    alive = stage is not None and stage.alive
+    when = "" if alive else "; the run does not go on now and takes them when it does"
+    if args.json:
+        print(json.dumps({"format": 1, "going_on": alive, **{role: _present(role, config, now) for role in ROLES}}))
+        return 0
+    print(", ".join(f"{ROLES[role]} {_change(role, config, before, now)}" for role in ROLES) + when)
+    return 0
+
+
+def _number(word: str) -> tuple[str, int]:
+    role, _, count = word.partition("=")
+    if role not in ROLES or not re.fullmatch(r"[1-9][0-9]{0,4}", count):
+        raise UserError(f"{word!r} is no number of processes", "write rollout=N or env=N, with N of at least 1")
+    return role, int(count)
+
+
+def _change(role: str, config: Config, before: WantedNumbers, now: WantedNumbers) -> str:
+    old, new = _present(role, config, before), _present(role, config, now)
+    return f"{new}" if old == new else f"{old} -> {new}"
+
+
+def _present(role: str, config: Config, numbers: WantedNumbers) -> int:
+    configured = config.rollout.workers if role == "rollout" else len(config.env.urls) or config.env.servers
+    return getattr(numbers, role) or configured
