@@ -1,0 +1,102 @@
+"""The task: a question in words, three tools that calculate, and one that answers. The game cannot be won by guessing.
+
+    Question: 7 plus 3.        add {"a": 7, "b": 3}
+    Result: 10.                answer {"value": 10}
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from envservice.base import Outcome, ParsedAction, Turn
+from envservice.gymnasium_text import text_spec
+from envservice.spec import Teacher
+
+WORDS = {"plus": "add", "minus": "subtract", "times": "multiply"}
+"""Maps the word of a question to the tool that it takes."""
+CALL, CALL_END = "<tool_call>", "</tool_call>"
+
+
+class Arithmetic:
+    """One question. Any text is a legal action; one that is no call of a tool gets an error."""
+
+    def reset(self, *, seed: int) -> tuple[str, dict[str, Any]]:
+        """Draws the question from the seed."""
+        draw = random.Random(seed)
+        a, b, word = draw.randint(1, 9), draw.randint(1, 9), draw.choice(list(WORDS))
+        self._value = calculate(WORDS[word], a, b)
+        return f"Question: {a} {word} {b}.", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Calls a tool: `add 7 3`. An answer ends the game."""
+        name, *numbers = action.split()
+        if not all(number.removeprefix("-").isdigit() and len(number) < 5 for number in numbers):
+            return "Error: numbers.", 0.0, False, False, {}
+        values = [int(number) for number in numbers]
+        if name == "answer" and len(values) == 1:
+            won = values[0] == self._value
+            return "Right." if won else "Wrong.", float(won), True, False, {"won": won}
+        if name in WORDS.values() and len(values) == 2:
+            return f"Result: {calculate(name, *values)}.", 0.0, False, False, {}
+        return "Error: no such tool.", 0.0, False, False, {}
+
+
+def calculate(tool: str, a: int, b: int) -> int:
+    """Returns what the tool says."""
+    return {"add": a + b, "subtract": a - b, "multiply": a * b}[tool]
+
+
+def read_call(text: str) -> str | None:
+    """Returns the action of the first tool call in an answer: the tool's name and its numbers. None: there is none."""
+    _, opened, rest = text.partition(CALL)
+    body, closed, _ = rest.partition(CALL_END)
+    try:
+        call = msgspec.json.decode(body)
+        return " ".join(map(str, [call["name"], *call["arguments"].values()])) if opened and closed else None
+    except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
+        return None
+
+
+class ToolPrompt:
+    """The cold start's prompt: all that was said so far, as one message. The agent sends the same."""
+
+    name = "tools"
+    chat = True
+
+    def render(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> str:
+        """Question and results, one a line."""
+        said = [first.observation, *(turn.observation for turn in turns[1:]), *([now.observation] if turns else [])]
+        return "\n".join(said)
+
+    def parse(self, text: str) -> ParsedAction:
+        """Takes the first tool call."""
+        action = read_call(text)
+        return ParsedAction(action=action or "none", valid=action is not None)
+
+
+class Solver:
+    """The scripted player that the cold start imitates: the right tool, then its result."""
+
+    def act(self, now: Outcome) -> str:
+        """Returns one call."""
+        head, *words = now.observation.removesuffix(".").split()
+        if head == "Result:":
+            return written("answer", value=int(words[0]))
+        a, word, b = words
+        return written(WORDS[word], a=int(a), b=int(b))
+
+
+def written(tool: str, **arguments: int) -> str:
+    """A call as the model writes it."""
+    call = msgspec.json.encode({"name": tool, "arguments": arguments}).decode()
+    return f"{CALL}{call}{CALL_END}"
+
+
+_GAME = text_spec(Arithmetic, name="arithmetic", version="1", max_steps=4, sizes=(400, 64, 256))
+SPEC = replace(_GAME, prompts={"tools": lambda _history: ToolPrompt()}, stops=(CALL_END,),
+               teacher=Teacher(player=lambda _first, _rng, _sft: Solver(), names="words"))
