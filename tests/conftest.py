@@ -1,4 +1,4 @@
-"""What several tiers share: tiny Qwen2 models, and one vLLM engine for every test of the session that samples."""
+"""Fixtures of several tiers: tiny Qwen2 models, and one vLLM engine for all tests of the session that sample."""
 
 from __future__ import annotations
 

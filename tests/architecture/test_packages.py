@@ -12,7 +12,7 @@ LISTED = PROJECT["tool"]["setuptools"]["packages"]
 
 
 def test_the_list_equals_the_tree():
-    files = [file for top in OURS for file in (ROOT / top).rglob("__init__.py")]
+    files = [file for top in (*OURS, "gagpo") for file in (ROOT / top).rglob("__init__.py")]
     assert sorted(LISTED) == sorted(".".join(file.parent.relative_to(ROOT).parts) for file in files)
 
 
@@ -40,7 +40,8 @@ def test_every_data_file_is_shipped():
     """A file of the tree that package-data does not name would be missing from a wheel."""
     patterns = PROJECT["tool"]["setuptools"]["package-data"]
     tracked = subprocess.run(
-        ["git", "ls-files", *OURS], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False).stdout.split()
+        ["git", "ls-files", *OURS, "gagpo"], cwd=ROOT, capture_output=True, text=True, timeout=30,
+        check=False).stdout.split()
     assert tracked
     for name in tracked:
         path = Path(name)

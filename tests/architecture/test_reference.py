@@ -7,7 +7,7 @@ import pytest
 from deploy.cli import build_parser
 from deploy.reference.commands import subcommands
 from deploy.reference.configuration import docstrings, sections
-from deploy.reference.markdown import table
+from deploy.reference.markdown import code, table
 from deploy.reference.pages import FOLDER, pages
 from services.config.file import config_keys
 from services.telemetry.names import CATALOGUE
@@ -42,3 +42,7 @@ def test_each_metric_and_each_command_is_there():
 
 def test_a_cell_cannot_break_its_table():
     assert table(["a"], [["x | y\nz"]]).splitlines()[-1] == r"| x \| y z |"
+
+
+def test_code_with_a_bar_shows_no_backslash_in_a_cell():
+    assert table(["a"], [[code("MODEL|RUN")]]).splitlines()[-1] == "| <code>MODEL&#124;RUN</code> |"

@@ -1,5 +1,6 @@
-"""Tracked files name no machine, hold no leftovers."""
+"""Tracked files name no machine and hold no leftovers; docstrings begin with a subject or a verb."""
 
+import ast
 import re
 import subprocess
 from pathlib import Path
@@ -36,3 +37,18 @@ def test_only_the_verification_looks_beside_the_clone():
 
 def test_no_leftover_is_tracked():
     assert {name: found[0] for name, text in texts(*OFFICIAL).items() if (found := LEFTOVERS.search(text))} == {}
+
+
+FROZEN = "envservice/alfworld/generator"
+"""Prefix of the files whose bytes are part of game digests."""
+FRAGMENT = re.compile(r"(?:Of|What) ")
+
+
+def test_no_docstring_is_a_fragment():
+    """A docstring that begins with `Of` or `What` leaves out the thing that it describes."""
+    found = [f"{name}:{node.lineno}: {node.value.value.splitlines()[0]}"
+             for name in TRACKED if name.endswith(".py") and not name.startswith(FROZEN)
+             for node in ast.walk(ast.parse((ROOT / name).read_text()))
+             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+             and isinstance(node.value.value, str) and FRAGMENT.match(node.value.value)]
+    assert found == []

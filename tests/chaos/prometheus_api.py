@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 PLACES = {"$run": ".*", "$__rate_interval": "20s"}
-"""What Grafana puts in, for a scrape every five seconds."""
+"""Values of Grafana's variables for a scrape every five seconds."""
 LOOK_BACK_S, STEP_S = 3600, 5
 
 

@@ -155,7 +155,7 @@ def test_undisturbed_it_ends_with_the_same_bits(train, runs_dir: Path, collector
 
 
 def test_each_ticket_has_one_trace_through_all_processes(runs_dir: Path, collector: Collector):
-    """Of the last ones, what the worker told in its last second may be missing: it is killed."""
+    """The counts of a killed worker's last second may be missing."""
     run = json.loads((runs_dir / "calm" / "run.json").read_text())["run"]
     roots = {told.facts["ticket"]: told for told in collector.named("ticket")}
     assert len(roots) == len(collector.named("ticket")) == 4 * STEPS + 3 * 4

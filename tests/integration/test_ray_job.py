@@ -1,19 +1,26 @@
-"""A run submitted to a Ray cluster that runs already: two rollout workers, two learner ranks, a given Redis."""
+"""A run submitted to a Ray cluster that runs already: two workers, two ranks, a given Redis and environment server.
+
+The password of Redis and the token of the server are canaries: nothing that the run shows or leaves has them.
+"""
 
 import contextlib
 import os
+import secrets
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import psutil
 import pyarrow.parquet as pq
 import pytest
+from canaries import Watch, files_with
 
 from services.store.redis_server import private_redis
 from services.telemetry.metrics_file import read_rows
@@ -41,7 +48,7 @@ def cluster(tmp_path: Path):
     temporary = tempfile.mkdtemp(prefix="ray-")  # short: sockets live below it
     environment = {k: v for k, v in os.environ.items() if k not in ("ALFWORLD_DATA", "RAY_ADDRESS")} | {
         "RAY_AUTH_MODE": "disabled", "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-        "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}"}
+        "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}", "TMPDIR": temporary}
     log = tmp_path / "head.log"
     with log.open("wb") as out:
         head = subprocess.Popen(
@@ -51,7 +58,7 @@ def cluster(tmp_path: Path):
             env=environment, stdout=out, stderr=out, start_new_session=True)
     try:
         _wait_until_up(dashboard, head, log)
-        yield environment
+        yield environment | {"HEAD": str(head.pid)}
     finally:
         below = psutil.Process(head.pid).children(recursive=True)
         for process in [psutil.Process(head.pid), *below]:
@@ -73,20 +80,61 @@ def _wait_until_up(dashboard: int, head: subprocess.Popen, log: Path) -> None:
     pytest.fail(f"no cluster: {log.read_text()}")
 
 
-def test_a_submitted_run_uses_two_workers_and_two_ranks(cluster: dict[str, str], tmp_path: Path):
-    with private_redis(tmp_path / "redis") as redis_url:
+@contextlib.contextmanager
+def environment_server(token: str) -> Iterator[str]:
+    """Yields the address of a `gagpo serve-env` that asks for the token."""
+    (port,) = free_ports(1)
+    environment = {k: v for k, v in os.environ.items() if k != "ALFWORLD_DATA"} | {"GAGPO_ENV_TOKEN": token}
+    with subprocess.Popen([BIN / "gagpo", "serve-env", "--config", "alfworld-tiny", "--port", str(port)],
+                          env=environment) as server:
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.terminate()
+
+
+@contextlib.contextmanager
+def canaries(folder: Path) -> Iterator[tuple[dict[str, str], list[str]]]:
+    """Yields the secrets of a Redis and an environment server, and the arguments that lead a run to both."""
+    token = f"c4n4ry-{secrets.token_urlsafe(16)}"
+    with private_redis(folder / "redis") as url, environment_server(token) as address:
+        password = str(urlsplit(url).password)
+        for name, secret in (("password", password), ("token", token)):
+            (folder / name).touch(mode=0o600)
+            (folder / name).write_text(secret)
+        yield {"the password of Redis": password, "the token": token}, [
+            f"redis.url={url.replace(':' + password, '')}", f"redis.password_file={folder / 'password'}",
+            f"env.urls=[{address}]", f"env.token_file={folder / 'token'}"]
+
+
+def test_a_submitted_run_uses_two_workers_and_two_ranks_and_shows_no_secret(cluster: dict[str, str], tmp_path: Path):
+    runs = tmp_path / "runs"
+    with canaries(tmp_path) as (planted, arguments):
+        watch = Watch(int(cluster["HEAD"]), planted)
+        watch.start()
         job = subprocess.run(
             ["ray", "job", "submit", "--working-dir", str(ROOT / "deploy" / "configs"), "--", "gagpo", "train",
-             "--config", "alfworld-tiny.yaml", "name=submitted", f"runs_dir={tmp_path}", f"redis.url={redis_url}",
+             "--config", "alfworld-tiny.yaml", "name=submitted", f"runs_dir={runs}", *arguments,
              "steps=2", "rollout.workers=2", "rollout.slots=2", "rollout.kv_cache_gb=0.25", "learner.ranks=2",
              "learner.threads=1", "learner.groups_per_step=4", "learner.group_size=2", "env.max_steps=6",
              "model.layers=1", "model.intermediate=64", "sft.demos_per_game=1", "sft.minutes=0.05", "eval.every=2",
              "eval.episodes=8", "eval.panel=0", "eval.compare_cold_start=false"],
             env=cluster, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+        watch.end()
     said = job.stdout + job.stderr
     assert job.returncode == 0, said
     assert "succeeded" in said
-    folder = tmp_path / "submitted"
+    folder = runs / "submitted"
+    _is_complete(folder)
+    assert watch.samples > 1000
+    assert watch.found == set()
+    assert not any(secret in said for secret in planted.values())
+    found, count = files_with(planted, [runs, Path(cluster["TMPDIR"])])
+    assert count > 100
+    assert found == set()
+
+
+def _is_complete(folder: Path) -> None:
     assert [row["step"] for row in read_rows(folder / "metrics.jsonl")] == [1, 2]
     assert [row["label"] for row in read_rows(folder / "evaluations.jsonl")] == ["step-000000", "step-000002"]
     assert (folder / "report.html").exists()

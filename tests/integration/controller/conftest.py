@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -41,6 +42,8 @@ class World:
     config: Config
     now: float = 0.0
     notes: list[str] = field(default_factory=list)
+    waits: list[str] = field(default_factory=list)
+    """The conditions for which the run waited, as the controller reported them to the view."""
     results: list[tuple[dict, list[Episode]]] = field(default_factory=list)
     done_when_told: list[int] = field(default_factory=list)
     """store.evaluated() at the time of each result."""
@@ -69,7 +72,7 @@ class World:
             request=self.request, clock=lambda: self.now,
             tickets=TrainTickets(config=self.config, tasks=TaskStream(TASKS, seed=0)),
             hooks=Hooks(note=self.notes.append, evaluated=evaluated, task_type=lambda task: task[-1],
-                        tick=lambda: None, dropped=dropped))
+                        tick=lambda: None, dropped=dropped, waits=self.waits.append))
 
     def request(self, version: Version) -> EvalRequest | None:
         if not self.config.evaluates(version.step):
@@ -89,11 +92,11 @@ class World:
         self.played += finished
         return finished
 
-    def commit(self, claim) -> str:
-        """The worker hands in an episode; the verdict."""
+    def commit(self, claim, **changes) -> str:
+        """The worker hands in an episode with these changes; the verdict."""
         pointer = self.store.version()
         version = claim.ticket.exact_version or (pointer[0] if pointer else Version(incarnation=1, step=0))
-        return self.store.commit_episode(claim, an_episode(claim, version))
+        return self.store.commit_episode(claim, msgspec.structs.replace(an_episode(claim, version), **changes))
 
     def publish(self, step: int) -> Version:
         """The learner makes a version current."""

@@ -1,14 +1,15 @@
-"""What the controller issues, evaluates, drops and refuses, over a real Redis."""
+"""The controller issues, evaluates, drops and refuses groups, over a real Redis."""
 
 import time
 
 import pytest
 
 from services.controller.evaluation import clear
-from services.controller.supervise import End
+from services.controller.member import End
 from services.controller.tickets import TaskStream
 from services.errors import Fault, LeaseLost
 from services.records import Drop
+from services.telemetry.heartbeat import NO_SERVERS
 
 
 class Scripted:
@@ -25,8 +26,14 @@ class Scripted:
     def ready(self) -> bool:
         return True
 
+    def lacks(self) -> str:
+        return ""
+
     def poll(self) -> End | None:
         return self.turn()
+
+    def drain(self) -> None:
+        self.events.append("drain")
 
     def stop(self) -> None:
         self.events.append("stop")
@@ -213,6 +220,23 @@ def test_a_game_that_a_fault_took_is_missing_from_its_evaluation(world):
     assert run.store.counts().dropped == 0
 
 
+def test_an_evaluation_game_whose_first_prompt_is_too_long_is_named_and_is_no_loss(world):
+    run = world()
+    controller = run.controller()
+    run.publish(0)
+    controller.tick()
+    too_long = {"steps": [], "won": False, "end": "context"}
+    for _ in range(3):
+        for claim in run.store.claim("worker", 100, min_idle_s=0.0):
+            run.commit(claim, **too_long if claim.ticket.task == "toy/valid/x" else {})
+    controller.tick()
+    controller.tick()
+    ((summary, _),) = run.results
+    assert (summary["tasks"], summary["dropped"], summary["success_rate"]) == (1, 1, 0.5)
+    assert run.notes == ["dropped eval/step-0/0.5/00000 (toy/valid/x): env: the first prompt has more tokens than "
+                         "rollout.max_prompt_tokens"]
+
+
 def test_an_evaluation_without_one_game_stops_the_run(world):
     run = world()
     controller = run.controller()
@@ -276,6 +300,26 @@ def test_the_watchdog_does_not_count_the_wait_for_a_process_that_starts(world):
         controller.watch()
 
 
+def test_the_wait_for_environment_servers_is_told_and_is_no_stall(world):
+    """However long it is; once a server answers, the watchdog counts again."""
+    run = world(eval_every=0)
+    controller = run.controller()
+    controller.tick()
+    beat = {"role": "rollout", "doing": NO_SERVERS, "at": 1.0}
+    for _ in range(3):
+        run.now += run.config.supervision.stall_seconds
+        run.store.beat("rollout-0", beat)
+        controller.tick()
+    assert run.waits == ["waiting for environment servers"]
+    run.store.beat("rollout-0", {**beat, "doing": "playing"})
+    run.now += 3
+    controller.tick()
+    assert run.waits[1:] == [""]
+    run.now += run.config.supervision.stall_seconds
+    with pytest.raises(Fault, match="no progress"):
+        controller.watch()
+
+
 def test_any_movement_calms_the_watchdog(world):
     """One episode an hour is slow and not stuck; an evaluation's groups count too."""
     run = world()
@@ -322,7 +366,7 @@ def test_an_evaluation_cut_short_is_played_anew_at_the_new_version(world):
     run = world()
     run.publish(0)
     run.controller().tick()
-    run.play(3)  # one group of the panel is finished, one is half done
+    run.play(3)  # one group of the task set is finished, one is half done
     again = run.controller()
     clear(run.store, again.lease)
     assert not [group for group in run.store.outstanding_groups() if group.startswith("eval/")]
@@ -383,7 +427,7 @@ def test_a_run_ends_with_the_learners_work_and_the_last_evaluation(world):
 
 
 def test_requests_run_one_after_the_other_outside_training(world):
-    """The held-out panel: no training ticket is issued, each request's summary in its order."""
+    """The held-out games: no training ticket is issued, and summaries come in the order of the requests."""
     run = world()
     worker = Scripted("worker", lambda: run.play(3) and None)
     controller = run.controller()

@@ -1,4 +1,4 @@
-"""What a run brings up, it takes down: Redis, Ray, environment server and weights actor, for real."""
+"""A run stops everything that it started: a real Redis, Ray, environment server and weights actor."""
 
 import fcntl
 import os
@@ -33,7 +33,7 @@ def run(args):
                   config_file=folder / "config.yaml", note=lambda text: None) as parts:
         import ray
         assert ray.get(parts.weights.latest.remote(), timeout=60) is None
-        print("up", ray.get_runtime_context().gcs_address, *parts.env_urls, flush=True)
+        print("up", ray.get_runtime_context().gcs_address, *parts.urls(), flush=True)
         time.sleep(60)
 
 def add(subparsers):

@@ -28,7 +28,7 @@ class ServerProcess:
         self.port = int(self.url.rsplit(":", 1)[1])
 
     def log(self) -> list[dict[str, Any]]:
-        """What it has said on stderr, which is all of it lines of JSON."""
+        """Returns the lines of its stderr, all of which are JSON."""
         self._log.seek(0)
         return [json.loads(line) for line in self._log]
 

@@ -1,4 +1,4 @@
-"""What people and programs send that is wrong: every time a typed 4xx, and nobody else's game is disturbed.
+"""Wrong input of people and programs: each is answered by a typed 4xx and disturbs no other game.
 
 The document's own generator makes requests of every kind and breaks them in every way that it knows; the mistakes that
 it cannot know of, of sessions and their histories, are listed by hand.
@@ -56,7 +56,7 @@ def served(name: str) -> Iterator[str]:
 
 @pytest.fixture(scope="module", params=["process", "container"])
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Of an ALFWorld server."""
+    """Yields the URL of an ALFWorld server."""
     with placed("alfworld", request.param) as address:
         yield address
 

@@ -13,6 +13,7 @@ import pytest
 from toy_environment import ToyEnvironment, solution
 
 from envservice.client.client import EnvClient, Result
+from envservice.client.request_batching import Unreachable
 from services.errors import EnvFault, ReplayDiverged
 
 Start = Callable[..., Any]
@@ -31,11 +32,12 @@ def plain(results: list[Result]) -> list[dict[str, Any]]:
 async def play(
     client: EnvClient, name: str, task: str, at: Callable[[int], Any] = lambda step: None,
 ) -> tuple[Any, int]:
-    """The transcript and the replays of one game; `at` is called before each step."""
+    """The transcript and the replays of one game; `at` is called before each step, and awaited where it can be."""
     episode = client.episode(name, task)
     results = [await episode.reset()]
     for index, action in enumerate(solution(task)):
-        at(index)
+        if (wait := at(index)) is not None:
+            await wait
         results.append(await episode.step(action))
     await episode.close()
     return plain(results), episode.replays
@@ -83,13 +85,40 @@ async def test_of_two_servers_one_dies_and_every_game_goes_on(start: Start):
         lost = [client.ranking(task)[0].url == servers[0].url for task in tasks]
         assert 3 < sum(lost) < 17
 
-        def at(step: int) -> None:
+        all_have_begun = asyncio.Barrier(len(tasks))
+
+        async def at(step: int) -> None:
             if step == 1:
+                await all_have_begun.wait()
                 servers[0].kill()
 
         games = await asyncio.gather(*(play(client, task, task, at) for task in tasks))
     assert [game for game, _ in games] == [expected(task) for task in tasks]
     assert [replays for _, replays in games] == [int(was) for was in lost]
+
+
+async def test_the_list_of_servers_changes_and_every_game_goes_on(start: Start):
+    """Games whose server leaves are rebuilt on those that stay. The others stay where they are."""
+    servers = [start() for _ in range(3)]
+    tasks = [f"toy/test/{n:02d}" for n in range(20)]
+    stay = [server.url for server in servers[1:]]
+    async with EnvClient([server.url for server in servers[:2]], timeout_s=30) as client:
+        moved = [client.ranking(task)[0].url == servers[0].url for task in tasks]
+        assert 3 < sum(moved) < 17
+
+        all_have_begun = asyncio.Barrier(len(tasks))
+
+        async def at(step: int) -> None:
+            if step == 1:
+                await all_have_begun.wait()
+                client.use(stay)
+            if step == 2:
+                servers[0].kill()
+
+        games = await asyncio.gather(*(play(client, task, task, at) for task in tasks))
+        assert {client.ranking(task)[0].url for task in tasks} == set(stay)
+    assert [game for game, _ in games] == [expected(task) for task in tasks]
+    assert [replays for _, replays in games] == [int(was) for was in moved]
 
 
 async def test_a_server_that_hangs_is_left_for_another(start: Start):
@@ -138,14 +167,47 @@ async def test_faults_are_typed_and_spoil_no_other_episode(start: Start):
         assert episode.replays == 1
 
 
+async def test_all_servers_may_be_away_for_longer_than_a_call_may_take(start: Start):
+    """Every game waits and goes on when one of the two returns; the client knows that all are away."""
+    servers = [start(), start()]
+    tasks = [f"toy/test/{n:02d}" for n in range(6)]
+    urls = [server.url for server in servers]
+    async with EnvClient(urls, timeout_s=1, attempts=3, outage_s=60) as client:
+        def at(step: int) -> None:
+            if step == 1:
+                for server in servers:
+                    server.kill()
+
+        games = [asyncio.create_task(play(client, task, task, at)) for task in tasks]
+        await asyncio.sleep(3)
+        assert client.away
+        assert not any(game.done() for game in games)
+        await asyncio.to_thread(lambda: start(port=servers[1].port))
+        played = [await game for game in games]
+        assert not client.away
+    assert [game for game, _ in played] == [expected(task) for task in tasks]
+
+
+async def test_a_request_that_no_server_survives_is_given_up(start: Start):
+    """The servers answer everybody else in between, so it is no outage."""
+    server = start()
+    async with EnvClient([server.url], attempts=3, outage_s=60, timeout_s=30) as client:
+        async def crashes(_: object) -> None:
+            await client.info()
+            raise Unreachable("it took the server down")
+
+        with pytest.raises(EnvFault, match="3 requests failed; last: it took the server down"):
+            await client.call(lambda: client.ranking("e"), crashes)
+
+
 async def test_no_server_is_a_fault_within_the_deadline():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     async with EnvClient([f"http://127.0.0.1:{port}"], timeout_s=0.5) as client:
         since = time.monotonic()
-        with pytest.raises(EnvFault, match=r"within 0\.5 s"):
+        with pytest.raises(EnvFault, match=r"within 0\.5"):
             await client.episode("e", "toy/train/00").reset()
-        with pytest.raises(EnvFault, match=r"within 0\.5 s"):
+        with pytest.raises(EnvFault, match=r"within 0\.5"):
             await client.info()
         assert time.monotonic() - since < 3
 

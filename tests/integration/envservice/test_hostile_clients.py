@@ -67,7 +67,7 @@ def test_one_client_cannot_take_all_sessions(start: Start):
     server = start()
 
     def reset(address: str, count: int) -> set[str]:
-        """What became of so many new episodes of a client at this address: the types of problems, `ok` for results."""
+        """Starts `count` episodes of a client at this address. Returns the types of problems, `ok` for results."""
         transport = httpx.HTTPTransport(local_address=address)
         with httpx.Client(base_url=server.url, transport=transport, timeout=30) as http:
             found: set[str] = set()

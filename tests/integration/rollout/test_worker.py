@@ -19,7 +19,7 @@ from services.config.rollout import RolloutSection
 from services.records import Ticket, Version
 from services.seeds import seed_for
 from services.store.store import Store
-from services.telemetry.heartbeat import decode
+from services.telemetry.heartbeat import NO_SERVERS, decode
 from services.telemetry.logs import configure_logs
 from services.weights.pack import Packed, pack_tensors
 
@@ -73,15 +73,15 @@ def issue(store: Store, lease, group: str, *, size: int = 4, min_step: int = 0, 
 
 @contextlib.asynccontextmanager
 async def working(world: SimpleNamespace, name: str = "rollout-0", text: type[TokenText] = TokenText):
-    """A worker that runs while the block does; what ends it earlier fails the test."""
-    async with EnvClient([world.url], timeout_s=30) as client:
+    """A worker that runs while the block does; what ends it earlier fails the test. It is `world.worker`."""
+    async with EnvClient([world.url], timeout_s=3, outage_s=60) as client:
         player = EpisodeRunner(worker=name, engine=world.engine, env=client, env_engine="corridor 1", text=text(),
                         limits=Limits(prompt_tokens=64, response_tokens=8, reward_scale=10.0))  # fmt: skip
         # A store of its own, as a process of its own would have: its first claim takes back what the dead one held.
         store = Store(world.redis_url, world.run)
         worker = RolloutWorker(name, store=store, engine=world.engine, player=player, fetch=world.shelf.fetch,
                                settings=SETTINGS)
-        task = asyncio.create_task(worker.run())
+        world.worker, task = worker, asyncio.create_task(worker.run())
         try:
             yield task
             assert not task.done() or task.result() is None
@@ -100,9 +100,13 @@ async def until(world: SimpleNamespace, condition, worker: asyncio.Task) -> None
 
 
 def counted(world: SimpleNamespace, name: str, **labels: str) -> float | None:
-    """What the worker's last heartbeat says."""
+    """Returns the worker's last heartbeat."""
     samples = decode(world.store.beats())["rollout-0"].metrics[name]
     return next((value for _, found, value in samples if found == labels), None)
+
+
+def said(world: SimpleNamespace) -> str:
+    return decode(world.store.beats())["rollout-0"].doing
 
 
 @pytest.fixture
@@ -137,14 +141,17 @@ async def test_claims_plays_and_completes_groups(world):
     assert np.array_equal(again.ids, step.response_ids)
 
 
-async def test_a_killed_worker_is_replaced_and_the_group_finished_once(world):
-    """What the first had not committed, the second plays; nothing is played into the store twice."""
+async def test_a_killed_worker_costs_one_turn_and_each_group_is_finished_once(world, tmp_path):
+    """The second worker continues uncommitted tickets after their finished turns. No ticket is committed twice, and all
+    tokens equal those of an undisturbed run."""
+    configure_logs(tmp_path, process="rollout-0", show=None)
     world.shelf.publish(1)
     for number in range(4):
         issue(world.store, world.lease, f"train/{number}", min_step=1)
 
     def some() -> bool:
-        return any(world.store.episodes(f"train/{number}") for number in range(4))
+        going = [f"train/{n}#{k}" for n in range(4) for k in range(4)]
+        return sum(len(world.store.turns(ticket)) > 1 for ticket in going) >= 2
 
     async with working(world) as worker:
         await until(world, some, worker)
@@ -153,10 +160,21 @@ async def test_a_killed_worker_is_replaced_and_the_group_finished_once(world):
     episodes = [episode for number in range(4) for episode in world.store.episodes(f"train/{number}")]
     assert len({episode.ticket.id for episode in episodes}) == len(episodes) == 16
     assert world.store.counts().outstanding_tickets == 0
+    assert not any(world.store.turns(episode.ticket.id) for episode in episodes)
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    gone_on = {line["ticket"]: line["turns"] for line in lines if line["event"] == "episode goes on"}
+    assert sum(turns > 1 for turns in gone_on.values()) >= 2
+    for episode in episodes:
+        assert episode.ticket.id in gone_on or episode.attempt == 1 or len(episode.steps) == 1
+        for turn, step in enumerate(episode.steps):
+            again = await world.engine.sample(
+                step.prompt_ids.tolist(), temperature=1.0, seed=seed_for(episode.ticket.seed, turn), max_tokens=8,
+                stop_token_ids=[1], request_id="again")  # fmt: skip
+            assert np.array_equal(again.ids, step.response_ids)
 
 
 async def test_a_killed_environment_server_costs_no_episode(world):
-    """The client waits for the one that takes its place, and the games go on where they were."""
+    """The worker says that it waits for one, uses up no attempt, and the games go on where they were."""
     world.shelf.publish(1)
     for number in range(4):
         issue(world.store, world.lease, f"train/{number}", min_step=1)
@@ -165,7 +183,31 @@ async def test_a_killed_environment_server_costs_no_episode(world):
         await until(world, lambda: bool(world.store.episodes("train/0")), worker)
         world.server.kill()
         await asyncio.to_thread(world.server.wait, 10)
+        await until(world, lambda: said(world) == NO_SERVERS, worker)
+        await asyncio.sleep(4)  # longer than a call may take
         await asyncio.to_thread(world.serve, port)
+        await until(world, lambda: len(world.store.ready("train")) == 4, worker)
+    episodes = [episode for number in range(4) for episode in world.store.episodes(f"train/{number}")]
+    assert {episode.attempt for episode in episodes} == {1}
+
+
+async def test_a_drained_worker_finishes_its_tickets_takes_no_more_and_ends_while_servers_come_and_go(world):
+    """The next worker plays the tickets that it leaves. Both follow the changing list of servers in the store."""
+    world.shelf.publish(1)
+    for number in range(4):
+        issue(world.store, world.lease, f"train/{number}", min_step=1)
+    other = world.serve()[1]
+    async with working(world) as worker:
+        await until(world, lambda: world.store.backlog().claimed == SETTINGS.slots, worker)
+        world.worker.drain()
+        async with asyncio.timeout(DEADLINE_S):
+            await worker
+    finished = sum(len(world.store.episodes(f"train/{number}")) for number in range(4))
+    assert 0 < finished < 16
+    assert world.store.backlog().claimed == 0
+    world.store.publish_servers(world.lease, [other])
+    world.server.kill()
+    async with working(world) as worker:
         await until(world, lambda: len(world.store.ready("train")) == 4, worker)
     episodes = [episode for number in range(4) for episode in world.store.episodes(f"train/{number}")]
     assert {episode.attempt for episode in episodes} == {1}

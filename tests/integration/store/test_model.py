@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from services.errors import LeaseLost
-from services.records import Drop, Episode, Manifest, Step, Ticket, Version, VersionSpan, encode_episode
+from services.records import Drop, Episode, Manifest, PlayedTurn, Step, Ticket, Version, VersionSpan, encode_episode
 from services.store.store import Store
 
 RUNS = itertools.count()
@@ -64,6 +64,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.tickets = {}  # group -> tickets, in order of issue
         self.open = {}  # ticket id -> [attempts used, who holds it or None]
         self.stored = {}  # ticket id -> blob of its episode
+        self.turns = {}  # ticket id -> digests of its finished turns, while it is being played
         self.fate = {}  # group -> step of its manifest, or its Drop
         self.attempts = {}  # step -> incarnations that tried to train its manifest
         self.manifests, self.untaken = {}, []
@@ -214,12 +215,24 @@ class StoreMachine(RuleBasedStateMachine):
             self.stored[claim.ticket.id] = encode_episode(episode)
 
     @precondition(lambda self: self.hands())
+    @rule(which=ANY, index=st.integers(0, 2), again=AGAIN)
+    def finish_a_turn(self, which, index, again):
+        """It is kept for who plays the ticket next, unless somebody else holds the ticket already or the turn before it
+        is missing. Turns after it were of another way to play."""
+        store, claim, _ = pick(self.hands(), which)
+        turn = PlayedTurn(ids=NOTHING, logprobs=NOTHING, spans=[], action="look", digest=str(next(self.nonce)))
+        for _ in range(1 + again):
+            store.keep_turns(claim.worker, [(claim, index, turn)])
+        if self.current(claim) and self.open.get(claim.ticket.id, [0, None])[1] == (claim.worker, claim.attempt):
+            kept = self.turns.get(claim.ticket.id, [])
+            if index <= len(kept):
+                self.turns[claim.ticket.id] = [*kept[:index], turn.digest]
+
+    @precondition(lambda self: self.hands())
     @rule(which=ANY)
     def commit_without_steps(self, which):
-        """Of a training ticket that is refused, and the ticket is given back with its reason."""
+        """It is refused, and the ticket is given back with its reason."""
         store, claim, held = pick(self.hands(), which)
-        if claim.ticket.kind != "train":
-            return
         state = self.open.get(claim.ticket.id, [0, None]) if self.current(claim) else [0, None]
         episode = Episode(
             ticket=claim.ticket, steps=[], won=False, end="context", worker=claim.worker, attempt=claim.attempt,
@@ -228,6 +241,7 @@ class StoreMachine(RuleBasedStateMachine):
         held.remove(claim)
         if state[1] == (claim.worker, claim.attempt):
             state[1] = None
+            self.turns.pop(claim.ticket.id, None)
 
     @precondition(lambda self: self.hands())
     @rule(which=ANY, again=AGAIN, how=st.sampled_from(["fail", "renew"]))
@@ -246,6 +260,7 @@ class StoreMachine(RuleBasedStateMachine):
             held.remove(claim)
             if ours:
                 state[1] = None
+                self.turns.pop(claim.ticket.id, None)
 
     def hands(self):
         """All claims, with the connection and the list that hold them; `current` tells those of before a reset."""
@@ -421,7 +436,7 @@ class StoreMachine(RuleBasedStateMachine):
         if sure < 5:
             return
         redis = self.eye.redis
-        redis.delete(*redis.keys(f"gagpo:{{{self.run}}}:*"))
+        redis.delete(*redis.scan_iter(f"gagpo:{{{self.run}}}:*"))
         time.sleep(0.002)  # ids of stream entries are milliseconds: a real Redis takes longer to come back
         self.outdated = [claim for _, claim, _ in self.hands()]
         self.generation += 1
@@ -454,6 +469,11 @@ class StoreMachine(RuleBasedStateMachine):
         assert (supply.trained, supply.dropped) == (self.trained, self.dropped)
         assert [group.decode() for group in groups] == [g for g in self.living("") if g not in self.ready("")]
         assert {ticket.decode(): blob for ticket, blob in episodes.items()} == self.stored
+        playable = set(self.open) - {ticket.decode() for ticket in failed}
+        self.turns = {ticket: turns for ticket, turns in self.turns.items() if ticket in playable}
+        keys = self.eye.redis.scan_iter(self.eye.key("turns:*"), count=1000)
+        assert {key.decode().rpartition("turns:")[2] for key in keys} == set(self.turns)
+        assert {ticket: [turn.digest for turn in self.eye.turns(ticket)] for ticket in self.turns} == self.turns
         assert [msgspec.json.decode(drop, type=Drop) for drop in drops] == self.untaken
         assert {int(k): msgspec.json.decode(v, type=Manifest) for k, v in manifests.items()} == self.manifests
 

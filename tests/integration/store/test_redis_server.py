@@ -15,7 +15,15 @@ import redis
 from services.config.redis import RedisSection
 from services.errors import StoreFault, UserError
 from services.store import redis_server
-from services.store.redis_server import RedisServer, find_redis, known_holes, private_redis, redis_version
+from services.store.lease import LeaseHeld
+from services.store.redis_server import (
+    RedisServer,
+    find_redis,
+    known_holes,
+    private_redis,
+    redis_version,
+    url_served_from,
+)
 from services.store.store import Store
 
 HOLDER = """
@@ -53,10 +61,39 @@ def test_it_is_durable_private_and_never_evicts(tmp_path):
         client.set("gagpo:kept", "yes")
         with pytest.raises(redis.AuthenticationError):
             connect(url.replace(url[url.index("//") : url.index("@") + 1], "//")).ping()
-    assert stat.S_IMODE((tmp_path / "redis.conf").stat().st_mode) == 0o600
+        assert stat.S_IMODE((tmp_path / "redis.conf").stat().st_mode) == 0o600
+    assert not (tmp_path / "redis.conf").exists(), "it holds the password"
     assert ends_within(url, 1)
     with private_redis(tmp_path) as again:
         assert connect(again).get("gagpo:kept") == b"yes"
+
+
+@pytest.mark.parametrize("command", [
+    "FLUSHALL", "FLUSHDB", "KEYS *", "CONFIG GET requirepass", "CONFIG SET dir /tmp", "ACL LIST", "SHUTDOWN NOSAVE",
+    "SAVE", "BGREWRITEAOF", "DEBUG SLEEP 0", "MONITOR", "REPLICAOF 127.0.0.1 1", "MODULE LIST", "SCRIPT FLUSH",
+    "SCRIPT KILL", "CLIENT KILL TYPE normal", "SLOWLOG GET", "MIGRATE 127.0.0.1 1 gagpo:x 0 1", "SORT gagpo:x",
+    "RESTORE gagpo:x 0 x", "SUBSCRIBE x", "PUBLISH x y", "GET other:key", "SET other:key 1",
+    "EVAL return(redis.call('flushall')) 0", "EVAL return(redis.call('config','get','dir')) 0"])
+def test_the_runs_own_user_has_the_rights_that_our_scripts_need_and_no_others(server, command: str):
+    """So whoever finds the password of a run can neither write files nor reach other servers through its Redis."""
+    with connect(server.url) as client:
+        client.set("gagpo:mine", "yes")
+        with pytest.raises(redis.RedisError, match=r"(?i)permission|not allowed|can't run"):
+            client.execute_command(*command.split())
+        assert client.get("gagpo:mine") == b"yes"
+
+
+def test_what_a_script_wrote_survives_a_kill(server):
+    """Redis 6.2 replays scripts as the default user, and skips what that user may not do."""
+    Store(server.url, "scripted").acquire("controller", "first")
+    with connect(server.url) as client:
+        deadline = time.monotonic() + 10
+        while client.info("persistence")["aof_buffer_length"] and time.monotonic() < deadline:
+            time.sleep(0.01)
+    server.stop(signal.SIGKILL)
+    server.start()
+    with pytest.raises(LeaseHeld, match="held by first"):
+        Store(server.url, "scripted").acquire("controller", "second")
 
 
 @pytest.mark.parametrize(("product", "version", "holes"), [
@@ -98,12 +135,11 @@ def test_one_that_is_killed_comes_back_with_its_data_at_the_same_address(tmp_pat
 
 def test_two_runs_cannot_share_a_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(redis_server, "_STOP_S", 0.2)
-    with (
-        private_redis(tmp_path) as url,
-        pytest.raises(UserError, match=r"another Redis serves .*; stop that run or rename"),
-        private_redis(tmp_path),
-    ):
-        pass
+    with private_redis(tmp_path) as url:
+        with pytest.raises(UserError, match=r"another Redis serves .*; stop that run or rename"), \
+                private_redis(tmp_path):
+            pass
+        assert url_served_from(tmp_path) == url, "the second one replaced its config"
     assert ends_within(url, 1)
 
 

@@ -1,4 +1,5 @@
-"""What the model check does not reach: leases in time, order of calls, the board, mistakes and a Redis that is away."""
+"""Cases that the model check does not reach: leases in time, order of calls, run state, misuse, a Redis that is
+away."""
 
 import itertools
 import signal
@@ -281,7 +282,7 @@ def test_a_redis_that_is_away_is_one_line_for_the_user_and_a_fault_for_the_rest(
 
 def test_check_passes_here_and_names_a_wrong_password(server):
     Store(server.url, "run").check()
-    wrong = server.url.replace("redis://:", "redis://:x")
+    wrong = server.url.replace("@", "x@")
     with pytest.raises(UserError, match="refused the password"):
         Store(wrong, "run").check()
 

@@ -1,4 +1,4 @@
-"""What the real Lucene finds, written down so that the index can be held to it where there is no Lucene.
+"""Records the results of the real Lucene, so that our index can be compared with them on machines without Lucene.
 
     python tests/parity/bm25/record_lucene.py anserini-0.14.3-fatjar.jar [FOLDER WITH human_goals.json]
 

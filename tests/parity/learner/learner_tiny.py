@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from learner.cold_start.tokenizer import train_tokenizer
 from services.config.tree import Config
 from services.records import Episode, Step, Ticket, Version, VersionSpan
 
@@ -16,6 +17,7 @@ def make_model(folder, *, tied):
                          num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=tied,
                          max_position_embeddings=64, initializer_range=0.3, eos_token_id=0, bos_token_id=None)
     Qwen2ForCausalLM(config).save_pretrained(folder)
+    train_tokenizer(["take cup 1 from desk 2</action>"]).save_pretrained(folder)
     return folder
 
 
@@ -57,13 +59,21 @@ CASES = {
     for ratio in ("sequence", "token") for over in ("actions", "tokens")
 }
 """Settings of `learner` under which no gradient may depend on packing or ranks."""
+CASES["decoupled"] = {"loss": {"ratio": "sequence", "corrected_rows": "all", "kl": 0.1, "entropy": 0.01}}
+CASES["coupled"] = {"loss": {"ratio": "token", "aggregation": "tokens", "correction": "coupled",
+                             "corrected_rows": "all", "kl": 0.1, "entropy": 0.01}}
 CASES["critic"] = {
     **CASES["token-tokens"], "critic": {"lr": 5e-4, "value_clip": 0.5},
     "credit": {"estimator": "ppo", "gamma": 1.0, "lam": 0.9}}
+VARIANTS = {
+    "in-turn": CASES["sequence-actions"],
+    "lora": {**CASES["token-tokens"], "lr": 5e-3, "lora": {"rank": 4, "alpha": 8.0}},
+}
+"""Further settings for gangs of several ranks. In-turn: layers are gathered one after another, as large models are."""
 
 
 def critic_weights(learner):
-    """Of a gang of one; empty without a critic."""
+    """Returns the critic's weights of a single rank, or {} without a critic."""
     critic = learner._stepper.critic
     return {} if critic is None else {
         name: tensor.full_tensor().clone() for name, tensor in critic.trainee.model.state_dict().items()}

@@ -16,7 +16,7 @@ STEPS = 4
 
 
 def episode(claim):
-    """What a worker would have played: a function of the ticket alone."""
+    """Makes the episode of a ticket, as a function of the ticket alone."""
     rng = np.random.default_rng(seed_for(claim.ticket.id))
     won = bool(rng.random() < 0.5)
     steps = [make_step(rng, observation=str(rng.integers(3))) for _ in range(rng.integers(1, 5))]

@@ -1,12 +1,18 @@
-"""One rank of a gang: python rank_process.py RANK WORLD RENDEZVOUS MODEL OUT. In each case two steps, save, load, one
-more."""
+"""A gang of several ranks: python rank_process.py WORLD NODES RENDEZVOUS MODEL OUT CASE...
 
+In each case two steps, save, load, one more.
+NODES machines hold as many ranks each. The ranks are forked, so that torch is imported once.
+"""
+
+import os
 import sys
+import traceback
 from pathlib import Path
 
 import torch
-from learner_tiny import CASES, make_config, make_groups, weights
+from learner_tiny import CASES, VARIANTS, make_config, make_groups, weights
 
+from learner import memory
 from learner.rank_group import STOP, RankGroup
 from learner.rendezvous import Rendezvous
 from learner.trainer import Learner
@@ -25,16 +31,41 @@ def lead(learner, out):
     learner.export(out / "export")
 
 
-def main(rank, world, rendezvous, model, out):
-    gang = RankGroup(int(rank), int(world), Rendezvous("127.0.0.1", int(rank), int(world)).join(rendezvous, 60.0))
-    for name, options in CASES.items():
-        learner = Learner(make_config(ranks=int(world), **options), Path(model), gang)
+def run(rank, world, nodes, rendezvous, model, out, cases):
+    torch.set_num_threads(1)
+    store = Rendezvous("127.0.0.1", rank, world).join(rendezvous, 60.0)
+    gang = RankGroup(rank, world, store, node=str(rank * nodes // world))
+    for name in cases:
+        memory.WHOLE = 0 if name.startswith("in-turn") else 1 << 30
+        learner = Learner(make_config(ranks=world, **(CASES | VARIANTS)[name]), Path(model), gang)
+        assert learner.layout.shards == world // nodes
         if gang.rank:
             learner.follow()
         else:
             lead(learner, Path(out) / name)
             gang.tell(STOP)
     torch.distributed.destroy_process_group()
+
+
+def main(world, nodes, rendezvous, model, out, *cases):
+    children = []
+    for rank in range(int(world)):
+        child = os.fork()
+        if not child:
+            try:
+                run(rank, int(world), int(nodes), rendezvous, model, out, cases)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        children.append(child)
+    for _ in children:  # the first death ends all
+        _, status = os.wait()
+        if status:
+            for child in children:
+                if child:
+                    os.kill(child, 9)
+            sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Which groups a learner step takes, over a real Redis."""
 
+import time
+
 import msgspec
 import pyarrow.parquet as pq
 import pytest
@@ -11,6 +13,7 @@ from services.errors import DeadlineExceeded
 from services.records import Manifest
 from services.store.archive import EpisodeArchive
 from services.store.store import Store
+from services.telemetry.heartbeat import NO_SERVERS
 
 
 @pytest.fixture
@@ -98,6 +101,24 @@ def test_no_group_is_dropped_while_nothing_at_all_is_finished(collector):
     with pytest.raises(DeadlineExceeded, match=r"0 of 2 groups .* in 0.5 s \(learner.wait_s\)"):
         made.collect(1)
     assert made.store.counts().dropped == 0
+
+
+def test_no_group_hangs_while_the_workers_wait_for_environment_servers(collector):
+    """The first look after the servers are back begins to count anew."""
+    made = collector(overdue_s=0.2)
+    issue(made.store, range(2))
+    finish(made.store, [1])
+    since = time.monotonic()
+
+    def servers_return_after_a_second():
+        away = time.monotonic() - since < 1
+        assert not (away and made.store.counts().dropped)
+        made.store.beat("rollout-0", {"role": "rollout", "doing": NO_SERVERS if away else "playing"})
+        if not away:
+            finish(made.store, [0])
+
+    made.check = servers_return_after_a_second
+    assert made.collect(1) == [group(0), group(1)]
 
 
 def test_an_earlier_incarnation_of_the_same_step_is_as_good(collector):

@@ -7,6 +7,7 @@ from learner_tiny import CASES, make_config, make_groups, make_step
 from transformers import AutoModelForCausalLM
 
 from learner.critic import make_critic
+from learner.memory import Layout
 from learner.packing import make_rows, pack_rows
 from learner.trainer import Learner
 
@@ -29,7 +30,7 @@ def packs(steps):
 @pytest.fixture
 def critic(any_model_path, gang):
     """A head of its own numbers, which a fresh critic has not."""
-    made = make_critic(make_config(**CASES["critic"]), any_model_path, gang)
+    made = make_critic(make_config(**CASES["critic"]), any_model_path, gang, Layout())
     torch.manual_seed(1)
     with torch.no_grad():
         made.trainee.model.head.weight.to_local().copy_(torch.randn(1, 32) / 4)
@@ -131,7 +132,7 @@ def test_values_are_float32_where_the_body_computes_in_bfloat16(model_path, gang
     """With a bias of 1000.5 and no weights, bfloat16 would give 1000; and a step trains."""
     config = make_config(**CASES["critic"])
     half = config.model_copy(update={"model": config.model.model_copy(update={"dtype": "bfloat16"})})
-    critic = make_critic(half, model_path, gang)
+    critic = make_critic(half, model_path, gang, Layout())
     with torch.no_grad():
         critic.trainee.model.head.bias.to_local().fill_(1000.5)
     assert set(critic.judge(packs)[0].values.tolist()) == {1000.5}

@@ -1,4 +1,4 @@
-"""What is on disk when a learner is killed, or goes on although another one has its role."""
+"""The files on disk after a learner was killed, or continued although another one had its role."""
 
 import shutil
 

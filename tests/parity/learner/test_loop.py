@@ -10,14 +10,18 @@ import pytest
 import torch
 from learner_tiny import weights
 from loop_tiny import STEPS, Crash, play, run
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from deploy.commands import export as command_export
+from deploy.runs.policies import resolve
 from learner.checkpoint import Checkpoints
+from learner.cold_start.tokenizer import END
+from services.config.file import dump_config
+from services.config.tree import Config
 from services.errors import UserError
 from services.store.store import Store
 from services.telemetry.logs import configure_logs
-from services.telemetry.metrics_file import METRIC_KEYS, check_metrics, read_metrics, read_rows
+from services.telemetry.metrics_file import METRIC_KEYS, append_row, check_metrics, read_metrics, read_rows
 
 
 @pytest.fixture(scope="module")
@@ -143,8 +147,13 @@ def test_an_emptied_redis_goes_on_from_the_checkpoint(redis_url, model_path, gan
 
 
 def test_export_gives_the_learners_weights(uninterrupted, tmp_path, capsys):
-    """gagpo export of the last checkpoint, read by transformers as any folder is."""
+    """gagpo export of the last checkpoint, read by transformers as any folder is, and told what it is by its card."""
     folder, _, learner, _, _ = uninterrupted
+    config = Config(name="mine", steps=4, env={"prompt": "compact"}, rollout={"max_response_tokens": 17})
+    dump_config(config, folder / "config.yaml")
+    append_row(folder / "evaluations.jsonl", {
+        "label": "panel-trained", "step": 4, "version": "1.4", "split": "heldout", "temperature": 0.4, "tasks": 8,
+        "success_rate": 0.75, "success_low": 0.41, "success_high": 0.93, "env": "toy"})
     parser = argparse.ArgumentParser()
     command_export.add_parser(parser.add_subparsers())
 
@@ -156,6 +165,16 @@ def test_export_gives_the_learners_weights(uninterrupted, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out) == {"step": 4, "path": str(tmp_path / "out")}
     found = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
     assert all(torch.equal(tensor, found[name]) for name, tensor in weights(learner).items())
+    text = AutoTokenizer.from_pretrained(tmp_path / "out")
+    generation = GenerationConfig.from_pretrained(tmp_path / "out")
+    assert generation.eos_token_id == sorted(text.convert_tokens_to_ids([END, "</action>"]))
+    assert (generation.max_new_tokens, generation.top_k, generation.temperature) == (17, 0, config.eval.temperature)
+    card = (tmp_path / "out" / "README.md").read_text()
+    for told in ("`mine`, learner step 4", "75.0% [41.0%, 93.0%] on 8 tasks of `heldout` (toy)", "`compact`",
+                 "`</action>`", "17 tokens"):
+        assert told in card
+    played, policy = resolve(tmp_path / "out", None, {})
+    assert (played.name, played.env, policy.folder) == ("mine", config.env, tmp_path / "out")
     for arguments, match in [((folder, tmp_path / "out"), "exists"), ((tmp_path, tmp_path / "x"), "no checkpoints"),
                              ((folder, tmp_path / "x", "--which", "2"), "one of the steps kept: 4"),
                              ((folder, tmp_path / "x", "--which", "best"), "no checkpoint 'best'")]:

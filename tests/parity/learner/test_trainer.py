@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from learner_tiny import CASES, critic_weights, make_config, make_groups, weights
+from learner_tiny import CASES, VARIANTS, critic_weights, make_config, make_groups, weights
 from transformers import AutoModelForCausalLM
 
 from learner.batch import assign_credit
@@ -20,10 +20,61 @@ FIGURES = ("loss/policy", "loss/value", "loss/kl", "loss/entropy", "grad_norm", 
            "logprob_difference_mean", "logprob_difference_max")
 
 
-def trained(model_path, gang, steps=2, **learner):
+def trained(model_path, gang, steps=2, first=0, **learner):
     made = Learner(make_config(**learner), model_path, gang)
-    reports = [made.train(make_groups(seed, step=seed)) for seed in range(steps)]
+    made.slack = [Slack(trainee) for trainee in made._stepper.trainees]
+    reports = [made.train(make_groups(first + step, step=step)) for step in range(steps)]
     return made, reports
+
+
+class Slack:
+    """How far rounding may move each weight of a trainee: what the arithmetic allows, whatever the machine.
+
+    Another packing or another number of ranks sums the same gradient in another order. In float32 (u = 2^-24) that
+    leaves an error of e = C u G in each of its entries: G is the model's largest entry, since an entry that is nearly 0
+    is often a sum of large terms that cancel (the bias of the keys has a gradient of exactly 0), and C is the square
+    root of the number of summed terms, some 300 tokens, times the depth of the graph, about 4: C = 64. Adam moves a
+    weight by lr m / (sqrt(v) + eps). An error e in m and in sqrt(v) changes that by at most 2 e lr / (sqrt(v) + eps),
+    which is nothing where gradients are large, and as much as the step itself where sqrt(v) is no larger than e. The
+    bound is the sum of this over the updates, and 8 u |w| for the rounding of the weight itself.
+
+    Measured over nine runs (three cases, three seeds, three packings), C was between 0.7 and 11. At C = 64 the median
+    bound is 8e-7. One bound for all weights is either too loose for most of them or fails by chance: differences
+    reached 1e-5 at weights with next to no gradient.
+    """
+
+    C, U, EPS = 64.0, 2.0**-24, 1e-8
+
+    def __init__(self, trainee):
+        self.sums = {name: torch.zeros(parameter.shape) for name, parameter in trainee.model.named_parameters()}
+        self._trainee = trainee
+        trainee.optimizer.register_step_post_hook(self._add)
+
+    def _add(self, optimizer, *_):
+        group = optimizer.param_groups[0]
+        assert group["eps"] == self.EPS
+        roots = {}
+        for name, parameter in self._trainee.model.named_parameters():
+            state = optimizer.state[parameter]
+            if not state:  # frozen
+                continue
+            roots[name] = (state["exp_avg_sq"].full_tensor() / (1 - group["betas"][1] ** float(state["step"]))).sqrt()
+        largest = max(float(root.max()) for root in roots.values())
+        for name, root in roots.items():
+            self.sums[name] += 2 * self.C * self.U * largest * group["lr"] / (root + self.EPS)
+
+    def _sum(self, name):
+        """A trainee's names may have a prefix; a tied head is the embedding."""
+        found = [value for own, value in self.sums.items() if own.endswith(name)]
+        return found[0] if found else self._sum("embed_tokens.weight")
+
+    def check(self, a, b):
+        """Raises AssertionError for a weight that differs by more."""
+        assert a.keys() == b.keys()
+        for name in a:
+            slack = self._sum(name) + 8 * self.U * a[name].abs()
+            over = (a[name] - b[name]).abs() - slack
+            assert float(over.max()) <= 0, f"{name}: {float(over.max())} beyond the bound"
 
 
 def assert_same(a, b, atol):
@@ -46,47 +97,63 @@ def test_the_token_budget_changes_nothing(model_path, gang, case):
                 assert a.metrics[name] == pytest.approx(b.metrics[name], abs=2e-5, rel=2e-4), name
 
 
-@pytest.fixture(scope="module")
-def pair_path(model_path, tmp_path_factory):
-    """What two gloo processes leave of each case."""
-    out, here = tmp_path_factory.mktemp("pair"), Path(__file__).parent
-    rendezvous = str(out / "store")
-    processes = [
-        subprocess.Popen([sys.executable, str(here / "rank_process.py"), str(rank), "2", rendezvous, str(model_path),
-                          str(out)], env=os.environ | {"OMP_NUM_THREADS": "1"},
-                         stderr=subprocess.PIPE, text=True, cwd=here.parents[2])
-        for rank in range(2)
-    ]
-    try:
-        for process in processes:
-            _, errors = process.communicate(timeout=180)
-            assert process.returncode == 0, errors
-    finally:
-        for process in processes:
-            process.kill()
+def run_gang(model_path, out, *cases, world, nodes):
+    """Returns the folder with the results of each case from a group of gloo processes."""
+    here = Path(__file__).parent
+    subprocess.run([sys.executable, str(here / "rank_process.py"), str(world), str(nodes), str(out / "store"),
+                    str(model_path), str(out), *cases], env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True,
+                   cwd=here.parents[2], timeout=240, check=True)
     return out
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_two_ranks_equal_one(model_path, gang, pair_path, case):
+@pytest.fixture(scope="module")
+def pair(model_path, tmp_path_factory):
+    """Two ranks on one machine."""
+    return run_gang(model_path, tmp_path_factory.mktemp("pair"), *CASES, *VARIANTS, world=2, nodes=1)
+
+
+@pytest.fixture(scope="module")
+def quad(model_path, tmp_path_factory):
+    """Two ranks on each of two machines, which hold the model once each."""
+    return run_gang(model_path, tmp_path_factory.mktemp("quad"), "critic", world=4, nodes=2)
+
+
+@pytest.mark.parametrize(("ranks", "case"), [*(("pair", case) for case in (*CASES, *VARIANTS)), ("quad", "critic")])
+def test_several_ranks_equal_one(model_path, gang, request, ranks, case):
     """Same weights after two steps, same metrics, and a checkpoint that one rank can load."""
-    out = pair_path / case
-    alone, reports = trained(model_path, gang, **CASES[case])
+    out, options = request.getfixturevalue(ranks) / case, CASES.get(case) or VARIANTS[case]
+    alone, reports = trained(model_path, gang, **options)
     pair = torch.load(out / "after.pt")
-    assert_same(pair["weights"], weights(alone), 5e-6)
+    adapted = "lora" in case  # its weights are products of two matrices, for which the bound says nothing
+    if adapted:
+        assert_same(pair["weights"], weights(alone), 5e-6)
+    else:
+        alone.slack[0].check(weights(alone), pair["weights"])
     for mine, theirs in zip(reports, pair["metrics"], strict=True):
         for name in FIGURES:
             assert theirs[name] == pytest.approx(mine.metrics[name], abs=1e-5, rel=1e-5), name
     for mine, theirs in zip((c for r in reports for c in r.credits), pair["advantages"], strict=True):
         assert list(chain.from_iterable(theirs)) == pytest.approx(list(chain.from_iterable(mine.advantages)), abs=1e-5)
-    resumed = Learner(make_config(**CASES[case]), model_path, gang)
+    resumed = Learner(make_config(**options), model_path, gang)
     resumed.load(out / "checkpoint")
     assert resumed.step == 2
     assert_same(weights(resumed), pair["weights"], 0)
-    assert_same(critic_weights(resumed), critic_weights(alone), 5e-6)
+    if critic_weights(alone):
+        alone.slack[1].check(critic_weights(alone), critic_weights(resumed))
     alone.train(make_groups(2, step=2))
     exported = AutoModelForCausalLM.from_pretrained(out / "export").state_dict()
-    assert_same(exported, weights(alone), 1e-5)
+    if adapted:
+        assert_same(exported, weights(alone), 1e-5)
+    else:
+        alone.slack[0].check(weights(alone), exported)
+
+
+@pytest.mark.parametrize("first", [10, 20, 30])
+def test_the_bound_holds_over_seeds(model_path, gang, first):
+    """For another packing, which sums in another order as more ranks do."""
+    one, _ = trained(model_path, gang, first=first, **CASES["sequence-actions"])
+    other, _ = trained(model_path, gang, first=first, **CASES["sequence-actions"], token_budget=100_000)
+    one.slack[0].check(weights(one), weights(other))
 
 
 @pytest.mark.parametrize("case", ["sequence-actions", "critic"])
@@ -115,25 +182,38 @@ def test_a_step_moves_weights_and_reports(model_path, gang):
     assert torch.equal(tied["lm_head.weight"], tied["model.embed_tokens.weight"])
 
 
-def test_one_update_is_that_of_the_plain_formula(model_path, gang):
-    """On-policy, one minibatch, no KL, no entropy: SGD-like check of the gradient norm against a row-by-row loop."""
-    loss = {"kl": 0.0, "entropy": 0.0}
+def importance(logp, sampler, how):
+    """Token weights, written out: none on-policy, min(π / π_sampler, 2) decoupled; coupled has them in its ratio."""
+    return [1.0 if how == "none" else min(float(torch.exp(p - s)), 2.0) for p, s in zip(logp, sampler, strict=True)]
+
+
+@pytest.mark.parametrize("correction", ["none", "decoupled"])
+def test_one_update_is_that_of_the_plain_formula(model_path, gang, correction):
+    """One minibatch, no KL, no entropy: the gradient norm against a row-by-row loop. Decoupled: rows of an older
+    policy, whose sampler logprobs are far off, so that many weights are capped."""
+    loss = {"kl": 0.0, "entropy": 0.0, "correction": correction}
     learner = Learner(make_config(minibatch_rows=1000, loss=loss), model_path, gang)
+    learner.step = 1
     groups = make_groups(0)
     hf = AutoModelForCausalLM.from_pretrained(model_path, attn_implementation="eager")
     credits = assign_credit(groups, make_config().learner.credit)
     rows = [(s, a) for group, credit in zip(groups, credits, strict=True)
             for e, advantages in zip(group, credit.advantages, strict=True)
             for s, a in zip(e.steps, advantages, strict=True)]
-    total = 0
+    total, capped = 0, []
     for step, advantage in rows:
         ids = torch.tensor(np.concatenate([step.prompt_ids, step.response_ids]), dtype=torch.int64)[None]
         logp = torch.log_softmax(hf(input_ids=ids).logits[0, len(step.prompt_ids) - 1 : -1], -1)
-        picked = logp.gather(-1, ids[0, len(step.prompt_ids) :, None]).mean()
-        total = total - advantage * (picked - picked.detach()).exp() / len(rows)
+        picked = logp.gather(-1, ids[0, len(step.prompt_ids) :, None])[:, 0]
+        tokens = importance(picked.detach(), torch.tensor(step.logprobs), correction)
+        capped += [weight == 2.0 for weight in tokens]
+        for weight, token in zip(tokens, picked, strict=True):
+            total = total - weight * advantage * (token - token.detach()).exp() / len(picked) / len(rows)
     total.backward()
     norm = torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in hf.parameters()])).item()
-    assert learner.train(groups).metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
+    found = learner.train(groups).metrics
+    assert found["grad_norm"] == pytest.approx(norm, rel=1e-4)
+    assert found["is_capped_share"] == pytest.approx(np.mean(capped))
 
 
 def test_stale_rows_are_corrected_and_fresh_ones_are_not(model_path, gang):

@@ -160,11 +160,17 @@ async def test_an_engine_that_cannot_start_tells_the_last_error_of_its_process(t
     await asyncio.to_thread(temporary.rmdir)  # raises if a socket or a rendezvous file is left
 
 
-async def test_wrong_bytes_end_the_engine(tied_folder, sampler_config, tiny_model):
-    """Weights that are not those of the version's digest are never sampled from; the engine answers nothing more."""
-    engine = Engine(tied_folder, FIRST, config=sampler_config, dtype="float32")
+async def test_an_engine_that_starts_with_random_weights_takes_an_update_and_dies_of_wrong_bytes(
+        tied_folder, sampler_config, tiny_model):
+    """A rollout worker's first version comes by an update. Weights that are not those of the version's digest are never
+    sampled from; the engine answers nothing more."""
+    engine = Engine(tied_folder, FIRST, config=sampler_config, dtype="float32", load=False)
     try:
         await engine.start()
+        new = tiny_model(tied=True, seed=2)
+        assert worst(new, await sample_all(engine, "random")) > 0.1
+        await load(engine, new, step=1)
+        assert worst(new, await sample_all(engine, "updated")) < TOLERANCE
         packed = pack.pack_tensors(tiny_model(tied=True, seed=8).state_dict().items())
         version = Version(incarnation=9, step=9, digest=packed.digest)
         packed.buffer[100] ^= 1

@@ -1,4 +1,4 @@
-"""What nine recorded sessions of the original can prove, and no more: the formula, options, that prices fit.
+"""Compares the score with nine recorded sessions of the original: the formula, the options, the price limits.
 
 None of the bought products is in a file that can be had here, so attributes, queries, categories and titles cannot be
 recomputed from them; their recorded parts are taken as they are.

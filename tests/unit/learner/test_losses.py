@@ -8,6 +8,7 @@ from learner.losses import (
     Mean,
     entropy_mean,
     kl_loss,
+    off_policy,
     row_mean,
     sequence_policy_loss,
     token_gae,
@@ -153,18 +154,63 @@ def test_parts_add_up_under_global_denominators(logp, mean):
     assert entropy_mean(torch.tensor([1.0, 3.0]), num_tokens=4) == 1
 
 
-def test_truncated_weights():
-    """Means of the log-ratio .1, log 3 and a non-finite one: e^.1, the cap 2, nothing."""
-    row = torch.tensor([0, 0, 1, 2])
-    proximal = torch.tensor([-1.0, -1.0, -0.5, -1.0])
-    sampler = torch.tensor([-1.2, -1.0, -0.5 - 1.0986123, float("-inf")])
-    weights = truncated_weights(proximal, sampler, row, 3, cap=2.0)
-    assert weights.tolist() == pytest.approx([1.1051709, 2.0, 0.0])
+PROXIMAL = torch.tensor([-1.0, -1.0, -0.5, -1.0], dtype=torch.float64)
+SAMPLER = torch.tensor([-1.2, -1.0, -0.5 - 1.0986123, float("-inf")], dtype=torch.float64)
 
 
-def test_weights_scale_a_rows_loss(logp):
-    alone, _ = sequence(logp, weights=torch.tensor([0.5, 0.0]))
-    assert alone.item() == pytest.approx(-0.5 * 1.5 * 1.1051709 / 2)
+def test_truncated_weights_are_of_single_tokens():
+    """Ratios e^.2, 1, 3 and one of a sampler's logprob that is not finite; the cap is 2."""
+    weights = truncated_weights(PROXIMAL.requires_grad_(), SAMPLER, cap=2.0)
+    assert weights.tolist() == pytest.approx([1.2214028, 1.0, 2.0, 0.0])
+    assert not weights.requires_grad
+
+
+@pytest.mark.parametrize(("how", "old", "weights"), [
+    ("decoupled", [-1.0, -1.0, -0.5, -1.0], [1.0, 1.0, 2.0, 0.0]),
+    ("coupled", [-1.0, -1.0, -1.5986123, -1.0], [1.0, 1.0, 1.0, 0.0]),
+    ("none", [-1.0, -1.0, -0.5, -1.0], None),
+])  # fmt: skip
+def test_only_tokens_of_another_policy_are_corrected(how, old, weights):
+    """The first token has another sampler's logprob as well, but the proximal policy sampled its row."""
+    found = off_policy(PROXIMAL, SAMPLER, torch.tensor([False, True, True, True]), how=how, cap=2.0)
+    assert found.old.tolist() == pytest.approx(old)
+    assert (found.weights if weights is None else found.weights.tolist()) == weights
+
+
+@pytest.mark.parametrize("how", ["decoupled", "coupled"])
+def test_on_policy_nothing_is_corrected(how):
+    found = off_policy(PROXIMAL, SAMPLER, torch.zeros(4, dtype=torch.bool), how=how, cap=2.0)
+    assert found.old is PROXIMAL
+    assert found.weights is None
+
+
+def test_weights_scale_the_loss_and_the_gradient_of_each_token(logp):
+    """Row terms -1.657756 and .633386, times mean weights .5 and 1.5, halved. A token's gradient is its own weight
+    times that of its row, shared by 3 and 2 tokens."""
+    loss, _ = sequence(logp, weights=torch.tensor([0.5, 1.0, 0.0, 2.0, 1.0]))
+    assert loss.item() == pytest.approx((-1.657756 * 0.5 + 0.633386 * 1.5) / 2, abs=1e-6)
+    loss.backward()
+    assert logp.grad.tolist() == pytest.approx(
+        [-1.657756 * 0.5 / 6, -1.657756 / 6, 0.0, 0.633386 * 2 / 4, 0.633386 / 4], abs=1e-6)
+
+
+@pytest.mark.parametrize("loss", [sequence, token])
+@pytest.mark.parametrize("clip", [CLIP, Clip(3e-4, 4e-4)])
+def test_weights_of_one_change_neither_loss_nor_gradient(logp, loss, clip):
+    options = {"clip": clip} if loss is sequence else {}
+    plain, weighted = loss(logp, **options)[0], loss(logp, weights=torch.ones(5), **options)[0]
+    assert weighted.item() == pytest.approx(plain.item(), abs=1e-14)
+    gradients = [torch.autograd.grad(value, logp)[0] for value in (plain, weighted)]
+    torch.testing.assert_close(*gradients, atol=1e-14, rtol=0)
+
+
+def test_a_log_ratio_beyond_the_cap_stays_finite_with_weights():
+    logp = torch.tensor([0.0, 0.0], requires_grad=True)
+    loss, _ = sequence_policy_loss(logp, torch.tensor([-300.0, -300.0]), torch.tensor([0, 0]), torch.tensor([-1.0]),
+                                   clip=CLIP, mean=Mean("actions", 1, 2), weights=torch.ones(2))
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert logp.grad.tolist() == [0.0, 0.0]
 
 
 def test_value_loss_by_hand():

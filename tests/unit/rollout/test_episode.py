@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -10,8 +11,8 @@ from envservice.base import Outcome, ParsedAction
 from envservice.client.client import Result
 from rollout.engine import Sample
 from rollout.episode import EpisodeRunner, Limits
-from services.errors import EngineFault, EnvFault
-from services.records import Ticket, Version, VersionSpan
+from services.errors import EngineFault, EnvFault, ReplayDiverged
+from services.records import PlayedTurn, Ticket, Version, VersionSpan, decode_turn, encode_episode, encode_turn
 from services.seeds import seed_for
 
 VERSION = Version(incarnation=1, step=7, digest="d")
@@ -77,11 +78,11 @@ class Text:
         return ParsedAction(action=text.lstrip("!"), valid=not text.startswith("!"))
 
 
-async def play(game: Game, sampler: Sampler, prompt_tokens: int = 100):
+async def play(game: Game, sampler: Sampler, prompt_tokens: int = 100, **taken_over):
     env = SimpleNamespace(episode=lambda episode_id, task: game)
     limits = Limits(prompt_tokens=prompt_tokens, response_tokens=9, reward_scale=10.0)
     player = EpisodeRunner(worker="w", engine=sampler, env=env, env_engine="own 1", text=Text(), limits=limits)
-    return await player.play(TICKET, 2)
+    return await player.play(TICKET, 2, **taken_over)
 
 
 async def test_a_won_game_is_recorded_step_by_step():
@@ -150,3 +151,28 @@ async def test_a_fault_is_raised_and_the_session_freed(answers, texts, fault):
 async def test_the_environments_own_score_at_the_end_is_kept(info, score):
     last = Result(observation="over", admissible_actions=[], reward=0.0, done=True, won=False, digest="d", info=info)
     assert (await play(Game([result("s0"), last]), Sampler(["go"]))).task_score == score
+
+
+async def test_turns_of_a_dead_worker_are_taken_again_without_the_sampler():
+    """Cut after each of its turns, an episode goes on to the same rows and hands over only what it played itself."""
+    def answers():
+        return [result("s0"), result("s1", reward=0.5), result("s2"), result("s3", done=True, won=True)]
+
+    kept = {}
+    whole = await play(Game(answers()), Sampler(["go", "!jump", "look"]), keep=kept.__setitem__)
+    assert [kept[turn].action for turn in range(3)] == ["go", "jump", "look"]
+    for cut in range(4):
+        sampler, more = Sampler(["go", "!jump", "look"][cut:]), {}
+        played = [decode_turn(encode_turn(kept[turn])) for turn in range(cut)]
+        episode = await play(Game(answers()), sampler, played=played, keep=more.__setitem__)
+        assert [call["seed"] for call in sampler.calls] == [seed_for(11, turn) for turn in range(cut, 3)]
+        assert list(more) == list(range(cut, 3))
+        timeless = [msgspec.structs.replace(played, seconds=0.0) for played in (episode, whole)]
+        assert encode_episode(timeless[0]) == encode_episode(timeless[1])
+
+
+async def test_a_game_that_goes_another_way_than_for_the_dead_worker_is_a_fault():
+    turn = PlayedTurn(ids=np.array([103, 111], dtype=np.int32), logprobs=np.zeros(2, np.float32), spans=[], action="go",
+                      digest="s1")
+    with pytest.raises(ReplayDiverged, match="turn 0 of another worker leads to another game"):
+        await play(Game([result("s0"), result("elsewhere")]), Sampler([]), played=[turn])

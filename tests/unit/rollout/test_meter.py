@@ -23,6 +23,8 @@ def test_a_heartbeat_says_what_the_worker_did():
     meter.updated(0.4)
     meter.waits(playing=0, held=0, missing=Version(incarnation=2, step=4))
     assert meter.beat(playing=0, held=0, pointer=None)["doing"] == "waits for weights 2.4, which nobody has"
+    meter.waits(playing=1, held=0, missing=None, no_servers=True)
+    assert meter.beat(playing=1, held=0, pointer=None)["doing"] == "waits for environment servers"
     meter.waits(playing=0, held=1, missing=None)
     said = meter.beat(playing=0, held=1, pointer=Version(incarnation=2, step=5))
     beat = decode({"rollout-0": said})["rollout-0"]

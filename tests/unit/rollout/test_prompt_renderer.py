@@ -1,5 +1,9 @@
 """Prompts to tokens and answers to actions, with a tokenizer made here."""
 
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -7,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from envservice.alfworld.prompts import AlfworldCompactTemplate, AlfworldFullTemplate
 from envservice.base import Outcome
 from rollout.prompt_renderer import PromptRenderer, load_text
-from services.config.tree import EnvSection
+from services.config.tree import EnvSection, ModelSection
 from services.errors import UserError
 
 FIRST = Outcome(observation="-= Welcome =-\n\nYou are in a room. Your task is to: look.", admissible_actions=["look"])
@@ -61,3 +65,86 @@ def test_a_chat_prompt_needs_a_chat_template(tmp_path):
     byte_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(UserError, match="no chat template"):
         load_text(str(tmp_path), EnvSection())
+
+
+THINKING = """{%- for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}{%- if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is defined and not enable_thinking %}<think>
+
+</think>
+
+{% else %}<think>
+{% endif %}{% endif %}"""
+"""As reasoning models of the Qwen3 family have it: the template opens the thought, or closes an empty one."""
+TAGGED = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<action>", "</action>")
+
+
+def saved(folder, template, *tags, ends=None):
+    tokenizer = byte_tokenizer(*tags)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    if ends is not None:
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    return str(folder)
+
+
+def parsed(text, answer):
+    return text.parse(text.tokenizer(answer, return_tensors="np")["input_ids"][0])
+
+
+@pytest.mark.parametrize(("thinks", "answer"), [
+    (True, "find the mug</think><action>look</action>"), (False, "<action>look</action>")])
+def test_a_thought_that_the_template_opens_belongs_to_the_answer(tmp_path, thinks, answer):
+    """A reasoning model's answers are valid though their first tag stands in the prompt."""
+    settings = ModelSection(chat_template_kwargs={} if thinks else {"enable_thinking": False})
+    text = load_text(saved(tmp_path, THINKING, *TAGGED), EnvSection(), settings)
+    prompt = text.tokenizer.decode(text.prompt(FIRST, [], FIRST))
+    assert prompt.endswith("<think>\n" if thinks else "<think>\n\n</think>\n\n")
+    assert (parsed(text, answer).action, parsed(text, answer).valid) == ("look", True)
+    assert not parsed(text, "look").valid
+
+
+def test_tags_that_are_special_tokens_are_read(tmp_path):
+    """Decoding leaves special tokens out, and with them the tags of some reasoning models."""
+    folder = saved(tmp_path, THINKING.replace("<think>\n{% endif %}", "{% endif %}"), *TAGGED)
+    described = json.loads((tmp_path / "tokenizer.json").read_text())
+    for token in described["added_tokens"]:
+        token["special"] = True
+    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+    text = load_text(folder, EnvSection())
+    answer = parsed(text, "<think>so</think><action>look</action><|end|>")
+    assert (answer.action, answer.valid) == ("look", True)
+
+
+@pytest.mark.parametrize(("ends", "found"), [(7, {7}), ([7, 9], {7, 9}), (None, set())])
+def test_answers_end_where_the_generation_config_says(tmp_path, ends, found):
+    """Beside the tokenizer's end token: Llama 3 names its end of turn there alone."""
+    text = load_text(saved(tmp_path, THINKING, ends=ends), EnvSection())
+    assert set(text.stop_ids) == {text.tokenizer.eos_token_id, *found}
+
+
+def test_a_system_prompt_comes_first(tmp_path):
+    text = load_text(saved(tmp_path, THINKING, *TAGGED), EnvSection(), ModelSection(system_prompt="Be brief."))
+    assert text.tokenizer.decode(text.prompt(FIRST, [], FIRST)).startswith("<|im_start|>system\nBe brief.<|im_end|>")
+
+
+def test_a_template_without_system_prompts_is_named(tmp_path):
+    """Gemma 2 raises an exception of its own for one."""
+    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}x"
+    folder = saved(tmp_path, refusing)
+    load_text(folder, EnvSection())
+    with pytest.raises(UserError, match=r"refuses a system prompt \(System role not supported\)"):
+        load_text(folder, EnvSection(), ModelSection(system_prompt="Be brief."))
+
+
+def test_a_template_can_be_given_to_a_base_model(tmp_path):
+    """Here the ChatML template that vLLM ships."""
+    found = find_spec("vllm")
+    shipped = Path(str(found and found.origin)).parent / "transformers_utils" / "chat_templates"
+    template = shipped / "template_chatml.jinja"
+    folder = saved(tmp_path, None, *TAGGED)
+    text = load_text(folder, EnvSection(), ModelSection(chat_template=template))
+    assert text.tokenizer.decode(text.prompt(FIRST, [], FIRST)).endswith("<|im_end|>\n<|im_start|>assistant\n")
+    with pytest.raises(UserError, match="cannot be read"):
+        load_text(folder, EnvSection(), ModelSection(chat_template=tmp_path / "none.jinja"))

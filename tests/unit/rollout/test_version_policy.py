@@ -1,7 +1,9 @@
 """Which ticket starts at which version, and which version comes next."""
 
-from rollout.version_policy import Missing, may_start, next_version
-from services.records import Ticket, Version
+import numpy as np
+
+from rollout.version_policy import Missing, may_start, next_version, usable
+from services.records import PlayedTurn, Ticket, Version, VersionSpan
 
 OLD = Version(incarnation=1, step=4, digest="a")
 NEW = Version(incarnation=1, step=5, digest="b")
@@ -29,6 +31,19 @@ def test_an_earlier_incarnation_is_never_trained_on():
     """After a restart of the learner, weights with a higher step of the dead one do not count."""
     assert not may_start(train(4), NEW, RESTARTED)
     assert may_start(train(4), RESTARTED, RESTARTED)
+
+
+def turn(*versions: Version) -> PlayedTurn:
+    return PlayedTurn(ids=np.zeros(1, np.int32), logprobs=np.zeros(1, np.float32), action="go", digest="d",
+                      spans=[VersionSpan(version=version, start=0, end=1) for version in versions])
+
+
+def test_turns_of_another_worker_count_as_long_as_their_versions_are_allowed():
+    """Training: min_step to the worker's own step, of any incarnation. Evaluation: the one version. No gaps."""
+    turns = [turn(OLD), turn(OLD, NEW), turn(NEW)]
+    assert [len(usable(turns, ticket, own)) for ticket, own in (
+        (train(4), NEW), (train(4), RESTARTED), (train(5), NEW))] == [3, 1, 0]
+    assert len(usable([turn(NEW), turn(OLD), turn(NEW)], evaluation(NEW), NEW)) == 1
 
 
 def test_evaluation_starts_at_its_own_version_only():

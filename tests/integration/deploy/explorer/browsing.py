@@ -1,4 +1,4 @@
-"""What browser tests do to an explorer and its pages."""
+"""Helpers with which browser tests drive an explorer and its pages."""
 
 import re
 import subprocess

@@ -1,8 +1,12 @@
 """Every file of a run's folder, damaged in every way: each command says so in one line, and none breaks."""
 
+import json
+import os
 import random
 import resource
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +16,7 @@ from fastapi.testclient import TestClient
 from deploy.cli import main
 from deploy.explorer.app import create_app
 from deploy.explorer.runs import open_runs
+from learner.checkpoint import EXPORT, Checkpoints, Position
 from services.errors import UserError
 
 WALK = Path(__file__).parents[4] / "tests" / "integration" / "deploy" / "explorer" / "walk"
@@ -20,6 +25,12 @@ FILES = [file.relative_to(WALK) for file in sorted(WALK.rglob("*")) if file.is_f
 PAGES = ("/", "/walk/evaluations", "/walk/groups", "/walk/group/step-00000001/train/00000004",
          "/walk/episode/step-00000001/0/train/00000004")
 GROWTH_KIB = 300 << 10
+KEYS = {
+    "metrics.jsonl": ("step", "version", "time", "success_rate", "episode_length", "staleness_mean", "staleness_max",
+                      "grad_norm", "loss/entropy", "credit/flat_share"),
+    "evaluations.jsonl": ("label", "temperature", "step", "version", "split", "tasks", "episodes", "success_rate",
+                          "success_low", "success_high", "success_by_task")}
+"""The keys that commands read."""
 
 
 def damaged(data: bytes) -> Iterator[bytes]:
@@ -54,6 +65,99 @@ def test_a_damaged_file_of_a_run_is_one_line(file: Path, tmp_path: Path, capsys:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < GROWTH_KIB
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "evaluations.jsonl"])
+def test_a_key_that_a_line_lacks_or_that_is_null_breaks_no_command(
+        name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    run = tmp_path / "walk"
+    shutil.copytree(WALK, run)
+    lines = [json.loads(line) for line in (run / name).read_text().splitlines()]
+    client = TestClient(create_app(open_runs([run]), token=None), base_url="http://127.0.0.1")
+    for key in KEYS[name]:
+        for change in ({}, {key: None}):
+            (run / name).write_text("".join(json.dumps(
+                {other: value for other, value in line.items() if other != key} | change) + "\n" for line in lines))
+            for argv in (["status", str(run)], ["audit", str(run)]):
+                main(argv)
+                assert "Traceback" not in capsys.readouterr().err, (key, argv)
+            assert all(client.get(page).status_code == 200 for page in ("/", "/walk/evaluations")), key
+
+
+def test_a_damaged_archive_is_one_line_in_an_audit(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    shutil.copytree(WALK, run := tmp_path / "walk")
+    file = run / "episodes" / "step-00000001.parquet"
+    file.write_bytes(file.read_bytes()[:-9])
+    assert main(["audit", str(run)]) == 2
+    said = capsys.readouterr().err
+    assert (said.count("\n"), "step-00000001.parquet cannot be read" in said) == (1, True)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, tiny_model) -> Path:
+    """A run's folder with a checkpoint and a trained model."""
+    run = tmp_path_factory.mktemp("runs") / "walk"
+    shutil.copytree(WALK, run)
+    tiny_model(tied=True, seed=0).save_pretrained(run / "model")
+    Checkpoints(run / "checkpoints", keep=1).commit(
+        Position(step=1, incarnation=1, next_group=1, trained=1),
+        lambda folder: shutil.copytree(run / "model", folder / EXPORT) and None)
+    return run
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "meta.json", "a link"])
+def test_a_damaged_checkpoint_is_not_exported(
+        name: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    checkpoint = run / "checkpoints" / "step-00000001"
+    if name == "a link":
+        (checkpoint / EXPORT / "config.json").unlink()
+        (checkpoint / EXPORT / "config.json").symlink_to("/etc/passwd")
+    else:
+        file = checkpoint / name if name == "meta.json" else checkpoint / EXPORT / name
+        file.write_bytes(file.read_bytes()[:-1])
+    assert main(["export", str(run), str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("argv", [
+    ["eval"], ["play", "alfworld-gen/valid/look-0001", "--json", "--agent"]], ids=["eval", "play"])
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+@pytest.mark.parametrize("damage", [b"\xff" * 64, b"[" * 50_000, b'{"model_type": 3}'],
+                         ids=["no text", "deep", "wrong type"])
+def test_a_damaged_model_is_one_line(argv: list[str], name: str, damage: bytes, trained: Path, tmp_path: Path,
+                                     capsys: pytest.CaptureFixture[str]):
+    shutil.copytree(trained, run := tmp_path / "run")
+    (run / "model" / name).write_bytes(damage)
+    assert main([*argv, str(run)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1, said
+
+
+AS_NOBODY = """
+import os, sys
+from deploy.cli import main
+commands = [["status"], ["report"], ["audit"], ["export"], ["train", "--resume"]]
+def all_of(run):
+    return [main([*command, run, *(["never"] if command == ["export"] else [])]) for command in commands]
+all_of("/nonexistent")  # imports what the commands need, while it may still be read
+os.setgroups([]), os.setgid(65534), os.setuid(65534)
+print("now", file=sys.stderr)
+print(all_of(sys.argv[1]))
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_folder_of_another_user_is_one_line(trained: Path):
+    trained.chmod(0o700)
+    done = subprocess.run([sys.executable, "-c", AS_NOBODY, trained], capture_output=True, text=True, timeout=100,
+                          check=False)
+    said = done.stderr.partition("now\n")[2]
+    assert "Traceback" not in said, said
+    assert said.count("error: ") == said.count("\n") == 5, said
+    assert "0" not in done.stdout
+
+
 @pytest.mark.parametrize("text", [
     "", "{", "[" * 100_000, "null", '{"episodes": 3}', "\x00", '{"episodes": [{"steps": [{}]}]}'])
 def test_a_damaged_group_is_one_line(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -66,7 +170,11 @@ def test_a_damaged_group_is_one_line(text: str, tmp_path: Path, capsys: pytest.C
     ["credit", "/dev/zero"], ["status", "/dev/zero"], ["train", "--config", "/dev/zero", "--dry-run"],
     ["train", "--config", "alfworld-tiny", "--dry-run", "runs_dir=/dev/null"],
     ["train", "--config", "alfworld-tiny", "--dry-run", "name=.."],
-    ["export", "/dev/null", "/proc/none"], ["report", "/dev/null"], ["report", "/proc/1/nothing"]], ids=" ".join)
+    ["play", "x" * 300], ["eval", "/dev/null"],
+    ["eval", "/dev"], ["audit", "/dev/null"], ["explore", "/dev/null"], ["explore", "/dev"],
+    ["train", "--resume", "/dev/null"], ["train", "--config", "alfworld-tiny", "--dry-run", "name=" + "x" * 300],
+    ["export", "/dev/null", "/proc/none"], ["report", "/dev/null"], ["report", "/proc/1/nothing"]],
+    ids=lambda argv: " ".join(argv)[:60])
 def test_what_is_no_file_of_ours_is_one_line(argv: list[str], capsys: pytest.CaptureFixture[str]):
     assert main(argv) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""What `gagpo new-env` writes works as it stands, through the real commands."""
+"""The folder that `gagpo new-env` writes works as it is, with the real commands."""
 
 from __future__ import annotations
 

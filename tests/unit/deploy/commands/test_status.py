@@ -1,4 +1,4 @@
-"""What `gagpo status` says about a run: over real endpoints, whose counters grow at a known rate."""
+"""`gagpo status` about a run, with real endpoints whose counters grow at a known rate."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_a_run_may_be_given_by_its_name_and_a_typo_is_told_the_nearest(folder, m
     assert cli.main(["status", "a"]) == 0
     assert capsys.readouterr().out.startswith("runs/a: not finished")
     assert cli.main(["status", "runs/aa"]) == 2
-    assert capsys.readouterr().err == "error: runs/aa is no run's folder; did you mean runs/a?\n"
+    assert capsys.readouterr().err == "error: runs/aa is not the folder of a run; did you mean runs/a?\n"
 
 
 def test_the_first_rank_of_the_learner_stands_for_all():

@@ -56,7 +56,7 @@ def test_a_run_that_was_moved_goes_on_where_it_lies(mine, tmp_path: Path, capsys
 
 @pytest.mark.parametrize(("arguments", "line"), [
     ([], "neither --config nor a run is given; say --config FILE, or --resume RUN"),
-    (["--resume", "min"], "min is no run's folder; did you mean runs/mine?"),
+    (["--resume", "min"], "min is not the folder of a run; did you mean runs/mine?"),
     (["--resume", "mine", "--config", "alfworld-tiny"],
      "--resume mine has its config in its folder; leave --config and --sweep out, or leave the run's name out"),
     (["--resume", "mine", "name=other"],

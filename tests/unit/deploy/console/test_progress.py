@@ -1,4 +1,4 @@
-"""What is shown while a run goes on: plain lines into a file, a live view in a terminal."""
+"""The progress output of a run: plain lines in a file, a live view in a terminal."""
 
 import io
 
@@ -49,6 +49,17 @@ def test_a_long_line_is_not_folded():
     with ProgressView("run", 4, console=out) as progress:
         progress.note("x" * 300)
     assert len(out.file.getvalue().splitlines()) == 1
+
+
+def test_games_that_could_not_be_played_and_a_wait_are_said():
+    out, said = console(terminal=False), []
+    progress = ProgressView("run", 4, console=out, clock=Clock(), tell=lambda *told: said.append(told))
+    progress.evaluation({**EVALUATION, "dropped": 3})
+    assert "on 8 games of valid; 3 could not be played" in out.file.getvalue()
+    for text in ("waiting for environment servers", ""):
+        progress.waits(text)
+    assert out.file.getvalue().splitlines()[-2:] == ["[00:00] waiting for environment servers", "[00:00] goes on"]
+    assert [doing for _, doing in said[-2:]] == ["waiting for environment servers", ""]
 
 
 def test_a_step_whose_gradient_was_not_finite_is_shown_too():

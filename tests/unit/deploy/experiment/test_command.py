@@ -20,14 +20,14 @@ def results(tmp_path: Path, three_seeds, record) -> Path:
 def test_generated_games_are_refused(tmp_path: Path, capsys, monkeypatch):
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     assert cli.main(["experiment", "credit", "--out", str(tmp_path)]) == 2
-    assert "error: the experiment is about the official games" in capsys.readouterr().err
+    assert "error: the experiment needs the official games" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("arguments", "what"), [
     (["--arms", "gagpo,nobody"], "there is no arm 'nobody'"), (["--seeds", "0"], "at least 1"),
     (["--confirm"], "no winner to confirm"), (["--report"], "holds no finished run"),
-    (["sft.enabled=false"], "the runs share a cold start"), (["eval.panel=0"], "judges by the held-out panel"),
+    (["sft.enabled=false"], "the runs share a cold start"), (["eval.panel=0"], "judges by the held-out games"),
     (["learner.lr=-1"], "learner.lr cannot be -1")])
 def test_mistakes_are_one_line(tmp_path: Path, capsys, monkeypatch, arguments: list[str], what: str):
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))

@@ -2,13 +2,16 @@
 
 import re
 from html import unescape
+from typing import cast
 
 import pytest
 from explorer_run import make_run
 from fastapi.testclient import TestClient
+from starlette.types import ASGIApp
 
 from deploy.explorer.app import create_app
 from deploy.explorer.runs import open_runs
+from deploy.explorer.server import explorer_config
 
 GROUP = "step-00000001/train/00000100"
 EPISODE = "step-00000001/0/train/00000100"
@@ -92,7 +95,13 @@ def test_what_the_environment_said_runs_nowhere(client):
     assert "<b>go</b>" not in text
 
 
-def test_without_a_token_only_this_machine_is_answered(client):
+def test_what_ails_a_run_is_said_on_its_first_page(client):
+    assert "⚠ the gradient of step 3 is not finite; check learner.lr" in client.get("/").text
+
+
+def test_without_a_token_only_this_machine_is_answered(run_folder):
+    client = TestClient(cast("ASGIApp", explorer_config(open_runs([run_folder]), None).app),
+                        base_url="http://localhost:8400")
     for host in ("localhost:8400", "127.0.0.1:1", "[::1]:8400", "localhost"):
         assert client.get("/", headers={"host": host}).status_code == 200
     assert client.get("/", headers={"host": "evil.example:8400"}).status_code == 421

@@ -1,4 +1,4 @@
-"""What the pages show of a group is what `gagpo credit` says of it; archives of the first format stay readable."""
+"""The pages show a group as `gagpo credit` computes it; archives of the first format stay readable."""
 
 import dataclasses
 import json

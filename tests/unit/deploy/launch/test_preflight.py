@@ -1,4 +1,4 @@
-"""What is refused before anything heavy starts, each in one line."""
+"""Mistakes that are refused in one line before anything heavy starts."""
 
 import json
 import socket
@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from deploy.launch import machine, preflight
+from deploy.launch import cards, machine, preflight
 from deploy.runs.configs import load_config
 from services.config.tree import Config
 from services.errors import UserError
@@ -24,7 +24,7 @@ def roomy(monkeypatch: pytest.MonkeyPatch):
     """A machine that is large enough, whatever it is that runs the tests, and generated games."""
     monkeypatch.setattr(machine, "cpu_count", lambda: 2.0)
     monkeypatch.setattr(machine, "available_memory", lambda: 16 * machine.GIB)
-    monkeypatch.setattr(machine, "gpu_names", list)
+    monkeypatch.setattr(cards, "visible", lambda: None)
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
@@ -54,8 +54,8 @@ def test_a_plan_that_fits_passes():
     ("rollout.workers=2", "the plan reserves 3 CPUs, and this machine has 2"),
     ("rollout.threads=4", "rollout.threads=4, and this machine has 2 CPUs; set rollout.threads=2"),
     ("rollout.kv_cache_gb=40", "GiB of memory, and 16.0 are available"),
-    ("rollout.gpus=1", "the plan asks for 1 GPUs, and this machine has 0"),
-    ("learner.gpus=0.5", "the plan asks for 0.5 GPUs, and this machine has 0"),
+    ("rollout.gpus=1", "the plan asks for 1 GPUs, and there is none"),
+    ("learner.gpus=0.5", "the plan asks for 1 GPUs, and there is none"),
     ("learner.token_budget=400", "holds no whole row of up to 504 tokens"),
     ("env.max_sessions=100", "1 workers with 128 slots play more games than the environment servers' 100 sessions"),
     ("learner.groups_per_step=1000000", "games to train on"),
@@ -134,9 +134,9 @@ def test_a_retriever_is_asked_once_in_both_forms_and_a_wrong_url_is_refused():
         finally:
             server.shutdown()
             thread.join(timeout=10)
-    mend = "give env.search.url in full, such as [http://HOST:8000/retrieve], or leave it out"
-    assert said == f"no retriever answers at {url} ({url} answered 404: no such); {mend}"
-    assert refusal(*played, "env.search.url=['http://[']").endswith(mend)
+    fix = "give env.search.url in full, such as [http://HOST:8000/retrieve], or leave it out"
+    assert said == f"no retriever answers at {url} ({url} answered 404: no such); {fix}"
+    assert refusal(*played, "env.search.url=['http://[']").endswith(fix)
 
 
 def test_on_a_ray_that_runs_already_the_machine_is_its_own_business(monkeypatch: pytest.MonkeyPatch):
@@ -239,7 +239,7 @@ def test_a_dead_ray_is_refused_from_the_config_and_from_the_environment(monkeypa
 
 def test_a_module_that_breaks_when_it_is_imported_is_refused_in_one_line(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "own_game.py").write_text("from json import no_such_name\n")
+    (tmp_path / "broken_game.py").write_text("from json import no_such_name\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert refusal("env.name=own_game:SPEC").startswith(
-        "the environment own_game:SPEC cannot be imported (ImportError: cannot import name 'no_such_name'")
+    assert refusal("env.name=broken_game:SPEC").startswith(
+        "the environment broken_game:SPEC cannot be imported (ImportError: cannot import name 'no_such_name'")

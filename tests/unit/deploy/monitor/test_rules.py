@@ -59,7 +59,7 @@ def test_an_alert_is_played_through_knows_its_metrics_and_names_its_section(aler
 
 def test_pods_get_the_labels_that_boards_and_alerts_go_by():
     """As the file's discovery gives them: `run`, and the job whose endpoints must be up."""
-    monitor = yaml.safe_load((RULES / "podmonitor.yml").read_text())
+    monitor = yaml.safe_load((ROOT / "deploy/kubernetes/base/podmonitor.yaml").read_text())
     for endpoint in monitor["spec"]["podMetricsEndpoints"]:
         made = {one["targetLabel"]: one.get("replacement") for one in endpoint["relabelings"]}
         assert made == {"run": None, "job": "gagpo"}

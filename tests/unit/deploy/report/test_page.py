@@ -48,7 +48,7 @@ def test_state_groups_and_advantages_are_tables(run):
 
 
 def test_generated_games_are_labelled_and_official_ones_not(run):
-    label = "these figures are not those of alfworld."
+    label = "these results are not results on alfworld."
     generated, official = run("generated", env="alfworld-gen"), run("official")
     assert label in write_report([generated], generated)[0].read_text()
     assert label not in write_report([official], official)[0].read_text()
@@ -102,7 +102,7 @@ def test_one_config_and_seed_twice_is_refused(run, capsys):
 
 def test_what_is_no_run_is_refused(tmp_path, capsys):
     assert main(["report", str(tmp_path)]) == 2
-    assert "is no run's folder" in capsys.readouterr().err
+    assert "is not the folder of a run" in capsys.readouterr().err
 
 
 def test_the_average_trails():

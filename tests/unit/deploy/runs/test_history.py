@@ -12,7 +12,7 @@ from services.telemetry.metrics_file import append_row, drop_rows
 
 
 def bytes_read() -> int:
-    """What this thread has read from files so far; the kernel counts."""
+    """Returns the bytes that this thread has read from files so far, as the kernel counts them."""
     lines = Path(f"/proc/self/task/{threading.get_native_id()}/io").read_text().splitlines()
     return int(lines[0].removeprefix("rchar: "))
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from deploy import cli
-from deploy.runs.policies import find_run, resolve, run_path
+from deploy.runs.policies import EXPORTED_CONFIG, find_policy, find_run, resolve, run_path
+from learner.checkpoint import Checkpoints, Position
 from services.config.file import dump_config
 from services.config.tree import Config
 from services.errors import UserError
@@ -21,7 +22,8 @@ def test_a_run_stands_for_its_trained_model_and_its_config(tmp_path: Path):
     model = model_at(tmp_path / "run" / "model")
     dump_config(Config(name="mine", steps=7), tmp_path / "run" / "config.yaml")
     config, found = resolve(tmp_path / "run", None, {"eval.temperature": 0.7, "env.max_steps": None})
-    assert (found, config.name, config.eval.temperature) == (model, "mine", 0.7)
+    assert (found.folder, config.name, config.eval.temperature) == (model, "mine", 0.7)
+    assert found.title == f"the trained model of {tmp_path / 'run'}"
     assert config.env.max_steps == Config(name="mine", steps=7).env.max_steps
     assert config.model.path == model
     assert not config.sft.enabled
@@ -40,11 +42,39 @@ def test_a_model_alone_needs_a_config(tmp_path: Path):
     assert resolve(model, "alfworld-tiny", {}, ["eval.panel=8"])[0].eval.panel == 8
 
 
-def test_a_run_without_a_trained_model_is_said(tmp_path: Path):
-    (tmp_path / "run").mkdir()
-    dump_config(Config(name="mine", steps=7), tmp_path / "run" / "config.yaml")
-    with pytest.raises(UserError, match="holds no model"):
-        resolve(tmp_path / "run", None, {})
+def checkpoint(run: Path, step: int) -> None:
+    def write(folder: Path) -> None:
+        model_at(folder / "hf")
+
+    Checkpoints(run / "checkpoints", keep=3).commit(
+        Position(step=step, incarnation=1, next_group=step, trained=step), write)
+
+
+def test_a_run_that_goes_on_stands_for_its_latest_checkpoint_and_a_checkpoint_can_be_chosen(tmp_path: Path):
+    run = tmp_path / "run"
+    dump_config(Config(name="mine", steps=7), run / "config.yaml")
+    with pytest.raises(UserError, match="has no checkpoints"):
+        find_policy(run)
+    for step in (1, 2, 3):
+        checkpoint(run, step)
+    Checkpoints(run / "checkpoints", keep=3).record_score(2, 0.5)
+    assert find_policy(run).title == f"the latest checkpoint of {run}, learner step 3"
+    assert find_policy(run, "best").title == f"the best checkpoint of {run}, learner step 2"
+    assert find_policy(run, "1").folder == run / "checkpoints" / "step-00000001" / "hf"
+    model_at(run / "model")
+    assert find_policy(run).title == f"the trained model of {run} after learner step 3"
+    for which, match in (("9", "use latest, best or one of the steps kept: 1, 2, 3"), ("newest", "no checkpoint")):
+        with pytest.raises(UserError, match=match):
+            find_policy(run, which)
+    with pytest.raises(UserError, match="is no run's folder, so it has no checkpoint"):
+        find_policy(run / "model", "best")
+
+
+def test_an_exported_folder_has_its_config_with_it(tmp_path: Path):
+    folder = model_at(tmp_path / "exported")
+    dump_config(Config(name="mine", steps=7), folder / EXPORTED_CONFIG)
+    config, policy = resolve(folder, None, {})
+    assert (config.name, config.model.path, policy.title) == ("mine", folder, str(folder))
 
 
 @pytest.fixture
@@ -62,9 +92,9 @@ def test_a_bare_name_is_a_run_in_runs_and_a_path_that_exists_stays(mine):
 
 
 def test_what_is_no_run_is_told_the_nearest_or_all(mine):
-    with pytest.raises(UserError, match=r"runs/mien is no run's folder; did you mean runs/mine\?"):
+    with pytest.raises(UserError, match=r"runs/mien is not the folder of a run; did you mean runs/mine\?"):
         find_run(Path("runs/mien"))
-    with pytest.raises(UserError, match="xyz is no run's folder; give one of runs/mine"):
+    with pytest.raises(UserError, match="xyz is not the folder of a run; give one of runs/mine"):
         find_run(Path("xyz"))
 
 

@@ -1,4 +1,4 @@
-"""What is kept of a run, and what makes two records comparable."""
+"""The content of a run's record, and the conditions under which two records are comparable."""
 
 import json
 from dataclasses import asdict
@@ -79,7 +79,7 @@ def test_a_model_is_known_by_its_files(tmp_path: Path):
 
 def test_a_broken_record_is_named(tmp_path: Path):
     (tmp_path / "gagpo-seed0.json").write_text(json.dumps({"arm": "gagpo"}))
-    with pytest.raises(UserError, match=r"gagpo-seed0\.json is no run's record"):
+    with pytest.raises(UserError, match=r"gagpo-seed0\.json is not the record of a run"):
         records.read_records(tmp_path)
 
 

@@ -28,7 +28,7 @@ def test_a_failed_one_gives_its_status_and_its_last_lines(tmp_path: Path, capsys
     assert str(caught.value) == f"run x ended with status 2; its last lines are above, all are in {log}"
     assert failed(caught.value) == 2
     said = capsys.readouterr().err.splitlines()
-    assert "is no run's folder" in said[0]
+    assert "is not the folder of a run" in said[0]
     assert said[1].startswith("error: run x ended")
 
 

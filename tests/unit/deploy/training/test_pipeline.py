@@ -60,7 +60,8 @@ def test_a_run_goes_on_from_a_whole_checkpoint_without_evaluations_of_lost_weigh
         checkpoints.commit(Position(step=step, incarnation=1, next_group=step, trained=step),
                            lambda folder: (folder / "w").write_text("weights") and None)
     for step in (0, 3, 6):
-        append_row(training.folder.evaluations, {"label": f"step-{step:06d}", "step": step, "temperature": 0.4})
+        append_row(training.folder.evaluations, {
+            "label": f"step-{step:06d}", "step": step, "temperature": 0.4, "success_rate": 0.5})
     (checkpoints.folder(6) / "w").write_text("wEights")
     training._settle()
     assert checkpoints.steps() == [3]

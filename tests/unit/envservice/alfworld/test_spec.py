@@ -1,4 +1,4 @@
-"""What ALFWorld says of itself to plan, doctor and preflight, and which games a task id asks for."""
+"""ALFWorld's answers to plan, doctor and preflight, and the games that a task id names."""
 
 from pathlib import Path
 

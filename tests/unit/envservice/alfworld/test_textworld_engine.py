@@ -1,4 +1,4 @@
-"""What the adapter shields the process from; that it plays right is the parity test's business."""
+"""The adapter protects the process from the shipped engine. The parity test checks that it plays correctly."""
 
 import importlib.util
 import os

@@ -66,7 +66,7 @@ def test_the_doctor_says_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     (found,) = findings()
     assert (found.check, found.status) == ("ScienceWorld", "warning")
     assert "there is none" in found.detail
-    assert "openjdk-17-jre-headless" in found.mend
+    assert "openjdk-17-jre-headless" in found.fix
 
 
 def test_another_simulator_is_refused(monkeypatch: pytest.MonkeyPatch):

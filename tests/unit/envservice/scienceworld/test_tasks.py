@@ -7,13 +7,13 @@ from envservice.scienceworld.tasks import (
     COUNTS,
     HELD_OUT_TYPES,
     LEVELS,
-    PANELS,
     PARTS,
+    SPLITS,
     TRAIN_TYPES,
     Level,
-    panel,
     place_of,
     sample,
+    split_tasks,
     variations,
 )
 from services.config.env import ScienceworldSection
@@ -42,7 +42,7 @@ def test_the_table_is_the_simulators(simulator: Simulator):
 
 def test_levels_have_the_published_sizes():
     """L1 over the 19 types of training has 2242 tasks to train on, L2 549 to report on."""
-    sizes = {split: len(list(panel(split, COUNTS))) for split in PANELS}
+    sizes = {split: len(list(split_tasks(split, COUNTS))) for split in SPLITS}
     assert (sizes["seen_train"], sizes["seen_test"], sizes["unseen_test"]) == (2242, 1135, 549)
     assert (len(TRAIN_TYPES), len(HELD_OUT_TYPES), TRAIN_TYPES & HELD_OUT_TYPES) == (19, 10, frozenset())
     assert set(COUNTS) - TRAIN_TYPES - HELD_OUT_TYPES == {"use-thermometer"}
@@ -50,20 +50,20 @@ def test_levels_have_the_published_sizes():
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_no_task_is_in_two_splits_of_a_level(level: Level):
-    found = [{place.id for place in panel(split, COUNTS)} for split in LEVELS[level]]
+    found = [{place.id for place in split_tasks(split, COUNTS)} for split in LEVELS[level]]
     assert all(found)
     assert len(set.union(*found)) == sum(map(len, found))
 
 
 def test_the_held_out_types_are_not_trained_on():
-    train, choose, report = ({place.name for place in panel(split, COUNTS)} for split in LEVELS["L2"])
+    train, choose, report = ({place.name for place in split_tasks(split, COUNTS)} for split in LEVELS["L2"])
     assert train == choose == TRAIN_TYPES
     assert report == HELD_OUT_TYPES
 
 
 def test_ids_are_read_back():
-    for split in PANELS:
-        for place in panel(split, ["boil", "use-thermometer"]):
+    for split in SPLITS:
+        for place in split_tasks(split, ["boil", "use-thermometer"]):
             assert place_of(place.id) == place
 
 

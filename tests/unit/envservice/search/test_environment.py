@@ -176,5 +176,5 @@ def test_files_that_overlap_or_are_missing_are_refused(tmp_path: Path):
     with pytest.raises(UserError, match=r"in train\.jsonl and in valid\.jsonl"):
         read_questions(tmp_path)
     (tmp_path / "documents.jsonl").write_text('{"id": "a"}\n')
-    with pytest.raises(UserError, match=r"line 1 of .* is no document"):
+    with pytest.raises(UserError, match=r"line 1 of .* is not a document"):
         read_documents(tmp_path / "documents.jsonl")

@@ -50,7 +50,7 @@ class Token:
 
 
 class Pipeline:
-    """What spaCy's model gives back, as far as it is asked; it knows that no lamp is an adjective."""
+    """Stands in for a spaCy pipeline with its token interface. It tags `lamp` as a noun."""
 
     meta = {"version": "3.8.0"}  # noqa: RUF012 - as the real one's
 

@@ -1,4 +1,4 @@
-"""What the two prompts say, and how answers are read."""
+"""The texts of the two prompts, and the parsing of answers."""
 
 import pytest
 

@@ -149,7 +149,7 @@ def test_strictness_minds_the_name_of_a_synthetic_goals_option():
 
 
 def test_a_colour_inside_a_value_can_hide_the_very_value():
-    """Of a chosen value the colour is taken, of a pair only where it is a whole element: rosewater is no rose."""
+    """A chosen value stands for its colour, a pair only if an element is exactly a colour: rosewater is not rose."""
     assert of(wish(options={"scent": "rosewater"}), lamp(), {"scent": "rosewater"}).r_option == 0.0
     assert of(wish(options={"scent": "rosewater"}), lamp(), {"scent": "rosewater"}, strict=True).r_option == 1.0
 

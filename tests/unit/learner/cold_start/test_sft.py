@@ -10,6 +10,7 @@ from learner.cold_start.scratch_model import scratch_model
 from learner.cold_start.sft import FINAL_LR, Budget, losses, lr_factor, train
 from learner.cold_start.sft_data import IGNORE, Example, TokenRow, batches, encode
 from learner.cold_start.tokenizer import END, train_tokenizer
+from services.chat import ChatFormat
 from services.config.tree import ModelSection, SftSection
 from services.errors import LearnerFault, UserError
 
@@ -27,7 +28,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def rows(tokenizer):
-    return encode(tokenizer, EXAMPLES, chat=False, max_tokens=64)
+    return encode(tokenizer, EXAMPLES, chat=None, max_tokens=64)
 
 
 @pytest.fixture(autouse=True)
@@ -54,13 +55,13 @@ def test_a_row_is_prompt_then_answer(tokenizer, rows):
 
 
 def test_a_chat_prompt_goes_through_the_template_of_the_tokenizer(tokenizer):
-    (row,) = encode(tokenizer, EXAMPLES[:1], chat=True, max_tokens=64)
+    (row,) = encode(tokenizer, EXAMPLES[:1], chat=ChatFormat(tokenizer=tokenizer), max_tokens=64)
     assert tokenizer.decode(row.ids[: row.prompt_tokens]) == f"<|user|>{EXAMPLES[0].prompt}{END}<|assistant|>"
 
 
 def test_examples_that_are_too_long_are_left_out_not_cut(tokenizer):
     long = Example(prompt="Now: " + "a mug 1, " * 40, response=EXAMPLES[0].response)
-    assert len(encode(tokenizer, [long, EXAMPLES[0]], chat=False, max_tokens=64)) == 1
+    assert len(encode(tokenizer, [long, EXAMPLES[0]], chat=None, max_tokens=64)) == 1
 
 
 def test_every_epoch_visits_each_row_once():

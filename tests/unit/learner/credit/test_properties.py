@@ -1,4 +1,4 @@
-"""What holds for every group."""
+"""Properties of the estimators that hold for every group."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ some = settings(max_examples=200, deadline=None)
 
 
 def credit(name, group, scale=1.0, **options):
-    """Of a batch that holds this one group."""
+    """Returns the credit of a batch that holds only this group."""
     section = CreditSection(estimator=name, **options)
     chosen = estimator(name)
     return chosen.batch([chosen.group(random_groups.credit_steps(group, scale), section)], section)[0]

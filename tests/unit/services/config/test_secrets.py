@@ -36,7 +36,7 @@ def test_no_copy_of_a_config_holds_the_password_and_the_run_itself_has_it(tmp_pa
 
 def test_a_copy_takes_the_password_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     dump_config(config(url=f"redis://me:{CANARY}@h:1/0"), tmp_path / "config.yaml")
-    with pytest.raises(UserError, match=r"was left out of this copy .*; set redis.password_file or \$GAGPO_REDIS_PASS"):
+    with pytest.raises(UserError, match=r"was removed from this copy .*; set redis.password_file or \$GAGPO_REDIS_PA"):
         redis_url(load_config(tmp_path / "config.yaml").redis)
     monkeypatch.setenv("GAGPO_REDIS_PASSWORD", "p/w")
     assert redis_url(load_config(tmp_path / "config.yaml").redis) == "redis://me:p%2Fw@h:1/0"

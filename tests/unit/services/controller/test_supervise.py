@@ -7,10 +7,11 @@ from itertools import pairwise
 import pytest
 
 from services.config.tree import SupervisionSection
-from services.controller.supervise import SICK_AFTER, End, Supervisor
+from services.controller.member import End
+from services.controller.supervise import SICK_AFTER, Supervisor
 from services.errors import EngineFault, Fault, UserError
 
-SETTINGS = SupervisionSection(start_seconds=100, silence_seconds=30, longest_pause_seconds=60)
+SETTINGS = SupervisionSection(start_seconds=100, place_seconds=500, silence_seconds=30, longest_pause_seconds=60)
 
 
 class Scripted:
@@ -21,6 +22,7 @@ class Scripted:
         self.events = events
         self.end: End | None = None
         self.answers = True
+        self.needs = ""
         self.broken: Exception | None = None
 
     def start(self) -> None:
@@ -32,8 +34,14 @@ class Scripted:
     def ready(self) -> bool:
         return self.answers
 
+    def lacks(self) -> str:
+        return self.needs
+
     def poll(self) -> End | None:
         return self.end
+
+    def drain(self) -> None:
+        self.events.append(f"drain {self.name}")
 
     def stop(self) -> None:
         self.events.append(f"stop {self.name}")
@@ -225,3 +233,29 @@ def test_members_stop_in_reverse_order_and_one_failure_spares_none(world: World)
     world.supervisor.stop()
     assert world.events[3:] == ["stop third", "stop second", "stop first"]
     assert world.notes == ["could not stop second: will not die"]
+
+
+def test_a_member_without_a_place_says_so_once_and_is_not_late(world: World) -> None:
+    world.add("worker")
+    second = world.add("second", beat="rollout-1")
+    second.answers, second.needs = False, "needs 1 bundle of 1 GPU, and the cluster has none"
+    world.check(150)
+    assert world.notes == ["second needs 1 bundle of 1 GPU, and the cluster has none; it waits"]
+    assert world.supervisor.states()["rollout", "unplaced"] == 1
+    second.needs = ""
+    world.check(60)
+    assert world.notes[1:] == ["second has its place"]
+    assert world.events == ["start worker", "start second"], "its 100 s begin with its place"
+    world.check(50)
+    assert world.events[2:] == ["stop second", "start second"]
+
+
+def test_a_role_without_a_place_for_too_long_ends_the_run_unless_another_member_stands_in(world: World) -> None:
+    first = world.add("first")
+    world.check(1)
+    for name in ("second", "third"):
+        world.add(name).needs = "needs 1 bundle of 1 GPU, and the cluster has none"
+    world.check(SETTINGS.place_seconds + 10, step=5)
+    world.supervisor.remove(first)
+    with pytest.raises(Fault, match=r"second needs 1 bundle of 1 GPU.* not changed for 500 s \(supervision.place_sec"):
+        world.check(10)

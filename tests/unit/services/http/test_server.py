@@ -7,8 +7,9 @@ import logging
 
 import pytest
 
+from services.errors import UserError
 from services.http import server
-from services.http.server import LINES_A_MINUTE, BoundedLog
+from services.http.server import LINES_A_MINUTE, BoundedLog, bind
 
 
 class Kept(logging.Handler):
@@ -58,3 +59,9 @@ def test_a_mistake_of_ours_keeps_its_traceback(logger):
         logger.exception("Exception in ASGI application")
     (record,) = logger.handlers[0].records
     assert "Traceback" in logging.Formatter().format(record)
+
+
+@pytest.mark.parametrize("port", [99999, -1])
+def test_a_port_that_there_is_not_is_one_line(port: int):
+    with pytest.raises(UserError, match=f"there is no port {port}; choose a --port"):
+        bind("127.0.0.1", port)

@@ -1,4 +1,4 @@
-"""What the archive leaves on disk, and how a failing disk is heard of."""
+"""The files that the archive writes, and how a failing disk is reported."""
 
 import numpy as np
 import pyarrow.parquet as pq

@@ -9,7 +9,7 @@ from services.telemetry.names import CATALOGUE
 
 UNITS = ("_seconds", "_bytes", "_ratio", "_steps", "_groups")
 MOST_SERIES = 450
-"""Of one worker. With 64 workers Prometheus then keeps some tens of thousands of series, which it does with ease."""
+"""Most series of one worker. With 64 workers Prometheus then keeps some tens of thousands, which is easy for it."""
 
 
 @pytest.mark.parametrize("one", CATALOGUE.values(), ids=lambda one: one.name)

@@ -1,4 +1,4 @@
-"""What a safetensors file says it holds, held against the file."""
+"""The header of a safetensors file is compared with the file."""
 
 import json
 from pathlib import Path
@@ -27,5 +27,5 @@ def forged(**tensor: object) -> bytes:
     forged(data_offsets=[]), forged(shape="x"), (9000).to_bytes(8, "little") + b"[" * 9000], ids=range(12))
 def test_a_file_that_lies_is_one_line_and_takes_no_memory(tmp_path: Path, data: bytes):
     (tmp_path / "m").write_bytes(data)
-    with pytest.raises(Damaged, match=r"is no whole safetensors file \(.+\); copy the model again"):
+    with pytest.raises(Damaged, match=r"is not a complete safetensors file \(.+\); copy the model again"):
         tensor_shapes(tmp_path / "m")

@@ -31,7 +31,7 @@ def digest_of(tensors):
 
 
 def test_round_trip_keeps_every_bit(tensors):
-    """What comes out equals what went in, bfloat16, scalars and empty tensors included."""
+    """Unpacked tensors equal the packed ones, including bfloat16, scalars and empty tensors."""
     out = unpacked(tensors)
     assert out.keys() == tensors.keys()
     for name, tensor in tensors.items():
@@ -105,3 +105,21 @@ def test_unknown_dtype_is_refused():
     """A dtype that cannot travel is named."""
     with pytest.raises(ValueError, match=r"z: cannot pack complex64"):
         pack.pack_tensors([("z", torch.zeros(1, dtype=torch.complex64))])
+
+
+def test_a_large_version_is_hashed_in_pieces_by_all_cores(monkeypatch: pytest.MonkeyPatch):
+    """The digest names the bytes of every piece, the last short one too, and says that it is another kind."""
+    tensors = {"a": np.arange(1000, dtype=np.float32), "b": np.ones((3, 5), dtype=np.float32)}
+    whole = pack.pack_tensors(tensors.items())
+    monkeypatch.setattr(pack, "SIDE_BY_SIDE", 1000)
+    monkeypatch.setattr(pack, "PIECE", 1024)
+    pieces = pack.digest(whole.manifest, whole.buffer)
+    assert pieces == pack.digest(list(reversed(whole.manifest)), whole.buffer)
+    assert pieces != whole.digest
+    seen = {pieces}
+    for entry in whole.manifest:
+        for at in (0, entry.nbytes // 2, entry.nbytes - 1):
+            changed = whole.buffer.copy()
+            changed[entry.offset + at] ^= 1
+            seen.add(pack.digest(whole.manifest, changed))
+    assert len(seen) == 7

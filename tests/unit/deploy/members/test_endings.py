@@ -3,7 +3,7 @@
 import pytest
 from ray.exceptions import ActorDiedError, OutOfMemoryError
 
-from deploy.launch.endings import of_actor, of_exit
+from deploy.members.endings import of_actor, of_exit
 from services.errors import EngineFault, UserError
 
 FULL = """\

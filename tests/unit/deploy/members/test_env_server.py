@@ -13,11 +13,12 @@ from threading import Thread
 import pytest
 
 from deploy.launch import machine, preflight
-from deploy.launch.processes import answers, free_port
+from deploy.members.env_server import answers
 from deploy.runs.configs import load_config
 from envservice.wire.schemas import Info
 from services.config.secrets import ENV_TOKEN_VARIABLE
 from services.errors import UserError
+from services.process.addresses import free_port
 
 CONTAINERFILE = Path(preflight.__file__).parents[1] / "docker" / "Containerfile"
 
@@ -41,7 +42,7 @@ class Answer(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Of a server on this machine, and a proxy in the environment that is not there."""
+    """Yields the port of a server on this machine, while environment variables name a proxy that does not exist."""
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
     for name in ("no_proxy", "NO_PROXY"):

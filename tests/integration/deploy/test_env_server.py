@@ -16,12 +16,13 @@ import psutil
 import pytest
 
 from deploy.launch import preflight
-from deploy.launch.processes import EnvServer, free_port
+from deploy.members.env_server import EnvServer
 from deploy.runs.configs import load_config
 from services.config.file import dump_config
 from services.config.rollout import SupervisionSection
 from services.controller.supervise import Supervisor
 from services.errors import EnvFault, Fault, UserError
+from services.process.addresses import free_port
 from services.telemetry.logs import configure_logs
 
 
@@ -41,7 +42,7 @@ def server(config_file: Path, tmp_path: Path):
 
 @pytest.fixture
 def events(tmp_path: Path) -> Callable[[], list[dict[str, Any]]]:
-    """What log.jsonl has by now. The log of this process goes there too, as the driver's does."""
+    """Returns the present lines of log.jsonl. The log of this process goes there too, as the driver's does."""
     configure_logs(tmp_path, show=None)
     return lambda: [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
 
@@ -181,7 +182,7 @@ def test_a_server_ends_with_the_process_that_started_it(config_file: Path, tmp_p
     """Killed with SIGKILL, so that nothing could be cleaned up."""
     port = free_port()
     code = (
-        "import sys, time\nfrom pathlib import Path\nfrom deploy.launch.processes import EnvServer\n"
+        "import sys, time\nfrom pathlib import Path\nfrom deploy.members.env_server import EnvServer\n"
         "server = EnvServer(0, int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]))\nserver.start()\nserver.wait()\n"
         "print('up', flush=True)\ntime.sleep(60)\n")
     parent = subprocess.Popen(

@@ -1,0 +1,79 @@
+"""A run at staleness 2 meets a step that cannot be trained: it says so, and ends well without that step's groups.
+
+A second "worker" hands in an episode with more logprobs than tokens, as no sampler should ever return. The learner
+fails on it in each of its lives, until the run ends and names the step.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from services.records import Episode, Step, Ticket, Version, VersionSpan
+from services.store.redis_server import url_served_from
+from services.store.store import Claim, Store
+from services.telemetry.metrics_file import read_rows
+
+pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(900)]
+
+STEPS = 4
+LIFE_S = 300.0
+TINY = (
+    "--config", "alfworld-tiny-async", f"steps={STEPS}", "env.max_steps=6", "model.layers=1", "model.intermediate=64",
+    "sft.demos_per_game=1", "sft.minutes=0.05", "rollout.slots=8", "rollout.kv_cache_gb=0.25", "learner.staleness=2",
+    "learner.groups_per_step=2", "learner.group_size=2", "learner.step_attempts=2", "eval.every=0", "eval.panel=0",
+    "eval.compare_cold_start=false", "checkpoint.every=1",
+)
+
+
+def broken(ticket: Ticket) -> Episode:
+    step = Step(
+        observation="", prompt_ids=np.arange(5, dtype=np.int32), response_ids=np.arange(2, dtype=np.int32),
+        logprobs=np.zeros(99, np.float32), action="look", valid=True, admissible=True, reward=0.0,
+        spans=[VersionSpan(version=Version(incarnation=1, step=0), start=0, end=2)])
+    return Episode(ticket=ticket, steps=[step], won=False, end="lost", worker="rogue", attempt=1, seconds=0.1,
+                   engine="none")
+
+
+def hand_in_a_broken_episode(folder: Path) -> bool:
+    """The first writer wins, so this one takes the place of an episode that is being played."""
+    run = json.loads((folder / "run.json").read_text())["run"]
+    url = url_served_from(folder / "redis")
+    assert url is not None
+    store = Store(url, run)
+    for entry, fields in store.read(("XRANGE", "tickets", "-", "+"))[0]:
+        ticket = msgspec.msgpack.decode(fields[b"ticket"], type=Ticket)
+        claim = Claim(ticket=ticket, attempt=1, entry=entry.decode(), worker="rogue")
+        if store.commit_episode(claim, broken(ticket)) == "accepted":
+            return True
+    return False
+
+
+def test_a_run_goes_on_without_the_groups_of_a_step_that_cannot_be_trained(train, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "broken"
+    run = train(folder, *TINY, f"runs_dir={folder.parent}", "name=broken")
+    run.wait_for("a first step", lambda: bool(run.steps), LIFE_S)
+    run.wait_for("a ticket that is being played", lambda: hand_in_a_broken_episode(folder))
+    assert run.end(LIFE_S) == 2, run.tail()
+    said = re.search(r"learner step (\d+) failed 2 times on train/\d+, train/\d+ \(ValueError: a step has .*"
+                     r"--skip-step (\d+)", run.log.read_text())
+    assert said, run.tail()
+    assert said[1] == said[2]
+    step = int(said[1])
+    assert max(run.steps) < step
+
+    again = train(folder, "--resume", str(folder), "--skip-step", str(step))
+    assert again.end(LIFE_S) == 0, again.tail()
+    rows = read_rows(folder / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert 1 <= max(row["staleness_max"] for row in rows) <= 2
+    done = subprocess.run([sys.executable, "-m", "deploy.cli", "audit", str(folder), "--groups"], capture_output=True,
+                          text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "clean: no group was lost or trained twice" in done.stdout
+    assert done.stdout.count("skipped by --skip-step") == 2

@@ -1,0 +1,136 @@
+"""Places and gangs on a Ray cluster of several nodes, which come and go while the members wait or run."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from deploy.members import learner_gang
+from deploy.members.learner_gang import LearnerGang
+from deploy.members.placed_server import PlacedServer
+from deploy.members.placement import ClusterPlace, bundle
+from deploy.members.server_actor import ServerActor
+from deploy.runs.configs import load_config
+from services.config.file import dump_config
+from services.config.rollout import SupervisionSection
+from services.controller.fleet import Fleet
+from services.controller.supervise import Supervisor
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
+DEADLINE_S = 60.0
+
+
+class Rank:
+    """A learner rank that meets the others and then waits, as one does that trains."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        self.rank, self.world = rank, world
+
+    def rendezvous(self) -> str:
+        return ""
+
+    def run(self, _: str) -> None:
+        time.sleep(600)
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """A head without CPUs; a node is taken for dead after a second without an answer."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "_system_config": {
+        "health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 2}})
+    ray.init(address=made.address, configure_logging=False, log_to_driver=False)
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+def until(holds: Callable[[], Any], supervisor: Supervisor | None = None) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        if supervisor is not None:
+            supervisor.check()
+        time.sleep(0.1)
+
+
+def test_a_gang_waits_for_room_starts_whole_and_goes_on_with_fewer_after_the_loss_of_a_node(
+        cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(learner_gang, "SHRINK_AFTER_S", 2.0)
+    for _ in range(2):
+        cluster.add_node(num_cpus=1)
+    started: list[tuple[int, int]] = []
+    actor = ray.remote(Rank)
+
+    def make(rank: int, world: int, options: Any) -> Any:
+        started.append((rank, world))
+        return actor.options(**options).remote(rank, world)
+
+    whole = ClusterPlace([bundle(cpus=1)] * 3)
+    whole.ask()
+    until(lambda: whole.lacks() == "needs 3 bundles of 1 CPU, and the cluster has 2")
+    assert started == []
+    whole.release()
+    marked = ClusterPlace([bundle(cpus=1, nodes="gpu_node")])
+    marked.ask()
+    until(lambda: "a node with gpu_node, and the cluster has none" in marked.lacks())
+    third = cluster.add_node(num_cpus=1, resources={"gpu_node": 1})
+    until(marked.granted)
+    marked.release()
+    notes: list[str] = []
+    supervisor = Supervisor(notes.append, SupervisionSection())
+    gang = LearnerGang(3, make, bundle(cpus=1), fewest=2)
+    supervisor.add(gang)
+    until(lambda: len(started) == 3, supervisor)
+    until(lambda: gang._lives, supervisor)
+    cluster.remove_node(third, allow_graceful=False)
+    until(lambda: len(started) == 5, supervisor)
+    assert started == [(0, 3), (1, 3), (2, 3), (0, 2), (1, 2)]
+    assert "learner died" in notes[0]
+    supervisor.stop()
+
+
+def test_environment_servers_run_where_there_is_room_and_another_takes_the_place_of_a_dead_one(
+        cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    dump_config(load_config("alfworld-tiny", ()), tmp_path / "config.yaml")
+    cluster.add_node(num_cpus=2)
+    notes: list[str] = []
+    supervisor = Supervisor(notes.append, SupervisionSection())
+    fleet = Fleet(supervisor, lambda index: PlacedServer(
+        index, lambda options: ServerActor.options(**options).remote(
+            index, str(tmp_path / "config.yaml"), str(tmp_path), "random-token"), ClusterPlace([bundle(cpus=1)])))
+    try:
+        fleet.want(3)
+        until(lambda: [bool(one.url) for one in fleet.members] == [True, True, False], supervisor)
+        first, second = (one.url for one in fleet.members[:2])
+        right = {"authorization": "Bearer random-token"}
+        assert [httpx.get(f"{first}/v1/info", headers=headers, timeout=10).status_code
+                for headers in ({}, right)] == [401, 200]
+        assert httpx.get(f"{first}/metrics", timeout=10).status_code == 200
+        (server,) = [process for process in psutil.process_iter(["cmdline"])
+                     if "serve-env" in (process.info["cmdline"] or ()) and first.rpartition(":")[2]
+                     in process.info["cmdline"]]
+        os.kill(server.pid, signal.SIGKILL)
+        # The one that waited for a place may take that of the dead one, which then waits.
+        def others() -> set[str]:
+            return {one.url for one in fleet.members} - {"", second}
+
+        until(lambda: others() and first not in others(), supervisor)
+        assert "environment server 0 died" in notes[0]
+        (third,) = others()
+        assert httpx.get(f"{third}/v1/info", headers=right, timeout=10).status_code == 200
+        fleet.want(1)
+        until(lambda: not supervisor.states()["environment", "draining"], supervisor)
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{second}/healthz", timeout=10)
+    finally:
+        supervisor.stop()

@@ -1,0 +1,34 @@
+"""`gagpo selftest` on a CPU: the same code at a tiny size, with real vLLM, Ray and Redis."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deploy import cli
+from deploy.bench.selftest.sizes import CPU
+from deploy.commands import selftest
+from deploy.launch import cards
+
+pytestmark = pytest.mark.vllm
+
+
+def test_without_a_gpu_it_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(cards, "smi", lambda field: [])
+    assert cli.main(["selftest", "--gpu"]) == 2
+    assert capsys.readouterr().err.strip().splitlines() == [
+        "error: the self-test needs an NVIDIA GPU, and this machine has none; "
+        "run it on a machine whose `nvidia-smi` lists a GPU"]
+
+
+@pytest.mark.timeout(900)  # three engines and two runs
+def test_its_parts_pass_at_a_tiny_size(tmp_path: Path):
+    told: list[str] = []
+    lines = selftest.run_parts(("engine", "loop"), CPU, tmp_path, told.append)
+    assert [line for line in lines if not line.passed] == []
+    assert [line.name for line in lines] == [
+        "engine starts on a shared card", "seeds repeat", "update in flight", "pause of an update",
+        "five updates, flat memory", "graphs against eager", "whole loop", "goes on after its end",
+        "no GPU process left"]
+    assert told

@@ -1,0 +1,35 @@
+"""The shell of the rollout worker before its engine plays: real Redis, a real environment server that comes late."""
+
+import asyncio
+import socket
+
+from envservice.client.client import EnvClient
+from rollout.actor import RolloutHost
+from services.config.tree import Config
+from services.telemetry.heartbeat import BEAT_S, NO_SERVERS, decode
+
+
+async def test_a_worker_that_starts_while_environment_servers_are_away_says_that_it_waits(store, serve_toy, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    host = RolloutHost(
+        config_json=Config(name="late", steps=1).model_dump_json(), run="late", worker="rollout-0", store_url="",
+        env_urls=[], model_path="", weights_actor_name="", folder=str(tmp_path))
+    async with EnvClient([f"http://127.0.0.1:{port}"], timeout_s=1, outage_s=60) as client, asyncio.timeout(50):
+        asking = asyncio.create_task(host._environment(client, store))
+        await asyncio.sleep(2 * BEAT_S)
+        beats = decode(await asyncio.to_thread(store.beats))
+        assert (beats["rollout-0"].role, beats["rollout-0"].doing) == ("rollout", NO_SERVERS)
+        assert not asking.done()
+        await asyncio.to_thread(serve_toy, port)
+        assert (await asking).name == "toy"
+
+
+async def test_a_worker_whose_servers_answer_sends_no_heartbeat_before_it_works(store, serve_toy, tmp_path):
+    _, url = serve_toy()
+    host = RolloutHost(
+        config_json=Config(name="prompt", steps=1).model_dump_json(), run="prompt", worker="rollout-0", store_url="",
+        env_urls=[], model_path="", weights_actor_name="", folder=str(tmp_path))
+    async with EnvClient([url]) as client:
+        await host._environment(client, store)
+    assert store.beats() == {}

@@ -1,0 +1,157 @@
+"""Tiny random models of published families: packs equal the model's own code, and the probe refuses a broken one."""
+
+import numpy as np
+import pytest
+import torch
+from learner_tiny import make_config
+
+from deploy.bench.tiny_families import FAMILIES, make_family
+from learner import attention, model, model_family
+from learner.model import load_policy
+from learner.packing import make_rows, pack_rows
+from learner.probe import Probe
+from learner.trainer import Learner
+from services.errors import UserError
+from services.records import Step, Version, VersionSpan
+
+BY_NAME = {family.name: family for family in FAMILIES}
+MIXTURES = ("GPT-OSS", "Qwen3 MoE")
+DENSE = [name for name in BY_NAME if name not in MIXTURES]
+LENGTHS = ((40, 9), (25, 5), (61, 3), (12, 8))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Makes each family's model once, when it is first asked for."""
+    made = {}
+
+    def folder(name):
+        if name not in made:
+            made[name] = make_family(BY_NAME[name], tmp_path_factory.mktemp("family"))
+        return made[name]
+
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return rows_with(np.zeros(sum(r for _, r in LENGTHS), dtype=np.float32))
+
+
+def rows_with(logprobs):
+    """Rows of random tokens, whose sampler reported these logprobs."""
+    rng, start, steps = np.random.default_rng(0), 0, []
+    for p, r in LENGTHS:
+        span = VersionSpan(version=Version(incarnation=1, step=0), start=0, end=r)
+        steps.append(Step(
+            observation="s", prompt_ids=rng.integers(3, 384, p, dtype=np.int32), spans=[span], action="go", valid=True,
+            response_ids=rng.integers(3, 384, r, dtype=np.int32), logprobs=logprobs[start:start + r],
+            admissible=True, reward=0.0))
+        start += r
+    return make_rows(steps, advantages=[1.0, -1.0, 0.5, 0.0], temperatures=[1.0, 0.4, 1.0, 0.7], stale=[False] * 4)
+
+
+def probe(gang, *, half=False):
+    return Probe(gang=gang, token_budget=1024, half=half)
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_a_family_is_computed_as_its_own_code_does(folders, gang, rows, name):
+    """In float32 within the probe's bound, and its loss has a gradient for every weight."""
+    policy = load_policy(folders(name))
+    probe(gang).check_packs(policy, rows)
+    logprobs, entropies = policy(pack_rows(rows, np.arange(4)))
+    (logprobs.sum() + entropies.sum()).backward()
+    assert [n for n, p in policy.named_parameters() if p.grad is None or not torch.isfinite(p.grad).all()] == []
+
+
+@pytest.mark.parametrize("name", ["Gemma 2", "Qwen3.5"])
+def test_a_family_is_within_the_bound_of_bfloat16(folders, gang, rows, name):
+    probe(gang, half=True).check_packs(load_policy(folders(name)).to(torch.bfloat16), rows)
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_mixture_of_experts_is_refused_by_name(folders, name):
+    with pytest.raises(UserError, match=f"{BY_NAME[name].config.removesuffix('Config')[:3].lower()}.* 4 experts"):
+        load_policy(folders(name))
+
+
+def test_sinks_are_kept(folders, gang, rows, monkeypatch):
+    """The mixture of GPT-OSS is refused, and its attention is right."""
+    monkeypatch.setattr(model_family, "EXPERT_KEYS", ())
+    probe(gang).check_packs(load_policy(folders("GPT-OSS")), rows)
+
+
+def without(**arguments):
+    """Replaces an argument of the packed attention, as an implementation does that does not know it."""
+    whole = attention.packed_attention
+
+    def broken(*args, **named):
+        return whole(*args, **{**named, **{name: value for name, value in arguments.items() if name in named}})
+
+    return broken
+
+
+BREAKS = {
+    "Gemma 2": [{"softcap": None}, {"sliding_window": None}], "Gemma 3": [{"sliding_window": None}],
+    "Mistral": [{"sliding_window": None}], "GPT-OSS": [{"s_aux": None}], "Granite": [{"scaling": None}],
+    "OLMo 3": [{"sliding_window": None}]}
+
+
+@pytest.mark.parametrize(("name", "broken"), [(name, broken) for name, cases in BREAKS.items() for broken in cases],
+                         ids=lambda value: value if isinstance(value, str) else "-".join(value))
+def test_the_probe_refuses_attention_without_a_feature(folders, gang, rows, monkeypatch, name, broken):
+    from transformers import AttentionInterface
+
+    monkeypatch.setattr(model_family, "EXPERT_KEYS", ())
+    policy = load_policy(folders(name))
+    monkeypatch.setitem(AttentionInterface._global_mapping, attention.ATTENTION, without(**broken))
+    with pytest.raises(UserError, match=f"family {policy.hf.config.model_type} .* a row that is packed"):
+        probe(gang).check_packs(policy, rows)
+
+
+@pytest.mark.parametrize("name", ["Gemma 2", "Granite", "Cohere"])
+def test_the_probe_refuses_logits_without_their_cap_or_scale(folders, gang, rows, monkeypatch, name):
+    monkeypatch.setattr(model, "logits_function", lambda hf: hf.get_output_embeddings())
+    with pytest.raises(UserError, match="a row that is packed"):
+        probe(gang).check_packs(load_policy(folders(name)), rows)
+
+
+def test_the_probe_refuses_a_state_that_leaks_from_row_to_row(folders, gang, rows, monkeypatch):
+    monkeypatch.setattr(model, "carries_state", lambda hf: False)
+    with pytest.raises(UserError, match="family qwen3_5_text"):
+        probe(gang).check_packs(load_policy(folders("Qwen3.5")), rows)
+
+
+def test_a_learner_that_disagrees_with_its_sampler_is_refused_before_it_trains(folders, gang, rows):
+    """By 0.01 nats a token; the same batch with the logprobs of the very weights is trained on."""
+    folder = folders("Llama 3")
+    with torch.no_grad():
+        packed = pack_rows(rows, np.arange(4))
+        true = load_policy(folder)(packed)[0].numpy()
+    learner = Learner(make_config(token_budget=1024), folder, gang, probed=True)
+    before = [value.clone() for _, value in learner.state_dict_for_sampler()]
+    with pytest.raises(UserError, match=r"differs from what the sampler reported by 0\.01 nats"):
+        learner._train(rows_with(true + np.float32(0.01)), _timer())
+    after = [value for _, value in learner.state_dict_for_sampler()]
+    assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+    Learner(make_config(token_budget=1024), folder, gang, probed=True)._train(rows_with(true), _timer())
+
+
+def _timer():
+    from learner.step import Timer
+
+    return Timer()
+
+
+@pytest.mark.parametrize(("config", "reason"), [
+    ({"model_type": "phi3", "rope_scaling": {"type": "longrope"}}, "longrope"),
+    ({"model_type": "gemma3", "vision_config": {}}, "images"),
+    ({"model_type": "t5", "is_encoder_decoder": True}, "encoder"),
+    ({"model_type": "qwen3_moe", "num_experts": 128}, "128 experts")])
+def test_what_a_config_says_is_refused_before_anything_is_loaded(config, reason):
+    assert reason in (model_family.refusal(config) or "")
+
+
+def test_a_dense_model_is_not_refused():
+    assert model_family.refusal({"model_type": "qwen2", "num_local_experts": 1, "rope_scaling": None}) is None

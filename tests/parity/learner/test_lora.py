@@ -1,0 +1,93 @@
+"""Adapters: merged weights are the same model, the model without them is the reference, checkpoints hold them alone."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from learner_tiny import VARIANTS, make_config, make_groups, make_step, weights
+from safetensors import safe_open
+
+from learner.lora import DOWN, UP, LoraLinear
+from learner.memory import adapter_parameters
+from learner.model import load_policy
+from learner.packing import make_rows, pack_rows
+from learner.trainer import Learner
+from services.errors import UserError
+
+LORA = VARIANTS["lora"]
+
+
+@pytest.fixture(scope="module")
+def pack():
+    rng = np.random.default_rng(1)
+    rows = make_rows([make_step(rng) for _ in range(6)], advantages=[1.0] * 6, temperatures=[1.0] * 6,
+                     stale=[False] * 6)
+    return pack_rows(rows, np.arange(6))
+
+
+@pytest.fixture(scope="module")
+def trained(any_model_path, gang):
+    learner = Learner(make_config(**LORA), any_model_path, gang)
+    reports = [learner.train(make_groups(seed, step=seed)) for seed in range(2)]
+    return learner, reports
+
+
+def test_merged_weights_are_the_model_that_the_learner_computes_with(trained, pack, tmp_path, any_model_path):
+    """Samplers get weights with the names and shapes of the model and the learner's logprobs."""
+    learner, _ = trained
+    learner.export(tmp_path / "hf")
+    adapted = learner.policy(pack)[0]
+    torch.testing.assert_close(load_policy(tmp_path / "hf")(pack)[0], adapted, atol=1e-5, rtol=0)
+    assert (load_policy(any_model_path)(pack)[0] - adapted).abs().max() > 1e-3
+    initial = load_policy(any_model_path).hf.state_dict()
+    sent = weights(learner)
+    assert {name: value.shape for name, value in sent.items()} == {k: v.shape for k, v in initial.items()}
+    moved = {name for name in sent if not torch.equal(sent[name], initial[name])}
+    assert moved == {name for name in sent if name.endswith("proj.weight")}
+
+
+def test_without_its_adapters_the_model_is_the_reference(trained, pack, any_model_path, gang):
+    learner, reports = trained
+    reference = learner._stepper.reference
+    assert torch.equal(reference(pack)[0], Learner(make_config(), any_model_path, gang).policy(pack)[0])
+    assert reports[1].metrics["loss/kl"] > 0
+    assert not torch.equal(reference(pack)[0], learner.policy(pack)[0])
+
+
+def test_a_checkpoint_holds_the_adapters_alone_and_resumes_to_the_bit(trained, tmp_path, any_model_path, gang):
+    learner, _ = trained
+    learner.save(tmp_path)
+    names = set()
+    for file in tmp_path.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as opened:
+            names |= set(opened.keys())
+    assert {name.rpartition(".")[2] for name in names if name.startswith("model.")} == {DOWN, UP}
+    resumed = Learner(make_config(**LORA), any_model_path, gang)
+    resumed.load(tmp_path)
+    learner.train(make_groups(5, step=2))
+    resumed.train(make_groups(5, step=2))
+    first, second = weights(learner), weights(resumed)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_adapters_are_those_of_the_formula_and_start_as_nothing(model_path, gang, pack):
+    """In bfloat16 the frozen weights take two bytes, the adapters keep four. The plan counts the same parameters."""
+    config = make_config(**LORA)
+    half = config.model_copy(update={"model": config.model.model_copy(update={"dtype": "bfloat16"})})
+    learner = Learner(half, model_path, gang)
+    layers = [module for module in learner.policy.modules() if isinstance(module, LoraLinear)]
+    assert len(layers) == 7 * 2
+    assert {layer.weight.dtype for layer in layers} == {torch.bfloat16}
+    assert {layer.lora_a.dtype for layer in layers} == {torch.float32}
+    trained = [p for p in learner.policy.parameters() if p.requires_grad]
+    assert sum(p.numel() for p in trained) == adapter_parameters(learner.shape, config)
+    assert torch.equal(learner.policy(pack)[0], learner._stepper.reference(pack)[0])
+    assert np.isfinite(learner.train(make_groups(0)).metrics["grad_norm"])
+
+
+def test_targets_that_the_model_lacks_are_refused(model_path, gang):
+    with pytest.raises(UserError, match=r"targets names no layer of this model \(c_attn\)") as caught:
+        Learner(make_config(lora={"rank": 2, "targets": ["c_attn"]}), model_path, gang)
+    assert "down_proj, gate_proj" in str(caught.value)
+    assert json.loads((model_path / "config.json").read_text())["model_type"] == "qwen2"

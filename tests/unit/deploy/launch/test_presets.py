@@ -1,0 +1,64 @@
+"""Every preset that is shipped fits the hardware that it names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deploy import cli
+from deploy.launch import cards, gpu_checks, preflight
+from deploy.launch.gpu_plan import gpu_plan, gpus_needed
+from deploy.runs.configs import SHIPPED, load_config
+
+PRESETS = sorted([*SHIPPED.glob("*.yaml"), *(SHIPPED / "paper").glob("*.yaml")])
+SIZES = ("1.5b", "7b", "32b")
+HARDWARE = {"1x80", "1x141", "4x80", "8x80", "32x80"}
+
+
+@pytest.fixture(autouse=True)
+def a_laptop(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cards, "visible", lambda: None)
+    for name in ("RAY_ADDRESS", "ALFWORLD_DATA", "WEBSHOP_DATA"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def size_of(preset: Path) -> str | None:
+    return next((size for size in SIZES if f"-{size}" in preset.stem), None)
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=[path.stem for path in PRESETS])
+def test_a_preset_fits_the_hardware_that_it_names(preset: Path, models: dict[str, Path]):
+    size = size_of(preset)
+    config = load_config(preset, [f"model.path={models[size]}"] if size else [])
+    found = cards.named(config)
+    gpu_checks.check_gpus(config, found, private=True)
+    preflight._model(config)
+    preflight._batch(config)
+    assert (config.hardware in HARDWARE) == (size is not None)
+    if size is None:
+        assert (gpus_needed(config), found) == (0, None)
+        return
+    assert found is not None
+    assert gpus_needed(config) == found.count
+    plan = gpu_plan(config, found)
+    assert plan is not None
+    assert all(seat.total < 0.95 * found.gib for seat in plan.seats)
+
+
+def test_all_hardware_is_named_by_some_preset():
+    assert {load_config(preset).hardware for preset in PRESETS} - {None} == HARDWARE
+
+
+@pytest.mark.parametrize(("preset", "shown"), [
+    ("alfworld-1.5b", "1 x learner and sampler"), ("alfworld-7b", "3 x learner"), ("alfworld-32b", "8 x sampler")])
+def test_a_laptop_prints_the_plan_of_a_preset(preset: str, shown: str, models: dict[str, Path], tmp_path: Path,
+                                              capsys: pytest.CaptureFixture[str]):
+    size = preset.removeprefix("alfworld-")
+    keys = [f"model.path={models[size]}", f"runs_dir={tmp_path}"]
+    assert cli.main(["train", "--config", preset, *keys, "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    assert shown in text
+    assert "gradients" in text
+    assert "KV cache" in text
+    assert "free" in text

@@ -1,0 +1,52 @@
+"""The examples run as their readers would run them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "deploy/explorer"))
+
+from explorer_run import make_run
+
+from envservice.gymnasium_text import plays_twice
+from envservice.registry import find_spec
+from services.config.file import default_config
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+def test_the_game_is_one_that_runs_can_play(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    environment = find_spec("own_game:SPEC").open(default_config().env)
+    task = environment.tasks("train")[0]
+    plays_twice(environment, task)
+    session = environment.open(task)
+    outcome = session.reset()
+    for word in list(outcome.admissible_actions):
+        outcome = session.step(word)
+    assert (outcome.done, outcome.won, outcome.reward) == (True, True, 1.0)
+    assert session.reset().observation.startswith("Say in this order")
+    assert not session.step("black").won
+
+
+def test_the_logged_call_that_earned_it_is_found():
+    done = subprocess.run([sys.executable, EXAMPLES / "logged_credit.py"], capture_output=True, text=True, timeout=60,
+                          env={"PYTHONPATH": str(EXAMPLES.parent)}, check=True)
+    refunded, apologised = (float(done.stdout.splitlines()[line].split()[-1]) for line in (1, 3))
+    assert refunded > 0 > apologised, "two answers to the same text"
+
+
+def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path):
+    make_run(tmp_path / "runs" / "mine")
+    notebook = json.loads((EXAMPLES / "credit_and_runs.ipynb").read_text())
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert len(cells) >= 4
+    assert all(cell["outputs"] == [] for cell in notebook["cells"] if cell["cell_type"] == "code")
+    code = f"space = {{}}\nfor cell in {cells!r}:\n    exec(compile(cell, 'cell', 'exec'), space)\n"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60,
+                          env={"PYTHONPATH": str(EXAMPLES.parent)}, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "the step that cost the most:" in done.stdout

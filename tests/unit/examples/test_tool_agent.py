@@ -1,0 +1,56 @@
+"""The example of docs/tasks/own-agent.md: its game can be won by the scripted player, and its agent reads the same."""
+
+from types import SimpleNamespace
+
+import httpx
+import pytest
+
+from envservice.base import Turn
+from envservice.gymnasium_text import plays_twice
+from examples.tool_agent import agent as example
+from examples.tool_agent.arithmetic import SPEC, Solver, ToolPrompt
+from services.config.tree import EnvSection
+
+GAMES = SPEC.open(EnvSection(name="examples.tool_agent.arithmetic:SPEC", max_steps=4, prompt="tools"))
+
+
+@pytest.mark.parametrize("task", GAMES.tasks("valid")[:8])
+async def test_the_agent_sends_what_the_cold_start_was_trained_on(task, monkeypatch):
+    """The prompts of the scripted player, turn by turn; and both win."""
+    plays_twice(GAMES, task)
+    template, session, turns, prompts = ToolPrompt(), GAMES.open(task), [], []
+    first = now = session.reset()
+    while not now.done:
+        prompts.append(template.render(first, turns, now))
+        action = template.parse(Solver().act(now)).action
+        turns.append(Turn(observation=now.observation, action=action, admissible=True))
+        now = session.step(action)
+    assert now.won
+    sent, played = [], GAMES.open(task)
+
+    def answered(request: httpx.Request) -> httpx.Response:
+        import msgspec
+
+        body = msgspec.json.decode(request.content)
+        sent.append(body["messages"][0]["content"])
+        assert [tool["function"]["name"] for tool in body["tools"]] == ["add", "subtract", "multiply", "answer"]
+        name, *numbers = turns[len(sent) - 1].action.split()
+        arguments = msgspec.json.encode(dict(zip("ab", map(int, numbers), strict=False))).decode()
+        call = {"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}
+        message = {"role": "assistant", "content": None, "tool_calls": [call]}
+        return httpx.Response(200, json={
+            "id": "1", "object": "chat.completion", "created": 0, "model": "policy",
+            "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls", "logprobs": None}]})
+
+    async def reset():
+        return played.reset()
+
+    async def step(action):
+        return played.step(action)
+
+    http = httpx.AsyncClient(transport=httpx.MockTransport(answered))
+    whole = example.AsyncOpenAI
+    monkeypatch.setattr(example, "AsyncOpenAI", lambda **named: whole(**named, http_client=http))
+    llm = SimpleNamespace(base_url="http://x/v1", api_key="k")
+    await example.agent(task, llm, SimpleNamespace(reset=reset, step=step))
+    assert sent == prompts

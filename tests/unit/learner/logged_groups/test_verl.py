@@ -1,0 +1,99 @@
+"""Dumps as verl writes them, and as verl-agent does once the fields that credit needs are added."""
+
+import json
+
+import pytest
+
+from learner.logged_groups import files
+from learner.logged_groups.files import read_groups
+from learner.logged_groups.form import credit_of, credit_options, parse_group
+from learner.logged_groups.verl import read_verl
+from services.errors import UserError
+
+
+def write(tmp_path, rows):
+    path = tmp_path / "1.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def steps(group):
+    return [[(step.state, step.action, step.reward) for step in episode.steps] for episode in group.episodes]
+
+
+def first_actions(path):
+    return [[row[0][1] for row in steps(group)] for group in read_verl(path)]
+
+
+def episode(prompt, output, score, **more):
+    return {"input": prompt, "output": output, "gts": None, "score": score, "step": 1, **more}
+
+
+def turn(uid, traj, number, reward, **more):
+    return {"input": f"prompt {number}", "output": f"act {number}", "score": 10.0, "step": 1, "uid": uid,
+            "traj_uid": traj, "turn": number, "rewards": reward, "anchor_obs": f"room {number}",
+            "is_action_valid": True, **more}
+
+
+def test_a_conversation_becomes_steps_with_what_each_answers(tmp_path):
+    talk = "assistant\nlet me look\ntool\n5\n\nassistant\nand again\nuser\nhm\ntool\n6\nassistant\nit is 6"
+    (group,) = read_verl(write(tmp_path, [episode("Q", talk, 1), episode("Q", "it is 7", 0)]))
+    assert steps(group) == [[("Q", "let me look", 0), ("5", "and again", 0), ("hm\n6", "it is 6", 1)],
+                            [("Q", "it is 7", 0)]]
+
+
+def test_episodes_of_one_prompt_are_a_group_unless_a_uid_says_more(tmp_path):
+    rows = [episode("Q", "a", 1), episode("R", "b", 0), episode("Q", "c", 0), episode("R", "d", 0)]
+    assert first_actions(write(tmp_path, rows)) == [["a", "c"], ["b", "d"]]
+    named = [row | {"uid": uid} for row, uid in zip(rows, "xxyy", strict=True)]
+    assert first_actions(write(tmp_path, named)) == [["a", "b"], ["c", "d"]]
+
+
+def test_steps_of_verl_agent_are_put_in_order_and_repeats_left_out(tmp_path):
+    rows = [turn("g", "e1", 1, 10.0), turn("g", "e2", 0, 0.0, is_action_valid=False), turn("g", "e1", 0, 0.0),
+            turn("g", "e1", 1, 10.0)]
+    (group,) = read_verl(write(tmp_path, rows))
+    assert group.id == "g"
+    assert steps(group) == [[("room 0", "act 0", 0), ("room 1", "act 1", 10)], [("room 0", "act 0", 0)]]
+    assert group.episodes[1].steps[0].invalid
+    credit, = credit_of([group], credit_options({"normalize": "none", "penalty": 0.0}))
+    assert credit.values["room 0"] == (4.75, 2)
+
+
+@pytest.mark.parametrize(("rows", "match"), [
+    ([{"input": "Q", "output": "a"}], "line 1: .*`score`"),
+    ([episode("Q", "a", 1), episode("Q", "b", 1), episode("R", "c", 1)], "line 3: no other line has its `input`"),
+    ([turn("g", "e", 0, 1.0), {"output": "a", "input": "b", "traj_uid": "e", "uid": "g", "rewards": 1.0}],
+     "line 2: .*`turn`"),
+    ([turn("g", "e", 1, 1.0)], "turn 0 of the episode e is missing"),
+    ([episode("Q", "a", None)], r"line 1: Expected `float`, got `null` - at `\$.score`"),
+    ([[]], "line 1: Expected `object`"),
+    ([], "has no lines"),
+])
+def test_what_is_missing_is_said_in_one_line(tmp_path, rows, match):
+    with pytest.raises(UserError, match=match) as caught:
+        read_verl(write(tmp_path, rows))
+    assert "\n" not in str(caught.value)
+
+
+def test_input_beyond_its_bound_is_refused_before_it_is_held(tmp_path, monkeypatch):
+    path = write(tmp_path, [{"episodes": [{"steps": [{"state": "S", "reward": 1}]}]}] * 3)
+    assert len(read_groups(path)) == 3
+    monkeypatch.setattr(files, "LINES_BYTES", 120)
+    with pytest.raises(UserError, match="line 3: the input has more than"):
+        read_groups(path)
+    monkeypatch.setattr(files, "JSON_BYTES", 20)
+    with pytest.raises(UserError, match="line 1 has more than"):
+        read_groups(path)
+    for bad in (str(tmp_path), "/dev/zero", str(tmp_path / "none")):
+        with pytest.raises(UserError):
+            read_groups(bad)
+
+
+def test_numbers_of_numpy_are_numbers():
+    import numpy as np
+
+    made = parse_group({"episodes": [{"steps": [{"state": "S", "reward": np.float32(0.5), "invalid": np.True_}]}]})
+    assert (made.episodes[0].steps[0].reward, made.episodes[0].steps[0].invalid) == (0.5, True)
+    with pytest.raises(UserError, match="object is no text"):
+        parse_group({"episodes": [{"steps": [{"state": "S", "reward": object()}]}]})

@@ -1,0 +1,64 @@
+"""Tool calls in answers, and messages and answers in OpenAI's form."""
+
+import numpy as np
+import pytest
+
+from rollout.agents.completions import ChatRequest, chunks, reply, templated
+from rollout.agents.runner import find_agent
+from rollout.agents.session import ChatAnswer
+from rollout.agents.tool_calls import ToolCall, parse_calls
+from rollout.engine import Sample
+from services.errors import UserError
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 7, "b": 3}}\n</tool_call>'
+
+
+def test_calls_are_taken_out_of_an_answer():
+    parsed = parse_calls(f"First I add.{CALL}{CALL}")
+    assert parsed.calls == [ToolCall("add", {"a": 7, "b": 3})] * 2
+    assert (parsed.content, parsed.whole) == ("First I add.", True)
+
+
+@pytest.mark.parametrize("text", [
+    "<tool_call>{}</tool_call>", "<tool_call>add</tool_call>", '<tool_call>{"name": "add"', f"{CALL}<tool_call>",
+    '<tool_call>{"name": "add", "arguments": 3}</tool_call>'])
+def test_a_broken_call_is_no_whole_answer(text):
+    """The agent gets its text, and the step is invalid; a call that is whole beside it stays one."""
+    assert not parse_calls(text).whole
+
+
+def answer(text):
+    ids = np.array([5, 6], dtype=np.int32)
+    sample = Sample(ids=ids, logprobs=np.array([-0.5, -1.5], dtype=np.float32), spans=[], finished="stop")
+    return ChatAnswer(text=text, parsed=parse_calls(text), prompt_tokens=3, sample=sample)
+
+
+def test_an_answer_with_a_call_is_openais():
+    request = ChatRequest(messages=[{"role": "user", "content": "7 plus 3"}], logprobs=True)
+    whole = reply(answer(CALL), request, lambda ids: f"<{ids[0]}>")
+    choice = whole["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a":7,"b":3}'}
+    assert [(token["token"], token["logprob"]) for token in choice["logprobs"]["content"]] == [
+        ("<5>", -0.5), ("<6>", -1.5)]
+    assert whole["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+    assert '"index":0' in next(chunks(whole, request))
+
+
+def test_messages_reach_the_template_as_templates_expect_them():
+    """Arguments of calls as objects, text parts as one text, and no null."""
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 7}'}}
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    asked = {"role": "assistant", "content": None, "tool_calls": [call]}
+    assert templated([asked, {"role": "user", "content": parts}]) == [
+        {"role": "assistant", "content": "", "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"a": 7}}}]},
+        {"role": "user", "content": "ab"}]
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("agent", "no agent 'agent'"), ("nowhere.to_be:found", "cannot be imported"), ("json:agent", "json has no agent"),
+    ("json:__name__", "is a str, not a function")])
+def test_an_agent_that_cannot_be_found_is_one_line(name, said):
+    with pytest.raises(UserError, match=said):
+        find_agent(name)

@@ -1,0 +1,52 @@
+"""A guard ends what a killed process leaves behind: real processes, a real SIGKILL."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from services.process.guard import ProcessGuard, processes_in
+
+WORKER = """
+import os, subprocess, sys, time
+from pathlib import Path
+from services.process.guard import ProcessGuard
+folder = Path(sys.argv[1])
+guard = ProcessGuard(folder)
+child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+subprocess.Popen([sys.executable, "-c", child], env=os.environ | {"TMPDIR": str(folder)}, start_new_session=True)
+print("started", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_killed_worker_leaves_neither_child_nor_folder(tmp_path: Path):
+    """The child ignores SIGTERM and has a session of its own, and so gets SIGKILL."""
+    folder = tmp_path / "engine"
+    folder.mkdir()
+    worker = subprocess.Popen([sys.executable, "-c", WORKER, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert worker.stdout.readline() == "started\n"
+    assert len(processes_in(str(folder))) == 1
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.wait(10)
+    deadline = time.monotonic() + 30
+    while folder.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert processes_in(str(folder)) == []
+
+
+def test_a_released_guard_touches_nothing(tmp_path: Path):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"],
+                             env=os.environ | {"TMPDIR": str(tmp_path)})
+    try:
+        ProcessGuard(tmp_path).release()
+        assert processes_in(str(tmp_path)) == [child.pid]
+        assert tmp_path.exists()
+    finally:
+        child.kill()
+        child.wait(10)
