@@ -44,7 +44,7 @@ def broken(ticket: Ticket) -> Episode:
 
 
 def hand_in_a_broken_episode(folder: Path) -> bool:
-    """Commits it for the newest ticket, which no worker plays yet. The first writer wins, so no other episode counts."""
+    """Commits it for the newest ticket, which no worker plays yet. The first writer wins: no other episode counts."""
     url = url_served_from(folder / "redis") if (folder / "run.json").exists() else None
     if url is None:
         return False
