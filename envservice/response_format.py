@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from envservice.base import ParsedAction
 
 ACTION_END = "</action>"
+_OPENS, _CLOSES = (re.compile(tag, re.IGNORECASE | re.ASCII) for tag in ("<action>", ACTION_END))
 _CJK = re.compile("[\u4e00-\u9fff]")
 
 
@@ -16,17 +18,24 @@ def answer(thought: str, action: str) -> str:
 
 
 def read_answer(text: str, *, tail: int = 30) -> ParsedAction:
-    """Turns an answer into the environment's action.
+    """Turns an answer into the environment's action, as the model wrote it.
 
-    The action is the text between the first `<action>` and the first `</action>` of the lower-cased answer. If a tag is
+    The action is the text between the first `<action>` and the first `</action>`, in any case of the tags. If a tag is
     missing, it is the answer's last `tail` characters. The answer is valid if both action tags (in any case) and both
     think tags (in lower case) occur, and no CJK ideograph (U+4E00 to U+9FFF) does. The order of the tags does not
     matter, nor whether the action is admissible. The environment receives the action in either case.
     """
-    lowered = text.lower()
-    start, end = lowered.find("<action>"), lowered.find(ACTION_END)
-    if start < 0 or end < 0:
-        return ParsedAction(action=lowered[-tail:], valid=False)
+    opens, closes = _OPENS.search(text), _CLOSES.search(text)
+    if opens is None or closes is None:
+        return ParsedAction(action=text[-tail:], valid=False)
     thought = "<think>" in text and "</think>" in text
-    return ParsedAction(
-        action=lowered[start + len("<action>") : end].strip(), valid=thought and not _CJK.search(text))
+    return ParsedAction(action=text[opens.end() : closes.start()].strip(), valid=thought and not _CJK.search(text))
+
+
+def read_lowered(text: str, *, tail: int = 30) -> ParsedAction:
+    """Reads an answer as read_answer does, and puts the action in lower case.
+
+    The published pipelines of ALFWorld, WebShop and ScienceWorld do that: their games know lower-case actions alone.
+    """
+    parsed = read_answer(text, tail=tail)
+    return replace(parsed, action=parsed.action.lower())

@@ -4,7 +4,7 @@
     gagpo.train(config, ...)         a whole run, as `gagpo train`
     gagpo.evaluate(model, ...)       a model or a run on a fixed set of tasks, as `gagpo eval`
     gagpo.open_run(path)             what a run left behind, as Arrow tables
-    gagpo.Environment, EnvironmentSpec, text_spec    what an environment of your own is made of
+    gagpo.Environment, EnvironmentSpec, text_spec, dataset_spec    what an environment of your own is made of
 
 These names are stable: a test freezes them. The packages below (deploy, learner and the others) are not.
 """
@@ -19,6 +19,7 @@ from gagpo.installation import check
 if TYPE_CHECKING:
     from deploy.runs.results import RunResults
     from envservice.base import Environment
+    from envservice.dataset import dataset_spec
     from envservice.gymnasium_text import text_spec
     from envservice.spec import EnvironmentSpec
     from gagpo.functions import credit, evaluate, open_run, train
@@ -33,6 +34,7 @@ __all__ = [
     "RunResults",
     "UserError",
     "credit",
+    "dataset_spec",
     "evaluate",
     "open_run",
     "text_spec",
@@ -47,6 +49,7 @@ _HOMES = {
     "RunResults": "deploy.runs.results",
     "UserError": "services.errors",
     "credit": "gagpo.functions",
+    "dataset_spec": "envservice.dataset",
     "evaluate": "gagpo.functions",
     "open_run": "gagpo.functions",
     "text_spec": "envservice.gymnasium_text",

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from envservice.base import Outcome, ParsedAction, Turn, recent
-from envservice.response_format import read_answer
+from envservice.response_format import read_lowered
 
 TASK = "Your task is to: "
 """The text before the task sentence in the first observation."""
@@ -60,7 +60,7 @@ class AlfworldFullTemplate:
         )
 
     def parse(self, text: str) -> ParsedAction:
-        return read_answer(text)
+        return read_lowered(text)
 
 
 _ROLE = "You are an expert agent operating in the ALFRED Embodied Environment."
@@ -98,7 +98,7 @@ class AlfworldCompactTemplate:
         )
 
     def parse(self, text: str) -> ParsedAction:
-        return read_answer(text)
+        return read_lowered(text)
 
 
 _GO = "go to "

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from envservice.base import Outcome, ParsedAction, Turn, recent
-from envservice.response_format import read_answer
+from envservice.response_format import read_lowered
 from envservice.scienceworld.grammar import MEANINGS
 
 TASK = "Your task is to "
@@ -53,7 +53,7 @@ class ScienceworldFullTemplate:
         return "\n".join([*lines, *_offers(now), "", _INSTRUCTION])
 
     def parse(self, text: str) -> ParsedAction:
-        return read_answer(text)
+        return read_lowered(text)
 
 
 def _offers(now: Outcome) -> list[str]:
@@ -101,7 +101,7 @@ class ScienceworldCompactTemplate:
             f"Now: {_one_line(look_of(now.observation, first))}\nHere: {now.info['objects']}\n")
 
     def parse(self, text: str) -> ParsedAction:
-        return read_answer(text)
+        return read_lowered(text)
 
 
 def _one_line(text: str) -> str:

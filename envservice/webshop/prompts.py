@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 
 from envservice.base import Outcome, ParsedAction, Turn, recent
-from envservice.response_format import read_answer
+from envservice.response_format import read_lowered
 from envservice.webshop import pages
 from envservice.webshop.reader import Page, instruction_of, name_of, parse_request, pieces, read, sub_lines
 
@@ -68,7 +68,7 @@ class WebshopFullTemplate:
             f"You are now at step {taken + 1} and your current observation is")
 
     def parse(self, text: str) -> ParsedAction:
-        return read_answer(text, tail=_TAIL)
+        return read_lowered(text, tail=_TAIL)
 
 
 _ROLE = "You are an expert autonomous agent operating in the WebShop e‑commerce environment."
@@ -116,7 +116,7 @@ class WebshopCompactTemplate:
         return "\n".join(lines) + "\n"
 
     def parse(self, text: str) -> ParsedAction:
-        return read_answer(text, tail=_TAIL)
+        return read_lowered(text, tail=_TAIL)
 
 
 _WORDS_OF_TITLE = 12

@@ -27,7 +27,7 @@ def test_the_first_prompt_has_no_past():
 def test_the_full_prompt_says_how_to_answer():
     text = PLAIN["full"](2).render(FIRST, [], FIRST)
     assert text.startswith("A hall.\nActions: north; look\n\nReason first, within <think> </think>")
-    assert PLAIN["full"](2).parse("<think>so</think><action>North</action>").action == "north"
+    assert PLAIN["full"](2).parse("<think>so</think><action>North</action>").action == "North"
 
 
 def test_an_environment_without_a_list_of_actions_shows_none():

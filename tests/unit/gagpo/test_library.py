@@ -17,7 +17,7 @@ from explorer_run import make_run
 
 ROOT = Path(__file__).parents[3]
 PUBLIC = {"Credit", "Environment", "EnvironmentSpec", "GagpoError", "RunResults", "UserError", "credit", "evaluate",
-          "open_run", "text_spec", "train"}
+          "dataset_spec", "open_run", "text_spec", "train"}
 """Others write programs with these names: one that goes away or changes its meaning is a new major version."""
 
 

@@ -5,7 +5,7 @@ import pytest
 from envservice.alfworld.prompts import AlfworldCompactTemplate, AlfworldFullTemplate, task_of
 from envservice.base import Outcome, Turn
 from envservice.registry import make_template
-from envservice.response_format import read_answer
+from envservice.response_format import read_answer, read_lowered
 from services.config.tree import EnvSection
 from services.errors import UserError
 
@@ -126,8 +126,15 @@ def test_compact_groups_objects_and_places_by_kind_and_tells_seen_from_new():
     ("", "", False),
 ])
 def test_answers_are_read_by_the_pipelines_rule(text, action, valid):
-    parsed = read_answer(text)
+    parsed = read_lowered(text)
     assert (parsed.action, parsed.valid) == (action, valid)
+
+
+def test_an_answer_keeps_its_case_and_tags_have_any():
+    written = read_answer("<think>a</think><ACTION> Write File README.md </Action>")
+    assert (written.action, written.valid) == ("Write File README.md", True)
+    assert read_answer("\u0130 no tag: README.md", tail=9).action == "README.md"
+    assert read_answer("\u0130<think>a</think><action>Ab</action>").action == "Ab"
 
 
 def test_templates_are_found_by_name_and_share_the_parser():

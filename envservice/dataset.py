@@ -1,0 +1,194 @@
+"""Rows of a dataset as the tasks of an environment: JSON lines, parquet, or a folder that Hugging Face datasets saved.
+
+A task is a row: `<name>/<split>/<row's number>`. Where the rows of a split come from, below `env.data`:
+
+    a file FILE.jsonl or FILE.parquet     its column `split` names each row's split; without one, a hash of each row
+                                          puts 8 of 10 rows into train, one into validation and one into test
+    a folder                              split.jsonl, split.parquet, or split-*.parquet, in it or in its folder `data`
+    a folder by DatasetDict.save_to_disk  the splits that it names
+
+pyarrow reads them all; the package `datasets` is not needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from envservice.base import Environment, PromptTemplate, Replay, Session
+from envservice.gymnasium_text import plays_twice
+from envservice.plain_prompts import PLAIN
+from envservice.spec import LONGEST, EnvironmentSpec
+from services.errors import UserError
+from services.files import Damaged, read_json
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Row = Mapping[str, Any]
+TRAIN, VALIDATION, TEST = PUBLISHED = ("train", "validation", "test")
+"""Names of the splits of published datasets."""
+SPLIT = "split"
+"""The column that names a row's split."""
+_NUMBER = re.compile("[0-9]{8}")
+_SHARD = re.compile(r"(.+?)(-\d+-of-\d+)?\.(jsonl|parquet)")
+
+
+class DatasetEnvironment:
+    """An environment whose tasks are rows. `make` returns a fresh session of a row.
+
+    `splits` names the splits to train on, to choose the best checkpoint by, and to report on. Raises UserError for
+    data that is missing, cannot be read, or lacks one of these splits.
+    """
+
+    engine = "dataset"
+
+    def __init__(self, make: Callable[[Row], Session], data: Path, *, name: str, version: str,
+                 splits: tuple[str, str, str] = PUBLISHED, task_type: Callable[[Row], str] | None = None,
+                 replay: Replay = "pure") -> None:
+        self.name, self.version, self.replay = name, version, replay
+        self._make, self._type = make, task_type
+        self._tables = read_splits(data)
+        self._training = splits
+        for split in splits:
+            if not self._tables.get(split):
+                raise UserError(f"{data} has no rows of the split {split!r}, but of {', '.join(self._tables)}",
+                                "give dataset_spec(splits=...) the names of three splits that it has")
+
+    def splits(self) -> list[str]:
+        return list(self._tables)
+
+    def training_splits(self) -> tuple[str, str, str]:
+        return self._training
+
+    def tasks(self, split: str) -> list[str]:
+        if split not in self._tables:
+            raise UserError(f"{self.name} has no split {split!r}", f"choose one of {', '.join(self._tables)}")
+        return [f"{self.name}/{split}/{number:08d}" for number in range(len(self._tables[split]))]
+
+    def task_type(self, task: str) -> str:
+        row = self._row(task)
+        return self.name if self._type is None else self._type(row)
+
+    def digest(self, split: str) -> str:
+        """Covers the version, and each row with its number."""
+        self.tasks(split)
+        return _digest(self.version, *(_written(row) for row in self._tables[split].to_pylist()))
+
+    def task_digest(self, task: str) -> str:
+        return _digest(self.version, _written(self._row(task)))
+
+    def open(self, task: str) -> Session:
+        return self._make(self._row(task))
+
+    def _row(self, task: str) -> Row:
+        split, _, number = task.removeprefix(f"{self.name}/").partition("/")
+        table = self._tables.get(split)
+        if (not task.startswith(f"{self.name}/") or table is None or not _NUMBER.fullmatch(number)
+                or int(number) >= len(table)):
+            raise KeyError(task)
+        return table.slice(int(number), 1).to_pylist()[0]
+
+
+def dataset_spec(
+    make: Callable[[Row], Session], *, name: str, version: str = "1", max_steps: int = LONGEST,
+    splits: tuple[str, str, str] = PUBLISHED, task_type: Callable[[Row], str] | None = None,
+    prompts: Mapping[str, Callable[[int], PromptTemplate]] = PLAIN, replay: Replay = "pure",
+) -> EnvironmentSpec:
+    """Makes the EnvironmentSpec of a dataset's rows, for `env.name` to point to. `env.data` says where the data is.
+
+    `make` returns a fresh Session of a row, `task_type` the kind of a row in one word.
+    """
+    @cache
+    def opened(data: Path) -> DatasetEnvironment:
+        return DatasetEnvironment(make, data, name=name, version=version, splits=splits, task_type=task_type,
+                                  replay=replay)
+
+    def open_data(env: Any) -> Environment:
+        if env.data is None:
+            raise UserError(f"{name} needs the rows of a dataset", "set env.data to a file or a folder")
+        return opened(Path(env.data).expanduser())
+
+    return EnvironmentSpec(open=open_data, prompts=prompts, max_steps=max_steps, check=plays_twice,
+                           describe=lambda env: f"version {version}, rows of {env.data} as tasks")
+
+
+def read_splits(data: Path) -> dict[str, pa.Table]:
+    """Reads the tables of all splits, by their names in order. Raises UserError if there are none."""
+    if data.is_file():
+        found = _cut(_read(data))
+    elif (data / "dataset_dict.json").is_file():
+        names = read_json(data / "dataset_dict.json", dict[str, list[str]]).get("splits", [])
+        found = {name: _saved(data / name) for name in names}
+    elif data.is_dir():
+        found = _by_file_names(data)
+    else:
+        raise UserError(f"{data} does not exist", "set env.data to a file or a folder of a dataset")
+    if not found:
+        raise UserError(f"{data} holds no .jsonl and no .parquet file", "name the files by their splits: train.jsonl")
+    return {name: found[name] for name in sorted(found)}
+
+
+def _by_file_names(folder: Path) -> dict[str, pa.Table]:
+    import pyarrow as pa
+
+    parts: dict[str, list[pa.Table]] = {}
+    for path in sorted([*folder.iterdir(), *(folder / "data").glob("*")]):
+        if match := _SHARD.fullmatch(path.name):
+            parts.setdefault(match[1], []).append(_read(path))
+    return {name: pa.concat_tables(tables, promote_options="default") for name, tables in parts.items()}
+
+
+def _read(path: Path) -> pa.Table:
+    import pyarrow as pa
+    from pyarrow import json, parquet
+
+    try:
+        if path.suffix == ".parquet":
+            return parquet.read_table(path)
+        if path.suffix == ".jsonl":
+            return json.read_json(path)
+    except (pa.ArrowException, OSError) as error:
+        raise Damaged(f"{path} cannot be read ({str(error).splitlines()[0]})", "name a whole file") from None
+    raise UserError(f"{path} is no .jsonl and no .parquet file", "set env.data to a file or a folder of a dataset")
+
+
+def _saved(folder: Path) -> pa.Table:
+    """Reads one split that Hugging Face datasets saved: Arrow streams, and the list of their files."""
+    import pyarrow as pa
+
+    try:
+        files = [str(each["filename"]) for each in read_json(folder / "state.json", dict[str, Any])["_data_files"]]
+        tables = [pa.ipc.open_stream(pa.memory_map(str(folder / Path(name).name))).read_all() for name in files]
+        return pa.concat_tables(tables)
+    except (pa.ArrowException, OSError, KeyError, TypeError) as error:
+        raise Damaged(f"{folder} cannot be read ({type(error).__name__}: {error})", "save the dataset again") from None
+
+
+def _cut(table: pa.Table) -> dict[str, pa.Table]:
+    """Cuts the rows of one file into splits. A row's own content decides, so new rows move no other."""
+    rows: Sequence[Row] = table.to_pylist()
+    named = SPLIT in table.column_names
+    places: dict[str, list[int]] = {}
+    for number, row in enumerate(rows):
+        places.setdefault(str(row[SPLIT]) if named else _drawn(row), []).append(number)
+    return {name: table.take(numbers) for name, numbers in places.items()}
+
+
+def _drawn(row: Row) -> str:
+    draw = int(_digest(_written(row)), 16) % 10
+    return TRAIN if draw < 8 else VALIDATION if draw == 8 else TEST
+
+
+def _written(row: Row) -> str:
+    return msgspec.json.encode(row, order="deterministic").decode()
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()

@@ -1,0 +1,120 @@
+"""Rows of datasets as tasks, from every form that a published dataset has."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from envservice.base import Outcome
+from envservice.dataset import dataset_spec, read_splits
+from services.config.tree import EnvSection
+from services.errors import UserError
+
+ROWS = [{"question": f"{n} + 1?", "answer": str(n + 1), "level": "easy" if n < 5 else "hard"} for n in range(60)]
+
+
+class Quiz:
+    """Three tries; each answer earns a part of the reward, so that rewards are dense."""
+
+    def __init__(self, row):
+        self._row = row
+        self._tries = 0
+
+    def reset(self):
+        return Outcome(observation=self._row["question"], admissible_actions=[])
+
+    def step(self, action):
+        self._tries += 1
+        right = action == self._row["answer"]
+        return Outcome(observation="Right." if right else "Wrong.", admissible_actions=[],
+                       reward=1.0 if right else -0.25, done=right or self._tries == 3, won=right)
+
+
+def opened(data, **named):
+    return dataset_spec(Quiz, name="quiz", **named).open(EnvSection(name="x:y", data=data))
+
+
+def lines(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def saved(folder, rows):
+    """As `Dataset.save_to_disk` leaves a split."""
+    folder.mkdir(parents=True)
+    table = pa.Table.from_pylist(rows)
+    name = "data-00000-of-00001.arrow"
+    with pa.OSFile(str(folder / name), "wb") as file, pa.ipc.new_stream(file, table.schema) as out:
+        out.write_table(table)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
+
+
+def as_json_lines(folder):
+    for name, rows in zip(("train", "validation", "test"), (ROWS[:4], ROWS[4:6], ROWS[6:8]), strict=True):
+        lines(folder / f"{name}.jsonl", rows)
+
+
+def as_hub_shards(folder):
+    (folder / "data").mkdir()
+    for name, rows in (("train-00000-of-00002", ROWS[:2]), ("train-00001-of-00002", ROWS[2:4]),
+                       ("validation-00000-of-00001", ROWS[4:6]), ("test-00000-of-00001", ROWS[6:8])):
+        parquet.write_table(pa.Table.from_pylist(rows), folder / "data" / f"{name}.parquet")
+
+
+def as_saved_to_disk(folder):
+    for name, rows in zip(("train", "validation", "test"), (ROWS[:4], ROWS[4:6], ROWS[6:8]), strict=True):
+        saved(folder / name, rows)
+    (folder / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "validation", "test"]}))
+
+
+@pytest.mark.parametrize("write", [as_json_lines, as_hub_shards, as_saved_to_disk])
+def test_every_form_gives_the_same_tasks_with_the_same_digests(tmp_path, write):
+    write(tmp_path)
+    quiz = opened(tmp_path, task_type=lambda row: row["level"])
+    assert {split: len(quiz.tasks(split)) for split in quiz.splits()} == {"test": 2, "train": 4, "validation": 2}
+    assert quiz.tasks("train")[3] == "quiz/train/00000003"
+    assert (quiz.task_type("quiz/train/00000003"), quiz.task_type("quiz/test/00000000")) == ("easy", "hard")
+    assert quiz.digest("train") == "b104fe564d5a622f781ac8549d660762"
+    session = quiz.open("quiz/train/00000003")
+    assert session.reset().observation == "3 + 1?"
+    assert [session.step(action).reward for action in ("5", "4")] == [-0.25, 1.0]
+
+
+def test_one_file_is_cut_by_its_column_or_by_a_hash_of_each_row(tmp_path):
+    named = tmp_path / "named.jsonl"
+    lines(named, [row | {"split": "abc"[n % 3]} for n, row in enumerate(ROWS)])
+    quiz = opened(named, splits=("a", "b", "c"))
+    assert quiz.training_splits() == ("a", "b", "c")
+    assert [len(quiz.tasks(split)) for split in "abc"] == [20, 20, 20]
+    lines(tmp_path / "plain.jsonl", ROWS)
+    lines(tmp_path / "longer.jsonl", [{"question": "new", "answer": "-", "level": "hard"}, *ROWS])
+    plain, longer = (read_splits(tmp_path / name) for name in ("plain.jsonl", "longer.jsonl"))
+    assert sorted(plain) == ["test", "train", "validation"]
+    for split in plain:
+        kept = [row for row in longer[split].to_pylist() if row["question"] != "new"]
+        assert kept == plain[split].to_pylist(), "a new row moves no other"
+
+
+@pytest.mark.parametrize("task", ["quiz/train/00000004", "quiz/train/4", "quiz/dev/00000000", "other/train/00000000"])
+def test_any_other_id_is_unknown(tmp_path, task):
+    as_json_lines(tmp_path)
+    with pytest.raises(KeyError):
+        opened(tmp_path).open(task)
+
+
+def test_mistakes_are_one_line(tmp_path):
+    with pytest.raises(UserError, match="set env"):
+        dataset_spec(Quiz, name="quiz").open(EnvSection(name="x:y"))
+    with pytest.raises(UserError, match="does not exist"):
+        opened(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"holds no \.jsonl"):
+        opened(tmp_path)
+    lines(tmp_path / "train.jsonl", ROWS[:2])
+    with pytest.raises(UserError, match="no rows of the split 'validation', but of train"):
+        opened(tmp_path)
+    (tmp_path / "validation.jsonl").write_text("{broken\n")
+    with pytest.raises(UserError, match=r"validation\.jsonl cannot be read"):
+        opened(tmp_path)
