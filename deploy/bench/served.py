@@ -37,8 +37,8 @@ def served(arguments: Sequence[str], *, without: Sequence[str] = ()) -> Iterator
     """
     environ = {name: value for name, value in os.environ.items() if name not in (*without, ENV_TOKEN_VARIABLE)}
     with tempfile.TemporaryDirectory(prefix="gagpo-bench-") as folder:
-        command = [sys.executable, "-m", "deploy.cli", "serve-env", "--port", "0", "--exit-with-parent",
-                   "--run-folder", folder, *arguments]
+        command = [sys.executable, "-m", "deploy.cli", "serve-env", "--port", "0",
+                   "--exit-with-parent", str(os.getpid()), "--run-folder", folder, *arguments]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as process:
             try:
                 assert process.stdout is not None

@@ -26,7 +26,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     add_env_arguments(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
     parser.add_argument("--port", type=int, default=8100, help="0: a free one, printed (default: 8100)")
-    parser.add_argument("--exit-with-parent", action="store_true", help="stop when the process that started it ends")
+    parser.add_argument("--exit-with-parent", type=int, metavar="PID", help="stop when PID, which started it, ends")
     parser.add_argument("--run-folder", type=Path, metavar="FOLDER",
                         help="log to log.jsonl in this folder instead, as the environment server --rank of a run")
     parser.add_argument("--rank", type=int, default=0, metavar="N", help="which of the run's servers (default: 0)")
@@ -58,4 +58,4 @@ def run(args: argparse.Namespace) -> None:
     with tracing(optional_config_from(args).metrics.traces, process=process):
         serve(
             lambda: spec.open(env), host=args.host, port=args.port, settings=settings,
-            exit_with_parent=args.exit_with_parent)
+            parent=args.exit_with_parent)

@@ -55,7 +55,7 @@ class EnvServer:
         self._ends_at: float | None = None
         self._command = [
             sys.executable, "-m", "deploy.cli", "serve-env", "--config", str(config_file),
-            "--host", host, "--port", str(port), "--exit-with-parent",
+            "--host", host, "--port", str(port), "--exit-with-parent", str(os.getpid()),
             "--run-folder", str(folder), "--rank", str(index),
         ]
         self._environ = {name: value for name, value in os.environ.items() if name != ENV_TOKEN_VARIABLE}

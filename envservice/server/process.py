@@ -57,18 +57,21 @@ def check_exposure(host: str, token: str | None) -> None:
 
 def serve(
     environment: Environment | Callable[[], Environment], *, host: str, port: int, settings: Settings,
-    exit_with_parent: bool = False,
+    parent: int | None = None,
 ) -> None:
     """Serves until SIGTERM or SIGINT. After draining it passes the signal to the caller's handlers.
 
     When it is ready it says its URL in the log, and on stdout unless that is a terminal. If `environment` is a
     function, it is called after the port is bound. If the environment is a context manager, it is left at the end.
+    `parent` is the id of the process that started this one, if the server ends with it. It is told and not looked up:
+    a parent that died while this process was starting could no longer be found.
     Raises UserError for a port in use, for a host that others can reach without a token, and for an environment that is
     larger than the settings let the process grow.
     """
     check_exposure(host, settings.token)
-    parent = os.getppid() if exit_with_parent else None
     log.info("started", host=socket.gethostname(), pid=os.getpid())
+    if _orphaned(parent):
+        return
     with contextlib.closing(_inherited() or bind(host, port)) as listener:
         made = environment() if callable(environment) else environment
         _check_room(settings)
@@ -180,10 +183,16 @@ def _check_room(settings: Settings) -> None:
                         f"{settings.recycle_bytes / GIB:.2f}", f"set it to {2 * taken / GIB:.2f} or more")
 
 
+def _orphaned(parent: int | None) -> bool:
+    if parent is None or os.getppid() == parent:
+        return False
+    log.info("the process that started this one has ended", parent=parent)
+    return True
+
+
 async def _end_with_parent(parent: int, server: uvicorn.Server) -> None:
-    while os.getppid() == parent:  # noqa: ASYNC110 - the death of a parent raises no event
+    while not _orphaned(parent):  # noqa: ASYNC110 - the death of a parent raises no event
         await asyncio.sleep(PARENT_POLL_S)
-    log.info("the process that started this one has ended")
     server.should_exit = True
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import time
 
 from envservice.base import Outcome, Replay
@@ -137,7 +138,7 @@ def main() -> None:
     settings = Settings(
         lease_s=args.lease_s, threaded=args.threaded, recycle_s=args.recycle_s, recycle_bytes=args.recycle_bytes)
     environment = ToyEnvironment(drift=args.drift, leak=args.leak)
-    serve(environment, host="127.0.0.1", port=args.port, settings=settings, exit_with_parent=True)
+    serve(environment, host="127.0.0.1", port=args.port, settings=settings, parent=os.getppid())
 
 
 if __name__ == "__main__":

@@ -27,7 +27,8 @@ def serve_env(port: int) -> Iterator[str]:
     """A server as users start it; leaves by SIGKILL."""
     command = [sys.executable, "-m", "deploy.cli", "serve-env", "--config", "alfworld-tiny", "--port", str(port)]
     environ = {name: value for name, value in os.environ.items() if name not in ("ALFWORLD_DATA", "GAGPO_ENV_TOKEN")}
-    process = subprocess.Popen([*command, "--exit-with-parent"], stdout=subprocess.PIPE, text=True, env=environ)
+    command += ["--exit-with-parent", str(os.getpid())]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ)
     try:
         assert process.stdout is not None
         yield process.stdout.readline().rpartition(" on ")[2].strip()

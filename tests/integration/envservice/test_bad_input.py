@@ -7,6 +7,7 @@ it cannot know of, of sessions and their histories, are listed by hand.
 import asyncio
 import importlib.util
 import itertools
+import os
 import shutil
 import subprocess
 import sys
@@ -45,7 +46,7 @@ def served(name: str) -> Iterator[str]:
     """The URL of `gagpo serve-env` over a family's own games."""
     command = [sys.executable, "-m", "deploy.cli", "serve-env", "--config", "alfworld-tiny", "--port", "0",
                f"env.name={name}", "env.memory_gb=1"]
-    server = subprocess.Popen([*command, "--exit-with-parent"], stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen([*command, "--exit-with-parent", str(os.getpid())], stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     try:
         yield server.stdout.readline().rpartition(" on ")[2].strip()

@@ -37,7 +37,8 @@ class Server:
     """`gagpo serve-env` for ScienceWorld, in a process of its own."""
 
     def __init__(self, port: int) -> None:
-        command = [str(GAGPO), "serve-env", "--config", "scienceworld-tiny", "--port", str(port), "--exit-with-parent"]
+        command = [str(GAGPO), "serve-env", "--config", "scienceworld-tiny", "--port", str(port),
+                   "--exit-with-parent", str(os.getpid())]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         ready = self.process.stdout.readline()

@@ -1,6 +1,7 @@
 """Search QA over real HTTP: environment servers in processes of their own, and a retrieval server that counts."""
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
@@ -69,8 +70,9 @@ class EnvServer:
 
     def __init__(self, retriever: str, port: int = 0) -> None:
         command = [
-            str(GAGPO), "serve-env", "--config", "alfworld-tiny", "--port", str(port), "--exit-with-parent",
-            "env.name=search", "env.max_steps=4", f"env.search.url=[{retriever}]"]
+            str(GAGPO), "serve-env", "--config", "alfworld-tiny", "--port", str(port),
+            "--exit-with-parent", str(os.getpid()), "env.name=search", "env.max_steps=4",
+            f"env.search.url=[{retriever}]"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         ready = self.process.stdout.readline()

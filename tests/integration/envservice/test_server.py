@@ -76,6 +76,11 @@ def test_a_server_does_not_outlive_the_process_that_started_it():
         time.sleep(0.05)
 
 
+def test_a_server_whose_parent_died_while_it_started_does_not_begin():
+    """Only the id that the parent gave can tell: the kernel has put another process in its place."""
+    serve(never, host="127.0.0.1", port=0, settings=Settings(), parent=os.getpid())
+
+
 def test_a_reply_does_not_wait_for_a_delayed_ack(start: Start):
     """Head and body of a reply are two writes: 40 ms and more with Nagle's algorithm, well under that without."""
     server = start()
