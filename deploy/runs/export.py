@@ -3,6 +3,7 @@
     README.md                model card: run, step, score with its interval, prompt format, stop strings
     generation_config.json   stop ids and sampling, so that `generate` and vLLM end answers where they should
     gagpo.yaml               the run's config, by which `gagpo eval FOLDER` plays it
+    chat_template.jinja      the run's own template, if its config names one in model.chat_template
 
 Not exported: optimizer state. Paths of this machine are left out of the card.
 """
@@ -36,6 +37,9 @@ def export(run: RunFolder, step: int, model: Path, out: Path) -> None:
     temporary = out.with_name(f".{out.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     shutil.copytree(model, temporary)
+    if config.model.chat_template is not None:
+        shutil.copyfile(config.model.chat_template, temporary / "chat_template.jinja")
+        config = config.model_copy(update={"model": config.model.model_copy(update={"chat_template": None})})
     stops, generation = _generation(temporary, config)
     (temporary / GENERATION).write_text(json.dumps(generation, indent=2) + "\n")
     (temporary / "README.md").write_text(_card(run, step, config, stops, title=out.name))
