@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -23,10 +22,10 @@ import numpy.typing as npt
 
 from deploy.runs.history import unreadable
 from services.files import write_whole
+from services.store.archive import FILE_NAME
 
 FORMAT = 2
 """Format of the cached indexes. An index of another format is made again."""
-FILE = re.compile(r"step-(\d{8,})(?:-(.+))?\.parquet")
 _OF_GROUPS = ("group", "task", "outcome", "reason", "temperature")
 _TYPE = "task_type"
 """Column that archives of formats 1 and 2 lack."""
@@ -118,7 +117,7 @@ class ArchiveIndex:
         if not self._episodes.is_dir():
             return
         for item in os.scandir(self._episodes):
-            if FILE.fullmatch(item.name):
+            if FILE_NAME.fullmatch(item.name):
                 with suppress(FileNotFoundError):
                     stat = item.stat()
                     yield item.name, (stat.st_size, stat.st_mtime_ns)
@@ -154,7 +153,7 @@ def index_file(path: Path) -> list[GroupEntry]:
         sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
         # Reading so few columns is faster than starting threads for them.
         table = file.read_row_groups(range(len(sizes)), columns=[*of_groups, *_OF_STEPS], use_threads=False)
-    match = FILE.fullmatch(path.name)
+    match = FILE_NAME.fullmatch(path.name)
     assert match is not None
     steps = {name: table.column(name).to_pylist() for name in _OF_STEPS}
     at = np.repeat(np.arange(len(sizes)), sizes)

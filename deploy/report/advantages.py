@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from deploy.report.arms import Arm
 from deploy.report.figures import pyplot, save
 from deploy.runs.history import read_columns
 from services.statistics import seed_interval
+from services.store.archive import FILE_NAME
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,7 +21,6 @@ PARTS = ("first quarter", "last quarter")
 WIDEST = 4.0
 """End of the histogram's axis. The outermost bars also count values beyond it."""
 BARS = 64
-TRAINED = re.compile(r"step-(\d+)\.parquet")
 
 Parts = dict[str, "np.ndarray"]
 
@@ -31,7 +30,8 @@ def advantages(run: Path) -> tuple[Parts, list[str]]:
     each archive file that cannot be read."""
     import numpy as np
 
-    files = sorted(path for path in (run / "episodes").glob("step-*.parquet") if TRAINED.fullmatch(path.name))
+    names = ((path, FILE_NAME.fullmatch(path.name)) for path in (run / "episodes").glob("step-*.parquet"))
+    files = sorted(path for path, name in names if name and name[2] is None)
     quarter = math.ceil(len(files) / 4)
     found: Parts = {}
     warnings: list[str] = []

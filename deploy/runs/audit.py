@@ -6,7 +6,6 @@ finding. The ledger and the store's manifests say what should have happened; the
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,10 +18,10 @@ from services.config.tree import Config
 from services.errors import described
 from services.files import Damaged
 from services.records import Manifest
+from services.store.archive import FILE_NAME
 from services.store.step_log import Journal
 from services.telemetry.metrics_file import MetricsRow, read_evaluations, read_metrics, read_rows
 
-FILE = re.compile(r"step-(\d{8,})(?:-(.+))?\.parquet")
 COLUMNS = ["group", "k", "outcome", "reason", "version"]
 
 
@@ -102,7 +101,7 @@ def read_archive(folder: RunFolder) -> tuple[dict[str, list[Archived]], dict[str
     groups: dict[str, list[Archived]] = defaultdict(list)
     evaluated: dict[str, int] = {}
     for path in sorted((folder.path / "episodes").glob("step-*.parquet")):
-        match = FILE.fullmatch(path.name)
+        match = FILE_NAME.fullmatch(path.name)
         if match is None:
             continue
         here: dict[str, Archived] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,12 +13,12 @@ from deploy.runs.policies import find_run
 from deploy.runs.verdict import Verdict, verdicts
 from services.config.tree import Config
 from services.files import Damaged
+from services.store.archive import FILE_NAME
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 Outcome = Literal["trained", "evaluated", "dropped"]
-_FILE = re.compile(r"step-(\d{8,})(-dropped-.+|-.+)?\.parquet")
 
 
 class RunResults:
@@ -79,7 +78,7 @@ class RunResults:
     def _files(self, step: int | None, outcome: Outcome) -> list[Path]:
         found: list[Path] = []
         for path in sorted((self.path / "episodes").glob("step-*.parquet")):
-            match = _FILE.fullmatch(path.name)
+            match = FILE_NAME.fullmatch(path.name)
             if match is not None and _outcome(match[2]) == outcome and step in (None, int(match[1])):
                 found.append(path)
         return found
@@ -89,7 +88,7 @@ def _outcome(part: str | None) -> Outcome:
     """Returns the outcome of a file's episodes, from the part of its name after the step."""
     if part is None:
         return "trained"
-    return "dropped" if part.startswith("-dropped-") else "evaluated"
+    return "dropped" if part.startswith("dropped-") else "evaluated"
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,8 @@ FORMAT = 3
 """In the metadata of each file under `format`; grows when columns come or change their meaning. Files of format 1 lack
 prompt_ids, raw_advantage, baseline, learner_logprobs and final_observation, those of formats 1 and 2 task_type; readers
 take absent columns as unknown."""
+FILE_NAME = re.compile(r"step-(\d{8,})(?:-(.+))?\.parquet")
+"""Matches the name of an archive file: the learner step, and the part, which episodes that were trained on lack."""
 Outcome = Literal["trained", "dropped", "evaluated"]
 CREDIT = ("advantage", "value", "return", "delta", "raw_advantage", "baseline")
 """Numbers that the learner hands over, named in learner/credit/types.py; null for episodes that were not trained on,
