@@ -14,23 +14,11 @@ from typing import Any
 
 from deploy.launch.cards import Cards
 from deploy.launch.machine import GIB
-from learner.credit.registry import estimator
-from learner.memory import (
-    DeviceMemory,
-    Shape,
-    Training,
-    adapter_parameters,
-    memory,
-    saved_per_token,
-    settled,
-    shape_of,
-    training_of,
-)
+from deploy.launch.model_memory import model_shape, planned_training, sampler_bytes
+from learner.memory import DeviceMemory, Shape, Training, memory, saved_per_token
 from rollout.engine_settings import ENGINE_GIB, kv_bytes
 from services.config.tree import Config
 from services.errors import UserError
-from services.files import read_json
-from services.weights.headers import folder_parameters
 
 CONTEXT_GIB = 1.0
 """CUDA context and NCCL buffers of a learner rank. vLLM's own are in ENGINE_GIB. An estimate, not yet measured."""
@@ -75,7 +63,7 @@ def gpu_plan(config: Config, cards: Cards | None) -> GpuPlan | None:
     """Returns what the GPUs hold; None for a run without GPUs, or without a model to measure."""
     if not (config.rollout.gpus or config.learner.gpus) or config.model.path is None:
         return None
-    shape = shape_of(read_json(config.model.path / "config.json", dict[str, Any]), folder_parameters(config.model.path))
+    shape = model_shape(config.model)
     shared, training = shares_a_card(config), _training(config, shape, cards)
     sampler = _sampler(config, shape, cards) if config.rollout.gpus else {}
     learner = _learner(memory(shape, training)) if config.learner.gpus else {}
@@ -92,16 +80,13 @@ def shares_a_card(config: Config) -> bool:
 
 
 def _training(config: Config, shape: Shape, cards: Cards | None) -> Training:
-    critic = estimator(config.learner.credit.estimator).needs_critic
     share = min(1.0, config.learner.gpus)  # as learner/trainer.py reckons
     room = int(share * cards.bytes) if cards is not None and share else None
-    return settled(
-        training_of(config, critic=critic, adapters=adapter_parameters(shape, config)), shape, config, room)
+    return planned_training(config, shape, room)
 
 
 def _sampler(config: Config, shape: Shape, cards: Cards | None) -> dict[str, float]:
-    width = 2 if config.model.dtype == "bfloat16" else 4
-    weights = width * shape.parameters
+    weights = sampler_bytes(config, shape)
     cache = kv_bytes(config.rollout, weight_bytes=weights, card_bytes=cards.bytes if cards else 0)
     return {"sampler weights": weights / config.rollout.tensor_parallel / GIB, "KV cache": cache / GIB,
             "vLLM itself": ENGINE_GIB}

@@ -11,17 +11,14 @@ from deploy.launch.gpu_plan import describe as describe_gpus
 from deploy.launch.gpu_plan import gpu_plan
 from deploy.launch.idle_keys import idle_keys
 from deploy.launch.machine import GIB
+from deploy.launch.model_memory import model_shape, planned_training, sampler_bytes
 from deploy.launch.ray_address import ray_address
 from deploy.runs.folder import RunFolder, standing
 from envservice.registry import find_spec
-from learner.memory import Shape, shape_of
-from services.config.tree import Config, ModelSection
-from services.files import read_json
-from services.weights.headers import folder_parameters
+from learner.memory import host_moments, memory
+from services.config.tree import Config
 
 FORMAT = 1
-SCRATCH_VOCABULARY = 1024
-"""Upper bound of the tokenizer that the cold start trains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +76,7 @@ def make_plan(config: Config) -> Plan:
     return Plan(
         run_dir=str(config.run_dir),
         model=str(config.model.path) if config.model.path else "Qwen2 architecture, from scratch",
-        parameters=parameters(config.model),
+        parameters=model_shape(config.model).parameters,
         processes=_processes(config),
         groups_per_step=learner.groups_per_step,
         episodes_per_step=episodes,
@@ -94,45 +91,17 @@ def uses_private_ray(config: Config) -> bool:
     return ray_address(config) is None
 
 
-def parameters(model: ModelSection) -> int:
-    """Returns the number of weights: from the files of a given model, else by the architecture's formula."""
-    return model_shape(model).parameters
-
-
-def model_shape(model: ModelSection) -> Shape:
-    """Returns the shape of the model in model.path, or of the one that the cold start makes."""
-    if model.path is not None:
-        return shape_of(read_json(model.path / "config.json", dict[str, Any]), folder_parameters(model.path))
-    embeddings = SCRATCH_VOCABULARY * model.hidden * (1 if model.tie_embeddings else 2)
-    attention = 4 * model.hidden**2 + 3 * model.hidden
-    norms = 2 * model.hidden
-    layer = attention + 3 * model.hidden * model.intermediate + norms
-    return Shape(
-        parameters=embeddings + model.layers * layer + model.hidden, layers=model.layers, hidden=model.hidden,
-        intermediate=model.intermediate, heads=model.heads, queries=model.hidden, keys=model.hidden,
-        vocabulary=SCRATCH_VOCABULARY, tied=model.tie_embeddings)
-
-
 def _learner_gib(config: Config) -> float:
     """Returns the host memory of one learner rank beyond its process.
 
     On CPUs that is all of learner/memory.py. With a GPU it is the moments of the optimizer if they lie on the host, and
     a rank's part of two copies of the weights, on their way to a checkpoint and to the rollout workers.
     """
-    from learner.credit.registry import estimator
-    from learner.memory import adapter_parameters, host_moments, memory, settled, training_of
-
-    shape, critic = model_shape(config.model), estimator(config.learner.credit.estimator).needs_critic
-    adapters = adapter_parameters(shape, config)
-    training = settled(training_of(config, critic=critic, adapters=adapters), shape, config, None)
+    shape = model_shape(config.model)
+    training = planned_training(config, shape, None)
     if config.learner.gpus:
-        return (host_moments(shape, training) + 2 * _width(config) * shape.parameters / config.learner.ranks) / GIB
+        return (host_moments(shape, training) + 2 * sampler_bytes(config, shape) / config.learner.ranks) / GIB
     return memory(shape, training).total / GIB
-
-
-def _width(config: Config) -> int:
-    """Returns the bytes of one weight in the sampler's number format."""
-    return 4 if config.model.dtype == "float32" else 2
 
 
 def _worker_gib(config: Config, weights: float) -> float:
@@ -144,8 +113,8 @@ def _worker_gib(config: Config, weights: float) -> float:
 
 def _processes(config: Config) -> tuple[Process, ...]:
     """Returns the processes. The fixed shares are rounded from small runs; the rest follows the model."""
-    rollout, learner, model = config.rollout, config.learner, config.model
-    weights = parameters(model) * _width(config) / GIB
+    rollout, learner = config.rollout, config.learner
+    weights = sampler_bytes(config, model_shape(config.model)) / GIB
     local = [Process(name="controller", memory_gib=0.5, address="this process")]
     if config.redis.url is None:
         local.append(Process(name="Redis", memory_gib=0.2, address="127.0.0.1, a free port"))

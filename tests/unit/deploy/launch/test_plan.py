@@ -5,6 +5,7 @@ import json
 import pytest
 
 from deploy.launch import plan
+from deploy.launch.model_memory import SCRATCH_VOCABULARY, model_shape
 from deploy.runs.configs import load_config
 from services.config.tree import Config, ModelSection
 
@@ -35,7 +36,7 @@ def test_a_critic_takes_memory_of_its_own():
     plain, critic = (next(process.memory_gib for process in plan.make_plan(made).processes
                           if process.name == "learner rank")
                      for made in (config(), config("learner.credit.estimator=ppo")))
-    assert (critic - plain) * plan.GIB == pytest.approx(16 * plan.parameters(config().model))
+    assert (critic - plain) * plan.GIB == pytest.approx(16 * model_shape(config().model).parameters)
 
 
 def test_parameters_of_a_model_from_scratch_are_those_of_the_real_one():
@@ -45,9 +46,9 @@ def test_parameters_of_a_model_from_scratch_are_those_of_the_real_one():
     for tie in (True, False):
         section = ModelSection(hidden=64, layers=2, heads=2, intermediate=96, tie_embeddings=tie)
         real = Qwen2ForCausalLM(Qwen2Config(
-            vocab_size=plan.SCRATCH_VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+            vocab_size=SCRATCH_VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
             num_attention_heads=2, num_key_value_heads=2, tie_word_embeddings=tie))
-        assert plan.parameters(section) == sum(weight.numel() for weight in real.parameters())
+        assert model_shape(section).parameters == sum(weight.numel() for weight in real.parameters())
 
 
 def test_sessions_that_are_processes_take_their_memory():

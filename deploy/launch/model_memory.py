@@ -1,0 +1,40 @@
+"""Sizes of a config's model and of its training, from the headers of the model's files or from the config alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from learner.credit.registry import estimator
+from learner.memory import Shape, Training, adapter_parameters, settled, shape_of, training_of
+from services.config.tree import Config, ModelSection
+from services.files import read_json
+from services.weights.headers import folder_parameters
+
+SCRATCH_VOCABULARY = 1024
+"""Upper bound of the tokenizer that the cold start trains."""
+
+
+def model_shape(model: ModelSection) -> Shape:
+    """Returns the shape of the model in model.path, or of the one that the cold start makes."""
+    if model.path is not None:
+        return shape_of(read_json(model.path / "config.json", dict[str, Any]), folder_parameters(model.path))
+    embeddings = SCRATCH_VOCABULARY * model.hidden * (1 if model.tie_embeddings else 2)
+    attention = 4 * model.hidden**2 + 3 * model.hidden
+    norms = 2 * model.hidden
+    layer = attention + 3 * model.hidden * model.intermediate + norms
+    return Shape(
+        parameters=embeddings + model.layers * layer + model.hidden, layers=model.layers, hidden=model.hidden,
+        intermediate=model.intermediate, heads=model.heads, queries=model.hidden, keys=model.hidden,
+        vocabulary=SCRATCH_VOCABULARY, tied=model.tie_embeddings)
+
+
+def planned_training(config: Config, shape: Shape, device_bytes: int | None) -> Training:
+    """Returns how the learner trains if a rank may take `device_bytes` of a GPU. None stands for host memory."""
+    critic = estimator(config.learner.credit.estimator).needs_critic
+    training = training_of(config, critic=critic, adapters=adapter_parameters(shape, config))
+    return settled(training, shape, config, device_bytes)
+
+
+def sampler_bytes(config: Config, shape: Shape) -> int:
+    """Returns the bytes of the sampler's weights."""
+    return shape.parameters * (2 if config.model.dtype == "bfloat16" else 4)
