@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from deploy.launch.load import LoadMeter
 from deploy.launch.topology import Topology
 from deploy.members.ray_actor import Actor
@@ -33,6 +35,7 @@ class Scaling:
         self._parts, self._lease, self._note, self._clock = parts, lease, note, clock
         self._folder = RunFolder(parts.folder)
         self._wanted = WantedNumbers()
+        self._damage = ""
         self._published: tuple[str, ...] = ()
         self._looked_at = float("-inf")
         self._load = LoadMeter(parts)
@@ -57,14 +60,13 @@ class Scaling:
         self._publish()
 
     def _follow(self) -> None:
+        """Reads wanted.json. If it is damaged, the numbers stay as they are, and one warning says so."""
         try:
-            wanted = read_wanted(self._folder)
+            self._wanted, self._damage = read_wanted(self._folder), ""
         except Damaged as error:
-            if self._wanted != WantedNumbers():
+            if str(error) != self._damage:
+                self._damage = str(error)
                 self._note(f"warning: {error}")
-            return
-        if wanted != self._wanted:
-            self._wanted = wanted
 
     def _autoscale(self, now: float) -> None:
         rules = self._parts.config.autoscale
@@ -83,8 +85,7 @@ class Scaling:
         for role, count in changed.items():
             self._note(f"autoscale: {role} {present[role]} -> {count}")
         if changed:
-            rest = {"rollout": self._wanted.rollout, "env": self._wanted.env}
-            self._wanted = WantedNumbers(**(rest | changed))
+            self._wanted = msgspec.structs.replace(self._wanted, **changed)
             write_wanted(self._folder, self._wanted)
 
     def _fill(self) -> None:
