@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import stat
 import sys
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import BinaryIO
 
 import msgspec
 
 from learner.logged_groups.form import LoggedGroup, parse_group
 from services.errors import UserError
-from services.files import JSON_BYTES
+from services.files import JSON_BYTES, Damaged, open_plain
 
 LINES_BYTES = 256 << 20
 """The largest file of lines that is read. A learner step of 1,000 groups has about 100 MB."""
@@ -41,14 +39,14 @@ def opened(name: str) -> Generator[BinaryIO]:
     if name == "-":
         yield sys.stdin.buffer
         return
-    try:
-        handle = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            os.close(handle)
-            raise UserError(f"{name} is not a plain file", "give one, or - for standard input")
-    except OSError as error:
-        raise UserError(f"cannot read {name}: {error.strerror}", "give a JSON file, or - for standard input") from None
-    with os.fdopen(handle, "rb") as stream:
+    with ExitStack() as stack:
+        try:
+            stream = stack.enter_context(open_plain(name))
+        except Damaged:
+            raise UserError(f"{name} is not a plain file", "give one, or - for standard input") from None
+        except OSError as error:
+            raise UserError(f"cannot read {name}: {error.strerror}",
+                            "give a JSON file, or - for standard input") from None
         yield stream
 
 
