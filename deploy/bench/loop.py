@@ -6,12 +6,12 @@ the same time, and a step should take little more than the larger. Both have one
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 
 from deploy.bench.figures import Figure, Tell, silent
 from deploy.training.child_runs import run_child
+from services.telemetry.metrics_file import MetricsRow, read_metrics
 
 STEPS = 8
 WARM = 2
@@ -46,15 +46,14 @@ def run(tell: Tell = silent) -> list[Figure]:
     return figures
 
 
-def _run(folder: Path, model: Path, staleness: int) -> list[dict[str, float]]:
+def _run(folder: Path, model: Path, staleness: int) -> list[MetricsRow]:
     """Returns the measured rows of metrics.jsonl."""
     name = f"staleness-{staleness}"
     arguments = ["train", "--config", "alfworld-tiny", *KEYS, f"model.path={model}", f"runs_dir={folder}",
                  f"name={name}", f"learner.staleness={staleness}"]
     run_child(f"the run {name}", arguments, log=folder / f"{name}.log", deadline_s=LIMIT_S)
-    rows = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
-    return rows[WARM:]
+    return read_metrics(folder / name / "metrics.jsonl")[WARM:]
 
 
-def _mean(rows: list[dict[str, float]], phases: tuple[str, ...]) -> float:
+def _mean(rows: list[MetricsRow], phases: tuple[str, ...]) -> float:
     return sum(row[f"seconds/{phase}"] for row in rows for phase in phases) / len(rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +21,7 @@ from services.records import Episode, Step, Ticket, Version, VersionSpan
 class Scene:
     """Sizes of the self-test."""
 
-    model: dict[str, Any]
+    model: Mapping[str, Any]
     """Arguments of transformers' Qwen2Config."""
     packs: tuple[int, ...]
     """Token budgets to train with, ascending."""
@@ -38,12 +38,15 @@ class Scene:
         return self.prompt + self.response
 
 
+QWEN_1_5B: Mapping[str, Any] = {
+    "vocab_size": 151_936, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
+    "num_attention_heads": 12, "num_key_value_heads": 2, "tie_word_embeddings": True,
+    "max_position_embeddings": 32_768, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
+"""The shape of Qwen2.5-1.5B, as arguments of transformers' Qwen2Config."""
 CARD = Scene(
-    model={"vocab_size": 151_936, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
-           "num_attention_heads": 12, "num_key_value_heads": 2, "tie_word_embeddings": True,
-           "max_position_embeddings": 32_768, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    model=QWEN_1_5B,
     packs=(4096, 8192, 16_384), prompt=3584, response=512, square=8192)
-"""Qwen2.5-1.5B, rows of 4096 tokens."""
+"""Rows of 4096 tokens."""
 TINY = Scene(
     model={"vocab_size": 199, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
            "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from deploy.bench.selftest.sizes import Size
 from deploy.launch.cards import smi_processes
 from deploy.training.child_runs import ChildFailed, run_child
 from learner.selftest.table import Line
+from services.telemetry.metrics_file import read_metrics
 
 NAME = "selftest"
 LATER = 5
@@ -48,5 +48,4 @@ def _train(folder: Path, arguments: list[str]) -> str:
 
 
 def _steps(folder: Path) -> int:
-    rows = (folder / NAME / "metrics.jsonl").read_text().splitlines()
-    return max(json.loads(row)["step"] for row in rows)
+    return max(row["step"] for row in read_metrics(folder / NAME / "metrics.jsonl"))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from learner.selftest.scene import QWEN_1_5B
 from services.config.rollout import RolloutSection
 
 SEED = 0
@@ -18,7 +20,7 @@ class Size:
 
     device: Literal["cuda", "cpu"]
     dtype: Literal["bfloat16", "float32"]
-    shape: dict[str, Any]
+    shape: Mapping[str, Any]
     """Keys of a Qwen2Config."""
     rollout: RolloutSection
     held_gib: float
@@ -35,9 +37,7 @@ _LOOP = ("steps=3", "env.servers=1", "learner.minibatch_rows=16", "eval.every=0"
          "env.prompt=compact", "env.history=2", "hardware=null")
 GPU = Size(
     device="cuda", dtype="bfloat16",
-    shape={"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2,
-           "intermediate_size": 8960, "vocab_size": 151_936, "tie_word_embeddings": True,
-           "max_position_embeddings": 32_768},
+    shape=QWEN_1_5B,
     rollout=RolloutSection(gpus=0.5, slots=64, max_prompt_tokens=2048, max_response_tokens=512, kv_cache_gb=16),
     held_gib=15, requests=64, tokens=256,
     loop=(*_LOOP, "learner.groups_per_step=4", "learner.group_size=4", "env.max_steps=6", "rollout.slots=16"))
