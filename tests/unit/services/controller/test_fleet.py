@@ -3,40 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from scripted_member import Scripted
 
 from services.config.rollout import SupervisionSection
 from services.controller.fleet import Fleet
 from services.controller.member import End
 from services.controller.supervise import Supervisor
-
-
-class Worker:
-    """A member that works until it is told to drain, and ends when the test says so."""
-
-    role, beat = "rollout", None
-
-    def __init__(self, index: int, events: list[str]) -> None:
-        self.name, self.events = f"worker {index}", events
-        self.end: End | None = None
-        self.answers = True
-
-    def start(self) -> None:
-        self.events.append(f"start {self.name}")
-
-    def ready(self) -> bool:
-        return self.answers
-
-    def lacks(self) -> str:
-        return ""
-
-    def poll(self) -> End | None:
-        return self.end
-
-    def drain(self) -> None:
-        self.events.append(f"drain {self.name}")
-
-    def stop(self) -> None:
-        self.events.append(f"stop {self.name}")
 
 
 class Crew:
@@ -46,12 +18,12 @@ class Crew:
         self.now = 0.0
         self.events: list[str] = []
         self.notes: list[str] = []
-        self.made: list[Worker] = []
+        self.made: list[Scripted] = []
         self.supervisor = Supervisor(self.notes.append, SupervisionSection(drain_seconds=60), clock=lambda: self.now)
         self.fleet = Fleet(self.supervisor, self.make)
 
-    def make(self, index: int) -> Worker:
-        self.made.append(Worker(index, self.events))
+    def make(self, index: int) -> Scripted:
+        self.made.append(Scripted(f"worker {index}", self.events))
         return self.made[-1]
 
     def want(self, count: int) -> list[str]:

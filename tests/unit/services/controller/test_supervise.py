@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+from scripted_member import Scripted
 
 from services.config.tree import SupervisionSection
 from services.controller.member import End
@@ -12,39 +13,6 @@ from services.controller.supervise import SICK_AFTER, Supervisor
 from services.errors import EngineFault, Fault, UserError
 
 SETTINGS = SupervisionSection(start_seconds=100, place_seconds=500, silence_seconds=30, longest_pause_seconds=60)
-
-
-class Scripted:
-    """A member that ends when told to, and records the order of its events."""
-
-    def __init__(self, name: str, events: list[str], *, role: str = "rollout", beat: str | None = None) -> None:
-        self.name, self.role, self.beat = name, role, beat
-        self.events = events
-        self.end: End | None = None
-        self.answers = True
-        self.needs = ""
-        self.broken: Exception | None = None
-
-    def start(self) -> None:
-        self.end = None
-        self.events.append(f"start {self.name}")
-        if self.broken is not None:
-            raise self.broken
-
-    def ready(self) -> bool:
-        return self.answers
-
-    def lacks(self) -> str:
-        return self.needs
-
-    def poll(self) -> End | None:
-        return self.end
-
-    def drain(self) -> None:
-        self.events.append(f"drain {self.name}")
-
-    def stop(self) -> None:
-        self.events.append(f"stop {self.name}")
 
 
 class World:
@@ -149,7 +117,7 @@ def test_an_exception_at_start_counts_as_a_death(world: World) -> None:
     member = Scripted("learner", world.events)
     member.broken = OSError("no such device")
     world.supervisor.add(member)
-    assert "learner died (OSError: no such device (in start, test_supervise.py:" in world.notes[0]
+    assert "learner died (OSError: no such device (in start, scripted_member.py:" in world.notes[0]
     member.broken = None
     world.check(1)
     assert world.events == ["start learner", "stop learner", "start learner"]
