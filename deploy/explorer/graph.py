@@ -15,6 +15,10 @@ from math import sqrt
 from deploy.explorer.groups import Group
 
 LAYER, GAP, MARGIN = 52, 116, 60
+WIDEST_GAP = 180
+"""States of a layer stand GAP apart, or farther, up to this, if the column has space: labels need it."""
+LETTER = 5.6
+"""Width of a label's letter. The page sets labels in 9.5 pixels."""
 END_GAP = 116
 """Distance between the centres of end nodes, which are boxes with text."""
 NARROWEST = 560
@@ -35,6 +39,8 @@ class Node:
     """The observation; of an end, its name."""
     label: str
     """The action that led to the state most often, `start` for where episodes begin."""
+    room: int
+    """Letters of the label for which there is space between the state's neighbours."""
     value: float | None
     shade: int
     """Shade of V̄ on a scale from 0 to the group's largest: 0 to SHADES."""
@@ -87,10 +93,11 @@ def draw(group: Group, follow: int | None = None) -> StateGraph:
     aside = max(0.0, (NARROWEST - width) / 2)
     places = {key: (x + aside, y) for key, (x, y) in places.items()}
     highest = max([1e-9, *(visits[0].step.value or 0.0 for visits in group.visits.values())])
-    labels = _labels(moves)
-    nodes = [_state(group, key, places[key], highest, labels.get(key, "start")) for key in group.visits]
+    labels, rooms = _labels(moves), _rooms(places, max(width, NARROWEST))
+    nodes = [_state(group, key, places[key], highest, label=labels.get(key, "start"), room=rooms[key])
+             for key in group.visits]
     nodes += [Node(x=places[key][0], y=places[key][1], r=11, visits=count, text=_ENDS.get(key[4:], key[4:]), label="",
-                   value=None, shade=0, end=key[4:], k=0, t=0) for key, count in ends.items()]
+                   room=0, value=None, shade=0, end=key[4:], k=0, t=0) for key, count in ends.items()]
     edges = [Edge(path=_path(places[a], places[b]), action=action, count=count, chosen=(a, b, action) in followed)
              for (a, b, action), count in sorted(moves.items(), key=lambda item: item[0] in followed)]
     return StateGraph(width=max(width, NARROWEST), height=(max(layers.values()) + 1) * LAYER + MARGIN,
@@ -106,14 +113,29 @@ def _labels(moves: Counter[tuple[str, str, str]]) -> dict[str, str]:
     return {state: actions.most_common(1)[0][0] for state, actions in led.items()}
 
 
-def _state(group: Group, key: str, place: tuple[float, float], highest: float, label: str) -> Node:
+def _rooms(places: dict[str, tuple[float, float]], width: int) -> dict[str, int]:
+    """Returns state -> letters that fit between it and its neighbours in the layer, or the edges of the drawing."""
+    rows: dict[float, list[tuple[float, str]]] = defaultdict(list)
+    for key, (x, y) in places.items():
+        rows[y].append((x, key))
+    rooms: dict[str, int] = {}
+    for row in rows.values():
+        row.sort()
+        ends = [-row[0][0], *(x for x, _ in row), 2 * width - row[-1][0]]  # an edge is a neighbour's half way
+        for before, (x, key), after in zip(ends, row, ends[2:], strict=False):
+            rooms[key] = int(min(x - before, after - x) / LETTER)
+    return rooms
+
+
+def _state(group: Group, key: str, place: tuple[float, float], highest: float, *, label: str,
+           room: int) -> Node:
     visits = group.visits[key]
     first = visits[0]
     values = [visit.step.value for visit in visits if visit.step.value is not None]
     value = sum(values) / len(values) if values else None
     return Node(x=place[0], y=place[1], r=min(16.0, 3.0 + 2.2 * sqrt(len(visits))), visits=len(visits),
-                text=first.step.observation, label="start" if first.step.t == 0 else label, value=value, end="",
-                k=first.k, t=first.step.t,
+                text=first.step.observation, label="start" if first.step.t == 0 else label, room=room, value=value,
+                end="", k=first.k, t=first.step.t,
                 shade=0 if value is None else round(SHADES * min(max(value / highest, 0.0), 1.0)))
 
 
@@ -126,7 +148,9 @@ def _places(layers: dict[str, int], moves: Counter[tuple[str, str, str]]) -> dic
     for (a, b, _), count in moves.items():
         neighbours[a].append((b, count))
         neighbours[b].append((a, count))
-    gaps = dict.fromkeys(rows, GAP) | {max(rows): END_GAP}
+    widest = max(len(row) for row in rows.values())
+    gap = max(GAP, min(WIDEST_GAP, (NARROWEST - 2 * MARGIN) / max(1, widest - 1)))
+    gaps = dict.fromkeys(rows, gap) | {max(rows): END_GAP}
     breadth = max(gaps[layer] * (len(row) - 1) for layer, row in rows.items())
     x: dict[str, float] = {}
 

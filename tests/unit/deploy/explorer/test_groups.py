@@ -14,7 +14,7 @@ from explorer_run import ACTIONS, make_run
 from deploy.cli import main
 from deploy.explorer import pages
 from deploy.explorer.app import Pages
-from deploy.explorer.graph import LAYER, NARROWEST, draw
+from deploy.explorer.graph import LAYER, LETTER, NARROWEST, draw
 from deploy.explorer.groups import NEWER, credit_input
 from deploy.explorer.runs import open_runs
 from learner.credit.state_keys import fold
@@ -173,3 +173,7 @@ def test_states_are_named_by_the_action_that_led_there_and_layers_are_never_empt
     heights = sorted({node.y for node in drawn.nodes})
     assert {b - a for a, b in pairwise(heights)} == {LAYER}
     assert drawn.width >= NARROWEST
+    for node in states:
+        neighbours = [abs(node.x - other.x) for other in drawn.nodes if other is not node and other.y == node.y]
+        assert node.room * LETTER <= min([*neighbours, 2 * node.x, 2 * (drawn.width - node.x)])
+        assert node.room >= len("go to garbagecan 1")
