@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from learner.batch import Groups
-from learner.step_metrics import figures
+from learner.step_metrics import metrics_row
 from learner.telemetry import step_taken, trace_step
 from learner.trainer import StepReport
 from services.records import Manifest, Version
@@ -82,7 +82,7 @@ class Observer:
         # No replay would write these lines once the checkpoint is there, so the checkpoint's seconds go into the next.
         seconds = {"checkpoint": 0.0} | self._seconds
         self._seconds = {}
-        row = figures(version, self._manifest, self._groups, self._report.metrics, seconds)
+        row = metrics_row(version, self._manifest, self._groups, self._report.metrics, seconds)
         check_metrics(row)
         append_row(self.ledger, msgspec.to_builtins(self._manifest))
         append_row(self.metrics, row)

@@ -1,4 +1,4 @@
-"""One line of metrics.jsonl: what the groups of a step were like, beside what the learner measured."""
+"""Makes the row of a learner step in metrics.jsonl, from its groups and from what the learner measured."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from services.records import Episode, Manifest, Version
 
 
-def figures(version: Version | None, manifest: Manifest, groups: Sequence[Sequence[Episode]],
-            measured: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, Any]:
-    """All keys of services.telemetry.metrics_file.METRIC_KEYS. `version`: published after the step; `seconds`: the
-    loop's phases.
+def metrics_row(version: Version | None, manifest: Manifest, groups: Sequence[Sequence[Episode]],
+                measured: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, Any]:
+    """Returns a row with all keys of services.telemetry.metrics_file.METRIC_KEYS.
 
-    Shares are over environment steps, ages in learner steps at consumption, tokens_trained counts prompts too.
+    `version`: published after the step. `measured`: the learner's metrics. `seconds`: the time of each phase of the
+    loop. Shares are over turns. Ages are in learner steps at consumption. tokens_trained counts prompts too.
     """
     episodes = [episode for group in groups for episode in group]
     steps = [step for episode in episodes for step in episode.steps]

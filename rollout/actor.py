@@ -92,13 +92,13 @@ class RolloutHost:
             shared: dict[str, Any] = {
                 "worker": self._worker, "engine": engine, "env": client, "text": text, "limits": limits,
                 "env_engine": f"{info.engine} {info.version}"}
-            player = EpisodeRunner(**shared)
+            runner = EpisodeRunner(**shared)
             if self._config.agent.name is not None:
                 from rollout.agents.served import agent_runner
 
-                player = await stack.enter_async_context(agent_runner(self._config.agent, shared))
+                runner = await stack.enter_async_context(agent_runner(self._config.agent, shared))
             self._worker_loop = worker = RolloutWorker(
-                self._worker, store=store, engine=engine, player=player, fetch=self._fetch, settings=rollout)
+                self._worker, store=store, engine=engine, runner=runner, fetch=self._fetch, settings=rollout)
             await worker.run()
 
     async def _environment(self, client: EnvClient, store: Store) -> Info:

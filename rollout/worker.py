@@ -44,29 +44,29 @@ Fetch = Callable[[Version, str], Awaitable[Packed | None]]
 """Weights of a version, given the folder of its export ("" if unknown); None when nobody has them any more."""
 
 
-class Player(Protocol):
-    """Plays tickets: rollout/episode.py, or rollout/agents/runner.py with an agent of the user's."""
+class TicketRunner(Protocol):
+    """Plays the episodes of tickets: rollout/episode.py, or rollout/agents/runner.py with the user's own agent."""
 
     @property
     def env(self) -> EnvClient:
-        """The client of its environment servers."""
+        """The client of the environment servers."""
         ...
 
     async def play(self, ticket: Ticket, attempt: int, *, played: Sequence[PlayedTurn],
                    keep: Callable[[int, PlayedTurn], object]) -> Episode:
-        """Plays one episode. Raises AgentFault or EnvFault, which the ticket survives, or EngineFault."""
+        """Plays one episode. Raises AgentFault or EnvFault, which only fail this attempt, or EngineFault."""
         ...
 
 
 class RolloutWorker:
-    """One worker. Start its engine before. `fetch` gets published weights."""
+    """One rollout worker. Its engine must have started. `fetch` gets published weights."""
 
-    def __init__(self, name: str, *, store: Store, engine: Engine, player: Player, fetch: Fetch,
+    def __init__(self, name: str, *, store: Store, engine: Engine, runner: TicketRunner, fetch: Fetch,
                  settings: RolloutSection) -> None:
         self._name = name
         self._store = store
         self._engine = engine
-        self._player = player
+        self._runner = runner
         self._fetch = fetch
         self._slots = settings.slots
         self._update_s = settings.update_seconds
@@ -108,7 +108,7 @@ class RolloutWorker:
             if await self._follow():
                 continue
             self._meter.waits(playing=len(self._playing), held=len(self._held), missing=self._missing.version,
-                              no_servers=self._player.env.away)
+                              no_servers=self._runner.env.away)
             # Not wait_for: up to Python 3.11 it swallows a cancellation that meets the event.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL_S):
@@ -184,7 +184,7 @@ class RolloutWorker:
         try:
             with span("episode", ticket=claim.ticket.id, worker=self._name, attempt=claim.attempt,
                       queue_seconds=queued(claim), version=self._engine.version.short) as told:
-                episode = await self._player.play(claim.ticket, claim.attempt, played=await self._taken_over(claim),
+                episode = await self._runner.play(claim.ticket, claim.attempt, played=await self._taken_over(claim),
                                                   keep=partial(self._turns.add, claim))
                 verdict = await self._ask(self._store.commit_episode, claim, episode)
                 if told:
@@ -228,7 +228,7 @@ class RolloutWorker:
         await self._ask(self._store.beat, self._name, beat)
         urls = await self._ask(self._store.servers)
         if urls:
-            self._player.env.use(urls)
+            self._runner.env.use(urls)
 
     async def _every(self, seconds: float, act: Callable[[], Awaitable[None]]) -> None:
         while True:

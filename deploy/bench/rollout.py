@@ -127,8 +127,8 @@ async def _play(model: Path, redis_url: str, env_url: str, tasks: Sequence[str])
         text = load_text(str(model), CONFIG.env)
         limits = Limits(prompt_tokens=rollout.max_prompt_tokens, response_tokens=rollout.max_response_tokens,
                         reward_scale=CONFIG.env.reward_scale)  # fmt: skip
-        player = EpisodeRunner(worker="bench", engine=engine, env=client, env_engine="own", text=text, limits=limits)
-        worker = RolloutWorker("bench", store=store, engine=engine, player=player, fetch=fetch, settings=rollout)
+        runner = EpisodeRunner(worker="bench", engine=engine, env=client, env_engine="own", text=text, limits=limits)
+        worker = RolloutWorker("bench", store=store, engine=engine, runner=runner, fetch=fetch, settings=rollout)
         working = asyncio.create_task(worker.run())
         stack.callback(working.cancel)
         _publish(store, packed)

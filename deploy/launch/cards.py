@@ -19,13 +19,13 @@ class Cards:
 
     count: int
     bytes: int
-    """Memory of each."""
+    """Memory of each GPU in bytes."""
     named: bool = False
-    """Named by the config. Else they are those of this machine."""
+    """Whether the config names these GPUs. If not, they are those of this machine."""
 
     @property
     def gib(self) -> float:
-        """Memory of each in GiB."""
+        """Memory of each GPU in GiB."""
         return self.bytes / GIB
 
     def __str__(self) -> str:
@@ -34,7 +34,7 @@ class Cards:
 
 
 def named(config: Config) -> Cards | None:
-    """Returns the GPUs of the key `hardware`; a GB there is 10^9 bytes, so a real card has a little more."""
+    """Returns the GPUs of the config key `hardware`. A GB of that key is 10^9 bytes: a real card has a little more."""
     if config.hardware is None:
         return None
     count, size = config.hardware.split("x")
@@ -42,23 +42,26 @@ def named(config: Config) -> Cards | None:
 
 
 def cards_of(config: Config) -> Cards | None:
-    """Returns the GPUs that a plan is held against: the named ones, else those of this machine for a run on it."""
+    """Returns the GPUs that a plan has to fit: those that the config names, else this machine's if the run stays on it.
+
+    Returns None if they are unknown.
+    """
     return named(config) or (visible() if ray_address(config) is None else None)
 
 
 def visible() -> Cards | None:
-    """Returns the NVIDIA GPUs of this machine, as small as the smallest; None if there are none."""
+    """Returns the NVIDIA GPUs of this machine, all with the memory of the smallest; None if there are none."""
     sizes = [int(line) for line in smi("memory.total") if line.isdigit()]
     return Cards(count=len(sizes), bytes=min(sizes) * 2**20) if sizes else None
 
 
 def smi(field: str) -> list[str]:
-    """Returns one value per GPU of nvidia-smi's `field`, without its unit; empty without a driver."""
+    """Returns the value of nvidia-smi's `field` for each GPU, without its unit; an empty list if there is no driver."""
     return _query(f"--query-gpu={field}")
 
 
 def smi_processes() -> list[int]:
-    """Returns the ids of the processes that hold memory of a GPU; empty without a driver."""
+    """Returns the ids of the processes that hold memory of a GPU; an empty list if there is no driver."""
     return [int(line) for line in _query("--query-compute-apps=pid") if line.isdigit()]
 
 

@@ -72,7 +72,7 @@ def engine() -> Iterator[Finding]:
 
 
 def torch() -> Iterator[Finding]:
-    """CPU or CUDA build, and whether it fits the engine and the machine."""
+    """Checks that torch is the build (CPU or CUDA) that fits vLLM's build and this machine."""
     found, cuda, gpus = installed("torch"), torch_cuda(), smi("name")
     if found is None:
         yield Finding(check="torch", status="error", detail="not installed", fix="scripts/setup")
@@ -90,7 +90,10 @@ def torch() -> Iterator[Finding]:
 
 
 def torch_cuda() -> str:
-    """CUDA version that torch was built for, empty for a CPU build; read from its file, as importing takes seconds."""
+    """Returns the CUDA version that torch was built for; an empty string for a CPU build.
+
+    Reads torch's version file, because importing torch takes seconds.
+    """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return ""
@@ -100,7 +103,7 @@ def torch_cuda() -> str:
 
 
 def redis() -> Iterator[Finding]:
-    """Checks the binary that a private Redis would be started from."""
+    """Checks the Redis binary that a run would start."""
     from services.store.redis_server import find_redis, known_holes, redis_version
 
     try:

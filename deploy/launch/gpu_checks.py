@@ -1,4 +1,4 @@
-"""Refuses what no GPUs can do, before anything starts: impossible placements, too few GPUs, the wrong builds."""
+"""Refuses GPU settings that cannot work before anything starts: impossible placements, too few GPUs, wrong builds."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from services.findings import installed
 
 
 def check_gpus(config: Config, cards: Cards | None, *, private: bool) -> None:
-    """Raises UserError for the first thing that is wrong.
+    """Raises UserError for the first GPU setting that is wrong.
 
-    `cards`: the GPUs that the run may use, None if they are not known. `private`: the run starts a Ray on this machine,
-    so that a machine without cards has no GPU at all.
+    `cards`: the GPUs that the run may use, None if they are not known. `private`: the run starts Ray on this machine,
+    so `cards=None` means that there is no GPU at all.
     """
     _shares(config)
     needed = gpus_needed(config)
@@ -54,7 +54,7 @@ def _shares(config: Config) -> None:
 
 
 def _fewer(config: Config, there: int) -> str:
-    """Returns the change that needs the fewest GPUs."""
+    """Returns the change of the config that needs the fewest GPUs."""
     rollout, learner = config.rollout, config.learner
     if not there:
         return "set rollout.gpus=0 and learner.gpus=0, or use a machine with GPUs"

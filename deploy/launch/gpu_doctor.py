@@ -40,7 +40,7 @@ def driver() -> Finding:
 
 
 def nccl() -> Finding:
-    """Checks that the NCCL that torch was built with is installed."""
+    """Checks that NCCL is installed in the version that torch was built with."""
     found = installed("nvidia-nccl-cu13")
     if found is not None:
         return Finding(check="nccl", status="ok", detail=found)
@@ -49,7 +49,7 @@ def nccl() -> Finding:
 
 
 def peers() -> Finding:
-    """Checks that each GPU reads the memory of each other one directly."""
+    """Checks that every GPU can read the memory of every other GPU directly."""
     done = subprocess.run([shutil.which("nvidia-smi") or "nvidia-smi", "topo", "-p2p", "r"], capture_output=True,
                           text=True, timeout=ASK_S, check=False)
     rows = [line.split() for line in done.stdout.splitlines() if _ROW.match(line)]
@@ -62,7 +62,7 @@ def peers() -> Finding:
 
 
 def shared_memory() -> Finding:
-    """Checks /dev/shm, through which weights travel inside a node."""
+    """Checks the size of /dev/shm. Inside a node, weights travel through it."""
     there = machine.shared_memory() / machine.GIB
     enough = there >= SHARED_GIB
     return Finding(check="shared for NCCL", status="ok" if enough else "warning", detail=f"{there:.1f} GiB",
@@ -70,7 +70,7 @@ def shared_memory() -> Finding:
 
 
 def address() -> Finding:
-    """Checks that this host's name is not an address that only this host reaches, which gloo would bind to."""
+    """Checks that this host's name is not a loopback address: gloo binds to it, and other nodes could not reach it."""
     name = socket.gethostname()
     try:
         found = socket.gethostbyname(name)

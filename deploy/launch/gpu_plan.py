@@ -28,39 +28,39 @@ HEAD_ROOM = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """GPUs that all hold the same."""
+    """One kind of GPU in the plan: all GPUs of this kind hold the same."""
 
     name: str
     gpus: int
     """Number of GPUs of this kind."""
     holds: dict[str, float]
-    """GiB on each of them, by what it is for."""
+    """Memory on each GPU in GiB, by its purpose."""
 
     @property
     def total(self) -> float:
-        """GiB on each GPU."""
+        """Memory in use on each GPU in GiB."""
         return sum(self.holds.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuPlan:
-    """All GPUs of a run."""
+    """The memory of all GPUs of a run."""
 
     cards: Cards | None
-    """None: unknown, as on a cluster whose config names no hardware."""
+    """The GPUs that the run may use. None if they are unknown, as on a cluster when the config sets no `hardware`."""
     seats: tuple[Seat, ...]
     checkpointing: bool
-    """Whether the learner computes activations twice, by the config or because it would not fit otherwise."""
+    """Whether the learner computes activations twice: the config asks for it, or the run would not fit otherwise."""
     activations_per_token: float
-    """Bytes."""
+    """Memory of one token's activations in bytes."""
 
     def fits(self) -> bool:
-        """Whether each GPU has its head room."""
+        """Whether every GPU keeps HEAD_ROOM of its memory free."""
         return self.cards is None or all(seat.total <= (1 - HEAD_ROOM) * self.cards.gib for seat in self.seats)
 
 
 def gpu_plan(config: Config, cards: Cards | None) -> GpuPlan | None:
-    """Returns what the GPUs hold; None for a run without GPUs, or without a model to measure."""
+    """Returns the memory plan of the GPUs; None if the run uses no GPUs, or if there is no model to measure."""
     if not (config.rollout.gpus or config.learner.gpus) or config.model.path is None:
         return None
     shape = model_shape(config.model)
@@ -80,7 +80,7 @@ def shares_a_card(config: Config) -> bool:
 
 
 def _training(config: Config, shape: Shape, cards: Cards | None) -> Training:
-    share = min(1.0, config.learner.gpus)  # as learner/trainer.py reckons
+    share = min(1.0, config.learner.gpus)  # the same share as in learner/trainer.py
     room = int(share * cards.bytes) if cards is not None and share else None
     return planned_training(config, shape, room)
 
@@ -115,7 +115,7 @@ def _workers_on_a_card(config: Config) -> int:
 
 
 def _sampler_gpus(config: Config) -> int:
-    """Returns the number of GPUs that the workers take without the learner."""
+    """Returns the number of GPUs that only rollout workers use."""
     rollout = config.rollout
     if not rollout.gpus:
         return 0
@@ -130,8 +130,8 @@ def gpus_needed(config: Config) -> int:
 
 
 def describe(plan: GpuPlan) -> list[str]:
-    """Returns the plan for people: one line for each kind of GPU, with what it holds."""
-    where = "unknown GPUs: set hardware to hold the run against them" if plan.cards is None else str(plan.cards)
+    """Returns the plan as text: one line for each kind of GPU, with its memory by purpose."""
+    where = "unknown GPUs: set hardware to check that the run fits" if plan.cards is None else str(plan.cards)
     twice = "computed twice (checkpointing)" if plan.checkpointing else "kept"
     each = f"{plan.activations_per_token / 1e6:.2f} MB a token"
     lines = [f"GPU memory    {where.rstrip(',')}; activations {twice}, {each}"]
@@ -143,7 +143,7 @@ def describe(plan: GpuPlan) -> list[str]:
 
 
 def check_memory(config: Config, cards: Cards | None) -> None:
-    """Raises UserError if some GPU cannot hold its part, and names the key that would make it fit."""
+    """Raises UserError if a GPU cannot hold its part of the run. The message names the key that would make it fit."""
     plan = gpu_plan(config, cards)
     if plan is None or plan.fits() or cards is None:
         return
@@ -157,7 +157,7 @@ def check_memory(config: Config, cards: Cards | None) -> None:
 def _fix(config: Config, cards: Cards) -> str:
     """Returns the first change that makes the run fit."""
     for keys, changed in _changes(config):
-        with suppress(UserError):  # a KV cache without room
+        with suppress(UserError):  # raised if this change leaves no room for the KV cache
             plan = gpu_plan(changed, cards)
             if plan is not None and plan.fits() and gpus_needed(changed) <= cards.count:
                 return f"set {keys}"
@@ -165,7 +165,7 @@ def _fix(config: Config, cards: Cards) -> str:
 
 
 def _changes(config: Config) -> Iterator[tuple[str, Config]]:
-    """Yields changes, the one that costs least first: the text of the keys, and the config with them."""
+    """Yields possible changes, the cheapest first: the changed keys as text, and the config with these keys."""
     rollout, learner = config.rollout, config.learner
     row = rollout.max_prompt_tokens + rollout.max_response_tokens
 

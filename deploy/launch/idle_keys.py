@@ -1,4 +1,4 @@
-"""Keys that somebody has set and that do nothing under the chosen estimator, which says itself what it reads."""
+"""Finds keys that the user has set but that the chosen estimator ignores. Each estimator declares the keys it reads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from services.config.tree import Config, CreditSection, CriticSection
 
 
 def idle_keys(config: Config) -> list[str]:
-    """Returns a line for each credit or critic key that differs from its default and that no code reads."""
+    """Returns one line for each credit or critic key that differs from its default and is ignored."""
     from learner.credit.registry import estimator, keys_read
 
     learner, name = config.learner, config.learner.credit.estimator

@@ -14,13 +14,13 @@ from services.telemetry.meters import Snapshot
 
 QUEUE, REQUEST = "gagpo_rollout_queue_seconds", "gagpo_env_request_seconds"
 ANSWER_S = 5.0
-"""Longest wait for the metrics of one server."""
+"""Longest wait for the metrics of one server, in seconds."""
 Counters = dict[tuple[str, str], float]
-"""(process, counter) -> its value."""
+"""Values of counters, by (process, counter name)."""
 
 
 class LoadMeter:
-    """Collects looks, and sums them up since the last `take`."""
+    """Samples the load with each `look`, and adds up all samples since the last `take`."""
 
     def __init__(self, parts: Topology) -> None:
         self._parts = parts
@@ -32,7 +32,7 @@ class LoadMeter:
         self._fill = 0.0
 
     def look(self) -> None:
-        """Adds what processes say now: workers by their last heartbeats, servers by their metrics."""
+        """Takes one sample: workers report by their last heartbeats, servers by their metrics."""
         now: Counters = {}
         playing = 0.0
         for name, beat in self._parts.supervisor.beats.items():
@@ -49,13 +49,13 @@ class LoadMeter:
         self._most_playing = max(self._most_playing, playing)
         self._fill = max(self._fill, sessions / limit if limit else 0.0)
         for key, value in now.items():
-            # A process that was started again counts from 0.
+            # The counters of a restarted process begin at 0 again.
             gained = value - self._before.get(key, value)
             self._gained[key[1]] = self._gained.get(key[1], 0.0) + (gained if gained >= 0 else value)
         self._before |= now
 
     def _servers(self) -> dict[str, Snapshot]:
-        """The metrics of each server as a thread has read them last: the controller's loop never waits for them."""
+        """Returns each server's metrics as a thread read them last. The controller's loop never waits for a server."""
         if not self._parts.config.autoscale.env:
             return {}
         found = self._reading.result() if self._reading is not None and self._reading.done() else {}
@@ -65,7 +65,7 @@ class LoadMeter:
         return found
 
     def take(self) -> tuple[RolloutLoad, EnvironmentLoad]:
-        """Returns the load since the last call, and begins anew."""
+        """Returns the load since the last call, and starts a new interval."""
         gained, most, fill = self._gained, self._most_playing, self._fill
         self._gained, self._most_playing, self._fill = {}, 0.0, 0.0
         episodes, requests = gained.get(f"{QUEUE}_count", 0.0), gained.get(f"{REQUEST}_count", 0.0)
@@ -77,7 +77,7 @@ class LoadMeter:
 
 
 def _scrape(url: str) -> Snapshot:
-    """The metrics of a server by the names that they are declared with; {} if it does not answer."""
+    """Returns the metrics of a server by their declared names; {} if the server does not answer."""
     from prometheus_client.parser import text_string_to_metric_families
 
     try:
@@ -93,7 +93,7 @@ def _scrape(url: str) -> Snapshot:
 
 
 def _histogram(process: str, metrics: Mapping[str, Any] | Snapshot, name: str) -> Counters:
-    """Sum and count of a histogram, over all its labels."""
+    """Returns the sum and the count of a histogram over all its labels."""
     found: Counters = {}
     for sample, _, value in metrics.get(name, ()):
         if sample in (f"{name}_sum", f"{name}_count"):

@@ -1,4 +1,4 @@
-"""The resources of this machine, as far as a process inside a container or a CPU set may use them."""
+"""Measures the resources of this machine that a process may use. Respects the limits of containers and CPU sets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GIB = 1024**3
 
 
 def cpu_count() -> float:
-    """Returns the CPUs that this process may use, by its affinity and the container's quota if one is set."""
+    """Returns the number of CPUs that this process may use, from its CPU affinity and the container's quota."""
     allowed = float(len(os.sched_getaffinity(0)))
     quota = _read(CGROUP / "cpu.max").split()
     if len(quota) == 2 and quota[0] != "max":
@@ -24,7 +24,7 @@ def cpu_count() -> float:
 
 
 def available_memory() -> int:
-    """Returns the bytes that new processes can take: the machine's available memory, or the rest of the container's."""
+    """Returns the memory in bytes that new processes can take: what the machine, or its container, has left."""
     free = psutil.virtual_memory().available
     limit, used = _read(CGROUP / "memory.max"), _read(CGROUP / "memory.current")
     if limit.isdigit() and used.isdigit():
@@ -33,18 +33,18 @@ def available_memory() -> int:
 
 
 def _reclaimable() -> int:
-    """Returns the bytes of page cache: a container counts them as used, but the kernel frees them when needed."""
+    """Returns the size of the page cache in bytes. A container counts it as used, but the kernel frees it on demand."""
     found = re.search(r"^inactive_file (\d+)$", _read(CGROUP / "memory.stat"), re.MULTILINE)
     return int(found[1]) if found else 0
 
 
 def shared_memory() -> int:
-    """Returns the size of /dev/shm in bytes, where Ray keeps its objects; 0 if there is none."""
+    """Returns the size of /dev/shm in bytes; 0 if there is none. Ray keeps its objects there."""
     return shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0  # noqa: S108 - not a temporary file of ours
 
 
 def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
-    """Whether a server could listen on the port now."""
+    """Returns whether a server could listen on the port now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

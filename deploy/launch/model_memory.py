@@ -11,11 +11,11 @@ from services.files import read_json
 from services.weights.headers import folder_parameters
 
 SCRATCH_VOCABULARY = 1024
-"""Upper bound of the tokenizer that the cold start trains."""
+"""Upper bound of the vocabulary of the tokenizer that the cold start trains."""
 
 
 def model_shape(model: ModelSection) -> Shape:
-    """Returns the shape of the model in model.path, or of the one that the cold start makes."""
+    """Returns the shape of the model at model.path, or of the model that the cold start creates."""
     if model.path is not None:
         return shape_of(read_json(model.path / "config.json", dict[str, Any]), folder_parameters(model.path))
     embeddings = SCRATCH_VOCABULARY * model.hidden * (1 if model.tie_embeddings else 2)

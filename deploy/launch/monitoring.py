@@ -1,4 +1,4 @@
-"""A run's eyes: the controller's heartbeat, the endpoint of all metrics, and the file that leads Prometheus to them."""
+"""Starts a run's monitoring: the controller's heartbeat, the endpoint of all metrics, and Prometheus' target file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ READ_S = 5.0
 @contextmanager
 def monitoring(parts: Topology, telemetry: Telemetry, folder: RunFolder, *,
                note: Callable[[str], object]) -> Iterator[None]:
-    """While the block goes on. Raises UserError where metrics.host and metrics.port cannot be taken."""
+    """Monitors the run while the block is active. Raises UserError if metrics.host and metrics.port cannot be bound."""
     config = parts.config
     store = Store(parts.store_url, parts.run, timeout_s=READ_S)
     with serving(lambda: decode(store.beats()), host=config.metrics.host, port=config.metrics.port) as address:
@@ -51,7 +51,10 @@ def monitoring(parts: Topology, telemetry: Telemetry, folder: RunFolder, *,
 
 
 def _shelf(parts: Topology, store: Store) -> AbstractContextManager[object]:
-    """The weights actor's heartbeat: it is asked here, so that it need know of no store. None where it is away."""
+    """Sends the weights actor's heartbeat for it, because that actor has no connection to the store.
+
+    Sends nothing if the actor does not answer.
+    """
     if parts.weights is None:
         return nullcontext()
     import ray
@@ -71,13 +74,13 @@ def _shelf(parts: Topology, store: Store) -> AbstractContextManager[object]:
             pulse.progressed()
 
     def send(name: str, beat: Mapping[str, Any]) -> None:
-        store.beat(name, {**beat, "cost": {}})  # of this process, for which the controller's heartbeat says it
+        store.beat(name, {**beat, "cost": {}})  # the cost of this process is in the controller's heartbeat
 
     return Beating(pulse, send, fill=ask)
 
 
 def target_groups(run: str, address: str, env_urls: Sequence[str]) -> list[dict[str, object]]:
-    """Prometheus' file_sd: the driver's endpoint first, then the environment servers, by scheme."""
+    """Returns the targets in Prometheus' file_sd format: first the driver, then environment servers by URL scheme."""
     groups: list[dict[str, object]] = [{"targets": [address], "labels": {"run": run, "source": "driver"}}]
     for scheme in ("http", "https"):
         targets = [urlsplit(url).netloc for url in env_urls if urlsplit(url).scheme == scheme]

@@ -1,4 +1,4 @@
-"""The plan of a run, from its config alone: processes, ports, CPUs, memory and tokens. Light."""
+"""Plans a run from its config alone: processes, ports, CPUs, memory and tokens. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class Process:
     name: str
     count: int = 1
     cpus: float = 0.0
-    """Each."""
+    """CPUs of each process."""
     gpus: float = 0.0
-    """Each."""
+    """GPUs of each process."""
     memory_gib: float
-    """Each."""
+    """Host memory of each process in GiB."""
     address: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The resolved run."""
+    """The plan of one run: its processes, and the size of one learner step."""
 
     run_dir: str
     model: str
@@ -47,9 +47,9 @@ class Plan:
     groups_per_step: int
     episodes_per_step: int
     rows_per_step: int
-    """Upper bound: every episode uses all its turns."""
+    """Upper bound: reached if every episode uses all its turns."""
     tokens_per_step: int
-    """Upper bound: every row fills its prompt and its response."""
+    """Upper bound: reached if every row fills its prompt and its response."""
     private_ray: bool
 
     @property
@@ -64,12 +64,12 @@ class Plan:
 
     @property
     def memory_gib(self) -> float:
-        """Estimate over all processes."""
+        """Estimated host memory of all processes in GiB."""
         return sum(process.count * process.memory_gib for process in self.processes)
 
 
 def make_plan(config: Config) -> Plan:
-    """Returns the plan of a config. Reads nothing but the headers of a given model's files."""
+    """Returns the plan of a config. If the config names a model, reads only the headers of its files."""
     learner = config.learner
     episodes = learner.groups_per_step * learner.group_size
     rows = episodes * config.env.max_steps
@@ -87,15 +87,15 @@ def make_plan(config: Config) -> Plan:
 
 
 def uses_private_ray(config: Config) -> bool:
-    """Whether the run starts a Ray of its own on this machine."""
+    """Returns whether the run starts its own Ray on this machine."""
     return ray_address(config) is None
 
 
 def _learner_gib(config: Config) -> float:
-    """Returns the host memory of one learner rank beyond its process.
+    """Returns the host memory of one learner rank in GiB, without its Python process.
 
-    On CPUs that is all of learner/memory.py. With a GPU it is the moments of the optimizer if they lie on the host, and
-    a rank's part of two copies of the weights, on their way to a checkpoint and to the rollout workers.
+    On CPUs it is the total of learner/memory.py. With a GPU it is the optimizer's moments, if they lie on the host, and
+    the rank's share of two copies of the weights: one goes to a checkpoint, one to the rollout workers.
     """
     shape = model_shape(config.model)
     training = planned_training(config, shape, None)
@@ -105,14 +105,14 @@ def _learner_gib(config: Config) -> float:
 
 
 def _worker_gib(config: Config, weights: float) -> float:
-    """Returns the host memory of one rollout worker. With a GPU, that is the processes and a version on its way."""
+    """Returns the host memory of one rollout worker in GiB. With a GPU: its processes, and weights being received."""
     if config.rollout.gpus:
         return 1.0 + 3.0 * config.rollout.tensor_parallel + weights
     return 0.8 + config.rollout.kv_cache_gb + 3 * weights
 
 
 def _processes(config: Config) -> tuple[Process, ...]:
-    """Returns the processes. The fixed shares are rounded from small runs; the rest follows the model."""
+    """Returns the processes. Constant amounts of memory are rounded from small runs; the rest follows the model."""
     rollout, learner = config.rollout, config.learner
     weights = sampler_bytes(config, model_shape(config.model)) / GIB
     local = [Process(name="controller", memory_gib=0.5, address="this process")]
@@ -136,7 +136,7 @@ def _processes(config: Config) -> tuple[Process, ...]:
 
 
 def as_dict(config: Config) -> dict[str, Any]:
-    """Returns the plan and the resolved config for machines."""
+    """Returns the plan and the resolved config as JSON values, for programs."""
     plan = make_plan(config)
     totals = {"cpus": plan.cpus, "gpus": plan.gpus, "memory_gib": round(plan.memory_gib, 2)}
     gpus = gpu_plan(config, cards_of(config))
@@ -145,7 +145,7 @@ def as_dict(config: Config) -> dict[str, Any]:
 
 
 def describe(config: Config, *, resume: bool = False) -> str:
-    """Returns the plan for people, a few lines. `resume`: whether a run that is in the folder may go on."""
+    """Returns the plan as text of a few lines. `resume`: whether a run that is in the folder may continue."""
     plan = make_plan(config)
     lines = [
         f"run           {plan.run_dir}, {config.steps} learner steps, seed {config.seed}",
@@ -173,7 +173,7 @@ def describe(config: Config, *, resume: bool = False) -> str:
 
 
 def _folder(config: Config, *, resume: bool) -> list[str]:
-    """Says what a start would find in the run's folder. A plan never refuses because of it."""
+    """Describes what a start would find in the run's folder. Planning itself never fails because of it."""
     problem = standing(config, resume=resume)
     if problem is not None:
         return [f"folder        a start would be refused: {problem[0]}; {problem[1]}"]

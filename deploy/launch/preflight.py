@@ -1,6 +1,6 @@
-"""Finds every mistake that can be found before anything heavy starts: each raises UserError, one line.
+"""Finds every mistake that can be found before anything heavy starts. Each raises UserError with one line.
 
-Not covered is what only the cluster knows. On a Ray that runs already, CPUs, GPUs and memory are left to its scheduler.
+On a Ray cluster that already runs, CPUs, GPUs and memory are not checked: only its scheduler knows them.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from services.telemetry import tracing
 from services.weights.headers import read_tokenizer, tensor_shapes
 
 PROBED_GAMES = 24
-"""Games that are checked to see whether the data is whole. Any other broken game drops its group at run time."""
+"""Number of games that are opened to check the data. Any other broken game drops its group at run time."""
 PROBE_S = 5.0
 INFO_S = 60.0
-"""For what a server plays: it may have to read all its data first."""
+"""Longest wait for a server's /v1/info: the server may have to read all its data first."""
 
 
 def check(config: Config, *, planned: bool = False) -> TaskSets:
-    """Returns the run's task sets. Raises UserError for the first thing that would stop the run.
+    """Returns the run's task sets. Raises UserError for the first mistake that would stop the run.
 
-    `planned`: nothing will be started here. If the config names its hardware, this machine's is then left alone.
+    `planned`: nothing will be started here. If the config also sets `hardware`, this machine is not checked.
     """
     _places(config)
     check_parts(config, planned=planned)
@@ -49,7 +49,7 @@ def check(config: Config, *, planned: bool = False) -> TaskSets:
 
 
 def check_parts(config: Config, *, planned: bool = False) -> None:
-    """Checks all but the places of a training run and its games: an evaluation has its own."""
+    """Checks everything except the run's folder, its port and its games. Evaluations check those differently."""
     _environment(config)
     _model(config)
     _credit(config)
@@ -66,14 +66,14 @@ def check_parts(config: Config, *, planned: bool = False) -> None:
         _machine(config, plan)
     _redis(config)
     _servers(config.env.urls)
-    if not config.env.urls:  # else it is theirs to reach
+    if not config.env.urls:  # servers that already run reach their data themselves
         find_spec(config.env.name).reachable(config.env)
 
 
 def check_versions(urls: Sequence[str], *, env: str, engine: str, token: str | None = None) -> None:
-    """Raises UserError if servers that run already play another environment or version than results would name.
+    """Raises UserError if a running server plays another environment or version than the results would name.
 
-    `engine`: as engine_name returns it. Data is not compared: a task that a server lacks is a fault at run time.
+    `engine`: the name that `engine_name` returns. Data is not compared: a task that a server lacks fails at run time.
     """
     import httpx
 
@@ -83,7 +83,7 @@ def check_versions(urls: Sequence[str], *, env: str, engine: str, token: str | N
             reply = httpx.get(f"{url}/v1/info", headers=headers, timeout=INFO_S, trust_env=False)
             if reply.status_code == httpx.codes.UNAUTHORIZED:
                 raise UserError(f"{url} asks for another token",
-                                f"set {ENV_TOKEN_VARIABLE} or env.token_file to the one that it has")
+                                f"set {ENV_TOKEN_VARIABLE} or env.token_file to the server's token")
             info = Info.model_validate_json(reply.raise_for_status().content)
         except (httpx.HTTPError, ValueError) as error:
             raise UserError(f"{url} does not say what it plays ({type(error).__name__})",
@@ -94,7 +94,7 @@ def check_versions(urls: Sequence[str], *, env: str, engine: str, token: str | N
 
 
 def _places(config: Config) -> None:
-    """Checks the folder and the port that a run asks for. The nearest folder that exists has to take a new one."""
+    """Checks that runs_dir and metrics.port can be used. The nearest existing folder must accept a new folder."""
     above = next(path for path in (config.run_dir.absolute(), *config.run_dir.absolute().parents) if path.exists())
     try:
         with tempfile.TemporaryDirectory(prefix=".gagpo-", dir=above):
@@ -142,7 +142,7 @@ def _positions(path: Path) -> int | None:
 
 
 def _described(path: Path) -> dict[str, int]:
-    """The sizes that config.json names."""
+    """Returns the sizes in config.json by name. Raises UserError if one of them is not a positive integer."""
     names = ("max_position_embeddings", "hidden_size", "num_hidden_layers", "vocab_size")
     found = read_json(path / "config.json", dict[str, Any])
     if not isinstance(kind := found.get("model_type"), str | None):
@@ -155,7 +155,7 @@ def _described(path: Path) -> dict[str, int]:
 
 
 def _whole(path: Path) -> None:
-    """The weights are there and of the shapes that config.json names, and the tokenizer can be read."""
+    """Checks that the weights have the shapes that config.json names, and that the tokenizer can be read."""
     sizes = _described(path)
     for file in path.glob("*.safetensors"):
         for name, shape in tensor_shapes(file).items():
@@ -173,7 +173,7 @@ def _scratch(config: Config) -> None:
     model = config.model
     if not config.sft.enabled:
         raise UserError("there is no policy to start from: model.path is empty and sft.enabled is false",
-                        "set one of them")
+                        "set model.path, or sft.enabled=true")
     if model.hidden % model.heads or model.hidden // model.heads not in HEAD_SIZES:
         raise UserError(
             f"model.hidden={model.hidden} and model.heads={model.heads} make heads that the sampler cannot serve",
@@ -181,7 +181,7 @@ def _scratch(config: Config) -> None:
 
 
 def _credit(config: Config) -> None:
-    """Checks that the estimator exists, and that the loss and the groups give it what it needs."""
+    """Checks that the estimator exists, and that the loss and the group size suit it."""
     from learner.credit.registry import estimator
 
     learner, name = config.learner, config.learner.credit.estimator
@@ -199,7 +199,7 @@ def _credit(config: Config) -> None:
 
 
 def _batch(config: Config) -> None:
-    """Checks that a batch can be filled, and that it fits."""
+    """Checks that a batch can be filled and fits the token budget, the ranks and the environment servers."""
     learner, rollout, env = config.learner, config.rollout, config.env
     row = rollout.max_prompt_tokens + rollout.max_response_tokens
     episodes = learner.groups_per_step * learner.group_size

@@ -1,4 +1,4 @@
-"""Publishes the weights of a Hugging Face folder as a version of their own: for panels and `gagpo eval`."""
+"""Publishes the weights of a Hugging Face folder as a new version, for the held-out games and for `gagpo eval`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ PUBLISH_S = 300.0
 
 
 def publish_folder(parts: Topology, model: Path, *, holder: str, step: int = 0) -> Version:
-    """Loads `model` and makes it the current version, under a new incarnation; returns that version.
+    """Loads `model`, makes it the current version under a new incarnation, and returns that version.
 
-    `step`: the learner steps behind the model. Takes the learner's lease while it does so: a learner and a panel never
-    publish at once.
+    `step`: the learner step of the model. Holds the learner's lease meanwhile, so that a learner cannot publish at the
+    same time.
     """
     import ray
 

@@ -1,4 +1,4 @@
-"""Asks whether a Ray cluster answers before ray.init does, which prints RPC errors for minutes if none does."""
+"""Checks that a Ray cluster answers. Without this check, ray.init prints RPC errors for minutes if none does."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from services.errors import UserError
 
 CONNECT_S = 5.0
 HEALTH_S = 15.0
-"""Importing Ray takes some of it on a busy machine. With CONNECT_S it makes 20 s."""
+"""Importing Ray takes part of this time on a busy machine. Together with CONNECT_S it makes 20 s."""
 
 
 def ray_address(config: Config) -> str | None:
-    """Returns the address of the cluster that a run joins: the config's, else $RAY_ADDRESS; None for a private one."""
+    """Returns the address of the cluster that a run joins: ray.address, else $RAY_ADDRESS; None for a private Ray."""
     return config.ray.address or os.environ.get("RAY_ADDRESS") or None
 
 
 def check_ray(address: str, *, health_s: float = HEALTH_S) -> None:
     """Raises UserError if no Ray of this version answers at `address` in time.
 
-    `auto` is looked up by Ray itself. A Ray client's address (`ray://`) is only connected to: its port is a proxy's.
+    Ray itself looks up `auto`. For a Ray client's address (`ray://`) only the connection is tested, because a proxy
+    listens on that port.
     """
     if address == "local":
         return
@@ -31,7 +32,7 @@ def check_ray(address: str, *, health_s: float = HEALTH_S) -> None:
         _connect(address)
     if address.startswith("ray://"):
         return
-    # In a process of its own: Ray's client prints to stderr, retries for long, and cannot be told to stop.
+    # The check has its own process: Ray's client prints to stderr, retries for minutes and cannot be stopped.
     try:
         done = subprocess.run([sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address],
                               capture_output=True, text=True, timeout=health_s, stdin=subprocess.DEVNULL, check=False)
@@ -45,7 +46,7 @@ def check_ray(address: str, *, health_s: float = HEALTH_S) -> None:
 def _connect(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
-        raise UserError(f"{address!r} is no address of a Ray cluster", "write host:port, for example 10.0.0.1:6379")
+        raise UserError(f"{address!r} is not an address of a Ray cluster", "write host:port, for example 10.0.0.1:6379")
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
     except (OSError, OverflowError) as error:
@@ -54,4 +55,4 @@ def _connect(address: str) -> None:
 
 def _refusal(address: str, reason: str) -> UserError:
     return UserError(f"no Ray cluster answers at {address} ({reason})",
-                     "start one, or unset RAY_ADDRESS and ray.address for a private one")
+                     "start a cluster, or unset RAY_ADDRESS and ray.address for a private one")

@@ -1,7 +1,7 @@
-"""The Ray that a run uses: the cluster that the config names, or a private one that only this user can reach.
+"""Connects a run to Ray: to the cluster that the config names, or to a private one that only this user can reach.
 
-Whoever can talk to a Ray cluster can run code as its owner. A private cluster therefore asks for a token, listens on
-loopback only, and keeps its files in a folder of mode 0700 that is removed at the end.
+Anyone who can connect to a Ray cluster can run code as its owner. A private cluster therefore asks for a token, listens
+on loopback only, and keeps its files in a folder of mode 0700 that is removed at the end.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ _PREFIX = "gagpo-ray-"
 _TOKEN = "token"  # noqa: S105 - the name of a file
 _QUIET = {"RAY_DEDUP_LOGS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DISABLE_IMPORT_WARNING": "1"}
 _LOOPBACK = {
-    # Despite its name this holds on Linux too: Ray then takes 127.0.0.1 for the address of this node.
+    # Despite its name this variable works on Linux too: Ray then uses 127.0.0.1 as this node's address.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     # The exporters of Ray's own metrics listen on every interface, whatever the node's address is.
     "RAY_enable_metrics_collection": "0",
     "GLOO_SOCKET_IFNAME": "lo",
 }
 _LONGEST_ROOT = 20
-"""Ray's sockets add 87 characters to the root of temporary files, and the kernel takes 107."""
+"""Longest root of temporary files, in characters. Ray's socket paths add 87, and the kernel accepts 107."""
 
 
 @contextmanager
 def ray_cluster(config: Config, namespace: str) -> Iterator[str]:
-    """Connects to the cluster named by the config or $RAY_ADDRESS, else starts a private one that ends with us.
+    """Connects to the cluster of ray.address or $RAY_ADDRESS; else starts a private one that ends with this process.
 
-    Yields the address by which the cluster's nodes reach this one; 127.0.0.1 in a private cluster.
+    Yields the address by which the cluster's nodes reach this machine. It is 127.0.0.1 in a private cluster.
     """
     polite = signal.getsignal(signal.SIGTERM)
     os.environ.update({k: v for k, v in _QUIET.items() if k not in os.environ})
@@ -69,22 +69,23 @@ def _existing(address: str, options: dict[str, Any]) -> Iterator[None]:
         ray.init(address=address, **options)
     except (ConnectionError, TimeoutError) as error:
         raise UserError(f"no Ray cluster answers at {address}",
-                        "start one, or unset RAY_ADDRESS and ray.address for a private one") from error
+                        "start a cluster, or unset RAY_ADDRESS and ray.address for a private one") from error
     if os.environ.get("RAY_AUTH_MODE", "disabled") != "token":
         # A cluster that asks for a token would have refused this connection.
-        log.warning("the Ray cluster asks for no token: whoever reaches it can run code as its owner", address=address,
+        log.warning("the Ray cluster asks for no token: anyone who can reach it can run code as its owner",
+                    address=address,
                     fix="set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH on every node and for the job")
     yield
 
 
 @contextmanager
 def private_ray(**options: Any) -> Iterator[None]:
-    """Starts a cluster for `options` of ray.init, beside any other on this machine. The caller shuts it down."""
+    """Starts a private cluster with these `options` of ray.init, beside any other. The caller shuts it down."""
     with _private_folder() as folder:
         os.environ.update(_LOOPBACK, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(folder / _TOKEN))
-        import ray  # it reads these variables once, when it is imported
+        import ray  # Ray reads these variables once, at its import
 
-        # Ray's processes inherit it: what they and vLLM leave in the temporary folder goes with this folder.
+        # Ray's processes inherit this variable, so the temporary files of Ray and vLLM vanish with this folder.
         with _environment("TMPDIR", str(folder / "tmp")):
             ray.init(**{"address": "local", "num_cpus": max(2, os.cpu_count() or 1), "include_dashboard": False,
                         "_temp_dir": str(folder / "ray"), **options})
@@ -93,7 +94,10 @@ def private_ray(**options: Any) -> Iterator[None]:
 
 @contextmanager
 def _private_folder() -> Iterator[Path]:
-    """A folder of mode 0700 with the token in it. Removes it, and those of drivers that were killed."""
+    """Yields a folder of mode 0700 that holds the token, and removes it at the end.
+
+    Also removes the folders of drivers that were killed.
+    """
     root = Path(tempfile.gettempdir())
     root = root if len(str(root)) <= _LONGEST_ROOT else Path("/tmp")  # noqa: S108 - mkdtemp makes it ours alone
     _sweep(root)
@@ -103,7 +107,7 @@ def _private_folder() -> Iterator[Path]:
     draft.touch(mode=0o600)
     draft.write_text(_token())
     with draft.open() as held:
-        # The lock comes before the name: a folder without the name, or with a held lock, is never swept.
+        # The lock is taken before the file gets its name: _sweep spares a folder without it, or with a held lock.
         fcntl.flock(held, fcntl.LOCK_EX)
         draft.rename(folder / _TOKEN)
         try:
@@ -113,16 +117,16 @@ def _private_folder() -> Iterator[Path]:
 
 
 def _sweep(root: Path) -> None:
-    """Removes the folders whose driver is gone. The kernel released its lock, however it ended."""
+    """Removes the folders of drivers that have ended. The kernel releases a driver's lock however it ends."""
     for token in root.glob(f"{_PREFIX}*/{_TOKEN}"):
-        with suppress(OSError), token.open() as file:  # another user's folder, a living driver's, or gone meanwhile
+        with suppress(OSError), token.open() as file:  # the folder is another user's, in use, or gone
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(token.parent, ignore_errors=True)
 
 
 @cache
 def _token() -> str:
-    """One for the life of this process: Ray reads it once, and a process may start several clusters in turn."""
+    """Returns one token for the life of this process. Ray reads it once, and a process may start several clusters."""
     return secrets.token_hex(32)
 
 

@@ -1,8 +1,8 @@
-"""Keeps the numbers of rollout workers and environment servers of a run at what is wanted, while it goes on.
+"""Keeps the numbers of rollout workers and environment servers at the wanted numbers while a run goes on.
 
     wanted.json in the run's folder (by `gagpo scale`, or by `autoscale`) ▸ fleets ▸ the list of servers in the store
 
-The numbers are in the run's folder, so `--resume` keeps them. They begin as the config says.
+The wanted numbers start as in the config. They are kept in the run's folder, so `--resume` keeps them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from services.files import Damaged
 from services.store.lease import Lease
 
 LOOK_S = 1.0
-"""Between two looks at wanted.json."""
+"""Seconds between two reads of wanted.json."""
 
 
 class Scaling:
-    """The fleets of one run. `worker(index)` makes a rollout worker; `tick` belongs into the controller's loop."""
+    """The fleets of one run. `worker(index)` creates a rollout worker. The controller's loop calls `tick`."""
 
     def __init__(self, parts: Topology, lease: Lease, worker: Callable[[int], Actor], *,
                  note: Callable[[str], object], clock: Callable[[], float] = time.monotonic) -> None:
@@ -42,14 +42,14 @@ class Scaling:
         self._decided_at = clock()
 
     def start(self) -> None:
-        """Brings both fleets to their numbers, of an earlier life of the run where it left any."""
+        """Brings both fleets to their wanted numbers. A resumed run uses those that it had before."""
         self._looked_at = self._clock()
         self._wanted = read_wanted(self._folder)
         self._fill()
         self._publish()
 
     def tick(self) -> None:
-        """Follows wanted.json, chooses new numbers where the config leaves that to the run, and tells the servers."""
+        """Follows wanted.json, autoscales if the config says so, and publishes the list of servers."""
         now = self._clock()
         if now - self._looked_at < LOOK_S:
             return
@@ -95,7 +95,7 @@ class Scaling:
             self._parts.servers.want(self._wanted.env or config.env.servers)
 
     def _publish(self) -> None:
-        """Tells all workers the servers of now. A list without servers is never told: it would only stop them."""
+        """Publishes the present list of servers to all workers. Never an empty list: it would only stop them."""
         urls = self._parts.urls()
         if urls and urls != self._published:
             self._parts.store.publish_servers(self._lease, urls)

@@ -1,4 +1,4 @@
-"""The task sets of a run: fixed lists, cut once from the environment's splits, the same on every machine."""
+"""Selects the task sets of a run: fixed lists from the environment's splits, the same on every machine."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from services.seeds import seed_for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSets:
-    """Tasks to train on, to draw the curve with, and to report on. The last share no task with the other two."""
+    """Tasks for training, for the learning curve and for the final report. The last set overlaps neither other set."""
 
     env_name: str
     engine: str
-    """Engine and version, such as `own 1+catalogue+endings-1`: a score depends on them beside the task."""
+    """Engine and version, such as `own 1+catalogue+endings-1`. A score depends on both, and not only on the task."""
     train: tuple[str, ...]
     validation: tuple[str, ...]
     validation_split: str
@@ -28,18 +28,20 @@ class TaskSets:
     heldout_split: str
     heldout_digest: str
     games: str
-    """Describes the games for people, with a digest over the training games' ids, and the engine."""
+    """Description of the games for people: their number, a digest over the training games' ids, and the engine."""
     task_type: Callable[[str], str] = field(compare=False)
 
 
 def engine_name(environment: Environment) -> str:
-    """Returns the name that results and episodes give an engine."""
+    """Returns the engine's name as results and episodes record it."""
     return f"{environment.engine} {environment.version}"
 
 
 def cut(tasks: list[str], count: int, *, name: str) -> tuple[str, ...]:
-    """Returns `count` tasks, sorted. The choice depends on the set's name and never on the run's seed, so that runs
-    can be compared. Raises UserError if there are fewer."""
+    """Returns `count` tasks, sorted. Raises UserError if there are fewer.
+
+    The choice depends on the set's name and never on the run's seed, so that runs can be compared.
+    """
     if len(tasks) < count:
         key = "eval.episodes" if name == "validation" else "eval.panel"
         raise UserError(f"the {name} split has {len(tasks)} games of the chosen kinds, and {count} are asked for",

@@ -1,6 +1,6 @@
-"""Brings up what every run needs, in order, and takes it down in reverse: Ray, Redis, environment servers, weights.
+"""Starts what every run needs, in order, and stops it in reverse: Ray, Redis, environment servers, weights actor.
 
-One topology: a laptop and a cluster differ in what is started here and what is only connected to.
+A laptop and a cluster have the same topology. They differ only in which parts are started and which already run.
 """
 
 from __future__ import annotations
@@ -34,33 +34,33 @@ from services.telemetry.tracing import tracing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """The parts of a run, and how to reach them."""
+    """The parts of a run and their addresses."""
 
     config: Config
     run: str
-    """Key prefix in Redis: the run's name, plus a nonce for one-off runs such as evaluations."""
+    """Key prefix in Redis: the run's name. One-off runs such as evaluations add a nonce."""
     folder: Path
     store: Store
     store_url: str
     env_urls: tuple[str, ...]
-    """Environment servers that run already; empty if the run starts its own."""
+    """URLs of environment servers that already run; empty if the run starts its own."""
     weights: Any
     weights_name: str
     supervisor: Supervisor
     env_token: str | None = None
     """The bearer token of the environment servers."""
     servers: Fleet[EnvServer] | Fleet[PlacedServer] | None = None
-    """Environment servers of the run's own."""
+    """The run's own environment servers; None if it uses servers that already run."""
 
     def urls(self) -> tuple[str, ...]:
-        """Returns the environment servers of now."""
+        """Returns the URLs of the present environment servers."""
         if self.servers is None:
             return self.env_urls
         servers: Sequence[EnvServer | PlacedServer] = self.servers.members
         return tuple(one.url for one in servers if one.url and self.supervisor.was_ready(one))
 
     def rollout_worker(self, index: int, model: Path) -> Actor:
-        """A member that holds one vLLM engine."""
+        """Returns a rollout worker as a member. It holds one vLLM engine."""
         from rollout.actor import RolloutActor
 
         rollout = self.config.rollout
@@ -75,7 +75,7 @@ class Topology:
         )
 
     def learner(self, model: Path) -> LearnerGang:
-        """The learner's ranks as one member."""
+        """Returns the learner as one member with all its ranks."""
         from learner.actor import LearnerActor
 
         learner = self.config.learner
@@ -91,8 +91,8 @@ class Topology:
 
 @contextmanager
 def topology(config: Config, *, run: str, folder: Path, config_file: Path, note: Any) -> Iterator[Topology]:
-    """Everything but rollout workers and the learner. Stops what it started, on any exit."""
-    # Actors have working folders of their own, above all in a submitted job.
+    """Starts everything except rollout workers and the learner. On any exit, stops what it has started."""
+    # Actors may have other working folders than this process, above all in a submitted job.
     config = config.model_copy(update={"runs_dir": config.runs_dir.absolute()})
     with ExitStack() as stack:
         stack.enter_context(tracing(config.metrics.traces, process="controller", run=run))
@@ -105,7 +105,7 @@ def topology(config: Config, *, run: str, folder: Path, config_file: Path, note:
         store.check()
         supervisor = Supervisor(note, config.supervision, beats=store.beats)
         stack.callback(supervisor.stop)
-        # Servers of the run's own get a token that nobody else has: other users of this machine reach them too.
+        # The run's own servers get a secret token, because other users of this machine can reach them too.
         token = env_token(config.env) if config.env.urls else secrets.token_urlsafe(32)
         servers = None if config.env.urls else _servers(
             config, folder, config_file, supervisor, token=token, address=address)
@@ -119,7 +119,7 @@ def topology(config: Config, *, run: str, folder: Path, config_file: Path, note:
 
 def _servers(config: Config, folder: Path, config_file: Path, supervisor: Supervisor, *,
              token: str | None, address: str) -> Fleet[EnvServer] | Fleet[PlacedServer]:
-    """Environment servers of the run's own: child processes beside a private Ray, else where the cluster has room."""
+    """Returns the run's own environment servers: child processes beside a private Ray, else actors of the cluster."""
     if is_local(address):
         return Fleet(supervisor, lambda index: EnvServer(index, free_port(), config_file, folder, token))
     from deploy.members.server_actor import ServerActor

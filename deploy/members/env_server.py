@@ -1,4 +1,4 @@
-"""An environment server of the run's own as a member: a child process on this machine."""
+"""The run's own environment server as a member: a child process on this machine."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ CONNECT_S = 1.0
 STOP_GRACE_S = 10.0
 LAST_WORDS_S = 2.0
 HANDOVER_S = 10.0
-"""Every worker knows the new list of servers within this time. Its sessions are then rebuilt on the other servers."""
+"""Every worker has the new list of servers within this time. The old server's sessions are then rebuilt on others."""
 
 
 def answers(url: str, timeout_s: float = 5.0) -> bool:
-    """Whether a GET of `url` gives 200. No proxies from the environment: the server is on this machine."""
+    """Returns whether a GET of `url` gives 200. Ignores proxy variables, because the server is on this machine."""
     try:
         return httpx.get(url, timeout=timeout_s, trust_env=False).status_code == httpx.codes.OK
     except httpx.HTTPError:
@@ -38,10 +38,10 @@ def answers(url: str, timeout_s: float = 5.0) -> bool:
 
 
 class EnvServer:
-    """One `gagpo serve-env` on this machine. It keeps its port over restarts, so clients need not be told.
+    """One `gagpo serve-env` on this machine. It keeps its port over restarts, so its clients notice no change.
 
-    It logs to log.jsonl in `folder`; its stderr goes there too. It finds the `token` to ask for in its environment,
-    since every user of this machine can read command lines.
+    It logs to log.jsonl in `folder`, its stderr included. It gets its `token` by an environment variable, because every
+    user of this machine can read command lines.
     """
 
     role: str = "environment"
@@ -72,7 +72,7 @@ class EnvServer:
         self._stderr = _Stderr(self._process.stderr, self.name)
 
     def ready(self) -> bool:
-        """It listens once it can serve, so connecting is enough, and takes no time on this machine."""
+        """Whether the server accepts connections. It listens only once it can serve, so connecting is proof enough."""
         try:
             socket.create_connection(self._address, CONNECT_S).close()
         except OSError:
@@ -80,17 +80,18 @@ class EnvServer:
         return True
 
     def lacks(self) -> str:
-        return ""  # this machine always has a place for it
+        return ""  # this machine always has a place for the server
 
     def wait(self, seconds: float = 120.0) -> None:
-        """Waits until it answers, for callers without a supervisor. Raises EnvFault with its last words if it ends."""
+        """Waits until the server answers, for callers without a supervisor. Raises EnvFault with its last line if it
+        ends, and DeadlineExceeded after `seconds`."""
         deadline = time.monotonic() + seconds
         while not answers(f"{self.url}/healthz", 2.0):
             end = self.poll()
             if end is not None:
                 raise EnvFault(f"{self.name} ended at start: {end.reason}")
             if time.monotonic() > deadline:
-                raise DeadlineExceeded(f"{self.name} did not answer within {seconds:.0f} s; its log says what it does")
+                raise DeadlineExceeded(f"{self.name} did not answer within {seconds:.0f} s; see its log")
             time.sleep(POLL_S)
 
     def poll(self) -> End | None:
@@ -102,7 +103,7 @@ class EnvServer:
         return endings.of_exit(code, self._stderr.last_words() if self._stderr else "it was not started", self.role)
 
     def drain(self) -> None:
-        """Ends once every worker has the list of servers without it."""
+        """Ends the server once every worker has a list of servers without it."""
         self._ends_at = time.monotonic() + HANDOVER_S
 
     def stop(self) -> None:
@@ -114,7 +115,7 @@ class EnvServer:
 
 
 class _Stderr(threading.Thread):
-    """Copies into this process's log what a child says outside its own, such as an interpreter or a JVM that breaks."""
+    """Copies a child's stderr into this process's log, such as the last lines of an interpreter or JVM that crashes."""
 
     def __init__(self, stream: IO[str], name: str) -> None:
         super().__init__(name=f"stderr of {name}", daemon=True)
@@ -130,6 +131,6 @@ class _Stderr(threading.Thread):
                 log.warning("on stderr", child=self._child, line=line)
 
     def last_words(self) -> str:
-        """Returns the last line of a child that has ended, without a long wait: its own child may hold the stream."""
+        """Returns the last line of a child that has ended. Waits briefly: the child's own child may hold the stream."""
         self.join(LAST_WORDS_S)
         return self._last

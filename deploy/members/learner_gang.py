@@ -1,4 +1,4 @@
-"""The ranks of the learner as one member: they are placed, live and die together."""
+"""The learner's ranks as one member. They are a gang: they get their places, start and end together."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from services.telemetry.logs import get_logger
 
 log = get_logger("learner gang")
 SHRINK_AFTER_S = 10.0
-"""A cluster that has lost a node, or has freed a gang's room, needs some seconds to say so."""
+"""Seconds before fewer ranks are tried. A cluster reports a lost node, or freed resources, some seconds late."""
 
 
 class LearnerGang:
     """The learner's ranks. `make(rank, world, options)` creates the actor of one rank.
 
-    Rank 0 names the rendezvous once it runs; then all ranks run. If there is no room for all ranks, the gang waits, or
-    starts with as many as there is room for, but with no fewer than `fewest`. It takes all ranks again at its next
-    start. Gradients do not depend on the number of ranks.
+    Once rank 0's process is up, it names the address where all ranks meet; then all ranks run. If the cluster has no
+    room for all ranks, the gang starts with as many as fit, but with at least `fewest`; if fewer than that fit, it
+    waits. At its next start it asks for all ranks again. Gradients do not depend on the number of ranks.
     """
 
     role: str = "learner"
@@ -66,7 +66,7 @@ class LearnerGang:
         return None
 
     def drain(self) -> None:
-        """The learner never drains: a run has one."""
+        """Raises NotImplementedError: the only learner of a run is never drained."""
         raise NotImplementedError
 
     def stop(self) -> None:
@@ -80,7 +80,7 @@ class LearnerGang:
         self._asked_at = time.monotonic()
 
     def _shrink(self) -> None:
-        """Asks for fewer ranks if the config allows that and they fit now."""
+        """Asks for fewer ranks if the config allows that number and it fits now."""
         if time.monotonic() - self._asked_at < SHRINK_AFTER_S:
             return
         room = fitting([self._bundle] * self._world, free_nodes())

@@ -1,4 +1,4 @@
-"""An environment server of the run's own on a node of a Ray cluster."""
+"""The run's own environment server as a member: an actor on a node of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.controller.member import End
 
 
 class PlacedServer:
-    """One environment server on whatever node has room. Its address is known once it runs, and may change later."""
+    """One environment server on any node with room. Its URL is known once it runs, and changes if it is restarted."""
 
     role: str = "environment"
     beat: str | None = None
@@ -21,7 +21,7 @@ class PlacedServer:
     def __init__(self, index: int, make: Callable[[Options], Any], place: ClusterPlace) -> None:
         self.name = f"environment server {index}"
         self.url: str = ""
-        """Empty until it answers."""
+        """URL of the server; empty until the server answers."""
         self._make = make
         self._place = place
         self._handle: Any = None
@@ -56,7 +56,7 @@ class PlacedServer:
         return end_of(self._calls[1:], self.role)
 
     def drain(self) -> None:
-        """Ends once every worker has the list of servers without it."""
+        """Ends the server once every worker has a list of servers without it."""
         self._ends_at = time.monotonic() + HANDOVER_S
 
     def stop(self) -> None:

@@ -1,7 +1,8 @@
-"""Places on a Ray cluster: room for one process or for a whole gang, granted as a unit or not at all.
+"""Places on a Ray cluster: resources for one process or for a gang, granted all together or not at all.
 
-A place is a Ray placement group of bundles, one for each process. Processes of a gang share a node if one has room for
-all of them now, and else as few nodes as possible. While there is no room, the place says what the cluster lacks.
+A place is a Ray placement group with one bundle for each process. A gang is a group of processes that run together,
+such as the learner's ranks. They share a node if one has room for all of them now, else they use as few nodes as
+possible. While there is no room, the place says what the cluster lacks.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from typing import Any
 
 Resources = Mapping[str, float]
 LOOK_AGAIN_S = 5.0
-"""A place on one node is asked for as a place on several if that node has filled up meanwhile."""
+"""Seconds after which a place on one node is asked for again on several nodes, if that node has filled up meanwhile."""
 NODE_SHARE = 0.001
-"""Amount of the custom resource, which marks its nodes, that a process takes."""
+"""Amount that a process takes of a custom resource. Such a resource only marks the nodes to run on."""
 _TINY = {"memory": 1}
-"""A bundle must ask for something, and every node has a byte of memory."""
+"""Resources of a process that needs none: Ray refuses empty bundles, and every node has a byte of memory."""
 _UNITS = {"CPU": ("CPU", "CPUs"), "GPU": ("GPU", "GPUs")}
 
 
@@ -27,7 +28,7 @@ def bundle(*, cpus: float = 0.0, gpus: float = 0.0, nodes: str | None = None) ->
 
 
 def fitting(asked: Sequence[Resources], nodes: Sequence[Resources]) -> int:
-    """Returns how many of the bundles find room on nodes with these free resources, each on the first that has it."""
+    """Returns how many of the bundles fit on nodes with these free resources. Each takes the first node with room."""
     free, placed = [dict(node) for node in nodes], 0
     for one in asked:
         node = next((node for node in free if _holds(node, one)), None)
@@ -45,7 +46,7 @@ def strategy(asked: Sequence[Resources], free: Sequence[Resources]) -> str:
 
 
 def lacking(asked: Sequence[Resources], free: Sequence[Resources], total: Sequence[Resources]) -> str:
-    """Returns why the bundles have no place, such as `needs 4 bundles of 1 GPU, and the cluster has 3`."""
+    """Returns why the bundles have no place, for example `needs 4 bundles of 1 GPU, and the cluster has 3`."""
     whole = fitting(asked, total)
     needs = f"needs {_bundles(len(asked))} of {_named(asked[0])}"
     if whole < len(asked):
@@ -54,7 +55,7 @@ def lacking(asked: Sequence[Resources], free: Sequence[Resources], total: Sequen
 
 
 class ClusterPlace:
-    """Room for processes, one bundle each. `ask` anew after `release`."""
+    """A place with one bundle for each process. After `release`, `ask` may be called again."""
 
     def __init__(self, asked: Sequence[Resources]) -> None:
         self.asked = [dict(one) for one in asked]
@@ -64,14 +65,14 @@ class ClusterPlace:
         self._granted = False
 
     def ask(self) -> None:
-        """Asks for the room without waiting for it."""
+        """Asks the cluster for the place and returns at once."""
         from ray.util.placement_group import placement_group
 
         self._strategy, self._asked_at = strategy(self.asked, free_nodes()), time.monotonic()
         self._group = placement_group(self.asked, strategy=self._strategy)
 
     def granted(self) -> bool:
-        """Whether all processes have their room."""
+        """Whether all bundles are granted."""
         if self._group is None or self._granted:
             return self._granted
         from ray.util.placement_group import placement_group_table
@@ -84,11 +85,11 @@ class ClusterPlace:
         return self._granted
 
     def lacks(self) -> str:
-        """Says what the cluster lacks; empty once the place is granted."""
+        """Returns what the cluster lacks, as text; an empty string once the place is granted."""
         return "" if self.granted() else lacking(self.asked, free_nodes(), total_nodes())
 
     def options(self, index: int) -> dict[str, Any]:
-        """Returns the options of the actor that runs in this bundle."""
+        """Returns the Ray options of the actor that runs in bundle `index`."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         one = self.asked[index]
@@ -98,7 +99,7 @@ class ClusterPlace:
                     self._group, placement_group_bundle_index=index, placement_group_capture_child_tasks=False)}
 
     def release(self) -> None:
-        """Gives the room back. Ray ends what still runs in it."""
+        """Gives the resources back. Ray ends the processes that still use them."""
         from ray.util.placement_group import remove_placement_group
 
         if self._group is not None:

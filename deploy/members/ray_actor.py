@@ -11,15 +11,15 @@ from services.controller.member import End
 from services.errors import GagpoError
 
 ANSWER_S = 10.0
-"""Longest time for the result of a call that has ended."""
+"""Longest wait for the result of a call that has ended, in seconds."""
 Options = Mapping[str, Any]
-"""The options of a Ray actor that put it into its place."""
+"""The options that put a Ray actor into its place."""
 
 
 class Actor:
-    """One Ray actor whose `run()` is its whole life. It is made once it has its place on the cluster.
+    """One Ray actor that works as long as its `run()` lasts. The actor is created once it has its place on the cluster.
 
-    A death is final for the actor: the supervisor has a new one made, never Ray, whose restarts would hide the death.
+    Ray never restarts the actor, because that would hide its death. The supervisor creates a new actor instead.
     """
 
     def __init__(self, name: str, role: str, beat: str, make: Callable[[Options], Any], place: ClusterPlace) -> None:
@@ -58,7 +58,7 @@ class Actor:
 
 
 def end_of(calls: list[Any], role: str) -> End | None:
-    """Returns None while all calls run, End("") once all returned, else the first failure. Raises UserError."""
+    """Returns the first failure, else None while a call runs, else End(""). Raises a call's UserError."""
     import ray
     from ray.exceptions import RayError
 
@@ -72,7 +72,7 @@ def end_of(calls: list[Any], role: str) -> End | None:
 
 
 def kill(handles: list[Any]) -> None:
-    """Ends actors at once; one that is gone already is left alone."""
+    """Ends actors at once. Actors that have already ended are no error."""
     import ray
 
     for handle in handles:

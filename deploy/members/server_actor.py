@@ -1,4 +1,4 @@
-"""The Ray shell of an environment server: runs one `gagpo serve-env` on the node where Ray has placed it."""
+"""The Ray actor of an environment server: it runs one `gagpo serve-env` on the node where Ray has placed it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ServerHost:
         return self._server.url
 
     def run(self) -> None:
-        """Lives as long as the server. Raises EnvFault with its last words."""
+        """Waits until the server ends. Then raises EnvFault with the server's last line."""
         with life_of(self._name, self._folder):
             while (end := self._server.poll()) is None:
                 time.sleep(POLL_S)

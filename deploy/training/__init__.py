@@ -1,1 +1,1 @@
-"""A training run from cold start to report, and sweeps over many runs."""
+"""Executes a training run from cold start to report, and sweeps over many runs."""

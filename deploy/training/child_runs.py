@@ -1,4 +1,4 @@
-"""Other `gagpo` commands as child processes: each run of a sweep or an experiment has a process of its own."""
+"""Runs other `gagpo` commands as child processes: each run of a sweep or an experiment is its own process."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from services.process.child_processes import end_with_parent, wait_or_kill
 
 POLL_S = 0.5
 STOP_GRACE_S = 60.0
-"""A training run that is told to stop has to end its samplers, Ray and Redis first."""
+"""Longest wait after SIGTERM, in seconds. A training run has to stop its samplers, Ray and Redis first."""
 TAIL_LINES = 12
 
 
 class ChildFailed(GagpoError):
-    """A child ended with another status than 0. The parent passes `status` on; `tail` holds the child's last lines."""
+    """A child failed. `status`: the status that the parent exits with too. `tail`: the child's last lines."""
 
     def __init__(self, what: str, status: int, tail: Sequence[str] = ()) -> None:
         super().__init__(what)
@@ -28,11 +28,11 @@ class ChildFailed(GagpoError):
 
 
 class Child:
-    """One command. `log`: a file for its output, emptied first; None: the output goes where ours goes."""
+    """One command. `log`: file for its output, emptied first; if None, its output goes where ours goes."""
 
     def __init__(self, name: str, arguments: Sequence[str], *, log: Path | None = None,
                  out: Path | None = None) -> None:
-        """`out`: a file for its stdout alone."""
+        """`out`: file for its stdout only."""
         self.name = name
         self._log = log
         self._out = out
@@ -42,10 +42,10 @@ class Child:
         self._started = time.monotonic()
 
     def start(self) -> None:
-        """Starts the command and returns at once. Call it from the main thread, with which the child ends.
+        """Starts the command and returns at once. Call it from the main thread: the child ends when that thread ends.
 
-        The child has a session of its own, so that Ctrl-C reaches it once, through us. A second one would break off
-        its cleaning up.
+        The child has its own session, so that Ctrl-C reaches it only once, through us. A second signal would interrupt
+        its clean-up.
         """
         self._started = time.monotonic()
         with ExitStack() as stack:
@@ -57,11 +57,11 @@ class Child:
 
     @property
     def seconds(self) -> float:
-        """Seconds since its start."""
+        """Seconds since the child's start."""
         return time.monotonic() - self._started
 
     def ended(self, deadline_s: float | None = None) -> bool:
-        """Whether it has ended well. Raises ChildFailed if it ended otherwise, or runs longer than `deadline_s`."""
+        """Whether the child has succeeded. Raises ChildFailed if it failed or has run longer than `deadline_s`."""
         assert self._process is not None
         status = self._process.poll()
         if status is None and deadline_s is not None and self.seconds > deadline_s:
@@ -76,26 +76,28 @@ class Child:
         return ChildFailed(f"{self.name} {how}{where}", status, self.tail(TAIL_LINES))
 
     def wait(self, deadline_s: float | None = None) -> None:
-        """Waits until it has ended well, and raises as `ended` does. No deadline is needed for a child that watches its
-        own progress, as `gagpo train` does."""
+        """Waits until the child has succeeded. Raises the same errors as `ended`.
+
+        A child that watches its own progress, such as `gagpo train`, needs no deadline.
+        """
         while not self.ended(deadline_s):
             time.sleep(POLL_S)
 
     def tell_to_stop(self) -> None:
-        """Sends SIGTERM once and does not wait: a second signal would break off its cleaning up."""
+        """Sends SIGTERM, at most once, and does not wait. A second signal would interrupt the child's clean-up."""
         if self._process is not None and self._process.poll() is None and not self._told:
             self._told = True
             self._process.terminate()
 
     def stop(self) -> None:
-        """Ends it, politely first, and waits for its end."""
+        """Sends SIGTERM, waits for the child's end, and kills it after STOP_GRACE_S."""
         self.tell_to_stop()
         if self._process is None:
             return
         wait_or_kill(self._process, STOP_GRACE_S)
 
     def tail(self, lines: int) -> list[str]:
-        """Returns the last lines that it printed to its log."""
+        """Returns the last lines of the child's log."""
         if self._log is None or not self._log.exists():
             return []
         return self._log.read_text(errors="replace").strip().splitlines()[-lines:]
@@ -103,7 +105,7 @@ class Child:
 
 def run_child(name: str, arguments: Sequence[str], *, log: Path | None = None, out: Path | None = None,
               deadline_s: float | None = None) -> None:
-    """Starts a command and waits for its end. Whatever ends us ends it too. Raises ChildFailed."""
+    """Runs a command to its end. If this process is ended, the command is stopped too. Raises ChildFailed."""
     child = Child(name, arguments, log=log, out=out)
     child.start()
     try:
@@ -113,7 +115,7 @@ def run_child(name: str, arguments: Sequence[str], *, log: Path | None = None, o
 
 
 def failed(error: ChildFailed) -> int:
-    """Says why on stderr, after the child's last lines, and returns the status to leave with."""
+    """Prints the child's last lines and the error to stderr. Returns the status to exit with."""
     for line in error.tail:
         print(f"  {line}", file=sys.stderr)
     print(f"error: {error}", file=sys.stderr)

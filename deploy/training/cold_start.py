@@ -1,4 +1,4 @@
-"""The cold start: demonstrations by a scripted player, then next-token training on them."""
+"""Makes the cold start: demonstrations by a scripted player, then next-token training on them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 TOKENIZER_TEXTS = 20_000
-"""Prompts and answers that the tokenizer is made from. Its vocabulary stops growing well before that number."""
+"""Number of prompts and answers that train the tokenizer. Its vocabulary stops growing well before that number."""
 _REPORT_SECONDS = 5.0
 
 Report = Callable[[str], object]
@@ -34,7 +34,7 @@ Report = Callable[[str], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstrations:
-    """Episodes of the scripted player on the training games, as examples to train on."""
+    """Examples to train on, from episodes of the scripted player on the training games, and their counts."""
 
     examples: list[Example]
     split: str
@@ -46,7 +46,7 @@ class Demonstrations:
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the facts that sft.json keeps."""
+        """Returns the counts that sft.json records."""
         return {"split": self.split, "digest": self.digest, "games": self.games, "episodes": self.episodes,
                 "won": self.won, "rows": len(self.examples), "seconds": round(self.seconds, 1)}
 
@@ -55,11 +55,11 @@ def cold_start(
     config: Config, out: Path, *, minutes: float, continue_from: Path | None = None, report: Report = print,
     passing: Report | None = None,
 ) -> Path:
-    """Trains for `minutes` on fresh demonstrations and writes `out`: model, tokenizer and, last, sft.json.
+    """Trains for `minutes` on new demonstrations. Writes the model, the tokenizer and, last, sft.json into `out`.
 
-    It starts from `continue_from` (then it plays other demonstrations than the first time), else from model.path, else
-    from a tokenizer and a model that it makes. It plays training games only. `passing`, or else `report`, is told how
-    far it is. Raises UserError for missing game data or a bad model path.
+    Training starts from `continue_from` (with other demonstrations than the first time), else from model.path, else
+    from a new tokenizer and a new model. Only training games are played. `passing` (if None, `report`) takes lines
+    about the progress. Raises UserError if game data is missing or the model path holds no model.
     """
     import torch
 
@@ -102,9 +102,9 @@ def cold_start(
 def demonstrations(
     config: Config, environment: Environment, teacher: Teacher, template: PromptTemplate, *, seed: int, report: Report
 ) -> Demonstrations:
-    """Plays sft.demos_per_game episodes of every training game. Lost episodes, and steps that were noise, are left out.
+    """Plays sft.demos_per_game episodes of every training game. Examples are the steps of won episodes without noise.
 
-    The teacher plays every second episode in disguise.
+    Every second episode is played in disguise (other names for objects), if the environment's teacher offers that.
     """
     from learner.cold_start.sft_data import Example
     from rollout.demonstrations import demonstrate
@@ -133,7 +133,7 @@ def demonstrations(
 def _start(
     config: Config, path: Path | None, examples: list[Example], spec: EnvironmentSpec, report: Report
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Returns the model to train and its tokenizer: those at `path`, or new ones."""
+    """Returns the model to train and its tokenizer: those at `path`, or new ones if `path` is None."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 

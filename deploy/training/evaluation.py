@@ -1,4 +1,4 @@
-"""One evaluation outside a run: a policy on a fixed set of tasks, with samplers and no learner."""
+"""Evaluates a policy outside a run: on a fixed task set, with rollout workers and without a learner."""
 
 from __future__ import annotations
 
@@ -28,15 +28,14 @@ class Evaluated:
     """The result of an evaluation."""
 
     summary: dict[str, Any]
-    """As a row of evaluations.jsonl, with the policy's title and the time."""
+    """A row as in evaluations.jsonl, plus the policy's title and the time."""
     file: Path
     """The file to which the summary was appended."""
 
 
 def results_file(path: Path) -> Path:
-    """Where evaluations of the policy at `path` are kept: `eval.jsonl` in a run, NAME.eval.jsonl beside another folder.
-
-    A model's own folder stays as it is: its digest is part of records.
+    """Returns the file for evaluations of the policy at `path`: `eval.jsonl` in a run's folder, else NAME.eval.jsonl
+    beside the model's folder. That folder itself is never changed, because its digest is part of records.
     """
     path = path.resolve()
     return path / "eval.jsonl" if (path / "config.yaml").exists() else path.with_name(f"{path.name}.eval.jsonl")
@@ -45,7 +44,8 @@ def results_file(path: Path) -> Path:
 def evaluate(config: Config, policy: PlayablePolicy, *, split: str | None, file: Path) -> Evaluated:
     """Plays the task set once and appends the result to `file`.
 
-    Starts what the config asks for and stops it. Raises UserError for whatever can be found before that.
+    Starts the processes that this needs, and stops them at the end. Before that, raises UserError for any mistake that
+    can be found without them.
     """
     from rich.console import Console
 
@@ -55,7 +55,7 @@ def evaluate(config: Config, policy: PlayablePolicy, *, split: str | None, file:
 
     preflight.check_parts(config)
     if not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise UserError(f"{file} cannot be written", "give another file by --out")
+        raise UserError(f"{file} cannot be written", "choose another file with --out")
     with StatusLines(Console(stderr=True)) as lines:
         lines.note(f"playing {policy.title}")
         summary = _play(config, policy.folder, split, lines)

@@ -1,4 +1,4 @@
-"""The time in which the samplers load the model: the view says so, and the next stage begins when they are ready."""
+"""Shows the time in which rollout workers load the model as a stage of its own, before the next stage begins."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ Beats = Callable[[], Mapping[str, Any]]
 
 
 class Loading:
-    """Holds back the name of the next stage until every sampler has sent a first heartbeat.
+    """Delays the next stage in the view until every rollout worker has sent a heartbeat.
 
-    Loading vLLM takes from twenty seconds to minutes. Without this the view would call it playing, in silence.
+    Loading vLLM takes from twenty seconds to minutes. Without this class the view would say that games are played.
     """
 
     def __init__(self, workers: Callable[[], int], beats: Beats, *, waiting: Callable[[str], object]) -> None:
-        """`workers`: how many samplers are wanted now. `beats`: Store.beats. `waiting` takes a line about what goes on,
-        several times a second.
+        """`workers` returns the wanted number of rollout workers. `beats`: Store.beats. `waiting` takes a line about
+        the loading, several times a second.
         """
         self._workers, self._beats, self._waiting = workers, beats, waiting
         self._next: Callable[[], object] | None = None
         self._ready = False
 
     def then(self, begin: Callable[[], object]) -> None:
-        """Calls `begin` once the samplers are ready, at once if they are."""
+        """Calls `begin` once all rollout workers are ready; immediately if they already are."""
         if self._ready:
             begin()
         else:
             self._next = begin
 
     def tick(self) -> None:
-        """Looks at the heartbeats until all samplers are there."""
+        """Checks the heartbeats until all rollout workers are ready."""
         if self._ready:
             return
         loaded = sum(name.startswith("rollout-") for name in self._beats())

@@ -1,8 +1,8 @@
-"""A training run from its config to its report, stage by stage.
+"""Executes a training run from its config to its report, stage by stage.
 
     cold start ▸ RL (topology + rollout workers + learner + controller) ▸ more cold start ▸ held-out games ▸ report
 
-Each stage leaves its result in the run's folder and is skipped if it is there, so --resume goes on at any point.
+Each stage writes its result into the run's folder, and is skipped if the result exists. So --resume continues anywhere.
 """
 
 from __future__ import annotations
@@ -47,21 +47,23 @@ CONTROLLER_LEASE_S = 30.0
 
 
 def curve_label(step: int) -> str:
-    """Returns the label of a learner step's evaluation."""
+    """Returns the label of the evaluation after learner step `step`."""
     return f"step-{step:06d}"
 
 
 def _will_it_stay(runs_dir: Path) -> str:
-    """Returns a warning if the run will be lost. A submitted job starts in Ray's copy of the working directory, and
-    Ray deletes that some time after the job."""
+    """Returns a warning if the run's folder will be lost, else "".
+
+    A submitted job starts in Ray's copy of the working directory. Ray deletes this copy some time after the job.
+    """
     if runs_dir.is_absolute() or "RAY_JOB_CONFIG_JSON_ENV_VAR" not in os.environ:
         return ""
-    return ": Ray's own copy of the working directory, and it goes with it; keep the run by an absolute runs_dir"
+    return " is in Ray's copy of the working directory, which Ray deletes; set an absolute runs_dir to keep the run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun:
-    """One run, with the values that its stages share."""
+    """One training run, with the values that its stages share."""
 
     config: Config
     folder: RunFolder
@@ -87,7 +89,7 @@ class TrainingRun:
         return self.report()
 
     def _settle(self) -> None:
-        """Drops evaluations of weights that are lost, because RL continues from the newest whole checkpoint."""
+        """Drops the evaluations of lost weights: RL continues from the newest complete checkpoint."""
         if self.rl_is_done():
             return
         found = self._checkpoints().newest_whole()
@@ -113,7 +115,7 @@ class TrainingRun:
             parts.store.release(controller.lease)
 
     def cold_start(self) -> Path:
-        """Returns the policy to start from: the model given, or a cold start's."""
+        """Returns the folder of the policy to start from: model.path without a cold start, else the cold start's."""
         if not self.config.sft.enabled and self.config.model.path is not None:
             return self.config.model.path
         if not (self.folder.cold_model / "sft.json").exists():
@@ -160,13 +162,13 @@ class TrainingRun:
         part = f"{summary['label']}-T{summary['temperature']:g}"
         archive.write(summary["step"], [ArchiveRow(episode=e, outcome="evaluated") for e in episodes], part=part)
         archive.flush()
-        if summary["label"].startswith("step-") and summary["step"]:  # step 0 is the cold start, no checkpoint
+        if summary["label"].startswith("step-") and summary["step"]:  # step 0 is the cold start: it has no checkpoint
             self._checkpoints().record_score(summary["step"], summary["success_rate"])
         self.progress.evaluation(summary)
         self._warn()
 
     def _warn(self) -> None:
-        """Shows what is wrong with the run as it stands now."""
+        """Shows the present health warnings of the run."""
         history = RunHistory(self.folder)
         found = warnings(history.metrics, history.evaluations)
         self.progress.warn({one.rule: one.text for one in found})
@@ -179,14 +181,14 @@ class TrainingRun:
         return 0 if newest is None else newest.step
 
     def _follow_metrics(self, tell: Sinks) -> Callable[[], None]:
-        """Returns a function that shows each line which the learner has added to metrics.jsonl since its last call."""
+        """Returns a function that shows the lines that were added to metrics.jsonl since its last call."""
         growing = GrowingRows(self.folder.metrics)
         shown = len(growing.rows())
 
         def tick() -> None:
             nonlocal shown
             lines = growing.rows()
-            new = lines[min(shown, len(lines)):]  # a restarted learner takes steps again, and leaves fewer lines
+            new = lines[min(shown, len(lines)):]  # a restarted learner repeats steps, so there may be fewer lines
             for line in new:
                 self.progress.step(line)
                 tell.step(line)
@@ -197,8 +199,10 @@ class TrainingRun:
         return tick
 
     def evaluation_of(self, version: Version) -> EvalRequest | None:
-        """Returns the curve's evaluation of a version that is due: every eval.every steps and at the last one, once its
-        checkpoint is there to become the best."""
+        """Returns the learning curve's evaluation of a version if it is due, else None.
+
+        It is due every eval.every steps and after the last step, once the checkpoint that gets the score is written.
+        """
         if not self.config.evaluates(version.step) or version.step > self._durable_step():
             return None
         return EvalRequest(label=curve_label(version.step), version=version, split=self.task_sets.validation_split,
@@ -206,7 +210,7 @@ class TrainingRun:
                            seed=self.config.seed, max_steps=self.config.env.max_steps)
 
     def rl_is_done(self) -> bool:
-        """Whether all steps are taken, the result is exported, and the last step is evaluated if it is to be."""
+        """Whether all steps are taken, the trained model is exported, and the last step is evaluated if it must be."""
         newest, result = self._checkpoints().latest(), self.folder.trained_model / "config.json"
         if newest is None or newest.step < self.config.steps or not result.exists():
             return False
@@ -215,10 +219,10 @@ class TrainingRun:
 
     def train(self, parts: Topology, controller: Controller, cold: Path) -> None:
         """Trains until the learner has taken its steps and exported the result."""
-        for stale in (self.folder.trained_model, self.folder.more_model):  # from before the run was made longer
+        for stale in (self.folder.trained_model, self.folder.more_model):  # results of a shorter run
             shutil.rmtree(stale, ignore_errors=True)
         if done := [e["step"] for e in read_evaluations(self.folder.evaluations) if e["label"].startswith("step-")]:
-            parts.store.mark_evaluated(controller.lease, max(done))  # a new Redis has none of them
+            parts.store.mark_evaluated(controller.lease, max(done))  # a new Redis does not know them
         if self.skip_step is not None:
             skipped = skip_step(parts.store, controller.lease, self.skip_step, keep=controller.hooks.dropped)
             self.progress.note(f"step {self.skip_step} skips {', '.join(drop.group for drop in skipped)}")
@@ -238,12 +242,14 @@ class TrainingRun:
         return {label: temperatures for label, temperatures in left.items() if temperatures}
 
     def _steps_of(self, label: str) -> int:
-        """Returns the learner steps behind a policy of the table, or those that it is compared with."""
+        """Returns the learner step of a policy of the table. More cold start is compared with the last step."""
         return 0 if label == COLD else self.config.steps
 
     def heldout(self, parts: Topology, controller: Controller, cold: Path, loading: Loading) -> None:
-        """Plays the held-out games, on which nothing was tuned, by the policy before RL, after it, and after the same
-        minutes of more cold start."""
+        """Plays the held-out games with three policies: before RL, after RL, and after as many minutes of cold start.
+
+        Nothing was tuned on these games.
+        """
         for label, temperatures in self.unplayed().items():
             controller.telemetry.state("starting", f"prepares {label}")
             model = self._policy(label, cold)
@@ -264,7 +270,7 @@ class TrainingRun:
         return self._sft(self.folder.more_model, minutes=minutes, continue_from=cold)
 
     def rl_seconds(self) -> float:
-        """Returns the wall time of all learner steps, waiting for episodes included."""
+        """Returns the wall time of all learner steps in seconds, including the waiting for episodes."""
         return sum(value for line in read_rows(self.folder.metrics)
                    for key, value in line.items() if key.startswith("seconds/"))
 

@@ -1,4 +1,4 @@
-"""Starts a training run, or goes on with one: from its config to what is said at its end."""
+"""Starts or resumes a training run from its config, and returns the lines to print at its end."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def start(config: Config, *, resume: bool, skip_step: int | None = None, quiet: bool = False) -> list[str]:
-    """Checks everything that can be checked cheaply, then runs; returns what there is to say at the end, a line each.
+    """Checks everything that can be checked cheaply, then runs. Returns the lines to print at the end.
 
-    `quiet`: progress is shown on stderr, and stdout stays free. Raises UserError for a mistake of the user's.
+    `quiet`: show progress on stderr and keep stdout free. Raises UserError for a user's mistake.
     """
     from deploy.launch import preflight
     from deploy.runs.folder import check_run, locked
@@ -29,7 +29,7 @@ def start(config: Config, *, resume: bool, skip_step: int | None = None, quiet: 
 
 @contextmanager
 def saying_how_to_go_on(command: str) -> Iterator[None]:
-    """Prints the command that goes on with the run when anything ends it early: Ctrl-C, a kill or a fault."""
+    """Prints the command that resumes the run if Ctrl-C, a signal or a fault ends it early."""
     try:
         yield
     except BaseException:

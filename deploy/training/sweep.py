@@ -1,9 +1,9 @@
-"""`gagpo train --sweep NAME`: variants of one config, one run each, from one cold start, and one table.
+"""`gagpo train --sweep NAME`: trains one run per variant of a config, all from one cold start, and compares them.
 
     runs/<name>/<variant>/   a whole run: its folder, report and figures
     runs/<name>/sweep.json   the table, paired by game against the first variant; sweep.txt for people
 
-All variants share seed, tasks and the first one's cold start, so they differ in nothing but their overrides.
+All variants share the seed, the tasks and the first variant's cold start. They differ only in their overrides.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SWEEPS: dict[str, tuple[Variant, ...]] = {"ablations": ABLATIONS}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepLine:
-    """Success of one variant at its end, in [0, 1], and its paired gain over the first variant, which has none."""
+    """Final success of one variant, in [0, 1], and its paired gain over the first variant (None for the first)."""
 
     variant: str
     title: str
@@ -71,7 +71,7 @@ class SweepLine:
 
 
 def configs(config: Config, variants: Sequence[Variant]) -> dict[str, Config]:
-    """Returns the config of each variant's run. All but the first start from the first one's cold start.
+    """Returns the config of each variant's run. All later variants start from the first variant's cold start.
 
     Raises UserError if the runs could not be compared.
     """
@@ -79,7 +79,7 @@ def configs(config: Config, variants: Sequence[Variant]) -> dict[str, Config]:
         raise UserError("a sweep compares by evaluations, and this config asks for none", "set eval.panel=256")
     if RunFolder(config.run_dir).known():
         raise UserError(f"{config.run_dir} holds a single run", "give the sweep another name (name=...)")
-    # More cold start is not part of the table, and would double the time.
+    # The policy of more cold start is not in the table, and would double the time.
     shared = {"runs_dir": str(config.run_dir), "eval.compare_cold_start": False}
     made: dict[str, Config] = {}
     for variant in variants:
@@ -92,7 +92,7 @@ def configs(config: Config, variants: Sequence[Variant]) -> dict[str, Config]:
 
 
 def _check_variant(variant: Variant, config: Config) -> None:
-    """Refuses a variant that would train the same as the first one, because its estimator ignores what it sets."""
+    """Raises UserError if the estimator ignores a variant's overrides, so that it would train like the first."""
     from learner.credit.registry import keys_read
 
     credit = config.learner.credit
@@ -104,14 +104,16 @@ def _check_variant(variant: Variant, config: Config) -> None:
 
 
 def is_finished(config: Config) -> bool:
-    """Whether the run of exactly this config has its summary."""
+    """Whether a run of exactly this config has finished: its summary exists."""
     folder = RunFolder(config.run_dir)
     return folder.summary.exists() and load_config(folder.config_file) == config
 
 
 def run_sweep(config: Config, variants: Sequence[Variant], *, resume: bool, quiet: bool) -> list[SweepLine]:
-    """Makes one run after another, then the table. Raises ChildFailed with the name of a run that failed; those before
-    it stay."""
+    """Trains one variant after another, then writes the table. Finished runs are skipped.
+
+    Raises ChildFailed with the name of the run that failed; the runs before it are kept.
+    """
     made = configs(config, variants)
     for one in made.values():
         check_run(one, resume=resume)
@@ -147,7 +149,7 @@ def give_evaluations(folder: RunFolder, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def final(folder: RunFolder) -> list[dict[str, Any]]:
-    """Returns the evaluations that a run is judged by: the held-out games after RL, or else the end of the curve."""
+    """Returns the evaluations that a run is judged by: the held-out games after RL, else the curve's last one."""
     rows = read_evaluations(folder.evaluations)
     heldout = [row for row in rows if row["label"] == TRAINED]
     curve = sorted((row for row in rows if row["label"] not in TITLES), key=lambda row: row["step"])
@@ -155,7 +157,7 @@ def final(folder: RunFolder) -> list[dict[str, Any]]:
 
 
 def table(made: Mapping[str, Config], variants: Sequence[Variant]) -> list[SweepLine]:
-    """Returns lines by temperature and variant. A gain leaves out games that either side lost to a fault."""
+    """Returns the lines by temperature and variant. A gain uses only games that both runs finished without a fault."""
     first: dict[float, dict[str, float]] = {}
     lines: list[SweepLine] = []
     for variant in variants:
@@ -174,7 +176,7 @@ def table(made: Mapping[str, Config], variants: Sequence[Variant]) -> list[Sweep
 
 
 def as_text(lines: Sequence[SweepLine]) -> list[str]:
-    """Returns the table for people, a line each."""
+    """Returns the table as lines of text."""
     out = ["Success at the end, mean and 95% interval over games; gain over the first, paired by game:"]
     for line in lines:
         gain = "" if line.gain is None else f"  {line.gain:+6.1%} [{line.gain_low:+6.1%}, {line.gain_high:+6.1%}]"

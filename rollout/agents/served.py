@@ -41,7 +41,10 @@ class Endpoint:
 
 @asynccontextmanager
 async def agent_runner(settings: AgentSection, shared: dict[str, Any]) -> AsyncIterator[AgentRunner]:
-    """The player of a worker whose config names an agent, with its endpoint. `shared`: as EpisodeRunner has them."""
+    """Yields the runner of a worker whose config names an agent, and serves the agent's endpoint meanwhile.
+
+    `shared`: the arguments that EpisodeRunner takes.
+    """
     assert settings.name is not None
     async with endpoint() as served:
         yield AgentRunner(**shared, settings=settings, agent=find_agent(settings.name), endpoint=served)

@@ -1,1 +1,1 @@
-"""The loops that issue tickets, watch over processes and report."""
+"""The controller: it issues tickets, keeps the processes alive, evaluates and reports."""

@@ -1,11 +1,11 @@
-"""Chooses how many rollout workers and environment servers run, between the bounds of `autoscale`. Pure.
+"""Chooses how many rollout workers and environment servers run, between the bounds of `autoscale`. Pure functions.
 
-    role          more, in proportion                             fewer, one at a time
-    rollout       tickets waited for longer than the target       they hardly waited, and one fewer has the slots
-    environment   sessions, latency or 503s are above the target  one fewer would stay below half of it
+    role          grows in proportion if                         shrinks by one if
+    rollout       tickets wait longer than the target            the wait is below half of it, and one worker is spare
+    environment   sessions, latency or 503s exceed the target    one server fewer would stay below half of it
 
-A decision is made on what was seen since the last one, at most once in `autoscale.pause_seconds`: at staleness 0
-tickets come in bursts, so a single moment says little.
+A decision uses the load since the last decision. There is at most one in `autoscale.pause_seconds`: at staleness 0
+tickets come in bursts, so one moment says little.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from dataclasses import dataclass
 from services.config.autoscale import AutoscaleSection, Bounds
 
 LARGEST_STEP = 2.0
-"""A role at most doubles at once: what is measured while it grows is of the smaller one."""
+"""A role at most doubles at once, because the load was measured on the smaller number of members."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutLoad:
-    """Rollout workers since the last decision."""
+    """The load of all rollout workers since the last decision."""
 
     episodes: int
-    """Episodes that were started."""
+    """Number of episodes that were started."""
     wait_seconds: float
-    """Mean wait of their tickets."""
+    """Mean time in seconds that their tickets waited for a worker."""
     most_playing: int
-    """Most episodes in play at one moment, over all workers."""
+    """Highest number of episodes in play at one moment, over all workers."""
     slots: int
-    """Slots of one worker."""
+    """Number of slots of one worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentLoad:
-    """Environment servers since the last decision."""
+    """The load of all environment servers since the last decision."""
 
     requests: int
-    """Requests that were answered."""
+    """Number of requests that were answered."""
     seconds: float
-    """Mean time of a request."""
+    """Mean time of a request in seconds."""
     fill: float
-    """Sessions over the sessions that the servers could hold, at its highest."""
+    """Highest share of the servers' sessions that were in use at one moment."""
     refused: int
-    """Elements refused because a server was full."""
+    """Number of request elements that a full server refused."""
 
 
 def rollout_workers(now: int, load: RolloutLoad, rules: AutoscaleSection) -> int:
-    """Returns the number of rollout workers that is wanted; `now` is the present one."""
+    """Returns the wanted number of rollout workers. `now`: the present number."""
     bounds = rules.rollout
     if bounds is None or not load.episodes:
         return _within(now, bounds)
@@ -60,7 +60,7 @@ def rollout_workers(now: int, load: RolloutLoad, rules: AutoscaleSection) -> int
 
 
 def environment_servers(now: int, load: EnvironmentLoad, rules: AutoscaleSection) -> int:
-    """Returns the number of environment servers that is wanted; `now` is the present one."""
+    """Returns the wanted number of environment servers. `now`: the present number."""
     bounds = rules.env
     if bounds is None or not load.requests:
         return _within(now, bounds)

@@ -1,13 +1,14 @@
-"""The controller: issues tickets up to capacity, evaluates, drops what failed, and watches that the run moves.
+"""The controller issues tickets up to capacity, evaluates, drops failed groups, and stops a run that makes no progress.
 
-    loop (one tick, about 5 a second)   waits for                                     woken by
-    supervise                           a member's death                              poll
-    drop                                a ticket with its attempts used up            the store's list of failed groups
-    evaluate                            a due version live, then all its episodes     the version pointer, ready groups
+    loop (one tick, about 5 a second)   waits for                                     learns of it from
+    supervise                           the death of a member                         polling the members
+    drop                                a ticket without attempts left                the store's list of failed groups
+    evaluate                            a version that is due, then its episodes      the version pointer, ready groups
     issue                               issued - dropped < (trained steps + 1 + staleness) x groups_per_step
-    watchdog                            a count of the store or a turn to change      the clock
+    watch                               any progress: a store count, a turn           the clock
 
-One thread; every call has a deadline in the store or the member. All state that must survive is in the store.
+All loops run in one thread. Every call has a deadline, in the store or in the member. All state that must survive this
+process is in the store.
 """
 
 from __future__ import annotations
@@ -34,31 +35,31 @@ from services.telemetry.tickets import trace_drop, trace_issue
 TICK_S = 0.2
 MAX_FAILED_SHARE = 0.01
 MIN_FAILED_TO_STOP = 3
-"""One unlucky group in a short run is not a broken run."""
+"""A run is stopped only from this number of failed groups on: a single one does not make a short run broken."""
 QUARANTINE_AFTER = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
-    """The callbacks of the controller: the events that it reports, and the questions that it asks."""
+    """The callbacks of the controller: events that it reports, and questions that it asks."""
 
     note: Callable[[str], None]
     evaluated: Callable[[dict[str, Any], list[Episode]], None]
-    """One line of evaluations.jsonl and the episodes behind it."""
+    """Takes a row of evaluations.jsonl and its episodes."""
     task_type: Callable[[str], str]
     tick: Callable[[], None]
-    """Called once a tick: progress views read the run's folder here."""
+    """Called once per tick. Progress views read the run's folder in it."""
     dropped: Callable[[Drop, list[Episode]], object] = lambda *_: None
-    """A group that is about to be dropped, and the episodes it had finished: the store forgets them."""
+    """Takes a group that is about to be dropped, and its finished episodes, before the store forgets them."""
     playing: Callable[[str, int, int], object] = lambda *_: None
-    """An evaluation's label, its groups that are in, and all of them; whenever that moves."""
+    """Takes an evaluation's label, its number of finished groups and of all groups, whenever these change."""
     waits: Callable[[str], object] = lambda _: None
-    """Takes the name of something outside that the whole run waits for; "" once it goes on."""
+    """Takes a text that says which outside service the whole run waits for; "" once the run goes on."""
 
 
 @dataclass(kw_only=True)
 class Controller:
-    """See the module's table. `request` makes the evaluation of a version, or None when none is due at its step."""
+    """Runs the loops of the module's table. `request` returns the evaluation that is due for a version, or None."""
 
     config: Config
     store: Store
@@ -77,7 +78,7 @@ class Controller:
     _no_servers: bool = False
 
     def run(self, learner: Member) -> None:
-        """Until the learner has finished and the last evaluation is in. Raises Fault when stuck or broken."""
+        """Runs until the learner and the last evaluation have finished. Raises Fault if the run is stuck or broken."""
         self._moved_at = self.clock()
         self._eval_done = self.store.evaluated()
         while not (self.supervisor.finished(learner) and self._evaluation is None and not self._evaluate_due()):
@@ -85,7 +86,7 @@ class Controller:
             time.sleep(TICK_S)
 
     def tick(self) -> None:
-        """One round of every loop."""
+        """Runs each loop once."""
         self.store.renew(self.lease)
         self.supervisor.check()
         self.drop_failed()
@@ -95,7 +96,7 @@ class Controller:
         self.hooks.tick()
 
     def issue(self) -> None:
-        """Whole groups, in order, while there is capacity; never more than the run will train."""
+        """Issues whole groups in order while there is capacity, and never more groups than the run will train."""
         counts = self.store.counts()
         limit = capacity(self.config, counts.trained)
         avoid = frozenset(t for t, n in self._task_failures.items() if n >= QUARANTINE_AFTER)
@@ -108,7 +109,7 @@ class Controller:
             index += 1
 
     def drop_failed(self) -> None:
-        """Groups whose ticket used up its attempts are dropped; a task that does so twice is quarantined."""
+        """Drops groups with a ticket that has no attempts left. A task that fails twice is quarantined."""
         for failed in self.store.failed_groups():
             self.hooks.dropped(failed, self.store.episodes(failed.group))
             self.store.drop(self.lease, failed)
@@ -124,8 +125,10 @@ class Controller:
             self._refuse_too_many_failures(failed)
 
     def _refuse_too_many_failures(self, last: Drop) -> None:
-        """Counts the failures of this process's life alone. What the learner drops, over-age or uniform groups, is
-        no fault of the machinery."""
+        """Raises Fault if too many groups have failed since this process started.
+
+        Groups that the learner drops, because they are too old or without spread, are no failures.
+        """
         failed, issued = self._task_failures.total(), self.store.counts().issued
         if failed >= MIN_FAILED_TO_STOP and failed > MAX_FAILED_SHARE * issued:
             raise Fault(f"{failed} of {issued} groups failed, more than "
@@ -138,7 +141,7 @@ class Controller:
         return self.request(pointer[0])
 
     def evaluate(self) -> None:
-        """Evaluates a due version; the learner holds the next version back until it is marked as done."""
+        """Evaluates the version that is due. The learner publishes no other version until it is marked as evaluated."""
         if self._evaluation is None:
             request = self._evaluate_due()
             if request is None:
@@ -154,7 +157,7 @@ class Controller:
         self._evaluation = None
 
     def finish_evaluation(self, evaluation: Evaluation, episodes: list[Episode]) -> dict[str, Any]:
-        """Hands over the summary and returns it. Raises Fault when no episode at all came back."""
+        """Reports the summary and returns it. Raises Fault if not a single episode was finished."""
         if not episodes:
             raise Fault(f"evaluation {evaluation.request.label}: every one of its groups was dropped")
         summary = summarise(evaluation.request, episodes, dropped=evaluation.dropped, task_type=self.hooks.task_type)
@@ -163,13 +166,13 @@ class Controller:
         return summary
 
     def watch(self) -> None:
-        """Raises Fault, naming the loop that is stuck, when nothing has moved for supervision.stall_seconds."""
+        """Raises Fault if nothing has changed for supervision.stall_seconds. The message names the stuck part."""
         counts = self.store.counts()
         remaining = self._evaluation.remaining if self._evaluation else 0
         pointer = self.store.version()
         signature = (counts, remaining, pointer, self.supervisor.progress)
         if self._lacks_servers():
-            self._moved_at = self.clock()  # env.outage_seconds says how long this may last
+            self._moved_at = self.clock()  # env.outage_seconds limits how long this may last
             return
         if signature != self._signature or self.supervisor.waits:
             self._signature, self._moved_at = signature, self.clock()
@@ -179,15 +182,15 @@ class Controller:
         if self.clock() - self._moved_at < longest:
             return
         if counts.ready_groups >= self.config.learner.groups_per_step:
-            stuck = "the learner: enough groups are ready and none is taken"
+            stuck = "the learner: enough groups are ready, but it takes none"
         elif counts.outstanding_tickets:
-            stuck = f"the rollout workers: {counts.outstanding_tickets} tickets are outstanding and none is finished"
+            stuck = f"the rollout workers: {counts.outstanding_tickets} tickets are outstanding, but none is finished"
         else:
             stuck = "the learner: it neither trains nor publishes"
         raise Fault(f"no progress for {longest:.0f} s in {stuck}")
 
     def _lacks_servers(self) -> bool:
-        """Whether all rollout workers wait for environment servers; says so when that begins and when it ends."""
+        """Whether all rollout workers wait for environment servers. Reports when that begins and when it ends."""
         before, self._no_servers = self._no_servers, self.supervisor.lacks_servers
         if self._no_servers != before:
             self.hooks.waits("waiting for environment servers" if self._no_servers else "")
@@ -206,7 +209,7 @@ class Controller:
             self.telemetry.state("evaluating", f"evaluates {label}: waits for {left} groups")
 
     def evaluate_now(self, requests: list[EvalRequest]) -> list[dict[str, Any]]:
-        """Runs `requests` one after the other to their end, outside training; their summaries in order."""
+        """Runs `requests` one after the other, outside training. Returns their summaries in order."""
         summaries: list[dict[str, Any]] = []
         self._moved_at = self.clock()
         for request in requests:

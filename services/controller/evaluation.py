@@ -1,4 +1,4 @@
-"""Evaluation: tickets for one exact version over a fixed task set, and their result with an interval."""
+"""Runs an evaluation: issues tickets for one exact version on a fixed task set, and summarises the episodes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from services.telemetry.tickets import trace_issue
 
 
 class Evaluation:
-    """One request in flight: issue() once, then collect() until it gives the result.
+    """One evaluation that is running. Call issue() once, then collect() until it returns the episodes.
 
-    Issue is idempotent and group ids are fixed by the request, so a lost reply issues nothing twice.
+    Issuing is idempotent and the request fixes the group ids, so nothing is issued twice if a reply gets lost.
     """
 
     def __init__(self, store: Store, lease: Lease, request: EvalRequest, task_type: Callable[[str], str]) -> None:
@@ -30,20 +30,20 @@ class Evaluation:
         self._dropped: list[str] = []
 
     def issue(self) -> None:
-        """Puts all tickets into the stream; evaluation is outside the training capacity."""
+        """Issues all tickets at once. Evaluation does not count against the training capacity."""
         for group in self.request.tickets():
             tickets = typed(group, self._task_type)
             self._store.issue(self._lease, tickets, capacity=0)
             trace_issue(tickets)
 
     def group_dropped(self, group: str) -> None:
-        """Where `group` was of this evaluation, its task is missing from the result, and counted."""
+        """Counts `group` as dropped if it belongs to this evaluation. Its task will be missing from the result."""
         if group in self._pending:
             self._pending.discard(group)
             self._dropped.append(group)
 
     def collect(self) -> list[Episode] | None:
-        """All episodes once every group is ready or dropped, else None."""
+        """Returns all episodes once every group is ready or dropped, else None."""
         arrived = self._pending.intersection(self._store.ready("eval"))
         for group in sorted(arrived):
             self._episodes.extend(self._store.episodes(group))
@@ -54,17 +54,17 @@ class Evaluation:
 
     @property
     def remaining(self) -> int:
-        """Groups not yet in."""
+        """Number of groups that are neither finished nor dropped."""
         return len(self._pending)
 
     @property
     def dropped(self) -> int:
-        """Groups that a fault took away."""
+        """Number of groups that were dropped because of a fault."""
         return len(self._dropped)
 
 
 def clear(store: Store, lease: Lease) -> None:
-    """Ends what an earlier life of the run left of its evaluations: the version that they name died with it."""
+    """Drops unfinished evaluations of an earlier process of the run. The weights that they name no longer exist."""
     for group in store.outstanding_groups():
         if group.startswith("eval/"):
             store.drop(lease, Drop(group=group, task="", reason="the run was started again"))
@@ -72,7 +72,7 @@ def clear(store: Store, lease: Lease) -> None:
 
 
 def success_by_task(episodes: list[Episode]) -> dict[str, float]:
-    """Mean success of each task over its samples."""
+    """Returns the mean success of each task over its samples."""
     wins: dict[str, list[float]] = defaultdict(list)
     for episode in episodes:
         wins[episode.ticket.task].append(float(episode.won))
@@ -81,9 +81,9 @@ def success_by_task(episodes: list[Episode]) -> dict[str, float]:
 
 def summarise(request: EvalRequest, episodes: list[Episode], *, dropped: int,
               task_type: Callable[[str], str]) -> dict[str, Any]:
-    """One line of evaluations.jsonl: mean success with its 95% interval over tasks, by type, lengths in steps.
+    """Returns one row of evaluations.jsonl: mean success with its 95% interval over tasks, by task type, and lengths.
 
-    task_score: the mean of the environment's own score over episodes; null where it has none.
+    Lengths are in turns. task_score: mean of the environment's own score over episodes, null if it has no score.
     """
     by_task = success_by_task(episodes)
     by_type: dict[str, list[float]] = defaultdict(list)

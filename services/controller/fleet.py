@@ -1,4 +1,4 @@
-"""The members of one role in the number that is wanted: new ones are added, and those beyond it are drained."""
+"""Keeps the members of one role at the wanted number: adds members that are missing and drains those beyond it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Kind = TypeVar("Kind", bound=Member)
 
 
 class Fleet(Generic[Kind]):
-    """Members with the numbers 0, 1, 2, ... `make` creates the one with a number.
+    """Members with the numbers 0, 1, 2, ... `make(number)` creates the member with that number.
 
-    A number is free again once its member is gone: a draining one keeps its name, its port and its heartbeats.
+    A draining member keeps its number, because it keeps its name, its port and its heartbeats until it is gone.
     """
 
     def __init__(self, supervisor: Supervisor, make: Callable[[int], Kind]) -> None:
@@ -25,16 +25,16 @@ class Fleet(Generic[Kind]):
 
     @property
     def wanted(self) -> int:
-        """The number of members that stay."""
+        """Number of members that are not draining."""
         return len(self._kept)
 
     @property
     def members(self) -> list[Kind]:
-        """The members that stay, by number."""
+        """Members that are not draining, in the order of their numbers."""
         return [self._kept[index] for index in sorted(self._kept)]
 
     def want(self, count: int) -> None:
-        """Adds members, or drains those with the highest numbers, until `count` stay."""
+        """Adds members, or drains those with the highest numbers, until `count` are not draining."""
         self._leaving = {index: one for index, one in self._leaving.items() if self._supervisor.watches(one)}
         while len(self._kept) < count:
             index = next(i for i in range(count + len(self._leaving)) if i not in self._kept and i not in self._leaving)

@@ -11,38 +11,38 @@ class End(NamedTuple):
     reason: str
     """Empty if it finished its work."""
     killed: bool = False
-    """It was killed, lost or given up, and did not say why itself."""
+    """Whether the member was killed, lost or given up, so that it could not say why it ended."""
 
 
 class Member(Protocol):
-    """One process, or a gang that lives and dies together."""
+    """One process, or a gang: several processes that start and end together."""
 
     name: str
     role: str
-    """Members of one role can stand in for each other: `environment`, `rollout`, `learner`."""
+    """One of `environment`, `rollout`, `learner`. Members of one role can replace each other."""
     beat: str | None
-    """The name of its heartbeats; None: it sends none."""
+    """Name of the member's heartbeats; None if it sends none."""
 
     def start(self) -> None:
-        """Begins to start, without waiting. Whatever it raises counts as a death; a UserError ends the run."""
+        """Starts the member without waiting for it. Any exception counts as a death, but a UserError ends the run."""
         ...
 
     def ready(self) -> bool:
-        """For members without heartbeats: whether it answers."""
+        """Whether the member answers. Called only for members without heartbeats."""
         ...
 
     def lacks(self) -> str:
-        """Returns the resources that the cluster lacks to place it, or "" once it has a place. Called until ready."""
+        """Returns the resources that the cluster lacks for this member, "" once it has a place. Called until ready."""
         ...
 
     def poll(self) -> End | None:
-        """None while it lives or waits for a place. Raises UserError if it met a user's mistake."""
+        """Returns None while the member lives or waits for a place. Raises UserError if it found a user's mistake."""
         ...
 
     def drain(self) -> None:
-        """Asks it to finish its work, take nothing new, and end. It is stopped if that takes too long."""
+        """Asks the member to finish its work, take no new work, and end. It is stopped if that takes too long."""
         ...
 
     def stop(self) -> None:
-        """Idempotent; never raises for a member that is gone already."""
+        """Ends the member. May be called again, and never raises for a member that has already ended."""
         ...

@@ -13,10 +13,10 @@ REASON = "skipped by --skip-step"
 
 
 def skip_step(store: Store, lease: Lease, step: int, *, keep: Callable[[Drop, list[Episode]], object]) -> list[Drop]:
-    """Takes the manifest of `step` back and drops its groups, so that the step trains on other ones.
+    """Withdraws the manifest of `step` and drops its groups, so that the step trains on other groups.
 
     `keep` gets each drop with its episodes before the store forgets them. Raises UserError if the step has no manifest,
-    or if later steps or a checkpoint build on it.
+    or if later steps or a checkpoint depend on it.
     """
     counts = store.counts()
     if not counts.retired_step < step == counts.last_step:

@@ -1,17 +1,18 @@
-"""Keeps the members of a run alive: a member that dies is started again, after pauses that grow with its deaths.
+"""Keeps the members of a run alive: it restarts a member that dies, after pauses that grow with its deaths.
 
-The supervisor knows nothing of Ray or subprocesses; deploy/members/ wraps each kind as a Member.
+The supervisor does not depend on Ray or subprocesses: deploy/members/ wraps each kind of process as a Member.
 
-- A member is *ready* once it gives a sign of life. It counts as dead when it ends, when it is not ready within
-  supervision.start_seconds, and when it was ready and is then silent for supervision.silence_seconds.
-- After its first death within ten minutes a member is started at once, after the next ones with pauses of 1, 2, 4, ...
-  seconds, up to supervision.longest_pause_seconds. From the third on it is *sick*. The others go on without it.
-- A member that has no place on the cluster waits for one, and says after PLACE_S what the cluster lacks.
-- Three things end the run: a user's mistake, a role whose members failed twice with the same words before any of them
-  was ever ready, and a role without a ready member that found no place within supervision.place_seconds. A process
-  that was killed, or lost with its node, has said nothing: it is only started again.
+- A member is *ready* once it has sent a heartbeat, or has answered if it sends none. It counts as dead if it ends, if
+  it is not ready within supervision.start_seconds, or if it was ready and is silent for supervision.silence_seconds.
+- After its first death within ten minutes a member is restarted at once. Before the next restarts the supervisor pauses
+  for 1, 2, 4, ... seconds, up to supervision.longest_pause_seconds. From its third death on, the member is *sick*. The
+  other members go on without it.
+- A member that has no place on the cluster waits for one. After PLACE_S it reports what the cluster lacks.
+- Three things end the run: a user's mistake; a role whose members failed twice with the same message before any of them
+  was ever ready; and a role without a ready member that found no place within supervision.place_seconds. A process
+  that was killed, or lost with its node, gave no message, so it is only restarted.
 
-No call waits: starting and ending show at the next check.
+No call blocks: starts and ends show at the next check.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ from services.telemetry.heartbeat import NO_SERVERS, all_do
 WINDOW_S = 600.0
 SICK_AFTER = 3
 LOOK_S = 2.0
-"""Heartbeats come as often as this, and reading them costs a round trip."""
+"""Seconds between two reads of the heartbeats. They are sent as often, and each read is a round trip to the store."""
 STALE_BEATS = 2
-"""The first heartbeats after a start may be the last ones of the life before, read late."""
+"""Heartbeats after a start that do not count: they may be the last ones of the member's former process, read late."""
 LONGEST_GAP_S = 5.0
-"""At most so much silence is counted between two looks: members are not silent while the supervisor looks away."""
+"""Most seconds of silence that are counted between two reads. A supervisor that was blocked cannot hear heartbeats."""
 PLACE_S = 20.0
-"""A place on a busy cluster takes some seconds. After so many, the member says what it waits for."""
+"""Seconds after which a member reports that it waits for a place. Some seconds are normal on a busy cluster."""
 Beats = Callable[[], Mapping[str, Mapping[str, Any]]]
 """The last heartbeat of each living process, by name."""
 
 
 class Supervisor:
-    """Starts members in order, starts them again when they die, stops them in reverse order."""
+    """Starts members in order, restarts them when they die, and stops them in reverse order."""
 
     def __init__(self, report: Callable[[str], None], settings: SupervisionSection, *, beats: Beats = dict,
                  clock: Callable[[], float] = time.monotonic) -> None:
@@ -57,7 +58,7 @@ class Supervisor:
         self._worked: set[str] = set()
         self._first_words: dict[str, str] = {}
         self.total_restarts = 0
-        """Starts after a death, of all members."""
+        """Number of restarts after a death, over all members."""
 
     def add(self, member: Member) -> None:
         """Starts `member` and watches it from now on."""
@@ -71,27 +72,27 @@ class Supervisor:
         member.stop()
 
     def retire(self, member: Member) -> None:
-        """Lets `member` finish what it does, and forgets it then. One that is not ready has nothing to finish."""
+        """Lets `member` finish its work, then forgets it. A member that is not ready is stopped at once."""
         watched = next(w for w in self._watched if w.member is member)
         if not watched.ready:
             self.remove(member)
             return
         watched.drains_at = self._clock()
-        self._report(f"{member.name} finishes what it does and leaves")
+        self._report(f"{member.name} finishes its work and leaves")
         member.drain()
 
     def watches(self, member: Member) -> bool:
-        """Whether `member` was added and has not gone."""
+        """Whether the supervisor still watches `member`, which may be draining."""
         return any(w.member is member for w in self._watched)
 
     def wait(self, role: str) -> None:
-        """Until all members of `role` are ready. Raises as `check` does."""
+        """Waits until all members of `role` are ready. Raises the same errors as `check`."""
         while any(not w.ready for w in self._watched if w.member.role == role):
             self.check()
             time.sleep(0.1)
 
     def check(self) -> None:
-        """Looks after each member once. Raises UserError, or the Fault of a role that cannot start."""
+        """Checks each member once. Raises a member's UserError, or Fault if a role cannot start."""
         now = self._clock()
         gap = self._look(now)
         for watched in list(self._watched):
@@ -114,7 +115,7 @@ class Supervisor:
                 watched.finished = True
 
     def _look(self, now: float) -> float:
-        """Reads the heartbeats when they are due. Returns the seconds to count as silence of who sent none."""
+        """Reads the heartbeats if they are due. Returns the seconds of silence of a member that has sent none since."""
         gap = now - self._looked_at
         if gap < LOOK_S:
             return 0.0
@@ -122,7 +123,7 @@ class Supervisor:
         return min(gap, LONGEST_GAP_S)
 
     def _let_go(self, watched: Watched, now: float) -> None:
-        """Forgets a draining member once it has ended, however it did, or when it has taken too long."""
+        """Forgets a draining member once it has ended for any reason. Stops it if that takes too long."""
         assert watched.drains_at is not None
         end, late = watched.member.poll(), now - watched.drains_at > self._settings.drain_seconds
         if end is None and not late:
@@ -133,14 +134,14 @@ class Supervisor:
         self._stop(watched.member)
 
     def _wants_a_place(self, watched: Watched, now: float) -> bool:
-        """Whether it has no place on the cluster yet. Raises Fault if its whole role has waited for too long."""
+        """Whether the member has no place on the cluster yet. Raises Fault if its whole role has waited too long."""
         lacks = "" if watched.ready else watched.member.lacks()
         if not lacks:
             if watched.told:
                 self._report(f"{watched.member.name} has its place")
             watched.unplaced_at, watched.told = None, False
             return False
-        watched.changed_at = now  # the time to start begins with a place
+        watched.changed_at = now  # start_seconds count from when it has its place
         if watched.unplaced_at is None:
             watched.unplaced_at = now
         waited, role = now - watched.unplaced_at, watched.member.role
@@ -153,19 +154,19 @@ class Supervisor:
         return True
 
     def was_ready(self, member: Member) -> bool:
-        """Whether `member` has given a sign of life, in this life or in an earlier one."""
+        """Whether `member` was ever ready, also before a restart."""
         return any(w.worked for w in self._watched if w.member is member)
 
     @property
     def beats(self) -> Mapping[str, Mapping[str, Any]]:
-        """The last heartbeat of each living process, by name, as they were read last."""
+        """The last heartbeat of each living process, by name, from the latest read."""
         return self._beats
 
     def _has_ready(self, role: str) -> bool:
         return any(w.ready and w.drains_at is None for w in self._watched if w.member.role == role)
 
     def _overdue(self, watched: Watched, now: float, gap: float) -> End | None:
-        """The end of a member that hangs: one that is alive and gives no sign of it."""
+        """Returns the end of a member that hangs: its process lives but is not ready in time, or sends no heartbeat."""
         settings = self._settings
         if self._gave_a_sign(watched):
             watched.ready = watched.worked = True
@@ -221,12 +222,12 @@ class Supervisor:
         self._first_words[member.role] = words
 
     def finished(self, member: Member) -> bool:
-        """True once `member` ended its work by itself."""
+        """Whether `member` has finished its work and ended by itself."""
         return any(w.finished for w in self._watched if w.member is member)
 
     @property
     def waits(self) -> bool:
-        """Whether some role has no member that is ready: then the run waits for one and cannot move."""
+        """Whether some role has no ready member. Then the run waits for one and cannot make progress."""
         roles = {w.member.role: False for w in self._watched}
         for watched in self._watched:
             roles[watched.member.role] |= (watched.ready or watched.finished) and watched.drains_at is None
@@ -234,7 +235,7 @@ class Supervisor:
 
     @property
     def progress(self) -> dict[str, float]:
-        """When each process got something done last, as its last heartbeat says: a turn, an update, a learner step."""
+        """Time of each process's last progress (a turn, an update, a learner step), from its last heartbeat."""
         return {name: float(beat.get("progress", 0.0)) for name, beat in self._beats.items() if name != "controller"}
 
     @property
@@ -243,7 +244,7 @@ class Supervisor:
         return all_do(self._beats, "rollout", NO_SERVERS)
 
     def states(self) -> dict[tuple[str, State], int]:
-        """How many members of each role are in each state."""
+        """Returns the number of members in each state, by role and state."""
         roles = {w.member.role for w in self._watched}
         counts: dict[tuple[str, State], int] = {(r, s): 0 for r in roles for s in STATES}
         for watched in self._watched:
@@ -260,7 +261,7 @@ class Supervisor:
         return "starting" if watched.unplaced_at is None else "unplaced"
 
     def sick(self) -> list[str]:
-        """One line for each member that dies again and again."""
+        """Returns one line for each sick member."""
         now = self._clock()
         return [f"{w.member.name} died {len(w.deaths)} times in {WINDOW_S / 60:.0f} minutes, last: {w.last}"
                 + (f"; starts again in {max(0.0, w.changed_at - now):.0f} s" if w.paused else "")
@@ -271,7 +272,7 @@ class Supervisor:
         return recent >= SICK_AFTER
 
     def stop(self) -> None:
-        """Stops all members, last started first; a failure to stop one does not spare the others."""
+        """Stops all members, the last started first. If one cannot be stopped, the others are stopped all the same."""
         while self._watched:
             self._stop(self._watched.pop().member)
 

@@ -15,14 +15,14 @@ from services.telemetry.tickets import reason_class
 
 
 def capacity(config: Config, trained: int) -> int:
-    """Training groups that may be issued and not dropped: never more than the run will train."""
+    """Returns how many training groups, without dropped ones, may be issued: never more than the run will train."""
     learner = config.learner
     steps = trained // learner.groups_per_step
     return min(steps + 1 + learner.staleness, config.steps) * learner.groups_per_step
 
 
 class Telemetry:
-    """Wraps the pulse of the controller; what it is told is thread-safe."""
+    """The controller's pulse: its metrics and its present activity. All methods are thread-safe."""
 
     def __init__(self) -> None:
         self.pulse = Pulse("controller", "controller")
@@ -30,7 +30,7 @@ class Telemetry:
         self.pulse.meters("gagpo_controller_progress_timestamp_seconds").set_to_current_time()
 
     def state(self, name: str, doing: str) -> None:
-        """Sets the present activity of the controller: one of the declared states, and a text."""
+        """Sets the controller's present activity: `name` is one of the declared states, `doing` a text for people."""
         states = CATALOGUE["gagpo_controller_state"].labels["state"]
         assert isinstance(states, tuple)
         for state in states:
@@ -38,17 +38,17 @@ class Telemetry:
         self.pulse.doing(doing)
 
     def moved(self, version: str) -> None:
-        """Some count of the store has changed. `version`: the current one's short name."""
+        """Records progress: a count of the store has changed. `version`: short name of the current version."""
         self.pulse.progressed()
         self.pulse.holds(version)
         self.pulse.meters("gagpo_controller_progress_timestamp_seconds").set_to_current_time()
 
     def dropped(self, reason: str) -> None:
-        """A group was dropped here."""
+        """Counts a group that the controller has dropped."""
         self.pulse.meters("gagpo_groups_dropped_total", reason=reason_class(reason)).inc()
 
     def evaluated(self, summary: Mapping[str, Any]) -> None:
-        """One line of evaluations.jsonl."""
+        """Exports an evaluation. `summary`: a row of evaluations.jsonl."""
         meters = self.pulse.meters
         meters("gagpo_eval_step").set(summary["step"])
         meters("gagpo_eval_episode_length_steps").set(summary["episode_length"])
@@ -57,7 +57,7 @@ class Telemetry:
             meters("gagpo_eval_success_ratio", task_type=task_type).set(rate)
 
     def fill(self, store: Store, config: Config, supervisor: Supervisor) -> None:
-        """Before a heartbeat: the counts of the store, which other processes move too."""
+        """Updates the metrics from the store's counts, which other processes change too. Called before a heartbeat."""
         counts, backlog, meters = store.counts(), store.backlog(), self.pulse.meters
         meters.follow("gagpo_store_groups_issued_total", counts.issued)
         meters.follow("gagpo_store_groups_trained_total", counts.trained)
@@ -81,5 +81,5 @@ class Telemetry:
 
 
 def free_capacity(config: Config, counts: Counts) -> int:
-    """Training groups that may be issued now."""
+    """Returns how many more training groups may be issued now."""
     return max(0, capacity(config, counts.trained) - counts.issued + counts.dropped)

@@ -1,4 +1,4 @@
-"""Which task the next group plays, and its tickets: pure functions of the run's seed and the group's index."""
+"""Chooses the task of each group and makes its tickets. All are pure functions of the run's seed and group index."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from services.seeds import seed_for
 
 
 def train_group(index: int) -> str:
-    """Group ids sort in order of issue."""
+    """Returns the id of training group `index`. Ids sort in the order of issue."""
     return f"train/{index:08d}"
 
 
 def typed(tickets: Sequence[Ticket], task_type: Callable[[str], str]) -> list[Ticket]:
-    """The same group's, with its task's type."""
+    """Returns the tickets of one group with their task's type filled in."""
     found = task_type(tickets[0].task)
     return [msgspec.structs.replace(ticket, task_type=found) for ticket in tickets]
 
 
 class TaskStream:
-    """An endless sequence of training tasks: each pass over the task set is a new permutation, fixed by the seed.
+    """An endless sequence of training tasks. Each pass over the task set is a new permutation, fixed by the seed.
 
-    Indexing is random access, so a restarted controller goes on where the store says that issue stopped.
+    Any index can be read directly, so a restarted controller continues at the next group that the store names.
     """
 
     def __init__(self, tasks: Sequence[str], seed: int) -> None:
@@ -56,11 +56,11 @@ class TrainTickets:
     tasks: TaskStream
 
     def group(self, index: int, *, dropped: int, avoid: frozenset[str] = frozenset()) -> list[Ticket]:
-        """Tickets of group `index` after `dropped` groups were dropped.
+        """Returns the tickets of group `index`. `dropped`: number of groups dropped so far.
 
-        min_step is the version that the learner will hold when it consumes the group, less the staleness allowed:
-        at staleness 0 no group is sampled before the weights that it will train are live. A quarantined task
-        (`avoid`) is passed over for the nearest later one.
+        min_step is the step of the version that the learner will hold when it consumes the group, minus the allowed
+        staleness. At staleness 0, a group is sampled only from the weights that it will train. If the group's task is
+        quarantined (in `avoid`), the group plays the next task that is not.
         """
         learner = self.config.learner
         consumed_at = (index - dropped) // learner.groups_per_step
@@ -87,7 +87,7 @@ class EvalRequest:
     """One evaluation: a fixed task set, one exact version, one temperature."""
 
     label: str
-    """Label of the evaluation, unique in a run, and part of the group ids: `step-00010`, `panel-cold`."""
+    """Label of the evaluation, such as `step-000010` or `panel-cold`. Unique in a run, and part of the group ids."""
     version: Version
     split: str
     tasks: tuple[str, ...]
@@ -98,11 +98,14 @@ class EvalRequest:
     max_steps: int
 
     def group(self, index: int) -> str:
-        """Id of the group that plays task `index`."""
+        """Returns the id of the group that plays task `index`."""
         return f"eval/{self.label}/{self.temperature:g}/{index:05d}"
 
     def tickets(self) -> list[list[Ticket]]:
-        """A group per task. Seeds do not depend on the label: two versions meet the same games with the same draws."""
+        """Returns the tickets of each task's group.
+
+        Seeds do not depend on the label, so two versions play the same games with the same random draws.
+        """
         return [
             [
                 Ticket(

@@ -1,4 +1,4 @@
-"""One member as the supervisor sees it."""
+"""The supervisor's record of one member."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ STATES: tuple[State, ...] = get_args(State)
 
 @dataclass
 class Watched:
-    """A member, and what the supervisor knows of it."""
+    """A member, and the supervisor's knowledge of it. Times are seconds of the supervisor's clock."""
 
     member: Member
     changed_at: float
-    """When it was started, or when it will be."""
+    """Time of the member's last start, or of its next start while `paused`."""
     paused: bool = True
     ready: bool = False
     worked: bool = False
-    """Whether it was ever ready."""
+    """Whether the member was ever ready."""
     finished: bool = False
     silence: float = 0.0
     beat_at: float | None = None
-    """Time of its last heartbeat, by its own clock."""
+    """Time of the member's last heartbeat, by the member's own clock."""
     heard: int = 0
-    """Heartbeats since it was started."""
+    """Number of heartbeats since the last start."""
     deaths: deque[float] = field(default_factory=deque)
     """Times of the deaths within WINDOW_S."""
     last: str = ""
     unplaced_at: float | None = None
-    """Since when it waits for a place on the cluster."""
+    """Time since which the member waits for a place on the cluster."""
     told: bool = False
-    """Whether it was said that it waits for a place."""
+    """Whether it was reported that the member waits for a place."""
     drains_at: float | None = None
-    """Since when it drains; None: it stays."""
+    """Time since which the member drains; None if it does not."""

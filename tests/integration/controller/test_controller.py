@@ -262,8 +262,8 @@ def test_evaluation_failures_quarantine_nothing(world):
 
 
 @pytest.mark.parametrize(("moves", "stuck"), [
-    (("tick",), r"the rollout workers: 4 tickets are outstanding and none is finished"),
-    (("tick", "play"), r"the learner: enough groups are ready and none is taken"),
+    (("tick",), r"the rollout workers: 4 tickets are outstanding, but none is finished"),
+    (("tick", "play"), r"the learner: enough groups are ready, but it takes none"),
     ((), r"the learner: it neither trains nor publishes"),
 ])
 def test_the_watchdog_names_the_loop_that_is_stuck(world, moves, stuck):

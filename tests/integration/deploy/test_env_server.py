@@ -154,7 +154,7 @@ def test_a_killed_server_is_started_again_at_its_address(server: EnvServer):
     second = pid_of(server)
     assert second != first
     assert notes[0].startswith("environment server 0 died (killed by SIGKILL, as the kernel does when memory is short: "
-                               "env.memory_gb lowers what it holds; ")
+                               "env.memory_gb lowers its memory; ")
     supervisor.stop()
     assert not psutil.pid_exists(second)
 

@@ -75,11 +75,11 @@ def issue(store: Store, lease, group: str, *, size: int = 4, min_step: int = 0, 
 async def working(world: SimpleNamespace, name: str = "rollout-0", text: type[TokenText] = TokenText):
     """A worker that runs while the block does; what ends it earlier fails the test. It is `world.worker`."""
     async with EnvClient([world.url], timeout_s=3, outage_s=60) as client:
-        player = EpisodeRunner(worker=name, engine=world.engine, env=client, env_engine="corridor 1", text=text(),
+        runner = EpisodeRunner(worker=name, engine=world.engine, env=client, env_engine="corridor 1", text=text(),
                         limits=Limits(prompt_tokens=64, response_tokens=8, reward_scale=10.0))  # fmt: skip
         # A store of its own, as a process of its own would have: its first claim takes back what the dead one held.
         store = Store(world.redis_url, world.run)
-        worker = RolloutWorker(name, store=store, engine=world.engine, player=player, fetch=world.shelf.fetch,
+        worker = RolloutWorker(name, store=store, engine=world.engine, runner=runner, fetch=world.shelf.fetch,
                                settings=SETTINGS)
         world.worker, task = worker, asyncio.create_task(worker.run())
         try:

@@ -231,7 +231,8 @@ def test_a_port_in_use_is_refused():
 
 def test_a_dead_ray_is_refused_from_the_config_and_from_the_environment(monkeypatch: pytest.MonkeyPatch):
     address = f"127.0.0.1:{free_port()}"
-    expected = f"no Ray cluster answers at {address} ([Errno 111] Connection refused); start one, or unset RAY_ADDRESS"
+    expected = (f"no Ray cluster answers at {address} ([Errno 111] Connection refused); "
+                "start a cluster, or unset RAY_ADDRESS")
     assert refusal(f"ray.address={address}").startswith(expected)
     monkeypatch.setenv("RAY_ADDRESS", address)
     assert refusal().startswith(expected)

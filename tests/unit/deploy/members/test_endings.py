@@ -25,12 +25,12 @@ def test_a_kill_for_want_of_memory_says_who_held_it_and_which_key_lowers_ours():
     assert end.reason == (
         "killed by Ray because its machine ran out of memory (15.2GB of 16.0GB used); most is held by process 4711 "
         "with 9.51 GB: python -c hoard everything that there is on this machine ...; "
-        "learner.token_budget lowers what it holds")
+        "learner.token_budget lowers its memory")
 
 
 def test_a_child_that_was_killed_said_nothing_itself():
     end = of_exit(-9, "it said nothing", "environment")
-    assert end == ("killed by SIGKILL, as the kernel does when memory is short: env.memory_gb lowers what it holds; "
+    assert end == ("killed by SIGKILL, as the kernel does when memory is short: env.memory_gb lowers its memory; "
                    "it said nothing", True)
     assert of_exit(1, "error: no such file", "environment") == ("exit code 1; error: no such file", False)
 

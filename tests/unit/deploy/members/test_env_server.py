@@ -85,7 +85,7 @@ def test_servers_that_play_another_version_than_results_would_name_are_refused(p
         return str(error.value)
 
     assert refusal(token=None) == (
-        f"{url} asks for another token; set {ENV_TOKEN_VARIABLE} or env.token_file to the one that it has")
+        f"{url} asks for another token; set {ENV_TOKEN_VARIABLE} or env.token_file to the server's token")
     preflight.check_versions([url], env="toy", engine="corridor 1", token="secret")
     assert refusal(engine="corridor 2") == (
         f"{url} plays toy by corridor 1, and this config toy by corridor 2; give both the same settings and packages")

@@ -68,7 +68,7 @@ def test_a_member_that_takes_too_long_to_leave_is_stopped(crew: Crew):
     assert crew.want(1) == []
     crew.now = 61.0
     assert crew.want(1) == ["stop worker 1"]
-    assert crew.notes == ["worker 1 finishes what it does and leaves", "worker 1 was stopped after 60 s"]
+    assert crew.notes == ["worker 1 finishes its work and leaves", "worker 1 was stopped after 60 s"]
 
 
 def test_a_draining_member_that_dies_is_not_started_again(crew: Crew):
