@@ -24,6 +24,8 @@ CONTEXT_GIB = 1.0
 """CUDA context and NCCL buffers of a learner rank. vLLM's own are in ENGINE_GIB. An estimate, not yet measured."""
 HEAD_ROOM = 0.05
 """Share of a card that must stay free, for what the allocator cannot use."""
+ADAPTER_RANK = 16
+"""Rank of the adapters that a refusal proposes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +185,28 @@ def _changes(config: Config) -> Iterator[tuple[str, Config]]:
     if shares_a_card(config):
         yield "rollout.gpus=1 and learner.gpus=1, on two GPUs", config.model_copy(update={
             "rollout": rollout.model_copy(update={"gpus": 1}), "learner": learner.model_copy(update={"gpus": 1})})
-    for ranks in range(learner.ranks + 1, 8 * learner.ranks + 1):
-        yield f"learner.ranks={ranks}", trained(ranks=ranks)
+    else:
+        for ranks in range(learner.ranks + 1, 8 * learner.ranks + 1):
+            yield f"learner.ranks={ranks}", trained(ranks=ranks)
     for parallel in (2, 4, 8):
         yield f"rollout.tensor_parallel={parallel}", sampled(tensor_parallel=parallel, gpus=1)
+    yield from _slower_changes(config)
+
+
+def _slower_changes(config: Config) -> Iterator[tuple[str, Config]]:
+    """Yields what makes each update slower (moments in host memory), then what trains fewer weights (adapters).
+
+    Both compute activations twice, and take a smaller KV cache if they must.
+    """
+    rollout, learner = config.rollout, config.learner
+    adapters = learner.lora.model_copy(update={"rank": ADAPTER_RANK})
+    options = (("learner.offload=true", {"offload": True}), (f"learner.lora.rank={ADAPTER_RANK}", {"lora": adapters}))
+    for text, keys in options:
+        trained = learner.model_copy(update=keys)
+        yield text, config.model_copy(update={"learner": trained})
+        twice = trained.model_copy(update={"checkpointing": True})
+        yield f"{text} and learner.checkpointing=true", config.model_copy(update={"learner": twice})
+        for cache in (rollout.kv_cache_gb / 2, rollout.kv_cache_gb / 4):
+            smaller = rollout.model_copy(update={"kv_cache_gb": cache, "gpu_memory": None})
+            yield (f"{text}, learner.checkpointing=true and rollout.kv_cache_gb={cache:g}, without rollout.gpu_memory",
+                   config.model_copy(update={"learner": twice, "rollout": smaller}))

@@ -14,7 +14,7 @@ from deploy.runs.configs import load_config
 from services.config.tree import Config
 from services.errors import UserError
 
-ONE, FOUR = Cards(1, 80 * 10**9), Cards(4, 80 * 10**9)
+ONE, FOUR, LARGE = Cards(1, 80 * 10**9), Cards(4, 80 * 10**9), Cards(1, 141 * 10**9)
 
 
 def config(models: dict[str, Path], *keys: str, size: str = "1.5b") -> Config:
@@ -57,6 +57,11 @@ def test_a_machine_without_a_gpu_is_told_so_and_a_cluster_is_left_to_its_schedul
     ("7b", ["rollout.gpus=1", "learner.gpus=1", "learner.ranks=2"], FOUR, "learner.ranks=3"),
     ("32b", ["rollout.gpus=1", "learner.gpus=1", "learner.ranks=24", "rollout.kv_cache_gb=30"],
      Cards(32, 80 * 10**9), "rollout.tensor_parallel=2"),
+    ("7b", ["rollout.kv_cache_gb=10"], LARGE, "set learner.offload=true"),
+    ("7b", ["rollout.kv_cache_gb=10", "learner.checkpointing=false"], LARGE,
+     "set learner.offload=true and learner.checkpointing=true"),
+    ("7b", [], LARGE, "set learner.offload=true, learner.checkpointing=true and rollout.kv_cache_gb=10"),
+    ("7b", [], ONE, "set learner.lora.rank=16"),
     ("32b", [], ONE, "use more or larger GPUs"),
 ])
 def test_what_does_not_fit_is_refused_with_the_key_that_makes_it_fit(

@@ -46,15 +46,23 @@ def test_a_preset_fits_the_hardware_that_it_names(preset: Path, models: dict[str
     assert all(seat.total < 0.95 * found.gib for seat in plan.seats)
 
 
+def test_adapters_train_7b_on_the_smaller_card(models: dict[str, Path]):
+    """As the header of alfworld-7b-one-gpu says."""
+    keys = [f"model.path={models['7b']}", "learner.lora.rank=16", "hardware=1x80"]
+    config = load_config("alfworld-7b-one-gpu", keys)
+    gpu_checks.check_gpus(config, cards.named(config), private=True)
+
+
 def test_all_hardware_is_named_by_some_preset():
     assert {load_config(preset).hardware for preset in PRESETS} - {None} == HARDWARE
 
 
 @pytest.mark.parametrize(("preset", "shown"), [
-    ("alfworld-1.5b", "1 x learner and sampler"), ("alfworld-7b", "3 x learner"), ("alfworld-32b", "8 x sampler")])
+    ("alfworld-1.5b", "1 x learner and sampler"), ("alfworld-7b", "3 x learner"), ("alfworld-32b", "8 x sampler"),
+    ("alfworld-7b-one-gpu", "1 x learner and sampler")])
 def test_a_laptop_prints_the_plan_of_a_preset(preset: str, shown: str, models: dict[str, Path], tmp_path: Path,
                                               capsys: pytest.CaptureFixture[str]):
-    size = preset.removeprefix("alfworld-")
+    size = preset.split("-")[1]
     keys = [f"model.path={models[size]}", f"runs_dir={tmp_path}"]
     assert cli.main(["train", "--config", preset, *keys, "--dry-run"]) == 0
     text = capsys.readouterr().out
