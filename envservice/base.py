@@ -26,6 +26,11 @@ class Outcome:
     done: bool = False
     won: bool = False
     info: dict[str, str | int | float | bool] = field(default_factory=dict[str, str | int | float | bool])
+    state: str = ""
+    """The environment's own id of the state, in words of its choice, for the state key `environment`. Equal ids in one
+    task mean equal states. Empty: the environment gives none. It is never shown to the policy."""
+    unchanged: bool = False
+    """Whether the environment says that the action changed nothing, as an inadmissible one does in ALFWorld."""
 
     def admits(self, action: str) -> bool:
         """Says whether the action is listed. `<words>` in a listed action, as in `search[<query>]`, match any text.

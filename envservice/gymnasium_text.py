@@ -25,8 +25,8 @@ _SEED = re.compile("[0-9]{8}")
 class TextGame(Protocol):
     """The part of gymnasium.Env that is used, with text for observations and actions.
 
-    Of `info` two keys are read: `admissible_actions`, a list of texts, and `won`, by default whether the game
-    terminated with a reward.
+    Of `info` four keys are read: `admissible_actions`, a list of texts; `won`, by default whether the game terminated
+    with a reward; `state_id`, the game's own name of its state; `unchanged`, whether the action changed nothing.
     """
 
     def reset(self, *, seed: int) -> tuple[str, dict[str, Any]]: ...
@@ -43,13 +43,14 @@ class TextSession:
 
     def reset(self) -> Outcome:
         text, info = self._game.reset(seed=self._seed)
-        return Outcome(observation=text, admissible_actions=_admissible(info))
+        return Outcome(observation=text, admissible_actions=_admissible(info), state=str(info.get("state_id", "")))
 
     def step(self, action: str) -> Outcome:
         text, reward, terminated, truncated, info = self._game.step(action)
         won = bool(info.get("won", terminated and reward > 0))
         return Outcome(observation=text, admissible_actions=_admissible(info), reward=float(reward),
-                       done=bool(terminated or truncated), won=won)
+                       done=bool(terminated or truncated), won=won, state=str(info.get("state_id", "")),
+                       unchanged=bool(info.get("unchanged", False)))
 
 
 class TextEnvironment:

@@ -20,7 +20,7 @@ from envservice.base import ParsedAction, Turn
 from envservice.client.client import EnvClient, EpisodeHandle, Result
 from rollout.prompt_renderer import PromptRenderer
 from services.errors import EnvFault, ReplayDiverged
-from services.records import Episode, EpisodeEnd, PlayedTurn, Step, Ticket
+from services.records import Episode, EpisodeEnd, PlayedTurn, Step, Ticket, choices_digest
 from services.seeds import seed_for
 from services.telemetry.tracing import span
 
@@ -88,6 +88,7 @@ class EpisodeRunner:
             ticket=ticket, steps=steps, won=now.won, end=("won" if now.won else "lost") if now.done else end,
             worker=self.worker, attempt=attempt, seconds=time.monotonic() - started, engine=self.env_engine,
             replays=game.replays, final_observation=now.observation, task_score=score_of(now),
+            final_choices=choices_digest(now.admissible_actions), final_state=now.state,
         )  # fmt: skip
 
     async def _sample(self, prompt: list[int], ticket: Ticket, *, turn: int) -> Sample:
@@ -108,6 +109,7 @@ class EpisodeRunner:
             observation=now.observation, prompt_ids=np.array(prompt, dtype=np.int32), response_ids=sample.ids,
             logprobs=sample.logprobs, spans=sample.spans, action=answer.action, valid=answer.valid,
             admissible=now.admits(answer.action), reward=after.reward * self.limits.reward_scale,
+            choices=choices_digest(now.admissible_actions), state=now.state, unchanged=after.unchanged,
         )  # fmt: skip
 
 

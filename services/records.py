@@ -6,6 +6,8 @@ Every record is frozen and keyword-only; proto/ holds their JSON Schemas, frozen
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -95,6 +97,12 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the action was in the list of admissible actions, or there was no list."""
     reward: float
     """Environment reward times env.reward_scale."""
+    choices: str = ""
+    """Digest of the admissible actions before the action (choices_digest). Empty if there was no list."""
+    state: str = ""
+    """The environment's own id of s_t. Empty if it gave none."""
+    unchanged: bool = False
+    """Whether the environment said that the action changed nothing."""
 
 
 class PlayedTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,6 +138,10 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
     """The environment's own score at the end, in its own units (`task_score` of its last info). None: no score."""
     final_observation: str = ""
     """Raw feedback after the last action: the state in which an episode was cut off. Empty in older records."""
+    final_choices: str = ""
+    """Digest of the admissible actions after the last action (choices_digest)."""
+    final_state: str = ""
+    """The environment's own id of the state after the last action."""
 
     @property
     def oldest_step(self) -> int:
@@ -161,6 +173,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Ids in training order."""
     drops: list[Drop]
     """All drops since the previous manifest."""
+
+
+def choices_digest(actions: Sequence[str]) -> str:
+    """Returns 16 hexadecimal digits of a list of admissible actions, in any order. An empty list gives ""."""
+    if not actions:
+        return ""
+    return hashlib.blake2b(msgspec.json.encode(sorted(actions)), digest_size=8).hexdigest()
 
 
 def _encode_array(value: Any) -> Any:

@@ -223,25 +223,33 @@ def _step(row: dict[str, Any], result: str | None) -> StepView:
 
 
 def credit_input(group: Group, options: CreditSection) -> dict[str, Any]:
-    """Returns the group as input of `gagpo credit`. States are texts, which it pools by the same `--state-key`. For the
-    key `prompt`, which needs tokens, they are the run's own keys."""
+    """Returns the group as input of `gagpo credit`. States are texts, which it pools by the same `--state-key`. If the
+    keys are made of more than texts (prompts, admissible actions, `stay`), they are the run's own keys."""
+    texts = _pools_texts(options)
+
     def state(step: StepView) -> str:
-        return (step.state or "") if options.state_key == "prompt" else step.observation
+        return step.observation if texts else step.state or ""
 
     episodes: list[dict[str, Any]] = []
     for episode in group.episodes:
         episodes.append({"steps": [{"state": state(step), "action": step.action, "reward": step.reward,
                                     "invalid": not step.valid} for step in episode.steps]})
-        if options.state_key != "prompt" and episode.end in ("turns", "context") and episode.final_observation:
+        if texts and episode.end in ("turns", "context") and episode.final_observation:
             episodes[-1]["final_state"] = episode.final_observation
     return {"episodes": episodes}
+
+
+def _pools_texts(options: CreditSection) -> bool:
+    from learner.credit.state_keys import TEXT_KEYS
+
+    return options.state_key in TEXT_KEYS and not options.stay
 
 
 def credit_options(options: CreditSection) -> Sequence[str]:
     """Returns the options of `gagpo credit` with the run's values, where they differ from the defaults."""
     given = options.model_dump()
-    if given["state_key"] == "prompt":
-        given["state_key"] = "observation"  # the run's keys take the place of the texts
+    if not _pools_texts(options):
+        given |= {"state_key": "observation", "stay": False}  # the run's keys take the place of the texts
     if given["normalize"] == "batch":
         given["normalize"] = "none"  # one group cannot be normalised over others, so compare Â
     words: list[str] = []

@@ -25,13 +25,18 @@ BARS = 64
 Parts = dict[str, "np.ndarray"]
 
 
+def trained_files(run: Path) -> list[Path]:
+    """Returns the archive files of a run's learner steps, in order."""
+    names = ((path, FILE_NAME.fullmatch(path.name)) for path in (run / "episodes").glob("step-*.parquet"))
+    return sorted(path for path, name in names if name and name[2] is None)
+
+
 def advantages(run: Path) -> tuple[Parts, list[str]]:
     """Returns part -> advantages of all turns trained on in it, [N], or {} if no archive has them, and a warning for
     each archive file that cannot be read."""
     import numpy as np
 
-    names = ((path, FILE_NAME.fullmatch(path.name)) for path in (run / "episodes").glob("step-*.parquet"))
-    files = sorted(path for path, name in names if name and name[2] is None)
+    files = trained_files(run)
     quarter = math.ceil(len(files) / 4)
     found: Parts = {}
     warnings: list[str] = []

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from deploy.report import advantages, tables
+from deploy.report import advantages, state_sizes, tables
 from deploy.report.figures import FIGURES, PAPER, pyplot, save, write_figures
 from deploy.report.runs import Compared, ReportedRun, applicable, compare_runs, read_run
 from deploy.runs.comparison import TITLES, Comparison, compare
@@ -124,9 +124,13 @@ def _before_and_after(comparison: Comparison) -> str:
 def _numbers(compared: Compared, design: tables.Design) -> list[str]:
     """Returns tables of means, of differences, and of turns by the size of their state group."""
     sizes = tables.means_grid(compared.records, replace(design, columns=tables.SIZES))
+    by_key = tables.Grid(head=state_sizes.HEAD, rows=state_sizes.rows(compared.paths), note=(
+        f"Shares of the turns of the last {state_sizes.FILES} learner steps, by the size that their state group has or "
+        "would have under another key."))
     grids = {"Results": tables.means_grid(compared.records, design),
              "Differences": tables.differences_grid(compared.records, design),
-             "Steps by the size of their state group": sizes if any(any(row[2:]) for row in sizes.rows) else None}
+             "Steps by the size of their state group": sizes if any(any(row[2:]) for row in sizes.rows) else None,
+             "States by key": by_key}
     return [f"<h2>{title}</h2><p>{html.escape(grid.note)}</p>{_grid(grid.head, grid.rows)}"
             for title, grid in grids.items() if grid and grid.rows]
 

@@ -93,14 +93,15 @@ def unreadable(path: Path, error: Exception) -> str:
 
 
 def read_columns(files: Iterable[Path], columns: Sequence[str]) -> tuple[list[pa.Table], list[str]]:
-    """Returns these columns of the readable archive files, and a warning for each other file."""
+    """Returns the readable archive files with those of the columns that each has, and a warning for each other file."""
     import pyarrow.parquet as pq
 
     tables: list[pa.Table] = []
     warnings: list[str] = []
     for path in files:
         try:
-            tables.append(pq.read_table(path, columns=list(columns)))
+            known = pq.read_schema(path).names
+            tables.append(pq.read_table(path, columns=[name for name in columns if name in known]))
         except (OSError, ValueError) as error:  # pyarrow's errors are among these
             warnings.append(unreadable(path, error))
     return tables, warnings

@@ -17,7 +17,9 @@ VERSION = "1"
 class OwnSession:
     """One play of one game."""
 
-    def __init__(self, game: Game) -> None:
+    def __init__(self, game: Game, *, tells_state: bool = False) -> None:
+        """`tells_state`: outcomes carry the exact state, which no real environment would tell."""
+        self._tells_state = tells_state
         self._state = rules.WorldState(game)
         self._commands = rules.commands(self._state)
 
@@ -29,12 +31,12 @@ class OwnSession:
     def step(self, action: str) -> Outcome:
         command = self._commands.get(action.strip())
         if command is None:
-            return self._outcome(text.NOTHING_HAPPENS)
+            return self._outcome(text.NOTHING_HAPPENS, unchanged=True)
         rules.apply(self._state, command)
         self._commands = rules.commands(self._state)
         return self._outcome(text.feedback(self._state, command))
 
-    def _outcome(self, observation: str, *, started: bool = True) -> Outcome:
+    def _outcome(self, observation: str, *, started: bool = True, unchanged: bool = False) -> Outcome:
         won = rules.won(self._state)
         return Outcome(
             observation=observation,
@@ -42,4 +44,6 @@ class OwnSession:
             reward=float(won and started),
             done=won and started,
             won=won,
+            state=rules.digest(self._state) if self._tells_state else "",
+            unchanged=unchanged,
         )

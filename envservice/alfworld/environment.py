@@ -35,12 +35,14 @@ class AlfworldEnvironment:
         *,
         engine: Literal["own", "textworld"] = "own",
         task_types: Collection[str] = TASK_TYPES,
+        tells_state: bool = False,
     ) -> None:
         """Raises UserError if the engine is `textworld` and it is not installed."""
         self.name = games.name
         self.engine = engine
         self.version = own.VERSION if engine == "own" else require_textworld()
         self._games = games
+        self._tells_state = tells_state
         self._types = frozenset(task_types)
         self._lists: dict[str, list[str]] = {}
         self._origins: dict[str, bytes] = {}  # splits overlap, and to read thousands of files takes seconds
@@ -82,7 +84,7 @@ class AlfworldEnvironment:
     def open(self, task: str) -> Session:
         if self.engine == "textworld":
             return TextworldSession(json.loads(self._games.content(task)))
-        return own.OwnSession(self._parsed(task))
+        return own.OwnSession(self._parsed(task), tells_state=self._tells_state)
 
     def content(self, task: str) -> bytes:
         """Reads the game file. Raises as `open` does."""
@@ -127,4 +129,5 @@ def data_folder(env: EnvSection) -> Path | None:
 
 
 def _environment(games: Games, env: EnvSection) -> AlfworldEnvironment:
-    return AlfworldEnvironment(games, engine=env.alfworld.engine, task_types=env.alfworld.task_types)
+    return AlfworldEnvironment(games, engine=env.alfworld.engine, task_types=env.alfworld.task_types,
+                               tells_state=env.alfworld.exact_state)

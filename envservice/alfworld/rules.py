@@ -7,6 +7,10 @@ reach together; a lamp never goes off; an object in a closed receptacle can be s
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+
 from envservice.alfworld.game import Game
 
 Command = tuple[str, str, str]
@@ -116,6 +120,16 @@ def apply(state: WorldState, command: Command) -> None:
             state.traits[_MAKES[verb]] |= {first}
             if verb in _UNMAKES:
                 state.traits[_UNMAKES[verb]] -= {first}
+
+
+def digest(state: WorldState) -> str:
+    """Returns 32 hexadecimal digits of everything that later commands, sentences and the goal depend on."""
+    def pairs(held: Mapping[str, Iterable[str]]) -> list[tuple[str, list[str]]]:
+        return sorted((name, sorted(ids)) for name, ids in held.items() if ids)
+
+    facts = [state.location, state.held, sorted(state.opened), pairs(state.contents), pairs(state.object_locations),
+             pairs(state.traits), pairs(state.left)]
+    return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
 
 
 def _take(state: WorldState, item: str, receptacle: str) -> None:

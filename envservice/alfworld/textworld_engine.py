@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any
 
+from envservice.alfworld.text import NOTHING_HAPPENS
 from envservice.base import Outcome
 from services.errors import UserError
 
@@ -74,6 +75,7 @@ class TextworldSession:
             reward=float(reward),
             done=bool(done),
             won=bool(state["won"]),
+            unchanged=state["feedback"] == NOTHING_HAPPENS,
         )
 
 

@@ -245,10 +245,11 @@ def _size(answer: Answer) -> int:
 
 
 def _encode(outcome: Outcome, digest: str) -> Answer:
+    told = {"state": outcome.state, "unchanged": outcome.unchanged}
     body = msgspec.json.encode({
         "observation": outcome.observation, "admissible_actions": outcome.admissible_actions,
         "reward": float(outcome.reward), "done": outcome.done, "won": outcome.won, "info": outcome.info,
-        "digest": digest,
+        **{name: value for name, value in told.items() if value}, "digest": digest,
     })
     return Answer(body, digest, outcome.done)
 

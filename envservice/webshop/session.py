@@ -60,6 +60,8 @@ class WebshopSession:
             bought = self._click(argument)
             if bought is not None:
                 return self._bought(bought)
+        else:
+            return self._outcome(unchanged=True)
         return self._outcome()
 
     def _search(self, query: str) -> None:
@@ -119,12 +121,12 @@ class WebshopSession:
     def _clickables(self) -> list[str]:
         return pages.clickables(self._state, attributes=self._shop.show_attributes)
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self, *, unchanged: bool = False) -> Outcome:
         clicks = [f"click[{thing}]" for thing in self._clickables()]
         return Outcome(
             observation=pages.render(self._state, self._shop.observation, attributes=self._shop.show_attributes),
             admissible_actions=[SEARCH_ACTION, *clicks] if self._state.page == "index" else clicks,
-            info={"task_score": 0.0})
+            info={"task_score": 0.0}, unchanged=unchanged)
 
 
 def parse_action(action: str) -> tuple[str, str]:

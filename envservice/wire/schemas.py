@@ -54,6 +54,10 @@ class StepResult(WireModel):
     done: bool
     won: bool
     info: dict[str, str | int | float | bool]
+    state: str = ""
+    """The environment's own id of the state. Empty if it gives none."""
+    unchanged: bool = False
+    """Whether the environment says that the action changed nothing."""
     digest: str
 
 

@@ -1,10 +1,12 @@
 """State keys: which steps of a group share a value (`learner.credit.state_key`).
 
-    observation  equal raw feedback texts, character by character (paper, section 3)
-    prompt       equal prompt tokens: all that the policy saw, its history and its choices included
-    normalized   texts that are equal once case, white space, punctuation and numbers are folded
-    similarity   greedy clusters of texts by difflib's ratio (GiGPO's option for noisy text)
-    embedding    greedy clusters of texts by the cosine of counted character trigrams
+    observation             equal raw feedback texts, character by character (paper, section 3)
+    observation+admissible  equal texts and equal sets of admissible actions: nearly the true state in text games
+    environment             equal ids that the environment itself gives (Outcome.state)
+    prompt                  equal prompt tokens: all that the policy saw, its history and its choices included
+    normalized              texts that are equal once case, white space, punctuation and numbers are folded
+    similarity              greedy clusters of texts by difflib's ratio (GiGPO's option for noisy text)
+    embedding               greedy clusters of texts by the cosine of counted character trigrams
 
 A key is 32 hexadecimal digits over (group, task, what stands for the step). For a key of texts that is a text: pooled
 texts have the same stand-in, chosen among all texts of the group. Steps of two groups or two tasks never share a key.
@@ -15,6 +17,9 @@ k, whoever finished first); the other keys do not.
 
 The state that an episode's budget cut it off in takes part after all others, so it moves no step to another cluster
 and no step's value. A prompt was never made of it: `prompt` has no key for it.
+
+With `stay`, a step after an action that changed nothing (Step.unchanged) has the key of the step before it, whatever
+its text says. Such an action then leads back to its own state, and its credit is what the lost turn costs there.
 """
 
 from __future__ import annotations
@@ -32,7 +37,8 @@ import numpy as np
 import numpy.typing as npt
 
 from services.config.tree import CreditSection
-from services.records import Episode
+from services.errors import UserError
+from services.records import Episode, Step
 
 Pool = Callable[[Sequence[str], float], dict[str, str]]
 """(distinct texts in order of appearance, threshold) -> each text's stand-in. A text may look back, never ahead."""
@@ -40,6 +46,7 @@ CUT: tuple[str, ...] = ("turns", "context")
 """Ends that a budget brought about, not the game."""
 BUCKETS = 4096
 """Number of buckets that trigrams are hashed into."""
+LISTED_KEY = "observation+admissible"
 CLUSTERED = frozenset({"similarity", "embedding"})
 """The keys that compare texts by the threshold `learner.credit.similarity`."""
 
@@ -56,7 +63,8 @@ class Keys:
 
 def keys_of_group(group: Sequence[Episode], options: CreditSection) -> Keys:
     """Keys of the K episodes of one group, in their order."""
-    return KEYS[options.state_key](group, options)
+    found = KEYS[options.state_key](group, options)
+    return stayed(found, [[step.unchanged for step in episode.steps] for episode in group]) if options.stay else found
 
 
 def pooled(rows: Sequence[Sequence[str]], cuts: Iterable[str], pool: Pool, threshold: float) -> dict[str, str]:
@@ -74,9 +82,40 @@ def state_key(group: str, task: str, anchor: str | bytes) -> str:
     return digest.hexdigest()
 
 
-def _text_keys(pool: Pool, group: Sequence[Episode], options: CreditSection) -> Keys:
-    rows = [[step.observation for step in episode.steps] for episode in group]
-    cuts = [episode.final_observation if episode.end in CUT else "" for episode in group]
+def stayed(found: Keys, unchanged: Sequence[Sequence[bool]]) -> Keys:
+    """Returns the keys with which an action that changed nothing leads back to its own state.
+
+    `unchanged` says for each step, [episode][step], whether its action changed nothing.
+    """
+    steps, cut_in = [list(row) for row in found.steps], list(found.cut_in)
+    for i, (row, same) in enumerate(zip(steps, unchanged, strict=True)):
+        for t in range(1, len(row)):
+            if same[t - 1]:
+                row[t] = row[t - 1]
+        if same[-1] and cut_in[i] is not None:
+            cut_in[i] = row[-1]
+    return Keys(steps=steps, cut_in=cut_in)
+
+
+@dataclass(frozen=True, slots=True)
+class StateText:
+    """The text that stands for a step, and for the state after the last step of an episode ("": there is none)."""
+
+    of_step: Callable[[Step], str]
+    of_end: Callable[[Episode], str]
+
+
+def _environment(group: Sequence[Episode], options: CreditSection) -> Keys:
+    for episode in group:
+        if not all(step.state for step in episode.steps):
+            raise UserError(f"learner.credit.state_key=environment, and the environment gave {episode.ticket.task} no "
+                            "state", "choose another state key (ALFWorld: or set env.alfworld.exact_state=true)")
+    return _text_keys(StateText(lambda step: step.state, lambda episode: episode.final_state), exact, group, options)
+
+
+def _text_keys(words: StateText, pool: Pool, group: Sequence[Episode], options: CreditSection) -> Keys:
+    rows = [[words.of_step(step) for step in episode.steps] for episode in group]
+    cuts = [words.of_end(episode) if episode.end in CUT else "" for episode in group]
     stand_in = pooled(rows, filter(None, cuts), pool, options.similarity)
     steps: list[list[str]] = []
     cut_in: list[str | None] = []
@@ -152,7 +191,7 @@ def embedding(texts: Sequence[str], threshold: float) -> dict[str, str]:
 
 
 def fold(text: str) -> str:
-    """Words in lower case, one space between them, `#` for each that holds a digit.
+    """StateText in lower case, one space between them, `#` for each that holds a digit.
 
     In order: Unicode's compatibility form (NFKC) and case folding; numbers with inner . , : / become one digit, so
     that 1,299.00 is one number; all but letters and digits parts words; a word with a digit (7, 1st, b07xyz3) is `#`.
@@ -191,7 +230,16 @@ def _greedy(texts: Sequence[str], resembles: Callable[[int, npt.NDArray[np.intp]
     return stand_in
 
 
+def listed(observation: str, choices: str) -> str:
+    """Joins an observation and the digest of its admissible actions, which is hexadecimal or empty. "" stays ""."""
+    return f"{choices}\n{observation}" if observation else ""
+
+
+OBSERVED = StateText(lambda step: step.observation, lambda episode: episode.final_observation)
+LISTED = StateText(lambda step: listed(step.observation, step.choices),
+               lambda episode: listed(episode.final_observation, episode.final_choices))
 TEXT_KEYS: dict[str, Pool] = {
     "observation": exact, "normalized": normalized, "similarity": similarity, "embedding": embedding}
 KEYS: dict[str, Callable[[Sequence[Episode], CreditSection], Keys]] = {
-    "prompt": _prompt_keys, **{name: partial(_text_keys, pool) for name, pool in TEXT_KEYS.items()}}
+    "prompt": _prompt_keys, LISTED_KEY: partial(_text_keys, LISTED, exact), "environment": _environment,
+    **{name: partial(_text_keys, OBSERVED, pool) for name, pool in TEXT_KEYS.items()}}

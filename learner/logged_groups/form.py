@@ -1,9 +1,10 @@
 """The form of a logged group, and its credit.
 
-    {"id": "task 7", "episodes": [{"steps": [{"state": "hall", "action": "go north", "reward": 1, "invalid": false}],
-                                   "final_state": "kitchen"}]}
+    {"id": "task 7", "episodes": [{"steps": [{"state": "hall", "action": "go north", "reward": 1, "invalid": false,
+                                              "admissible": ["go north", "look"], "unchanged": false}],
+                                   "final_state": "kitchen", "final_admissible": ["go south", "look"]}]}
 
-`id`, `action`, `invalid` and `final_state` may be left out.
+All but `episodes`, `steps`, `state` and `reward` may be left out.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ import numpy as np
 from pydantic import ValidationError
 
 from learner.credit.registry import estimator
-from learner.credit.state_keys import TEXT_KEYS, pooled
+from learner.credit.state_keys import LISTED_KEY, TEXT_KEYS, Keys, exact, listed, pooled, stayed
 from learner.credit.types import Credit, CreditStep, Estimator
 from services.config.tree import CreditSection
 from services.errors import UserError
+from services.records import choices_digest
 
 Reward = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]
 """A number whose square is still one."""
@@ -37,6 +39,10 @@ class LoggedStep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=Fa
     """For people: credit does not read it."""
     invalid: bool = False
     """Malformed output, which the penalty touches."""
+    admissible: list[str] | None = None
+    """The admissible actions before the action, for the state key `observation+admissible`."""
+    unchanged: bool = False
+    """Whether the action changed nothing, for the option `stay`."""
 
 
 class LoggedEpisode(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -45,6 +51,8 @@ class LoggedEpisode(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     steps: Annotated[list[LoggedStep], msgspec.Meta(min_length=1)]
     final_state: str | None = None
     """The text in which a budget cut the episode off; None: the game ended."""
+    final_admissible: list[str] | None = None
+    """The admissible actions there."""
 
 
 class LoggedGroup(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -113,10 +121,19 @@ def _needs_only_the_input(name: str, chosen: Estimator) -> None:
 
 def _steps(group: LoggedGroup, options: CreditSection) -> list[list[CreditStep]]:
     """Steps as the estimators see them; a pooled state goes by the text that stands for it."""
-    rows = [[step.state for step in episode.steps] for episode in group.episodes]
-    finals = [episode.final_state for episode in group.episodes]
-    state = pooled(rows, (text for text in finals if text is not None), TEXT_KEYS[options.state_key],
+    def text(state: str, admissible: Sequence[str] | None) -> str:
+        return listed(state, choices_digest(admissible or ())) if options.state_key == LISTED_KEY else state
+
+    rows = [[text(step.state, step.admissible) for step in episode.steps] for episode in group.episodes]
+    finals = [None if episode.final_state is None else text(episode.final_state, episode.final_admissible)
+              for episode in group.episodes]
+    state = pooled(rows, (final for final in finals if final is not None), TEXT_KEYS.get(options.state_key, exact),
                    options.similarity)
-    return [[CreditStep(state=state[step.state], reward=step.reward, invalid=step.invalid,
-                        cut_in=state[final] if final is not None and step is episode.steps[-1] else None)
-             for step in episode.steps] for episode, final in zip(group.episodes, finals, strict=True)]
+    keys = Keys(steps=[[state[word] for word in row] for row in rows],
+                cut_in=[None if final is None else state[final] for final in finals])
+    if options.stay:
+        keys = stayed(keys, [[step.unchanged for step in episode.steps] for episode in group.episodes])
+    return [[CreditStep(state=key, reward=step.reward, invalid=step.invalid,
+                        cut_in=cut if step is episode.steps[-1] else None)
+             for step, key in zip(episode.steps, row, strict=True)]
+            for episode, row, cut in zip(group.episodes, keys.steps, keys.cut_in, strict=True)]

@@ -18,7 +18,7 @@ from rollout.prompt_renderer import PromptRenderer
 from services.config.tree import AgentSection
 from services.errors import AgentFault, UserError
 from services.process.own_code import imported
-from services.records import Episode, EpisodeEnd, PlayedTurn, Ticket
+from services.records import Episode, EpisodeEnd, PlayedTurn, Ticket, choices_digest
 
 if TYPE_CHECKING:
     from rollout.agents.served import Endpoint
@@ -69,6 +69,8 @@ class AgentRunner:
             ticket=ticket, steps=llm.steps, won=won, end=_end(llm, world, won=won), worker=self.worker, attempt=attempt,
             seconds=time.monotonic() - started, engine=self.env_engine, replays=game.replays,
             final_observation="" if last is None else last.observation,
+            final_choices="" if last is None else choices_digest(last.admissible_actions),
+            final_state="" if last is None else last.state,
             task_score=None if last is None else score_of(last))
 
     async def _run(self, ticket: Ticket, llm: AgentSession, world: AgentWorld) -> None:

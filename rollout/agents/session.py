@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from envservice.base import Outcome
 from rollout.agents.tool_calls import ParsedAnswer, parse_calls
 from rollout.prompt_renderer import PromptRenderer
 from services.chat import Message
 from services.errors import Fault
-from services.records import EpisodeEnd, Step, Ticket
+from services.records import EpisodeEnd, Step, Ticket, choices_digest
 from services.seeds import seed_for
 
 if TYPE_CHECKING:
@@ -67,8 +68,8 @@ class AgentSession:
     """Address of this episode for clients of OpenAI's API; with `api_key` it is all that they need."""
     api_key: str = ""
     steps: list[Step] = field(default_factory=list)
-    state: str | None = None
-    """The state that the environment is in, once the agent has looked. It is the anchor of the next calls' credit."""
+    seen: Outcome | None = None
+    """The environment's latest outcome, once the agent has looked. It is the state of the next calls' credit."""
     admitted: bool = True
     won: bool | None = None
     """Set by whoever gives the reward; None: the environment knows."""
@@ -95,15 +96,16 @@ class AgentSession:
                                                f"{self.prompt_tokens}")
         if self.over is not None:
             raise self.over
-        anchor = state or self.state or _written(messages)
+        seen = self.seen or Outcome(observation=_written(messages), admissible_actions=[])
         number, self._begun = self._begun, self._begun + 1
         sample = await self._sample(prompt, number, min(max_tokens or self.response_tokens, self.response_tokens))
         text = self.text.opening + self.text.decode(sample.ids.tolist())
         answer = ChatAnswer(text=text, parsed=parse_calls(text), prompt_tokens=len(prompt), sample=sample)
         self.steps.append(Step(
-            observation=anchor, prompt_ids=np.array(prompt, dtype=np.int32), response_ids=sample.ids,
+            observation=state or seen.observation, prompt_ids=np.array(prompt, dtype=np.int32), response_ids=sample.ids,
             logprobs=sample.logprobs, spans=sample.spans, action=text, admissible=True, reward=0.0,
-            valid=answer.parsed.whole and sample.finished == "stop"))
+            valid=answer.parsed.whole and sample.finished == "stop",
+            choices="" if state else choices_digest(seen.admissible_actions), state=state or seen.state))
         return answer
 
     async def _sample(self, prompt: list[int], number: int, max_tokens: int) -> Sample:
@@ -126,10 +128,11 @@ class AgentSession:
         last = self.steps[-1]
         self.steps[-1] = msgspec.structs.replace(last, reward=last.reward + reward * self.reward_scale)
 
-    def acted(self, action: str, *, admissible: bool) -> None:
-        """Notes the action that the newest step led to."""
+    def acted(self, action: str, *, admissible: bool, unchanged: bool = False) -> None:
+        """Notes the action that the newest step led to, and whether it changed nothing."""
         if self.steps:
-            self.steps[-1] = msgspec.structs.replace(self.steps[-1], action=action, admissible=admissible)
+            self.steps[-1] = msgspec.structs.replace(
+                self.steps[-1], action=action, admissible=admissible, unchanged=unchanged)
 
     @property
     def total_reward(self) -> float:

@@ -27,7 +27,7 @@ class AgentWorld:
         except EnvFault as fault:
             self.llm.fault = fault
             raise
-        self.steps, self.llm.state = 0, state_of(self.last)
+        self.steps, self.llm.seen = 0, self.last
         return self.last
 
     async def step(self, action: str) -> Result:
@@ -47,16 +47,10 @@ class AgentWorld:
             self.llm.fault = fault
             raise
         self.steps += 1
-        self.llm.acted(action, admissible=before.admits(action))
+        self.llm.acted(action, admissible=before.admits(action), unchanged=after.unchanged)
         if after.reward:
             self.llm.earn(after.reward)
-        self.last, self.llm.state = after, state_of(after)
+        self.last, self.llm.seen = after, after
         if self.steps == self.max_steps and not after.done:  # the next call would have no turn to act in
             self.llm.over = self.llm.over or EpisodeOver("turns", f"{self.max_steps} turns are used up (env.max_steps)")
         return after
-
-
-def state_of(outcome: Result) -> str:
-    """The text that stands for a state: the environment's own `state_id`, else what it says."""
-    named = outcome.info.get("state_id")
-    return outcome.observation if named is None else str(named)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 LARGEST = 2**53
 """Largest whole number in a config. JSON readers that use floats would change a larger one."""
@@ -38,6 +38,15 @@ class AlfworldSection(Section):
     task_types: tuple[Literal["pick", "look", "clean", "heat", "cool", "two"], ...] = (
         "pick", "look", "clean", "heat", "cool", "two")
     """Task types to play."""
+    exact_state: bool = False
+    """For research: outcomes carry the engine's exact state, for `learner.credit.state_key=environment`. The policy
+    never sees it. A real environment would not tell it, so results with it are an upper bound. Needs engine=own."""
+
+    @model_validator(mode="after")
+    def _told(self) -> AlfworldSection:
+        if self.exact_state and self.engine != "own":
+            raise ValueError(f"exact_state needs engine=own, and engine={self.engine} does not tell its state")
+        return self
 
 
 class WebshopSection(Section):

@@ -104,8 +104,12 @@ class CreditSection(Section):
     """GRPO, RLOO, group baselines, GiGPO's episode term: means are over the turns of a group (rows) or its episodes."""
     omega: float = Field(default=1.0, ge=0)
     """GiGPO: weight of the step-level term."""
-    state_key: Literal["observation", "prompt", "normalized", "similarity", "embedding"] = "observation"
+    state_key: Literal["observation", "observation+admissible", "environment", "prompt", "normalized", "similarity",
+                       "embedding"] = "observation"
     """Which turns count as the same state and share a value (learner/credit/state_keys.py)."""
+    stay: bool = False
+    """Whether a turn after an action that changed nothing is in the state of the turn before it, whatever its text. The
+    environment says what changed nothing: ALFWorld answers "Nothing happens.", WebShop shows the same page."""
     similarity: float = Field(default=0.95, gt=0, lt=1)
     """Least similarity of two states that count as the same, for the keys `similarity` and `embedding`."""
 

@@ -50,6 +50,25 @@ def test_any_other_id_is_unknown(task: str):
             ask(task)
 
 
+class Door:
+    """It opens once and tells its state."""
+
+    def reset(self, *, seed=None, options=None):
+        self._open = False
+        return "A door.", {"state_id": "shut"}
+
+    def step(self, action):
+        before, self._open = self._open, self._open or action == "open"
+        return "A door.", 0.0, False, False, {"state_id": ["shut", "open"][self._open],
+                                              "unchanged": self._open == before}
+
+
+def test_a_game_may_tell_its_state_and_what_changed_nothing():
+    session = TextEnvironment(Door, name="door", version="1", sizes=(1, 1, 1)).open("door/train/00000000")
+    told = [session.reset(), session.step("wait"), session.step("open")]
+    assert [(one.state, one.unchanged) for one in told] == [("shut", False), ("shut", True), ("open", False)]
+
+
 def test_an_outcome_is_what_the_game_gave():
     session = environment().open("dice/train/00000003")
     assert session.reset().admissible_actions == list("123456")

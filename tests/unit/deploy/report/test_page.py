@@ -3,6 +3,8 @@
 import json
 import re
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from deploy.cli import main
@@ -45,6 +47,24 @@ def test_state_groups_and_advantages_are_tables(run):
                           "one", "1", "10.0%", "10.0%", "10.0%", "10.0%", "0.1"]
     advantages = cells(text.partition("<h2>Normalised advantages")[2])
     assert advantages[5:10] == ["one", "1.75", "50.0%", "2.75", "50.0%"]
+
+
+def test_state_groups_by_key_are_read_from_the_archive(run):
+    """Four turns of one group: "N" is said twice, with unlike lists. Older archives have no row."""
+    folder = run("one")
+    for file in (folder / "episodes").glob("*.parquet"):
+        file.unlink()
+    pq.write_table(pa.table({
+        "advantage": [0.0] * 4, "group": ["g"] * 4, "observation": ["N", "N", "A", "A"],
+        "choices": ["1", "2", "3", "3"],
+        "state_key": ["k"] * 4, "state": [""] * 4}), folder / "episodes/step-00000001.parquet")
+    page = cells(write_report([folder], folder)[0].read_text().partition("States by key")[2])
+    assert page[7:35] == [
+        "one", "the run&#x27;s own", "0.0%", "100.0%", "0.0%", "0.0%", "4.0",
+        "one", "observation", "0.0%", "100.0%", "0.0%", "0.0%", "2.0",
+        "one", "normalized", "0.0%", "100.0%", "0.0%", "0.0%", "2.0",
+        "one", "observation+admissible", "50.0%", "50.0%", "0.0%", "0.0%", "1.3"]
+    assert "States by key" not in write_report([older := run("older")], older)[0].read_text()
 
 
 def test_generated_games_are_labelled_and_official_ones_not(run):

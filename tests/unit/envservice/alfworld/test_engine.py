@@ -166,3 +166,25 @@ def test_nothing_depends_on_the_hash_seed():
 
 def test_a_file_and_its_parsed_form_give_the_same_game():
     assert load_game(json.dumps(BY_TYPE["look"])) == parse_game(BY_TYPE["look"])
+
+
+def test_the_exact_state_tells_what_the_texts_do_not_and_only_if_it_is_asked_for():
+    """Going there and back is the first state again; opening something is another one, and so is a taken object."""
+    data = BY_TYPE["pick"]
+    session = OwnSession(parse_game(data), tells_state=True)
+    start = session.reset()
+    there = next(action for action in start.admissible_actions if action.startswith("go to "))
+    other = next(action for action in start.admissible_actions if action.startswith("go to ") and action != there)
+    seen = [session.step(action).state for action in (there, other, there)]
+    assert seen[0] == seen[2] != seen[1]
+    assert len({start.state, *seen}) == 3
+    states = [OwnSession(parse_game(data), tells_state=True).reset().state for _ in range(2)]
+    assert states == [start.state] * 2
+    walked = [session.reset().state, *(session.step(action).state for action in data["walkthrough"])]
+    assert len(set(walked)) == len(walked)
+    assert {outcome.state for outcome in play(data, data["walkthrough"])} == {""}
+
+
+def test_only_an_action_that_is_not_admissible_leaves_all_unchanged():
+    outcomes = play(BY_TYPE["pick"], ["look", "fly", "inventory", "take sun 1 from sky 1"])
+    assert [outcome.unchanged for outcome in outcomes] == [False, False, True, False, True]

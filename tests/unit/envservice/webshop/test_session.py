@@ -1,5 +1,7 @@
 """Pages, buttons and actions, with layouts written out by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from envservice.webshop.environment import WebshopEnvironment
@@ -133,7 +135,7 @@ def test_of_two_options_with_one_value_the_last_is_chosen(files):
     "click[b0lamp", "\nclick[b0lamp]", "[b0lamp]", "x" * 100_000, "[" * 100_000, "think[lamp] click[b0lamp]"])
 def test_anything_else_changes_nothing(session, action):
     page = play(session, "search[lamp]")
-    assert session.step(action) == page
+    assert session.step(action) == replace(page, unchanged=True)
 
 
 def test_what_follows_the_last_bracket_of_a_line_is_not_read(session):
@@ -174,4 +176,4 @@ def test_reset_forgets_and_sessions_share_nothing(shop):
     way = ["search[lamp]", "click[b0lamp]", "click[red]", "click[features]"]
     assert [one.step(action) for action in way] == [other.step(action) for action in way]
     assert one.reset() == start
-    assert one.step("click[red]") == start
+    assert one.step("click[red]") == replace(start, unchanged=True)

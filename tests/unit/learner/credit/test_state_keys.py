@@ -4,6 +4,7 @@ import hashlib
 from difflib import SequenceMatcher
 from typing import get_args
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -22,7 +23,8 @@ from learner.credit.state_keys import (
     state_key,
 )
 from services.config.tree import CreditSection
-from services.records import Episode, Step, Ticket, Version, VersionSpan
+from services.errors import UserError
+from services.records import Episode, Step, Ticket, Version, VersionSpan, choices_digest
 
 CLOSED = "The drawer 1 is closed."
 BANNER = "You are in the middle of a room. Looking quickly around you, you see a bed 1, a desk 2, and a safe 1."
@@ -32,11 +34,13 @@ def episode(*texts, group="train/1", task="t", end="won", final="", prompts=None
     steps = [Step(observation=text, prompt_ids=np.array(prompt, dtype=np.int32),
                   response_ids=np.arange(2 + t, dtype=np.int32), logprobs=np.zeros(2 + t, np.float32),
                   spans=[VersionSpan(version=Version(incarnation=1, step=0), start=0, end=2 + t)], action="go",
-                  valid=True, admissible=True, reward=0.0)
+                  valid=True, admissible=True, reward=0.0, choices=choices_digest(f"{text}'s list".split()),
+                  state=f"state of {text}")
              for t, (text, prompt) in enumerate(zip(texts, prompts or [[t] for t in range(len(texts))], strict=True))]
     ticket = Ticket(group=group, k=0, size=2, task=task, seed=0, kind="train", temperature=1.0, max_steps=9)
     return Episode(ticket=ticket, steps=steps, won=end == "won", end=end, worker="w", attempt=1, seconds=0.0,
-                   engine="e", final_observation=final)
+                   engine="e", final_observation=final, final_state=f"state of {final}" if final else "",
+                   final_choices=choices_digest(f"{final}'s list".split()) if final else "")
 
 
 def keys(*group, **options):
@@ -72,6 +76,48 @@ def test_two_groups_or_tasks_never_share_a_key(name):
     rows = keys(episode("S", CLOSED), episode("S", CLOSED, task="u"), episode("S", CLOSED, group="train/2"),
                 state_key=name).steps
     assert len({key for row in rows for key in row}) == 6
+
+
+def changed(played, **fields):
+    """The episode with other fields of its steps: name -> a value for each step, None to leave it."""
+    steps = [msgspec.structs.replace(step, **{name: values[t] for name, values in fields.items()
+                                              if values[t] is not None}) for t, step in enumerate(played.steps)]
+    return msgspec.structs.replace(played, steps=steps)
+
+
+def test_admissible_actions_tell_equal_texts_apart_in_any_order():
+    first, second = choices_digest(["go", "look"]), choices_digest(["look", "go"])
+    group = [changed(episode("N", "N"), choices=[first, choices_digest(["look"])]),
+             changed(episode("N", "M"), choices=[second, first])]
+    assert pattern(keys(*group, state_key="observation+admissible").steps) == [[0, 1], [0, 2]]
+    assert pattern(keys(*group).steps) == [[0, 0], [0, 1]]
+
+
+def test_the_state_of_a_cut_has_its_admissible_actions_too():
+    here, there = choices_digest(["go"]), choices_digest(["look"])
+    cut = changed(episode("N", end="turns", final="N"), choices=[here])
+    same, other = (keys(msgspec.structs.replace(cut, final_choices=choices), state_key="observation+admissible")
+                   for choices in (here, there))
+    assert same.cut_in == same.steps[0]
+    assert other.cut_in not in (None, *other.steps[0])
+
+
+def test_the_environments_own_states_decide_under_the_key_environment():
+    group = [changed(episode("N", "x"), state=["cup taken", "cup hot"]),
+             changed(episode("N", "y"), state=["nothing taken", "cup hot"])]
+    assert pattern(keys(*group, state_key="environment").steps) == [[0, 1], [2, 1]]
+    with pytest.raises(UserError, match="gave t no state"):
+        keys(changed(episode("N"), state=[""]), state_key="environment")
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_with_stay_an_action_that_changed_nothing_leads_back_to_its_state(name):
+    """S, then two actions that change nothing, then one that leads to X; the cut is one more that changes nothing."""
+    group = [changed(episode("S", "N", "N", "X", end="turns", final="N"), unchanged=[True, True, False, True])]
+    found = keys(*group, state_key=name, stay=True)
+    assert pattern(found.steps) == [[0, 0, 0, 1]]
+    assert found.cut_in == [None if name == "prompt" else found.steps[0][3]]
+    assert found.steps[0][0] == keys(*group, state_key=name).steps[0][0]
 
 
 def test_prompt_pools_equal_tokens_whatever_the_text_says():

@@ -1,0 +1,27 @@
+"""Logged groups as estimators see them, for keys that read more than the text."""
+
+from learner.logged_groups.form import credit_of, credit_options, parse_group
+
+STEP = {"reward": 0}
+EPISODE = {"steps": [{"state": "N", "admissible": ["go", "look"], "unchanged": True, **STEP},
+                     {"state": "N", "admissible": ["look", "go"], **STEP},
+                     {"state": "N", "admissible": ["go"], **STEP}],
+           "final_state": "N", "final_admissible": ["go"]}
+
+
+def states(**options):
+    credit, = credit_of([parse_group({"episodes": [EPISODE]})], credit_options(options))
+    return credit.states[0]
+
+
+def test_the_lists_of_admissible_actions_tell_equal_texts_apart():
+    first, second, third = states(state_key="observation+admissible")
+    assert first == second != third
+    assert len(set(states())) == 1
+
+
+def test_with_stay_an_action_that_changed_nothing_keeps_its_state():
+    episode = {"steps": [{"state": "S", "unchanged": True, **STEP}, {"state": "N", **STEP}]}
+    for stay, expected in ((False, ["S", "N"]), (True, ["S", "S"])):
+        credit, = credit_of([parse_group({"episodes": [episode]})], credit_options({"stay": stay}))
+        assert credit.states == [expected]
