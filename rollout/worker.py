@@ -95,6 +95,11 @@ class RolloutWorker:
                 raise _first(faults) from failures
             raise
 
+    @property
+    def playing(self) -> int:
+        """Number of episodes that it plays now."""
+        return len(self._playing)
+
     def drain(self) -> None:
         """Lets the worker finish the tickets in its hands and take no more. Then `run` returns."""
         self._draining = True

@@ -17,10 +17,12 @@ from services.errors import UserError
 
 BENCHES = {
     "alfworld": "deploy.bench.alfworld",
+    "control": "deploy.bench.control",
     "credit": "deploy.bench.credit",
     "env-service": "deploy.bench.env_service",
     "explore": "deploy.bench.explore",
     "learner": "deploy.bench.learner",
+    "load": "deploy.bench.load",
     "loop": "deploy.bench.loop",
     "overhead": "deploy.bench.overhead",
     "rollout": "deploy.bench.rollout",
@@ -30,9 +32,10 @@ BENCHES = {
     "weights": "deploy.bench.weights",
 }
 """Name -> module with `run(tell) -> list[Figure]`. A module is imported only when its bench runs, because benches
-import heavy packages. The soak's `run` has two more parameters."""
+import heavy packages. OPTIONS has the further parameters of a `run`."""
+OPTIONS = {"load": ("minutes",), "soak": ("minutes", "sessions")}
 
-EVEN = ("env-service", "soak")
+EVEN = ("env-service", "load", "soak")
 """Benches with similar parts (rounds, minutes), for which a rate predicts the time left."""
 
 
@@ -48,7 +51,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     )
     parser.add_argument("name", choices=sorted(BENCHES))
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    parser.add_argument("--minutes", type=float, help="length of the soak (default: 30)")
+    parser.add_argument("--minutes", type=float, help="length of the soak or the load (default: 30)")
     parser.add_argument("--sessions", metavar="NAME=NUMBER,...", help="sessions of each environment in the soak")
     parser.set_defaults(run=run)
 
@@ -56,8 +59,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 def run(args: argparse.Namespace) -> int:
     """Runs the bench and prints its results."""
     options = {key: value for key in ("minutes", "sessions") if (value := getattr(args, key)) is not None}
-    if options and args.name != "soak":
-        raise UserError(f"the bench {args.name} has no --{next(iter(options))}", "leave it out: only the soak has it")
+    for key in options.keys() - set(OPTIONS.get(args.name, ())):
+        owners = " and ".join(name for name, keys in OPTIONS.items() if key in keys)
+        raise UserError(f"the bench {args.name} has no --{key}", f"leave it out: {owners} have it")
     console = Console(stderr=True)
     every_s = 1.0 if console.is_terminal else EVERY_S
     with StatusLines(console) as lines, Parts(lines, f"bench {args.name}", every_s=every_s) as parts:

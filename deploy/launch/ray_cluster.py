@@ -12,7 +12,8 @@ import secrets
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -20,7 +21,8 @@ from typing import Any
 
 from deploy.launch.ray_address import check_ray, ray_address
 from services.config.tree import Config
-from services.errors import UserError
+from services.errors import DeadlineExceeded, UserError, described
+from services.process.guard import end_all
 from services.telemetry.logs import get_logger
 
 log = get_logger("ray")
@@ -49,7 +51,8 @@ def ray_cluster(config: Config, namespace: str) -> Iterator[str]:
     options: dict[str, Any] = {
         "namespace": namespace, "log_to_driver": False, "configure_logging": False}
     address = ray_address(config)
-    with private_ray(**options) if address is None else _existing(address, options):
+    private = private_ray(start_s=config.ray.start_seconds, **options) if address is None else None
+    with private or _existing(str(address), options):
         import ray
 
         # Restore our SIGTERM handler: Ray replaced it with one that exits with status 1 and skips cleanup.
@@ -79,17 +82,43 @@ def _existing(address: str, options: dict[str, Any]) -> Iterator[None]:
 
 
 @contextmanager
-def private_ray(**options: Any) -> Iterator[None]:
-    """Starts a private cluster with these `options` of ray.init, beside any other. The caller shuts it down."""
+def private_ray(*, start_s: float = 300.0, **options: Any) -> Iterator[None]:
+    """Starts a private cluster with these `options` of ray.init, beside any other. The caller shuts it down.
+
+    Raises DeadlineExceeded if the cluster does not start within `start_s`.
+    """
     with _private_folder() as folder:
         os.environ.update(_LOOPBACK, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(folder / _TOKEN))
         import ray  # Ray reads these variables once, at its import
 
         # Ray's processes inherit this variable, so the temporary files of Ray and vLLM vanish with this folder.
         with _environment("TMPDIR", str(folder / "tmp")):
-            ray.init(**{"address": "local", "num_cpus": max(2, os.cpu_count() or 1), "include_dashboard": False,
-                        "_temp_dir": str(folder / "ray"), **options})
+            _start(lambda: ray.init(**{
+                "address": "local", "num_cpus": max(2, os.cpu_count() or 1), "include_dashboard": False,
+                "_temp_dir": str(folder / "ray"), **options}), folder / "tmp", start_s)
         yield
+
+
+def _start(start: Callable[[], object], mark: Path, seconds: float) -> None:
+    """Calls `start` until it succeeds: Ray gives up after 30 s, which a busy machine may need.
+
+    A start that failed leaves processes behind. They are found by their TMPDIR, `mark`.
+    """
+    import ray
+
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            start()
+        except Exception as error:  # Ray raises bare ones
+            ray.shutdown()
+            end_all(str(mark))
+            if time.monotonic() >= deadline:
+                told = f"Ray did not start within {seconds:g} s (ray.start_seconds): {described(error)}"
+                raise DeadlineExceeded(told) from error
+            log.warning("Ray did not start; starting it again", reason=described(error))
+        else:
+            return
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from typing import Any
 
 from deploy.launch.ray_address import ray_address
 from deploy.launch.ray_cluster import ray_cluster
+from deploy.members import private_ray
 from deploy.members.env_server import EnvServer
 from deploy.members.learner_gang import LearnerGang
 from deploy.members.placed_server import PlacedServer
@@ -103,7 +104,7 @@ def topology(config: Config, *, run: str, folder: Path, config_file: Path, note:
         url = redis_url(config.redis) or stack.enter_context(private_redis(folder / "redis", address))
         store = Store(url, run, settings=config.redis)
         store.check()
-        supervisor = Supervisor(note, config.supervision, beats=store.beats)
+        supervisor = Supervisor(note, config.supervision, beats=store.beats, ground=private_ray.check)
         stack.callback(supervisor.stop)
         # The run's own servers get a secret token, because other users of this machine can reach them too.
         token = env_token(config.env) if config.env.urls else secrets.token_urlsafe(32)

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
+
+from deploy.members import private_ray
 
 Resources = Mapping[str, float]
 LOOK_AGAIN_S = 5.0
@@ -103,7 +106,7 @@ class ClusterPlace:
         from ray.util.placement_group import remove_placement_group
 
         if self._group is not None:
-            remove_placement_group(self._group)
+            private_ray.tell(partial(remove_placement_group, self._group), "to free a place")
         self._group, self._granted = None, False
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-from deploy.members import endings
+from deploy.members import endings, private_ray
 from deploy.members.placement import ClusterPlace
 from services.controller.member import End
 from services.errors import GagpoError
@@ -76,4 +77,4 @@ def kill(handles: list[Any]) -> None:
     import ray
 
     for handle in handles:
-        ray.kill(handle, no_restart=True)
+        private_ray.tell(partial(ray.kill, handle, no_restart=True), "to end an actor")

@@ -8,11 +8,10 @@ Each stage writes its result into the run's folder, and is skipped if the result
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from deploy.launch.publishing import publish_folder
 from deploy.launch.scaling import Scaling
 from deploy.launch.task_sets import TaskSets
 from deploy.launch.topology import Topology, topology
+from deploy.members.private_ray import RayLost
 from deploy.report.page import write_report
 from deploy.runs.comparison import COLD, MORE, TITLES, TRAINED, as_lines, compare
 from deploy.runs.folder import RunFolder
@@ -51,16 +51,6 @@ def curve_label(step: int) -> str:
     return f"step-{step:06d}"
 
 
-def _will_it_stay(runs_dir: Path) -> str:
-    """Returns a warning if the run's folder will be lost, else "".
-
-    A submitted job starts in Ray's copy of the working directory. Ray deletes this copy some time after the job.
-    """
-    if runs_dir.is_absolute() or "RAY_JOB_CONFIG_JSON_ENV_VAR" not in os.environ:
-        return ""
-    return " is in Ray's copy of the working directory, which Ray deletes; set an absolute runs_dir to keep the run"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun:
     """One training run, with the values that its stages share."""
@@ -75,7 +65,6 @@ class TrainingRun:
 
     def execute(self) -> list[str]:
         """Runs all stages. Returns the lines to print at the end."""
-        self.progress.note(f"folder {self.folder.path.absolute()}{_will_it_stay(self.config.runs_dir)}")
         self._settle()
         if self.skip_step is not None and self.rl_is_done():
             raise UserError(f"step {self.skip_step} cannot be skipped: the learner of {self.folder.path} has finished",
@@ -85,8 +74,19 @@ class TrainingRun:
         cold = self.cold_start()
         if not self.rl_is_done() or self.unplayed():
             self.folder.summary.unlink(missing_ok=True)
-            self._run(cold)
+            self._run_to_its_end(cold)
         return self.report()
+
+    def _run_to_its_end(self, cold: Path) -> None:
+        """Runs RL and the held-out games, in a new private Ray whenever one dies: as --resume would."""
+        life = self
+        while True:
+            try:
+                return life._run(cold)
+            except RayLost as lost:
+                self.progress.note(f"{lost}; starting everything in a new one")
+                self._settle()
+                life = replace(self, skip_step=None)
 
     def _settle(self) -> None:
         """Drops the evaluations of lost weights: RL continues from the newest complete checkpoint."""

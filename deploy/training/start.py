@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.config.tree import Config
@@ -37,6 +39,16 @@ def saying_how_to_go_on(command: str) -> Iterator[None]:
         raise
 
 
+def _will_it_stay(runs_dir: Path) -> str:
+    """Returns a warning if the run's folder will be lost, else "".
+
+    A submitted job starts in Ray's copy of the working directory. Ray deletes this copy some time after the job.
+    """
+    if runs_dir.is_absolute() or "RAY_JOB_CONFIG_JSON_ENV_VAR" not in os.environ:
+        return ""
+    return " is in Ray's copy of the working directory, which Ray deletes; set an absolute runs_dir to keep the run"
+
+
 def _run(config: Config, task_sets: TaskSets, *, resume: bool, skip_step: int | None, quiet: bool) -> list[str]:
     from rich.console import Console
 
@@ -57,6 +69,7 @@ def _run(config: Config, task_sets: TaskSets, *, resume: bool, skip_step: int | 
                       f"{len(task_sets.heldout)} held out")
         for line in idle_keys(config):
             progress.note(f"warning: {line}")
+        progress.note(f"folder {folder.path.absolute()}{_will_it_stay(config.runs_dir)}")
         training = TrainingRun(config=config, folder=folder, run=run_id, task_sets=task_sets, progress=progress,
                                skip_step=skip_step)
         return training.execute()

@@ -220,6 +220,8 @@ class RaySection(Section):
 
     address: str | None = None
     """Address of a Ray cluster. None: $RAY_ADDRESS, or a private local Ray if that is unset."""
+    start_seconds: float = Field(default=300, gt=0)
+    """Seconds in which a private Ray must start. Ray's own limit is 30 s, so a busy machine may need several starts."""
 
 
 class PlacementSection(Section):

@@ -47,8 +47,10 @@ class Supervisor:
     """Starts members in order, restarts them when they die, and stops them in reverse order."""
 
     def __init__(self, report: Callable[[str], None], settings: SupervisionSection, *, beats: Beats = dict,
-                 clock: Callable[[], float] = time.monotonic) -> None:
+                 ground: Callable[[], None] = lambda: None, clock: Callable[[], float] = time.monotonic) -> None:
+        """`ground` raises when that on which all members stand is gone, so that no member can be started again."""
         self._report = report
+        self._check_ground = ground
         self._settings = settings
         self._read_beats = beats
         self._clock = clock
@@ -92,7 +94,11 @@ class Supervisor:
             time.sleep(0.1)
 
     def check(self) -> None:
-        """Checks each member once. Raises a member's UserError, or Fault if a role cannot start."""
+        """Checks the ground, then each member once.
+
+        Raises a member's UserError, the Fault of the ground, or a Fault if a role cannot start.
+        """
+        self._check_ground()
         now = self._clock()
         gap = self._look(now)
         for watched in list(self._watched):

@@ -46,6 +46,24 @@ def world() -> World:
     return World()
 
 
+def test_when_the_ground_is_gone_no_member_is_started_again():
+    events: list[str] = []
+    gone = [False]
+
+    def ground() -> None:
+        if gone[0]:
+            raise Fault("the cluster is gone")
+
+    supervisor = Supervisor(events.append, SETTINGS, ground=ground)
+    member = Scripted("a", events)
+    supervisor.add(member)
+    supervisor.check()
+    gone[0], member.end = True, End("lost", killed=True)
+    with pytest.raises(Fault, match="the cluster is gone"):
+        supervisor.check()
+    assert events == ["start a"]
+
+
 def test_a_dead_member_is_stopped_and_started_again(world: World) -> None:
     member = world.add("worker")
     member.end = End("killed", killed=True)
