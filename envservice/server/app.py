@@ -105,7 +105,7 @@ def _episodes(batches: Batches, metrics: ServerMetrics) -> APIRouter:
     async def answer(request: Request, verb: Verb[Element]) -> Response:
         with metrics.request(request.scope["path"]):
             parents = request.headers.get(TRACES_HEADER)
-            client = request.client.host if request.client else ""
+            client, _ = request.scope["client"] or ("", 0)
             reply = await batches.answer(verb, await _read(request), client, parents.split(",") if parents else ())
         headers = {REPLAYS_HEADER: ",".join(map(str, reply.rebuilt))} if reply.rebuilt else None
         return Response(reply.body, media_type="application/json", headers=headers)

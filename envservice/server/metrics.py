@@ -30,8 +30,8 @@ class ServerMetrics:
             meters(f"gagpo_env_{what}_seconds", environment=environment) for what in ("reset", "step", "replay"))
         for kind in STATUS:
             meters("gagpo_env_errors_total", type=kind)
-        for verb in VERBS:
-            meters("gagpo_env_request_seconds", route=f"/v1/episodes:{verb}")
+        self._request_seconds = {
+            (route := f"/v1/episodes:{verb}"): meters("gagpo_env_request_seconds", route=route) for verb in VERBS}
         meters("gagpo_env_sessions_limit").set(store.limit)
 
     def reset(self, since: float) -> None:
@@ -58,7 +58,7 @@ class ServerMetrics:
         """Measures the time of a whole request, if it succeeds."""
         since = time.perf_counter()
         yield
-        self._meters("gagpo_env_request_seconds", route=route).observe(time.perf_counter() - since)
+        self._request_seconds[route].observe(time.perf_counter() - since)
 
     def render(self) -> bytes:
         """Returns the metrics as Prometheus text."""

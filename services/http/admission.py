@@ -21,7 +21,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from services.process.addresses import is_local
 
 READS = ("GET", "HEAD", "OPTIONS")
-WATCHED = frozenset((b"host", b"origin", b"content-type", b"upgrade"))
 
 
 class Admission:
@@ -42,7 +41,7 @@ class Admission:
             return  # the client left before the answer, which is not an error of the server
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
-        found: dict[bytes, bytes] = {name: value for name, value in scope["headers"] if name in WATCHED}
+        found: dict[bytes, bytes] = dict(scope["headers"])
         host, origin, kind = found.get(b"host", b""), found.get(b"origin"), found.get(b"content-type")
         if self._local_only and not names_this_machine(host):
             return 421, f"this server has no token, so it answers only to localhost, not to {host!r}"
