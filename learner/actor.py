@@ -41,17 +41,24 @@ class LearnerRank:
         self._weights_actor_name = weights_actor_name
         self._node = ray.util.get_node_ip_address()
         self._meeting = Rendezvous(self._node, rank, world)
+        self._leaving = threading.Event()
 
     def rendezvous(self) -> str:
         """Rank 0: where the gang meets."""
         return self._meeting.offer()
 
     def run(self, rendezvous: str) -> None:
-        """Until the steps of the config are done; then the result is in the run's folder under `model`."""
+        """Until the steps of the config are done, or until `leave` is called. The result of all steps is in the run's
+        folder under `model`."""
         wait_politely()
         check_one_installation()
         with life_of(f"learner-{self._rank}", self._config.run_dir):
             self._work(rendezvous)
+
+    @ray.method(concurrency_group="control")
+    def leave(self) -> None:
+        """Rank 0: `run` returns as soon as the current learner step has its checkpoint."""
+        self._leaving.set()
 
     def _work(self, rendezvous: str) -> None:
         from learner.rank_group import RankGroup
@@ -72,7 +79,7 @@ class LearnerRank:
 
     def _lead(self, learner: Any, stack: ExitStack) -> None:
         from learner.checkpoint import Checkpoints
-        from learner.loop import TrainingLoop
+        from learner.loop import Leaving, TrainingLoop
         from learner.observer import Observer
         from services.store.archive import EpisodeArchive
 
@@ -86,6 +93,8 @@ class LearnerRank:
         def check() -> None:
             keeper.check()
             publisher.keep()
+            if self._leaving.is_set():
+                raise Leaving
 
         def before_publish(replaced: Version) -> None:
             started = time.monotonic()
@@ -97,7 +106,7 @@ class LearnerRank:
                 time.sleep(0.2)
 
         beating = Beating(Pulse("learner-0", "learner"), store.beat)
-        TrainingLoop(
+        finished = TrainingLoop(
             config=config, learner=learner, store=store, lease=lease,
             publish=publisher.publish, before_publish=before_publish,
             archive=stack.enter_context(EpisodeArchive(config.run_dir / "episodes")),
@@ -105,7 +114,8 @@ class LearnerRank:
             observer=Observer(metrics=config.run_dir / "metrics.jsonl", pulse=stack.enter_context(beating)),
             check=check,
         ).run()
-        learner.export(config.run_dir / "model")
+        if finished:
+            learner.export(config.run_dir / "model")
 
 
 class LeaseKeeper:
@@ -143,4 +153,4 @@ class LeaseKeeper:
                 return
 
 
-LearnerActor = ray.remote(LearnerRank)
+LearnerActor = ray.remote(concurrency_groups={"control": 1})(LearnerRank)  # pyright: ignore[reportCallIssue]

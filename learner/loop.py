@@ -6,6 +6,7 @@
     persist   metrics always; a checkpoint every so often, and only then are episodes retired and is an evaluation begun
 
 If the manifest of a step exists, the step is a replay: it trains on the same groups in the same order.
+If `check` raises Leaving, the loop makes a checkpoint of what it has published and returns.
 """
 
 from __future__ import annotations
@@ -36,12 +37,16 @@ RETAINED_BYTES = 2 << 30
 log = get_logger("learner")
 
 
+class Leaving(Exception):
+    """The run was asked to end early. It is raised between learner steps, never inside one."""
+
+
 @dataclass(slots=True, kw_only=True)
 class TrainingLoop:
     """Trains, publishes and persists, step by step.
 
     `publish` hands packed weights to the samplers. `before_publish` returns once the version that is replaced may go.
-    `check` raises when this process has lost its role.
+    `check` raises when this process has lost its role, and Leaving if the run was asked to end.
     """
 
     config: Config
@@ -58,11 +63,20 @@ class TrainingLoop:
     position: Position = field(default=Position(step=0, incarnation=0, next_group=0, trained=0))
     version: Version = field(default=Version(incarnation=0, step=0))
 
-    def run(self) -> None:
-        """Returns when the last step is trained, published and checkpointed."""
+    def run(self) -> bool:
+        """Returns True once the last step is trained, published and checkpointed; False if `check` raised Leaving."""
+        try:
+            self._run()
+        except Leaving:
+            self._leave()
+            return False
+        return True
+
+    def _run(self) -> None:
         self.restore()
         self.publish_weights()
         while self.learner.step < self.config.steps:
+            self.check()
             self.observer.waiting()
             manifest, replayed = self.next_manifest()
             groups = [self.store.episodes(group) for group in manifest.groups]
@@ -138,9 +152,23 @@ class TrainingLoop:
         """
         step = self.learner.step
         due = step % self.config.checkpoint.every == 0 or step == self.config.steps or self.config.evaluates(step)
-        if not (due or self.store.retained_bytes() > RETAINED_BYTES):
-            return
-        started = time.monotonic()
+        if due or self.store.retained_bytes() > RETAINED_BYTES:
+            self._make_durable()
+
+    def _leave(self) -> None:
+        """Makes a checkpoint of the published step if it has none.
+
+        A step whose weights are not published yet gets none: the evaluation of the version before it may be unfinished,
+        and only a replay from the checkpoint before makes that version again.
+        """
+        found = self.checkpoints.latest()
+        durable = 0 if found is None else found.step
+        if durable < self.learner.step == self.version.step:
+            self._make_durable()
+        log.info("left as asked", step=self.learner.step)
+
+    def _make_durable(self) -> None:
+        step, started = self.learner.step, time.monotonic()
         self.archive.flush()
         self.fence()
         self.checkpoints.commit(self.position, self._write)

@@ -209,9 +209,9 @@ def _batch(config: Config) -> None:
     if learner.ranks > episodes:
         raise UserError(f"{learner.ranks} learner ranks share {episodes} episodes per step, so some would have none",
                         "lower learner.ranks or raise learner.groups_per_step")
-    each = env.max_sessions if env.urls else session_limit(env, find_spec(env.name).session_bytes)
-    sessions = (len(env.urls) or env.servers) * each
-    if rollout.workers * rollout.slots > sessions:
+    each = session_limit(env, find_spec(env.name).session_bytes)
+    sessions = env.servers * each
+    if not env.urls and rollout.workers * rollout.slots > sessions:  # servers of others may be more than their names
         raise UserError(
             f"{rollout.workers} workers with {rollout.slots} slots play more games than "
             f"the environment servers' {sessions} sessions",

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deploy.launch.discovery import Discovery
 from deploy.launch.ray_address import ray_address
 from deploy.launch.ray_cluster import ray_cluster
 from deploy.members import private_ray
@@ -43,8 +44,8 @@ class Topology:
     folder: Path
     store: Store
     store_url: str
-    env_urls: tuple[str, ...]
-    """URLs of environment servers that already run; empty if the run starts its own."""
+    given_urls: Callable[[], tuple[str, ...]]
+    """Returns the servers that env.urls name now; none if the run starts its own."""
     weights: Any
     weights_name: str
     supervisor: Supervisor
@@ -56,7 +57,7 @@ class Topology:
     def urls(self) -> tuple[str, ...]:
         """Returns the URLs of the present environment servers."""
         if self.servers is None:
-            return self.env_urls
+            return self.given_urls()
         servers: Sequence[EnvServer | PlacedServer] = self.servers.members
         return tuple(one.url for one in servers if one.url and self.supervisor.was_ready(one))
 
@@ -113,8 +114,9 @@ def topology(config: Config, *, run: str, folder: Path, config_file: Path, note:
         if servers is not None:
             servers.want(read_wanted(RunFolder(folder)).env or config.env.servers)
             supervisor.wait("environment")
+        given = stack.enter_context(Discovery(config.env.urls))
         weights, name = _weights_actor(config, namespace)
-        yield Topology(config=config, run=run, folder=folder, store=store, store_url=url, env_urls=config.env.urls,
+        yield Topology(config=config, run=run, folder=folder, store=store, store_url=url, given_urls=given.urls,
                        env_token=token, weights=weights, weights_name=name, supervisor=supervisor, servers=servers)
 
 

@@ -69,6 +69,14 @@ class LearnerGang:
         """Raises NotImplementedError: the only learner of a run is never drained."""
         raise NotImplementedError
 
+    def leave(self, seconds: float) -> None:
+        """Asks for a checkpoint of the current learner step, and waits up to `seconds` until all ranks have ended."""
+        import ray
+
+        if self._lives:
+            self._handles[0].leave.remote()
+            ray.wait(self._lives, num_returns=len(self._lives), timeout=seconds)
+
     def stop(self) -> None:
         kill(self._handles)
         self._handles, self._lives = [], []

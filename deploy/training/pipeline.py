@@ -228,7 +228,14 @@ class TrainingRun:
             self.progress.note(f"step {self.skip_step} skips {', '.join(drop.group for drop in skipped)}")
         learner = parts.learner(cold)
         parts.supervisor.add(learner)
-        controller.run(learner)
+        try:
+            controller.run(learner)
+        except SystemExit:  # SIGTERM; a second one ends the wait for the checkpoint too
+            seconds = self.config.supervision.leave_seconds
+            self.progress.note(f"asked to end: waits up to {seconds:g} s for a checkpoint (supervision.leave_seconds)")
+            learner.leave(seconds)
+            self.progress.note(f"the newest checkpoint is of learner step {self._durable_step()}")
+            raise
         parts.supervisor.remove(learner)
 
     def unplayed(self) -> dict[str, list[float]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from contextlib import suppress
+from urllib.parse import urlsplit
 
 
 def is_local(host: str) -> bool:
@@ -29,3 +30,20 @@ def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
+
+
+def servers_behind(url: str) -> tuple[str, ...]:
+    """Returns one URL for each address to which the host of `url` leads, in order; `url` itself if there is one.
+
+    Addresses are of IPv4 if there are any. An https URL is kept, because certificates are for names. May wait for a
+    name server. Raises OSError if the name does not resolve.
+    """
+    parts = urlsplit(url)
+    if parts.scheme != "http" or parts.hostname is None:
+        return (url,)
+    found = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
+    several = sorted({str(at[0]) for family, *_, at in found if family == socket.AF_INET}
+                     or {f"[{at[0]}]" for *_, at in found})
+    if len(several) == 1:
+        return (url,)
+    return tuple(parts._replace(netloc=f"{host}:{parts.port or 80}").geturl() for host in several)

@@ -1,10 +1,13 @@
 """A run submitted to a Ray cluster that runs already: two workers, two ranks, a given Redis and environment server.
 
+It is stopped by SIGTERM, and submitted again as a supervisor does it.
+
 The password of Redis and the token of the server are canaries: nothing that the run shows or leaves has them.
 """
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -25,7 +28,7 @@ from canaries import Watch, files_with
 from services.store.redis_server import private_redis
 from services.telemetry.metrics_file import read_rows
 
-pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(700)]
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -48,7 +51,8 @@ def cluster(tmp_path: Path):
     temporary = tempfile.mkdtemp(prefix="ray-")  # short: sockets live below it
     environment = {k: v for k, v in os.environ.items() if k not in ("ALFWORLD_DATA", "RAY_ADDRESS")} | {
         "RAY_AUTH_MODE": "disabled", "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-        "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}", "TMPDIR": temporary}
+        "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}", "TMPDIR": temporary,
+        "RAY_JOB_STOP_WAIT_TIME_S": "120"}
     log = tmp_path / "head.log"
     with log.open("wb") as out:
         head = subprocess.Popen(
@@ -107,25 +111,48 @@ def canaries(folder: Path) -> Iterator[tuple[dict[str, str], list[str]]]:
             f"env.urls=[{address}]", f"env.token_file={folder / 'token'}"]
 
 
-def test_a_submitted_run_uses_two_workers_and_two_ranks_and_shows_no_secret(cluster: dict[str, str], tmp_path: Path):
+def ray_job(cluster: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    """Calls `ray job` as a laptop does that has Ray and no gagpo."""
+    return subprocess.run(["ray", "job", *words], env=cluster, cwd=cluster["TMPDIR"], capture_output=True, text=True,
+                          timeout=240, check=False)
+
+
+def wait_for_two_steps(metrics: Path, cluster: dict[str, str]) -> None:
+    """Until two learner steps are taken: then no evaluation is in the way of the next publication."""
+    deadline = time.monotonic() + 240
+    while len(read_rows(metrics)) < 2:
+        assert time.monotonic() < deadline, ray_job(cluster, "logs", "first").stdout
+        time.sleep(0.1)
+
+
+def test_a_stopped_job_goes_on_from_its_checkpoint_uses_all_it_was_given_and_shows_no_secret(
+        cluster: dict[str, str], tmp_path: Path):
+    """It would have made no checkpoint before its end. The second job is what a supervisor would submit."""
     runs = tmp_path / "runs"
+    folder = runs / "submitted"
     with canaries(tmp_path) as (planted, arguments):
         watch = Watch(int(cluster["HEAD"]), planted)
         watch.start()
-        job = subprocess.run(
-            ["ray", "job", "submit", "--working-dir", str(ROOT / "deploy" / "configs"), "--", "gagpo", "train",
-             "--config", "alfworld-tiny.yaml", "name=submitted", f"runs_dir={runs}", *arguments,
-             "steps=2", "rollout.workers=2", "rollout.slots=2", "rollout.kv_cache_gb=0.25", "learner.ranks=2",
-             "learner.threads=1", "learner.groups_per_step=4", "learner.group_size=2", "env.max_steps=6",
-             "model.layers=1", "model.intermediate=64", "sft.demos_per_game=1", "sft.minutes=0.05", "eval.every=2",
-             "eval.episodes=8", "eval.panel=0", "eval.compare_cold_start=false"],
-            env=cluster, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+        command = [
+            "--working-dir", str(ROOT / "deploy" / "configs"), "--", "gagpo", "train", "--resume",
+            "--config", "alfworld-tiny.yaml", "name=submitted", f"runs_dir={runs}", *arguments,
+            "rollout.workers=2", "rollout.slots=2", "rollout.kv_cache_gb=0.25", "learner.ranks=2",
+            "learner.threads=1", "learner.groups_per_step=4", "learner.group_size=2", "env.max_steps=6",
+            "model.layers=1", "model.intermediate=64", "sft.demos_per_game=1", "sft.minutes=0.05", "eval.every=1000",
+            "eval.episodes=8", "eval.panel=0", "eval.compare_cold_start=false", "checkpoint.every=1000",
+            "supervision.leave_seconds=90"]
+        ray_job(cluster, "submit", "--no-wait", "--submission-id", "first", *command, "steps=1000")
+        wait_for_two_steps(folder / "metrics.jsonl", cluster)
+        stopped = ray_job(cluster, "stop", "first")
+        left = ray_job(cluster, "logs", "first").stdout
+        durable = int(re.search(r"the newest checkpoint is of learner step (\d+)", left)[1])
+        assert 2 <= durable == read_rows(folder / "metrics.jsonl")[-1]["step"], left
+        job = ray_job(cluster, "submit", *command, f"steps={durable + 1}")
         watch.end()
-    said = job.stdout + job.stderr
+    said = stopped.stdout + left + job.stdout + job.stderr
     assert job.returncode == 0, said
-    assert "succeeded" in said
-    folder = runs / "submitted"
-    _is_complete(folder)
+    assert f"goes on after learner step {durable}" in said
+    _is_complete(folder, durable + 1)
     assert watch.samples > 1000
     assert watch.found == set()
     assert not any(secret in said for secret in planted.values())
@@ -134,12 +161,12 @@ def test_a_submitted_run_uses_two_workers_and_two_ranks_and_shows_no_secret(clus
     assert found == set()
 
 
-def _is_complete(folder: Path) -> None:
-    assert [row["step"] for row in read_rows(folder / "metrics.jsonl")] == [1, 2]
-    assert [row["label"] for row in read_rows(folder / "evaluations.jsonl")] == ["step-000000", "step-000002"]
+def _is_complete(folder: Path, steps: int) -> None:
+    assert [row["step"] for row in read_rows(folder / "metrics.jsonl")] == list(range(1, steps + 1))
+    assert [row["label"] for row in read_rows(folder / "evaluations.jsonl")] == ["step-000000", f"step-{steps:06d}"]
     assert (folder / "report.html").exists()
     played = [pq.read_table(file).to_pylist() for file in (folder / "episodes").glob("*.parquet")]
     assert {row["worker"] for rows in played for row in rows} == {"rollout-0", "rollout-1"}
-    shards = {path.name for path in (folder / "checkpoints" / "step-00000002").glob("*.safetensors")}
+    shards = {path.name for path in (folder / "checkpoints" / f"step-{steps:08d}").glob("*.safetensors")}
     assert {name.split("-model-")[0] for name in shards} == {"shard-00001", "shard-00002"}
     assert not (folder / "redis").exists(), "a private Redis was started beside the one that was given"

@@ -51,7 +51,7 @@ def parts(redis_url: str, folder: RunFolder) -> Topology:
     config = load_config(folder.config_file)
     return Topology(
         config=config, run=run, folder=folder.path, store=Store(redis_url, run),
-        store_url=redis_url, env_urls=URLS, weights=None, weights_name="",
+        store_url=redis_url, given_urls=lambda: URLS, weights=None, weights_name="",
         supervisor=Supervisor(print, config.supervision))
 
 

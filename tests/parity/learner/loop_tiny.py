@@ -5,7 +5,7 @@ import numpy as np
 from learner_tiny import make_config, make_step
 
 from learner.checkpoint import Checkpoints
-from learner.loop import TrainingLoop
+from learner.loop import Leaving, TrainingLoop
 from learner.observer import Observer
 from learner.trainer import Learner
 from services.records import Episode, Ticket
@@ -47,8 +47,11 @@ class Crash(Exception):
     pass
 
 
-def run(store, folder, model_path, gang, *, crash_at=None, **sections):
-    """One life of a learner: up to the end, or to the publication of `crash_at`."""
+def run(store, folder, model_path, gang, *, crash_at=None, leave_at=None, **sections):
+    """One life of a learner: up to the end, to the publication of `crash_at`, or until it is asked to leave.
+
+    `leave_at`: "waiting 2" asks while it waits for groups after the publication of step 2, "publishing 2" before it.
+    """
     config = make_config(staleness=STEPS).model_copy(update={"runs_dir": folder})
     config = type(config).model_validate(
         config.model_dump() | {"steps": STEPS, "checkpoint": {"every": 2, "keep": 1}} | sections)
@@ -59,11 +62,20 @@ def run(store, folder, model_path, gang, *, crash_at=None, **sections):
             raise Crash
         published.append((version, packed))
 
+    def check():
+        if leave_at == f"waiting {published[-1][0].step}":
+            raise Leaving
+
+    def before_publish(version):
+        replaced.append(version)
+        if leave_at == f"publishing {version.step + 1}":
+            raise Leaving
+
     learner = Learner(config, model_path, gang)
     with EpisodeArchive(folder / "episodes") as archive:
         TrainingLoop(
             config=config, learner=learner, store=store, lease=store.acquire("learner", "l"), archive=archive,
             checkpoints=Checkpoints(folder / "checkpoints", 1), observer=Observer(metrics=folder / "metrics.jsonl"),
-            publish=publish, before_publish=replaced.append,
+            publish=publish, before_publish=before_publish, check=check,
         ).run()
     return learner, published, replaced

@@ -72,6 +72,22 @@ def test_a_crash_changes_no_bit(uninterrupted, redis_url, model_path, gang, tmp_
     assert [row["step"] for row in read_rows(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize(("leave_at", "durable"), [("waiting 0", []), ("waiting 3", [3]), ("publishing 3", [])])
+def test_asked_to_leave_it_makes_what_it_has_published_durable_and_goes_on_bit_for_bit(
+        uninterrupted, redis_url, model_path, gang, tmp_path, leave_at, durable):
+    """Checkpoints are otherwise made at the last step alone. A step that is not published is replayed."""
+    store, sections = Store(redis_url, f"leave-{leave_at}"), {"checkpoint": {"every": 100, "keep": 1}}
+    play(store, range(2 * STEPS))
+    run(store, tmp_path, model_path, gang, leave_at=leave_at, **sections)
+    assert Checkpoints(tmp_path / "checkpoints", 1).steps() == durable
+    assert store.counts().retired_step == max(durable, default=0)
+    learner, published, _ = run(store, tmp_path, model_path, gang, **sections)
+    assert [version.step for version, _ in published] == list(range(max(durable, default=0), STEPS + 1))
+    whole = weights(uninterrupted[2])
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in weights(learner).items())
+    assert [row["step"] for row in read_rows(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
+
+
 def test_a_crash_right_after_a_checkpoint_loses_no_line_of_metrics(redis_url, model_path, gang, tmp_path, monkeypatch):
     """Nothing replays a step that has its checkpoint."""
     store = Store(redis_url, "lines")

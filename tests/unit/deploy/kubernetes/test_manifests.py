@@ -152,6 +152,7 @@ def test_the_run_fits_the_cluster(name: str):
     head = ray["headGroupSpec"]["template"]
     for url in (config.redis.url, *config.env.urls):
         assert urlsplit(url).port == services[urlsplit(url).hostname]
+    assert config.rollout.workers * config.rollout.slots <= _fewest_servers(resources) * config.env.max_sessions
     assert config.name == head["metadata"]["labels"]["gagpo-run"]
     assert any(config.run_dir.is_relative_to(mount["mountPath"])
                for mount in head["spec"]["containers"][0]["volumeMounts"] if mount["name"] == "shared")
@@ -160,6 +161,15 @@ def test_the_run_fits_the_cluster(name: str):
         "nvidia.com/gpu", 0)) for group in ray["workerGroupSpecs"])
     assert gpus == config.rollout.workers * config.rollout.gpus + config.learner.ranks * config.learner.gpus
     assert only(resources, "RayJob")["spec"]["entrypoint"] == "gagpo train --resume --config /etc/gagpo/run.yaml"
+
+
+def _fewest_servers(resources: list[Resource]) -> int:
+    """The environment servers at the start, each with an address of its own behind the name of their Service."""
+    service = only(resources, "Service", "gagpo-env")["spec"]
+    assert service["clusterIP"] == "None"
+    if any(one["kind"] == "HorizontalPodAutoscaler" for one in resources):
+        return only(resources, "HorizontalPodAutoscaler")["spec"]["minReplicas"]
+    return only(resources, "Deployment")["spec"]["replicas"]
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
@@ -212,3 +222,28 @@ def test_the_store_keeps_below_its_memory(name: str):
     units = {"mb": 1 << 20, "gb": 1 << 30, "Mi": 1 << 20, "Gi": 1 << 30}
     requested = container["resources"]["requests"]["memory"]
     assert int(bound[:-2]) * units[bound[-2:]] < int(requested[:-2]) * units[requested[-2:]]
+
+
+NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+"""The command that asks a driver to leave asks every driver that it sees."""
+FAKE = """#!/bin/sh
+trap 'sleep 0.5; echo $1 left; exit' TERM
+echo $1 up
+while :; do sleep 0.1; done
+"""
+
+
+def test_a_head_that_ends_asks_its_driver_and_nobody_else_and_waits_for_its_end(tmp_path: Path):
+    if shutil.which("unshare") is None or subprocess.run([*NAMESPACE, "true"], check=False).returncode:
+        pytest.skip("namespaces of processes are not allowed here")
+    (head,) = (one for pod in pods(overlay("1x8")) for one in pod["spec"]["containers"] if one["name"] == "ray-head")
+    program, said = tmp_path / "bin" / "gagpo", tmp_path / "said"
+    program.parent.mkdir()
+    program.write_text(FAKE)
+    program.chmod(0o700)
+    script = ('for one in train status; do "$0" $one & done; until [ $(wc -l <"$1") = 2 ]; do sleep 0.1; done; '
+              'shift; "$@"; echo asked')
+    with said.open("w") as out:
+        subprocess.run([*NAMESPACE, "sh", "-c", script, str(program), str(said),
+                        *head["lifecycle"]["preStop"]["exec"]["command"]], stdout=out, timeout=60, check=True)
+    assert said.read_text().splitlines()[2:] == ["train left", "asked"]

@@ -1,6 +1,8 @@
+import socket
+
 import pytest
 
-from services.process.addresses import is_local
+from services.process.addresses import is_local, servers_behind
 
 
 @pytest.mark.parametrize(("host", "local"), [
@@ -10,3 +12,25 @@ from services.process.addresses import is_local
 ])
 def test_only_loopback_addresses_are_this_machine_s_alone(host: str, local: bool):
     assert is_local(host) == local
+
+
+V4, V6 = socket.AF_INET, socket.AF_INET6
+
+
+@pytest.mark.parametrize(("url", "answers", "servers"), [
+    ("http://env:8100", [(V4, "10.0.0.2"), (V4, "10.0.0.1")], ("http://10.0.0.1:8100", "http://10.0.0.2:8100")),
+    ("http://env", [(V4, "10.0.0.2"), (V4, "10.0.0.1")], ("http://10.0.0.1:80", "http://10.0.0.2:80")),
+    ("http://env:1/a", [(V6, "fd00::1"), (V6, "fd00::2")], ("http://[fd00::1]:1/a", "http://[fd00::2]:1/a")),
+    ("http://localhost:1", [(V6, "::1"), (V4, "127.0.0.1")], ("http://localhost:1",)),
+    ("http://env:8100", [(V4, "10.0.0.2"), (V4, "10.0.0.2")], ("http://env:8100",)),
+    ("https://env:8100", [(V4, "10.0.0.2"), (V4, "10.0.0.1")], ("https://env:8100",)),
+])
+def test_a_name_with_several_addresses_stands_for_as_many_servers(monkeypatch, url, answers, servers):
+    asked = [(family, socket.SOCK_STREAM, 6, "", (address, 0)) for family, address in answers]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: asked)
+    assert servers_behind(url) == servers
+
+
+def test_this_machine_has_one_server_at_an_address():
+    assert servers_behind("http://127.0.0.1:8100") == ("http://127.0.0.1:8100",)
+    assert servers_behind("http://localhost:8100") == ("http://localhost:8100",)
