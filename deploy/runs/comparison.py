@@ -84,12 +84,12 @@ def as_lines(comparison: Comparison, *, env: str) -> list[str]:
     lines = [f"Success on held-out games ({env}), mean and 95% interval:"]
     for row in comparison.rows:
         lines.append(
-            f"  {TITLES[row.label]:<33} T={row.temperature:<4g} {row.success:6.1%}  "
+            f"  {TITLES[row.label]:<36} T={row.temperature:<4g} {row.success:6.1%}  "
             f"[{row.low:6.1%}, {row.high:6.1%}]  {row.games} games"
         )
     for gain in comparison.gains:
         lines.append(
-            f"  RL - {TITLES[gain.over]:<28} T={gain.temperature:<4g} {gain.gain:+6.1%}  "
+            f"  RL - {TITLES[gain.over]:<31} T={gain.temperature:<4g} {gain.gain:+6.1%}  "
             f"[{gain.low:+6.1%}, {gain.high:+6.1%}]  paired by game: {gain.verdict}"
         )
     return lines

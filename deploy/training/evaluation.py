@@ -106,5 +106,5 @@ def _hooks(lines: StatusLines, task_type: Callable[[str], str], parts: Topology)
 
     loading = Loading(lambda: parts.config.rollout.workers, parts.store.beats, waiting=lines.waiting)
     return Hooks(note=lines.note, evaluated=lambda *_: None, task_type=task_type, tick=loading.tick,
-                 playing=lambda label, done, total: lines.at(label, done, total, "games"),
+                 playing=loading.after(lambda label, done, total: lines.at(label, done, total, "games")),
                  waits=lambda text: lines.passing(text or "goes on"))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ParamSpec
 
 Beats = Callable[[], Mapping[str, Any]]
+P = ParamSpec("P")
 
 
 class Loading:
@@ -28,6 +29,14 @@ class Loading:
             begin()
         else:
             self._next = begin
+
+    def after(self, show: Callable[P, object]) -> Callable[P, None]:
+        """Returns `show` as a function that does nothing before all rollout workers are ready."""
+        def shown(*args: P.args, **kwargs: P.kwargs) -> None:
+            if self._ready:
+                show(*args, **kwargs)
+
+        return shown
 
     def tick(self) -> None:
         """Checks the heartbeats until all rollout workers are ready."""

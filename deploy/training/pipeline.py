@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -104,7 +104,7 @@ class TrainingRun:
             lease = parts.store.acquire("controller", self.run, ttl_s=CONTROLLER_LEASE_S)
             scaling = Scaling(parts, lease, lambda index: parts.rollout_worker(index, cold), note=self.progress.note)
             loading = Loading(lambda: scaling.workers.wanted, parts.store.beats, waiting=self.progress.waiting)
-            controller = self.controller(parts, lease, tell, (loading.tick, scaling.tick))
+            controller = self.controller(parts, lease, tell, loading, scaling)
             with monitoring(parts, controller.telemetry, self.folder, note=self.progress.note):
                 self.progress.stage("loading the samplers (vLLM)")
                 scaling.start()
@@ -131,15 +131,15 @@ class TrainingRun:
                        passing=self.progress.passing)
         return out
 
-    def controller(self, parts: Topology, lease: Lease, tell: Sinks, ticks: Sequence[Callable[[], None]]) -> Controller:
-        """Returns a controller that is wired to this run's folder and task sets. It calls `ticks` in its loop."""
+    def controller(self, parts: Topology, lease: Lease, tell: Sinks, loading: Loading, scaling: Scaling) -> Controller:
+        """Returns a controller that is wired to this run's folder and task sets."""
         parts.store.reissue(lease)
         clear(parts.store, lease)
         archive = EpisodeArchive(self.folder.path / "episodes")
         follow = self._follow_metrics(tell)
 
         def tick() -> None:
-            for one in (*ticks, follow):
+            for one in (loading.tick, scaling.tick, follow):
                 one()
 
         def evaluated(summary: dict[str, Any], episodes: list[Episode]) -> None:
@@ -151,7 +151,7 @@ class TrainingRun:
             tickets=TrainTickets(config=self.config, tasks=TaskStream(self.task_sets.train, self.config.seed)),
             request=self.evaluation_of,
             hooks=Hooks(note=self.progress.note, evaluated=evaluated, task_type=self.task_sets.task_type,
-                        tick=tick, dropped=archive.write_dropped, playing=self.progress.playing,
+                        tick=tick, dropped=archive.write_dropped, playing=loading.after(self.progress.playing),
                         waits=self.progress.waits),
         )
 
