@@ -13,7 +13,6 @@ import hashlib
 import re
 import shutil
 import stat
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,13 +140,20 @@ class Checkpoints:
             raise Damaged(f"{folder / changed[0]} is not as it was written", "restore it")
         return meta.position
 
-    def commit(self, position: Position, write: Callable[[Path], None]) -> Path:
-        """Calls `write` with a temporary folder, then makes it the newest checkpoint; returns where it is."""
-        temporary, final = self.root / f".tmp-step-{position.step:08d}", self.folder(position.step)
+    def drafted(self, step: int) -> Path:
+        """Where the checkpoint of a step is written before it is one."""
+        return self.root / f".tmp-{self.folder(step).name}"
+
+    def draft(self, step: int) -> Path:
+        """Makes the temporary folder in which the checkpoint of a step is written, and removes torn ones."""
         for torn in self.root.glob(".tmp-*"):
             shutil.rmtree(torn)
-        temporary.mkdir()
-        write(temporary)
+        self.drafted(step).mkdir()
+        return self.drafted(step)
+
+    def commit(self, position: Position) -> Path:
+        """Makes the draft of this step durable and the newest checkpoint; returns where it is."""
+        temporary, final = self.drafted(position.step), self.folder(position.step)
         sizes = _listing(temporary)
         files = {name: _File(sizes[name], digest) for name, digest in _digests(temporary, list(sizes)).items()}
         (temporary / "meta.json").write_bytes(

@@ -3,7 +3,11 @@
     wait      for the manifest of the next step: groups_per_step finished groups, committed before any weight moves
     train     credit, loss, optimizer
     publish   after the evaluation of the version that it replaces
-    persist   metrics always; a checkpoint every so often, and only then are episodes retired and is an evaluation begun
+    persist   a checkpoint every so often, and only then are episodes retired and is an evaluation begun
+
+Three things become durable in one order: the archive, the checkpoint, the retirement of its episodes. The loop's thread
+sees to the first and copies the state to host memory; a thread beside it does the rest while the loop goes on. A crash
+between any two leaves the checkpoint before in force, and all that its successor replays.
 
 If the manifest of a step exists, the step is a replay: it trains on the same groups in the same order.
 If `check` raises Leaving, the loop makes a checkpoint of what it has published and returns.
@@ -11,14 +15,17 @@ If `check` raises Leaving, the loop makes a checkpoint of what it has published 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from learner.attempts import counted_attempt
+from learner.background import Background
 from learner.checkpoint import EXPORT, Checkpoints, Position
 from learner.collect import GroupCollector
 from learner.credit.types import Credit
@@ -30,7 +37,7 @@ from services.store.archive import ArchiveRow, EpisodeArchive
 from services.store.lease import Lease
 from services.store.store import Store
 from services.telemetry.logs import bind, get_logger
-from services.weights.pack import Packed, pack_tensors
+from services.weights.pack import Packed, pack_tensors, unpack
 
 RETAINED_BYTES = 2 << 30
 """Episodes held in Redis; beyond it a checkpoint is made, so that they can be retired."""
@@ -62,21 +69,31 @@ class TrainingLoop:
     incarnation: int = 0
     position: Position = field(default=Position(step=0, incarnation=0, next_group=0, trained=0))
     version: Version = field(default=Version(incarnation=0, step=0))
+    packed: Packed | None = None
+    """The weights of `version`."""
+    exported: Path | None = None
+    """The newest checkpoint's model; None before the first, when it is the learner's first model."""
+    writing: Background = field(init=False)
+    _pointing: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.writing = Background("checkpoint", deadline_s=self.config.learner.collective_s)
 
     def run(self) -> bool:
         """Returns True once the last step is trained, published and checkpointed; False if `check` raised Leaving."""
-        try:
-            self._run()
-        except Leaving:
-            self._leave()
-            return False
+        with self.writing:
+            try:
+                self._run()
+            except Leaving:
+                self._leave()
+                return False
         return True
 
     def _run(self) -> None:
         self.restore()
         self.publish_weights()
         while self.learner.step < self.config.steps:
-            self.check()
+            self._check()
             self.observer.waiting()
             manifest, replayed = self.next_manifest()
             groups = [self.store.episodes(group) for group in manifest.groups]
@@ -93,6 +110,7 @@ class TrainingLoop:
         if found is not None:
             self.position = found
             self.learner.load(self.checkpoints.folder(found.step))
+            self.exported = self.checkpoints.folder(found.step) / EXPORT
         at = self.position
         self.incarnation = self.store.incarnation(self.lease, above=at.incarnation)
         self.observer.restored(at.step, incarnation=self.incarnation, found=found is not None,
@@ -113,7 +131,7 @@ class TrainingLoop:
 
     def _collector(self) -> GroupCollector:
         return GroupCollector(config=self.config, store=self.store, lease=self.lease, archive=self.archive,
-                              check=self.check, pulse=self.observer.pulse)
+                              check=self._check, pulse=self.observer.pulse)
 
     def train(self, manifest: Manifest, groups: list[list[Episode]]) -> StepReport:
         """One learner step; its episodes go into the archive. Raises UserError if it has failed too often."""
@@ -127,32 +145,42 @@ class TrainingLoop:
         self.archive.write(manifest.step, trained_rows(groups, report))
         return report
 
+    def _check(self) -> None:
+        self.check()
+        self.writing.check()
+
     def publish_weights(self) -> None:
         """Makes the learner's weights the current version."""
         packed = pack_tensors(self.learner.state_dict_for_sampler())
+        if self.config.evaluates(self.version.step):
+            self.writing.wait()  # its evaluation begins with its checkpoint, and the next lines wait for that
         if self.version.incarnation:
             self.before_publish(self.version)
-        self.version = Version(incarnation=self.incarnation, step=self.learner.step, digest=packed.digest)
-        self.publish(self.version, packed)
-        self._point()
-        bind(version=self.version.short)
+        version = Version(incarnation=self.incarnation, step=self.learner.step, digest=packed.digest)
+        self.publish(version, packed)
+        self.packed = packed
+        self._point(version=version)
+        bind(version=version.short)
         log.info("published")
 
-    def _point(self) -> None:
-        """Points the workers to the current version, with the newest export for one that cannot fetch it."""
-        found = self.checkpoints.latest()
-        path = self.checkpoints.folder(found.step) / EXPORT if found else self.learner.model_path
-        self.store.publish_version(self.lease, self.version, str(path))
+    def _point(self, *, version: Version | None = None, exported: Path | None = None) -> None:
+        """Points the workers to a version, with an export for one that cannot fetch it; None: as before.
+
+        Both threads call this: the newer version and the newer export stay, whoever comes last.
+        """
+        with self._pointing:
+            self.version, self.exported = version or self.version, exported or self.exported
+            self.store.publish_version(self.lease, self.version, str(self.exported or self.learner.model_path))
 
     def persist(self) -> None:
-        """Makes a checkpoint if one is due, then retires its episodes.
+        """Begins a checkpoint if one is due.
 
         The archive is durable first: nothing replays a step that has its checkpoint, so nothing would write its file
         again. Every evaluated step has a checkpoint, so that the best one can be kept.
         """
         step = self.learner.step
         due = step % self.config.checkpoint.every == 0 or step == self.config.steps or self.config.evaluates(step)
-        if due or self.store.retained_bytes() > RETAINED_BYTES:
+        if due or (not self.writing.busy and self.store.retained_bytes() > RETAINED_BYTES):
             self._make_durable()
 
     def _leave(self) -> None:
@@ -161,6 +189,7 @@ class TrainingLoop:
         A step whose weights are not published yet gets none: the evaluation of the version before it may be unfinished,
         and only a replay from the checkpoint before makes that version again.
         """
+        self.writing.wait()
         found = self.checkpoints.latest()
         durable = 0 if found is None else found.step
         if durable < self.learner.step == self.version.step:
@@ -168,19 +197,25 @@ class TrainingLoop:
         log.info("left as asked", step=self.learner.step)
 
     def _make_durable(self) -> None:
-        step, started = self.learner.step, time.monotonic()
+        """Copies the published weights and all that goes with them; the rest is done beside the loop."""
+        self.writing.wait()
+        started, position, packed = time.monotonic(), self.position, self.packed
+        assert packed is not None
         self.archive.flush()
         self.fence()
-        self.checkpoints.commit(self.position, self._write)
-        log.info("checkpoint written", step=step, seconds=time.monotonic() - started)
-        self.observer.checkpointed(time.time())
-        self._point()
-        log.info("episodes retired", step=step, bytes=self.store.retire(self.lease, step))
+        saved = self.learner.save(self.checkpoints.draft(position.step))
+        self.writing.start(lambda: self._finish(position, packed, saved, started))
 
-    def _write(self, folder: Path) -> None:
-        self.learner.save(folder)
-        self.learner.export(folder / EXPORT)
+    def _finish(self, position: Position, packed: Packed, saved: Future[object], started: float) -> None:
+        """Makes the checkpoint durable, then retires its episodes."""
+        self.learner.write(self.checkpoints.drafted(position.step) / EXPORT, unpack(packed.manifest, packed.buffer))
+        saved.result(self.config.learner.collective_s)
         self.fence()
+        folder = self.checkpoints.commit(position)
+        log.info("checkpoint written", step=position.step, seconds=time.monotonic() - started)
+        self.observer.checkpointed(time.time())
+        self._point(exported=folder / EXPORT)
+        log.info("episodes retired", step=position.step, bytes=self.store.retire(self.lease, position.step))
 
     def fence(self) -> None:
         """Raises LeaseLost if another learner has begun: files know no lease, so it is asked for before they change."""

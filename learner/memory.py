@@ -158,6 +158,12 @@ def host_moments(shape: Shape, training: Training) -> float:
     return 8 * trained / training.shards if training.offload else 0
 
 
+def checkpoint_copy(shape: Shape, training: Training) -> float:
+    """Bytes of host memory that one rank holds while a checkpoint is written: what is trained, and its moments."""
+    trained = (training.adapters or shape.parameters) + (shape.parameters if training.critic else 0)
+    return 12 * trained / training.shards
+
+
 def is_whole(shape: Shape) -> bool:
     """Whether the model stays whole between packs: weights in the compute format, and float32 gradients."""
     return 8 * shape.parameters <= WHOLE

@@ -37,8 +37,9 @@ class RankGroup:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if gpu else "gloo", rank=rank, world_size=world, store=store or HashStore(),
             timeout=timedelta(seconds=collective_s))
-        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=COMMAND_S))
-        self._commands = cast(dist.ProcessGroup, group)
+        self._commands = _gloo(COMMAND_S)
+        self.writers = _gloo(collective_s)
+        """The group of the threads that write checkpoints."""
         self.mesh: DeviceMesh = init_device_mesh(self.device.type, (world,))
         self.nodes = self._nodes(node)
         """Ranks by machine."""
@@ -94,3 +95,7 @@ class RankGroup:
         if self.rank == 0:
             self.tell(STOP)
         dist.destroy_process_group()
+
+
+def _gloo(seconds: float) -> dist.ProcessGroup:
+    return cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds)))

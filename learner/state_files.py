@@ -1,5 +1,7 @@
 """The learner's state as safetensors: each rank writes what it holds, and any number of ranks reads it.
 
+Writing begins with a copy in host memory, and goes on in a thread while the state changes.
+
 Nothing here is unpickled. PyTorch's own format of distributed checkpoints pickles its metadata, so whoever can write
 into a shared run's folder could run code as whoever resumes that run. Tensors alone are written therefore; what else an
 optimizer has (its rates, its betas) comes from the config.
@@ -7,21 +9,28 @@ optimizer has (its rates, its betas) comes from the config.
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from services.errors import LearnerFault
 
 
-def save_state(state: dict[str, Any], folder: Path) -> None:
-    """Writes the tensors of a nested state into a folder that all ranks see. A collective."""
-    save(_tensors(state), storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+def save_state(state: dict[str, Any], folder: Path, *, group: ProcessGroup | None = None) -> Future[object]:
+    """Copies the tensors of a nested state to host memory and begins to write them into a folder that all ranks see.
+
+    A collective. The future is done when all ranks have written. `group`: a gloo group for the writing threads alone,
+    because collectives of two threads may not meet in one group.
+    """
+    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)  # it is the stager too: it copies and waits
+    return cast("Future[object]", async_save(_tensors(state), storage_writer=writer, process_group=group))
 
 
 def load_state(state: dict[str, Any], folder: Path) -> None:

@@ -5,16 +5,14 @@ Rank 0 calls train, state_dict_for_sampler, save, load and export; ranks above 0
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from learner.attention import takes_varlen
@@ -22,6 +20,7 @@ from learner.batch import Groups, assign_credit, rows_of, with_advantages
 from learner.credit.registry import estimator
 from learner.credit.types import Credit, statistics
 from learner.critic import make_critic
+from learner.export import write_export
 from learner.lora import add_adapters
 from learner.memory import layout_of
 from learner.model import Policy, empty_policy, frozen_reference, full_tensors, initial_policy, shape_in
@@ -35,10 +34,6 @@ from learner.step import Stepper, Taken, Timer
 from learner.trainee import Trainee
 from learner.utilization import forward_flops, passes, utilization
 from services.config.tree import Config
-from services.files import open_as_folder
-
-TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt", "added_tokens.json",
-                   "chat_template*", "generation_config.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +66,7 @@ class Learner:
         self.gang = gang
         self.step = 0
         """Learner steps that the weights have taken."""
+        self._saving: Future[object] | None = None
         needs_critic = estimator(section.credit.estimator).needs_critic
         assert not needs_critic or section.loss.ratio == "token", "advantages per token need ratios per token"
         policy, weights = empty_policy(model_path)
@@ -130,10 +126,14 @@ class Learner:
         for name, tensor in full_tensors(self.policy):
             yield name, tensor.to(dtype) if tensor.is_floating_point() else tensor
 
-    def save(self, folder: Path) -> None:
-        """Models, optimizers, random state and step into an existing folder that all ranks see."""
+    def save(self, folder: Path) -> Future[object]:
+        """Begins to write models, optimizers, random state and step into an existing folder that all ranks see.
+
+        Returns once all is copied to host memory, so that training may go on. The future is done when every rank has
+        written its part; any thread may wait for it.
+        """
         self.gang.tell("save", folder)
-        self._save(folder)
+        return self._save(folder)
 
     def load(self, folder: Path) -> None:
         """The inverse of save, for any number of ranks."""
@@ -142,18 +142,13 @@ class Learner:
 
     def export(self, folder: Path) -> None:
         """Weights in the sampler's dtype, config and tokenizer in a folder that transformers and vLLM load."""
+        self.write(folder, {name: tensor.contiguous() for name, tensor in self.state_dict_for_sampler()})
+
+    def write(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
+        """As export, with tensors that state_dict_for_sampler has given. Any thread may call it."""
         tied = self.policy.tied_names()
-        tensors = {name: tensor.contiguous() for name, tensor in self.state_dict_for_sampler() if name not in tied}
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        for pattern in TOKENIZER_FILES:
-            for path in self.model_path.glob(pattern):
-                shutil.copyfile(path, folder / path.name)
-        architecture = json.loads((self.model_path / "config.json").read_text())
-        architecture.pop("torch_dtype", None)
-        architecture["dtype"] = self.config.model.dtype
-        (folder / "config.json").write_text(json.dumps(architecture, indent=2) + "\n")  # last: marks it as complete
-        open_as_folder(folder)
+        write_export(folder, {name: tensor for name, tensor in tensors.items() if name not in tied},
+                     like=self.model_path, dtype=self.config.model.dtype)
 
     def follow(self) -> None:
         """Ranks above 0: until rank 0 leaves the gang."""
@@ -163,6 +158,8 @@ class Learner:
             "save": self._save,
             "load": self._load,
         })
+        if self._saving is not None:
+            self._saving.result(self.config.learner.collective_s)
 
     def _train(self, rows: Rows, timer: Timer) -> Taken:
         taken = self._stepper.take(rows, timer)
@@ -177,8 +174,11 @@ class Learner:
             state["critic"] = stepper.critic.trainee.state()
         return state
 
-    def _save(self, folder: Path) -> None:
-        save_state(self._state(), folder)
+    def _save(self, folder: Path) -> Future[object]:
+        if self._saving is not None:
+            self._saving.result(self.config.learner.collective_s)  # an error of this rank, which all others have too
+        self._saving = save_state(self._state(), folder, group=self.gang.writers)
+        return self._saving
 
     def _load(self, folder: Path) -> None:
         stepper, state = self._stepper, self._state()

@@ -15,7 +15,7 @@ from deploy.launch.model_memory import model_shape, planned_training, sampler_by
 from deploy.launch.ray_address import ray_address
 from deploy.runs.folder import RunFolder, standing
 from envservice.registry import find_spec
-from learner.memory import host_moments, memory
+from learner.memory import checkpoint_copy, host_moments, memory
 from services.config.tree import Config
 
 FORMAT = 1
@@ -94,14 +94,17 @@ def uses_private_ray(config: Config) -> bool:
 def _learner_gib(config: Config) -> float:
     """Returns the host memory of one learner rank in GiB, without its Python process.
 
-    On CPUs it is the total of learner/memory.py. With a GPU it is the optimizer's moments, if they lie on the host, and
-    the rank's share of two copies of the weights: one goes to a checkpoint, one to the rollout workers.
+    On CPUs that is all of learner/memory.py. With a GPU it is the moments of the optimizer if they are in host memory,
+    and a rank's part of two copies of the weights, on their way to a checkpoint and to the rollout workers. Both have
+    the copy from which a checkpoint is written while training goes on.
     """
     shape = model_shape(config.model)
     training = planned_training(config, shape, None)
+    copy = checkpoint_copy(shape, training)
     if config.learner.gpus:
-        return (host_moments(shape, training) + 2 * sampler_bytes(config, shape) / config.learner.ranks) / GIB
-    return memory(shape, training).total / GIB
+        weights = 2 * sampler_bytes(config, shape) / config.learner.ranks
+        return (copy + host_moments(shape, training) + weights) / GIB
+    return (copy + memory(shape, training).total) / GIB
 
 
 def _worker_gib(config: Config, weights: float) -> float:

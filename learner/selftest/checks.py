@@ -153,11 +153,14 @@ class Checks:
         folder = self.folder / "saved"
         folder.mkdir()
         start = time.perf_counter()
-        learner.save(folder)
+        saved = learner.save(folder)
         middle = time.perf_counter()
-        written = sum(path.stat().st_size for path in folder.iterdir())
-        yield Line(name="save", found=f"{middle - start:.2f} s, {written / GIB:.2f} GiB")
         learner.train(batch)
+        saved.result(learner.config.learner.collective_s)
+        end = time.perf_counter()
+        written = sum(path.stat().st_size for path in folder.iterdir())
+        yield Line(name="save", found=f"{middle - start:.2f} s of training, {written / GIB:.2f} GiB; "
+                                      f"{end - start:.2f} s with a step beside it")
         expected = dict(learner.state_dict_for_sampler())
         start = time.perf_counter()
         learner.load(folder)

@@ -1,6 +1,6 @@
 """A gang of several ranks: python rank_process.py WORLD NODES RENDEZVOUS MODEL OUT CASE...
 
-In each case two steps, save, load, one more.
+In each case two steps, save beside a third one, load, the third one on other groups.
 NODES machines hold as many ranks each. The ranks are forked, so that torch is imported once.
 """
 
@@ -22,10 +22,11 @@ def lead(learner, out):
     reports = [learner.train(make_groups(seed, step=seed)) for seed in range(2)]
     checkpoint = out / "checkpoint"
     checkpoint.mkdir(parents=True)
-    learner.save(checkpoint)
+    saving = learner.save(checkpoint)
     torch.save({"weights": weights(learner), "metrics": [r.metrics for r in reports],
                 "advantages": [c.advantages for r in reports for c in r.credits]}, out / "after.pt")
     learner.train(make_groups(7, step=2))
+    saving.result(60)
     learner.load(checkpoint)
     learner.train(make_groups(2, step=2))
     learner.export(out / "export")

@@ -1,12 +1,14 @@
 """The files on disk after a learner was killed, or continued although another one had its role."""
 
 import shutil
+import threading
 
 import pyarrow.parquet as pq
 import pytest
 from loop_tiny import STEPS, play, run
 
 from learner.checkpoint import Checkpoints
+from learner.loop import TrainingLoop
 from learner.trainer import Learner
 from services.errors import LeaseLost
 from services.store import archive
@@ -30,9 +32,10 @@ def test_a_kill_right_after_a_checkpoint_loses_no_archive_file(redis_url, model_
         while waiting:
             write(*waiting.pop(0))
 
-    def commit_then_copy(self, position, fill):
-        commit(self, position, fill)
+    def commit_then_copy(self, position):
+        folder = commit(self, position)
         shutil.copytree(tmp_path / "run", tmp_path / f"killed-{position.step}")
+        return folder
 
     monkeypatch.setattr(archive, "_write", write_when_flushed)
     monkeypatch.setattr(EpisodeArchive, "flush", flush_all)
@@ -55,19 +58,56 @@ def test_a_learner_that_lost_its_role_changes_no_file(redis_url, model_path, gan
     """Another driver starts another learner while this one trains step 2, or writes the checkpoint of step 2."""
     store, other = Store(redis_url, f"orphan-{moment}"), Store(redis_url, f"orphan-{moment}")
     play(store, range(2 * STEPS))
-    before = []
-    name = {"trained": "train", "saved": "save", "exported": "export"}[moment]
-    act = getattr(Learner, name)
+    before, lost = [], threading.Event()
+    name = {"trained": "train", "saved": "save", "exported": "write"}[moment]
+    act, next_manifest = getattr(Learner, name), TrainingLoop.next_manifest
 
     def act_then_lose_the_role(self, *arguments):
         done = act(self, *arguments)
         if self.step == 2:
             other.acquire("learner", "l")
             before.append(state_of(tmp_path))
+            lost.set()
         return done
 
+    def next_manifest_once_the_role_is_lost(self):
+        assert self.learner.step < 2 or lost.wait(60)
+        return next_manifest(self)
+
     monkeypatch.setattr(Learner, name, act_then_lose_the_role)
+    monkeypatch.setattr(TrainingLoop, "next_manifest", next_manifest_once_the_role_is_lost)
     with pytest.raises(LeaseLost):
         run(store, tmp_path, model_path, gang)
     assert len(before) == 1
     assert state_of(tmp_path) == before[0]
+
+
+@pytest.mark.parametrize("moment", ["copied", "written", "committed"])
+def test_a_death_between_two_steps_of_a_checkpoint_leaves_a_whole_one(
+        redis_url, model_path, gang, tmp_path, monkeypatch, moment):
+    """The thread that writes the checkpoint of step 4 dies: with the copy in memory, before the rename, or before
+    episodes are retired. The run goes on from step 2 in the first two cases, and from step 4 in the last. It finds
+    its episodes in the store, and every step is archived."""
+    store = Store(redis_url, f"died-{moment}")
+    play(store, range(2 * STEPS))
+    owner, name = {"copied": (Learner, "write"), "written": (Checkpoints, "commit"),
+                   "committed": (Store, "retire")}[moment]
+    act, calls = getattr(owner, name), []
+
+    def act_once(self, *arguments):
+        calls.append(name)
+        if len(calls) == 2:
+            raise OSError("disk full")
+        return act(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, act_once)
+        with pytest.raises(OSError, match="disk full"):
+            run(store, tmp_path, model_path, gang)
+    whole = Checkpoints(tmp_path / "checkpoints", 1)
+    assert whole.newest_whole().step == (4 if moment == "committed" else 2)
+    assert store.counts().retired_step == 2
+    learner, _, _ = run(store, tmp_path, model_path, gang)
+    assert (learner.step, whole.newest_whole().step) == (4, 4)
+    assert {path.name for path in (tmp_path / "episodes").glob("*.parquet")} == {
+        f"step-{n:08d}.parquet" for n in range(1, 5)}

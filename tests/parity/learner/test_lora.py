@@ -57,7 +57,7 @@ def test_without_its_adapters_the_model_is_the_reference(trained, pack, any_mode
 
 def test_a_checkpoint_holds_the_adapters_alone_and_resumes_to_the_bit(trained, tmp_path, any_model_path, gang):
     learner, _ = trained
-    learner.save(tmp_path)
+    learner.save(tmp_path).result(60)
     names = set()
     for file in tmp_path.glob("*.safetensors"):
         with safe_open(file, framework="pt") as opened:

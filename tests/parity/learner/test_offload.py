@@ -13,7 +13,7 @@ def test_updates_checkpoints_and_resumption_are_the_same_to_the_bit(model_path, 
     for learner in (plain, host):
         for seed in range(2):
             learner.train(make_groups(seed, step=seed))
-    host.save(tmp_path)
+    host.save(tmp_path).result(60)
     resumed = {offload: Learner(make_config(offload=offload, **options), model_path, gang) for offload in (False, True)}
     for learner in resumed.values():
         learner.load(tmp_path)

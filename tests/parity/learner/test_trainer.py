@@ -159,8 +159,9 @@ def test_the_bound_holds_over_seeds(model_path, gang, first):
 @pytest.mark.parametrize("case", ["sequence-actions", "critic"])
 def test_resumed_equals_uninterrupted_to_the_bit(any_model_path, gang, tmp_path, case):
     learner, _ = trained(any_model_path, gang, steps=2, **CASES[case])
-    learner.save(tmp_path)
-    last = learner.train(make_groups(2, step=2))
+    saving = learner.save(tmp_path)
+    last = learner.train(make_groups(2, step=2))  # while it is written
+    saving.result(60)
     resumed = Learner(make_config(**CASES[case]), any_model_path, gang)
     resumed.load(tmp_path)
     again = resumed.train(make_groups(2, step=2))

@@ -97,9 +97,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory, tiny_model) -> Path:
     run = tmp_path_factory.mktemp("runs") / "walk"
     shutil.copytree(WALK, run)
     tiny_model(tied=True, seed=0).save_pretrained(run / "model")
-    Checkpoints(run / "checkpoints", keep=1).commit(
-        Position(step=1, incarnation=1, next_group=1, trained=1),
-        lambda folder: shutil.copytree(run / "model", folder / EXPORT) and None)
+    checkpoints = Checkpoints(run / "checkpoints", keep=1)
+    shutil.copytree(run / "model", checkpoints.draft(1) / EXPORT)
+    checkpoints.commit(Position(step=1, incarnation=1, next_group=1, trained=1))
     return run
 
 

@@ -43,11 +43,9 @@ def test_a_model_alone_needs_a_config(tmp_path: Path):
 
 
 def checkpoint(run: Path, step: int) -> None:
-    def write(folder: Path) -> None:
-        model_at(folder / "hf")
-
-    Checkpoints(run / "checkpoints", keep=3).commit(
-        Position(step=step, incarnation=1, next_group=step, trained=step), write)
+    checkpoints = Checkpoints(run / "checkpoints", keep=3)
+    model_at(checkpoints.draft(step) / "hf")
+    checkpoints.commit(Position(step=step, incarnation=1, next_group=step, trained=step))
 
 
 def test_a_run_that_goes_on_stands_for_its_latest_checkpoint_and_a_checkpoint_can_be_chosen(tmp_path: Path):

@@ -37,7 +37,8 @@ def test_a_version_is_evaluated_once_its_checkpoint_is_there(training: TrainingR
     checkpoints = Checkpoints(training.folder.path / "checkpoints", keep=1)
     found = [due(training)]
     for step in (2, 3, 7):
-        checkpoints.commit(Position(step=step, incarnation=1, next_group=step, trained=step), lambda _: None)
+        checkpoints.draft(step)
+        checkpoints.commit(Position(step=step, incarnation=1, next_group=step, trained=step))
         found.append(due(training))
     assert found == [[0], [0], [0, 3], [0, 3, 6, 7]]
 
@@ -57,8 +58,8 @@ def test_evaluations_and_the_summary_say_which_version_of_which_environment_play
 def test_a_run_goes_on_from_a_whole_checkpoint_without_evaluations_of_lost_weights(training: TrainingRun):
     checkpoints = Checkpoints(training.folder.path / "checkpoints", keep=9)
     for step in (3, 6):
-        checkpoints.commit(Position(step=step, incarnation=1, next_group=step, trained=step),
-                           lambda folder: (folder / "w").write_text("weights") and None)
+        (checkpoints.draft(step) / "w").write_text("weights")
+        checkpoints.commit(Position(step=step, incarnation=1, next_group=step, trained=step))
     for step in (0, 3, 6):
         append_row(training.folder.evaluations, {
             "label": f"step-{step:06d}", "step": step, "temperature": 0.4, "success_rate": 0.5})

@@ -1,0 +1,33 @@
+"""A model's folder as transformers and vLLM load it: weights, config and tokenizer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from services.files import open_as_folder
+
+TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt", "added_tokens.json",
+                   "chat_template*", "generation_config.json")
+
+
+def write_export(folder: Path, tensors: Mapping[str, Tensor], *, like: Path, dtype: str) -> None:
+    """Writes the weights, with config and tokenizer of the model folder `like`. `dtype` is that of the weights.
+
+    A tied head is left out, as such a file has it. Takes no part in collectives, so any thread may call it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(dict(tensors), folder / "model.safetensors", metadata={"format": "pt"})
+    for pattern in TOKENIZER_FILES:
+        for path in like.glob(pattern):
+            shutil.copyfile(path, folder / path.name)
+    architecture = json.loads((like / "config.json").read_text())
+    architecture.pop("torch_dtype", None)
+    architecture["dtype"] = dtype
+    (folder / "config.json").write_text(json.dumps(architecture, indent=2) + "\n")  # last: marks it as complete
+    open_as_folder(folder)
