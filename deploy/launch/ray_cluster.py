@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from deploy.launch.ray_address import check_ray, ray_address
@@ -83,7 +84,7 @@ def _existing(address: str, options: dict[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def private_ray(*, start_s: float = 300.0, **options: Any) -> Iterator[None]:
-    """Starts a private cluster with these `options` of ray.init, beside any other. The caller shuts it down.
+    """Starts a private cluster with these `options` of ray.init, beside any other, and ends all its processes.
 
     Raises DeadlineExceeded if the cluster does not start within `start_s`.
     """
@@ -91,12 +92,16 @@ def private_ray(*, start_s: float = 300.0, **options: Any) -> Iterator[None]:
         os.environ.update(_LOOPBACK, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(folder / _TOKEN))
         import ray  # Ray reads these variables once, at its import
 
-        # Ray's processes inherit this variable, so the temporary files of Ray and vLLM vanish with this folder.
-        with _environment("TMPDIR", str(folder / "tmp")):
-            _start(lambda: ray.init(**{
-                "address": "local", "num_cpus": max(2, os.cpu_count() or 1), "include_dashboard": False,
-                "_temp_dir": str(folder / "ray"), **options}), folder / "tmp", start_s)
-        yield
+        try:
+            # Ray's processes inherit this variable, so the temporary files of Ray and vLLM vanish with this folder.
+            with _environment("TMPDIR", str(folder / "tmp")):
+                _start(lambda: ray.init(**{
+                    "address": "local", "num_cpus": max(2, os.cpu_count() or 1), "include_dashboard": False,
+                    "_temp_dir": str(folder / "ray"), **options}), folder / "tmp", start_s)
+            yield
+        finally:
+            ray.shutdown()
+            end_all(str(folder / "tmp"))  # Ray knows nothing of a start that was interrupted
 
 
 def _start(start: Callable[[], object], mark: Path, seconds: float) -> None:
@@ -109,7 +114,8 @@ def _start(start: Callable[[], object], mark: Path, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while True:
         try:
-            start()
+            with _uninterrupted():
+                start()
         except Exception as error:  # Ray raises bare ones
             ray.shutdown()
             end_all(str(mark))
@@ -119,6 +125,34 @@ def _start(start: Callable[[], object], mark: Path, seconds: float) -> None:
             log.warning("Ray did not start; starting it again", reason=described(error))
         else:
             return
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Delays Ctrl-C, SIGTERM and SIGHUP to the end of the block. Only the first of them: a second one comes at once.
+
+    A process whose ray.init was interrupted is killed by a segmentation fault when it ends.
+    """
+    usual = {number: handler for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+             if callable(handler := signal.getsignal(number))}
+    came: list[int] = []
+
+    def restore() -> None:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
+
+    def delay(number: int, _frame: FrameType | None) -> None:
+        came.append(number)
+        restore()
+
+    for number in usual:
+        signal.signal(number, delay)
+    try:
+        yield
+    finally:
+        restore()
+        for number in came:
+            signal.raise_signal(number)
 
 
 @contextmanager

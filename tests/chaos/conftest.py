@@ -58,10 +58,22 @@ class Run:
             assert time.monotonic() < deadline, f"no {what} in {seconds:.0f} s:\n{self.tail()}"
             time.sleep(POLL_S / 4)
 
+    @property
+    def said(self) -> str:
+        """Its log so far."""
+        return self.log.read_text(errors="replace")
+
+    def shows(self, title: str) -> bool:
+        """Whether a process of this run has a title that holds `title`."""
+        return bool(self._titled(title))
+
+    def _titled(self, title: str) -> list[psutil.Process]:
+        return [process for process in psutil.Process(self.process.pid).children(recursive=True)
+                if title in _title(process)]
+
     def find(self, title: str) -> psutil.Process:
         """The living process of this run whose title holds `title`."""
-        found = [process for process in psutil.Process(self.process.pid).children(recursive=True)
-                 if title in _title(process)]
+        found = self._titled(title)
         assert len(found) == 1, f"{title}: {found}\n{self.tail()}"
         return found[0]
 
@@ -82,7 +94,7 @@ class Run:
 
     def tail(self) -> str:
         """The end of what it printed."""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-25:])
+        return "\n".join(self.said.splitlines()[-25:])
 
     def clean_up(self) -> None:
         """Nothing outlives its test, whatever went wrong."""

@@ -14,7 +14,7 @@ import pytest
 from services.telemetry.metrics_file import read_rows
 
 RESUMES = int(os.environ.get("GAGPO_RESUMES", "0"))
-STEPS = 6 + 3 * RESUMES // 2
+STEPS = 6 + 6 * RESUMES
 SETTINGS = (
     f"steps={STEPS}", "env.max_steps=6", "model.layers=1", "model.intermediate=64", "sft.demos_per_game=1",
     "sft.minutes=0.05", "rollout.slots=8", "rollout.kv_cache_gb=0.25", "rollout.exact=true",
@@ -35,12 +35,12 @@ def digests(folder: Path) -> dict[int, str]:
 
 def end_somewhere(run, moments: random.Random) -> str:
     """Ends a run at a moment that `moments` draws, and says how."""
-    taken, pause = len(run.steps), moments.uniform(0.0, 5.0)
+    taken, pause = len(run.steps), moments.uniform(0.0, 3.0)
     if moments.random() < 0.7:
         run.wait_for("another step", lambda: len(run.steps) > taken, LIFE_S)
         after = f"step {run.steps[-1]}"
     else:
-        pause, after = 4 * pause, "the start"
+        pause, after = 6 * pause, "the start"
     time.sleep(pause)
     assert run.process.poll() is None, run.tail()
     if moments.random() < 0.5:

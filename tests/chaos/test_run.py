@@ -81,11 +81,16 @@ def test_a_run_without_resume_is_refused(train, runs_dir: Path, arguments):
     assert "holds a run already" in run.tail()
 
 
-def test_resumed_it_outlives_the_death_of_its_server_and_its_sampler(train, runs_dir: Path, arguments):
+def test_resumed_it_outlives_the_death_of_ray_redis_its_server_learner_and_sampler(train, runs_dir: Path, arguments):
     run = train(runs_dir / "hunted", "--resume", str(runs_dir / "hunted"))
     taken = len(run.steps)
-    run.wait_for("where it goes on", lambda: "] goes on" in run.log.read_text())
+    run.wait_for("where it goes on", lambda: "] goes on" in run.said)
+    run.wait_for("a place for the learner", lambda: run.shows("ray::LearnerRank"))
+    run.find("gcs_server").kill()
+    run.wait_for("another Ray", lambda: "the private Ray died (GCS); starting everything in a new one" in run.said)
     run.wait_for("a step after the resume", lambda: len(run.steps) > taken)
+    run.find("redis-server").kill()
+    run.find("ray::LearnerRank").kill()
     run.find("serve-env").kill()
     run.wait_for("the environment server's return", lambda: "environment server 0 died" in run.tail())
     engine = run.find("EngineCore")
@@ -94,7 +99,8 @@ def test_resumed_it_outlives_the_death_of_its_server_and_its_sampler(train, runs
     assert not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE, "the engine outlived its worker"
     assert run.end() == 0, run.tail()
     assert run.survivors() == []
-    assert "rollout worker 0 died" in run.log.read_text()
+    assert "rollout worker 0 died" in run.said
+    assert "learner died" in run.said
 
 
 def test_every_step_was_taken_once_on_groups_of_its_own(runs_dir: Path):

@@ -1,5 +1,7 @@
 """A run at staleness 2 meets a step that cannot be trained: it says so, and ends well without that step's groups.
 
+Its second life also begins without its one environment server, and waits until that is back.
+
 A second "worker" hands in an episode with more logprobs than tokens, as no sampler should ever return. The learner
 fails on it in each of its lives, until the run ends and names the step.
 """
@@ -14,6 +16,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from deploy.members.env_server import EnvServer
+from services.process.addresses import free_port
 from services.records import Episode, Step, Ticket, Version, VersionSpan
 from services.store.redis_server import url_served_from
 from services.store.store import Claim, Store
@@ -59,7 +63,7 @@ def hand_in_a_broken_episode(folder: Path) -> bool:
     return True
 
 
-def test_a_run_goes_on_without_the_groups_of_a_step_that_cannot_be_trained(train, tmp_path_factory):
+def test_a_run_without_a_step_that_cannot_be_trained_waits_for_servers_and_ends_well(train, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "broken"
     run = train(folder, *TINY, f"runs_dir={folder.parent}", "name=broken")
     run.wait_for("the first tickets", lambda: hand_in_a_broken_episode(folder), LIFE_S)
@@ -71,8 +75,19 @@ def test_a_run_goes_on_without_the_groups_of_a_step_that_cannot_be_trained(train
     step = int(said[1])
     assert run.steps == list(range(1, step))
 
-    again = train(folder, "--resume", str(folder), "--skip-step", str(step))
-    assert again.end(LIFE_S) == 0, again.tail()
+    server = EnvServer(0, free_port(), folder / "config.yaml", tmp_path_factory.mktemp("server"))
+    server.start()
+    try:
+        server.wait()
+        again = train(folder, "--resume", str(folder), "--skip-step", str(step), f'env.urls=["{server.url}"]')
+        again.wait_for("the samplers' start", lambda: "loading the samplers" in again.said)
+        server.stop()
+        again.wait_for("the wait for servers", lambda: "] waiting for environment servers" in again.said, LIFE_S)
+        server.start()
+        again.wait_for("the end of the wait", lambda: "] goes on" in again.said.partition("] waiting for")[2], LIFE_S)
+        assert again.end(LIFE_S) == 0, again.tail()
+    finally:
+        server.stop()
     rows = read_rows(folder / "metrics.jsonl")
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     assert 1 <= max(row["staleness_max"] for row in rows) <= 2

@@ -1,10 +1,13 @@
 """A private Ray that does not start at once is started again, until its time is over."""
 
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
+import ray
 
-from deploy.launch.ray_cluster import _start
+from deploy.launch.ray_cluster import _LOOPBACK, _start, _uninterrupted, private_ray
 from services.errors import DeadlineExceeded
 
 pytestmark = pytest.mark.ray
@@ -33,3 +36,32 @@ def test_it_is_given_up_after_its_time_with_the_reason_and_the_key(tmp_path: Pat
     with pytest.raises(DeadlineExceeded, match=r"0\.001 s \(ray\.start_seconds\): .*timed out during startup"):
         _start(start, tmp_path, 0.001)
     assert len(made) == 1
+
+
+def test_an_interrupted_start_leaves_no_process(monkeypatch):
+    started: list[subprocess.Popen] = []
+
+    def interrupted(**_: object) -> None:
+        started.append(subprocess.Popen(["sleep", "600"]))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ray, "init", interrupted)
+    for variable in (*_LOOPBACK, "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.setenv(variable, "")  # so that they are put back
+    with pytest.raises(KeyboardInterrupt), private_ray():
+        raise AssertionError("it did not start")
+    assert started[0].wait(60) < 0
+
+
+def test_ctrl_c_waits_for_the_end_of_a_start_and_a_second_one_does_not():
+    done: list[str] = []
+    for presses, expected in ((1, ["pressed", "started"]), (2, ["pressed"])):
+        done.clear()
+        with pytest.raises(KeyboardInterrupt), _uninterrupted():  # noqa: PT012 - the block is what is tested
+            signal.raise_signal(signal.SIGINT)
+            done.append("pressed")
+            if presses == 2:
+                signal.raise_signal(signal.SIGINT)
+            done.append("started")
+        assert done == expected
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
