@@ -52,7 +52,8 @@ class DatasetEnvironment:
     def __init__(self, make: Callable[[Row], Session], data: Path, *, name: str, version: str,
                  splits: tuple[str, str, str] = PUBLISHED, task_type: Callable[[Row], str] | None = None,
                  replay: Replay = "pure") -> None:
-        self.name, self.version, self.replay = name, version, replay
+        self.name, self.version = name, version
+        self.replay: Replay = replay
         self._make, self._type = make, task_type
         self._tables = read_splits(data)
         self._training = splits

@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 
 from envservice.base import Environment, Outcome, PromptTemplate, Session
 from envservice.response_format import ACTION_END
+from envservice.tool_calls import Tool
 from envservice.wire.schemas import MAX_ACTIONS
 from services.config.tree import EnvSection, SftSection
 from services.findings import Finding
@@ -86,6 +87,8 @@ class EnvironmentSpec:
     """Bytes that each live session takes outside the server's process. Servers hold no more sessions than fit."""
     stops: tuple[str, ...] = (ACTION_END,)
     """Tags that end an answer. Text after the first one is ignored. A model made here has each as one token."""
+    tools: tuple[Tool, ...] = ()
+    """Tools that it offers to agents (docs/tasks/own-agent.md). Its sessions receive a call of one as JSON text."""
     teacher: Teacher | None = None
     """None: no cold start."""
     findings: Callable[[], Iterable[Finding]] = tuple

@@ -43,15 +43,19 @@ def _credit_steps(episode: Episode, states: Sequence[str], cut_in: str | None) -
 def rows_of(groups: Groups, credits: Sequence[Credit], *, policy_step: int) -> Rows:
     """All steps of all episodes, group by group, never shuffled: a minibatch is a run of consecutive episodes.
 
-    A row is stale when a policy older than `policy_step` sampled any of its tokens.
+    Steps of a conversation that continue one another share a sequence. A row is stale when a policy older than
+    `policy_step` sampled any of its tokens.
     """
     episodes = [episode for group in groups for episode in group]
     steps = [step for episode in episodes for step in episode.steps]
+    starts = np.cumsum([0, *(len(episode.steps) for episode in episodes)])
     return make_rows(
         steps,
         advantages=[a for credit in credits for row in credit.advantages for a in row],
         temperatures=[episode.ticket.temperature for episode in episodes for _ in episode.steps],
         stale=[any(span.version.step < policy_step for span in step.spans) for step in steps],
+        follows=[None if step.follows is None else int(start) + step.follows
+                 for start, episode in zip(starts, episodes, strict=False) for step in episode.steps],
     )
 
 

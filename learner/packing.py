@@ -1,11 +1,12 @@
 """Rows packed without padding.
 
-Legend: N rows of a batch, n rows of one pack, S tokens of a pack, T response tokens of a pack, L its longest row.
-A row is one step of an episode: its prompt and its response. A pack is one forward pass: rows one after another in
-one sequence of S tokens, so that embeddings, projections and MLPs see no padding. If attention has no kernel for rows
-of any length (learner/attention.py), it alone lays the rows out as an [n, L] rectangle; rows are packed in order of
-length, so the rectangle is nearly full. Against one block-diagonal mask of S x S that is three to eight times as fast
-on CPU. Attention of a row never sees another row.
+Legend: N rows and M sequences of a batch, n rows and m sequences of one pack, S tokens of a pack, T response tokens of
+a pack, L its longest sequence. A row is one step of an episode: its prompt and its response. Rows that continue one
+another share a sequence (learner/sequences.py); any other row is a sequence. A pack is one forward pass: sequences one
+after another in S tokens, so that embeddings, projections and MLPs see no padding. If attention has no kernel for
+sequences of any length (learner/attention.py), it alone lays them out as an [m, L] rectangle; they are packed in order
+of length, so the rectangle is nearly full. Against one block-diagonal mask of S x S that is three to eight times as
+fast on CPU. Attention of a sequence never sees another one.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from learner.sequences import Ints, joined, last_rows, tokens_of
 from services.records import Step
 
-Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
@@ -29,9 +30,11 @@ class Rows:
     """The rows of a batch in training order; what every rank holds. Light to send: flat arrays."""
 
     tokens: npt.NDArray[np.int32]
-    """Prompt and response of row 0, of row 1, ..."""
+    """Tokens of sequence 0, of sequence 1, ...: prompt and response of its last row."""
+    sequence: Ints
+    """[N]: the sequence of each row. Its numbers grow with their first rows."""
     prompt_lengths: Ints
-    """[N]."""
+    """[N]: where in its sequence the response of a row begins."""
     response_lengths: Ints
     """[N], each at least 1."""
     sampler_logprobs: npt.NDArray[np.float32]
@@ -48,20 +51,25 @@ class Rows:
 
     @property
     def lengths(self) -> Ints:
-        """[N] prompt and response."""
-        return self.prompt_lengths + self.response_lengths
+        """[M] tokens of each sequence."""
+        return (self.prompt_lengths + self.response_lengths)[last_rows(self.sequence)]
 
 
 def make_rows(steps: Sequence[Step], *, advantages: Sequence[float], temperatures: Sequence[float],
-              stale: Sequence[bool]) -> Rows:
-    """Rows of these steps, in their order. Raises ValueError for an empty prompt or response."""
+              stale: Sequence[bool], follows: Sequence[int | None] | None = None) -> Rows:
+    """Rows of these steps, in their order. `follows` names the row that each one continues, if any.
+
+    Raises ValueError for an empty prompt or response, and for a row that does not continue the one that it names.
+    """
     for step in steps:
         if not len(step.prompt_ids) or not len(step.response_ids):
             raise ValueError(f"a step has {len(step.prompt_ids)} prompt and {len(step.response_ids)} response tokens")
         if len(step.logprobs) != len(step.response_ids):
             raise ValueError(f"a step has {len(step.response_ids)} response tokens, {len(step.logprobs)} logprobs")
+    sequence = joined(steps, follows or [None] * len(steps))
     return Rows(
-        tokens=np.concatenate([part for step in steps for part in (step.prompt_ids, step.response_ids)]),
+        tokens=np.concatenate([tokens_of(steps[row]) for row in last_rows(sequence)]),
+        sequence=sequence,
         prompt_lengths=np.array([len(step.prompt_ids) for step in steps]),
         response_lengths=np.array([len(step.response_ids) for step in steps]),
         sampler_logprobs=np.concatenate([step.logprobs for step in steps]),
@@ -76,7 +84,7 @@ class Rectangle:
     """Where the tokens of a pack lie in the rectangle of attention."""
 
     positions: Tensor
-    """int64 [n, L]: the position in S of each cell; cells right of a row's end point at 0."""
+    """int64 [m, L]: the position in S of each cell; cells right of a sequence's end point at 0."""
     cells: Tensor
     """int64 [S]: the cell of each token in the flattened rectangle."""
 
@@ -88,13 +96,15 @@ class Pack:
     tokens: Tensor
     """int64 [1, S]."""
     positions: Tensor
-    """int64 [1, S]; starts at 0 in each row."""
+    """int64 [1, S]; starts at 0 in each sequence."""
     starts: Tensor
-    """int32 [n + 1]: where in S each row starts, and S."""
+    """int32 [m + 1]: where in S each sequence starts, and S."""
     longest: int
     """L."""
     grid: Rectangle | None
-    """None if attention takes the rows as they lie."""
+    """None if attention takes the sequences as they lie."""
+    members: Ints
+    """[n]: the rows of the batch that are in it. A filler's are trained on elsewhere."""
     predicting: Tensor
     """int64 [T]: the positions in S whose logits predict the response tokens."""
     targets: Tensor
@@ -119,10 +129,10 @@ class Pack:
 
 
 def split(lengths: Ints, ranks: int, token_budget: int, *, grid: bool = True) -> list[list[Ints]]:
-    """Row indices [rank][pack]: the same on every rank, every rank with the same number of packs.
+    """Indices of sequences [rank][pack]: the same on every rank, every rank with the same number of packs.
 
-    Longest rows first, each to the rank with the fewest tokens so far; then each rank cuts its rows, in order of
-    length, where n x L (without a grid: S) would exceed the budget. A rank with fewer packs than another gets empty
+    Longest first, each to the rank with the fewest tokens so far; then each rank cuts its sequences, in order of
+    length, where m x L (without a grid: S) would exceed the budget. A rank with fewer packs than another gets empty
     ones.
     """
     order = np.argsort(-lengths, kind="stable")
@@ -138,32 +148,33 @@ def split(lengths: Ints, ranks: int, token_budget: int, *, grid: bool = True) ->
 
 
 def _cut(share: Ints, lengths: Ints, token_budget: int, *, grid: bool) -> list[Ints]:
-    """`share` is in descending order of length, so a pack's first row is its longest."""
+    """`share` is in descending order of length, so a pack's first sequence is its longest."""
     ends = np.concatenate([[0], np.cumsum(lengths[share])])
     packs: list[Ints] = []
     start = 0
     while start < len(share):
-        rows = (token_budget // int(lengths[share[start]]) if grid else
+        size = (token_budget // int(lengths[share[start]]) if grid else
                 int(np.searchsorted(ends, ends[start] + token_budget, side="right")) - 1 - start)
-        packs.append(share[start:start + max(1, rows)])
-        start += max(1, rows)
+        packs.append(share[start:start + max(1, size)])
+        start += max(1, size)
     return packs
 
 
 def pack_rows(rows: Rows, indices: Ints, device: torch.device | str = "cpu", *, grid: bool = True) -> Pack:
-    """Returns the pack of these rows; for no rows, a filler of weight 0 made of the batch's shortest row."""
-    filler = len(indices) == 0
+    """Returns the pack of these sequences; for none, a filler of weight 0 made of the batch's shortest one."""
+    filler, all_lengths = len(indices) == 0, rows.lengths
     if filler:
-        indices = np.array([int(np.argmin(rows.lengths))])
-    prompts, responses, lengths = (x[indices] for x in (rows.prompt_lengths, rows.response_lengths, rows.lengths))
-    all_ends, response_ends = np.cumsum(rows.lengths), np.cumsum(rows.response_lengths)
-    source = ranges((all_ends - rows.lengths)[indices], lengths)
-    response_source = ranges((response_ends - rows.response_lengths)[indices], responses)
+        indices = np.array([int(np.argmin(all_lengths))])
+    members, places = _rows_in(rows.sequence, indices)
+    prompts, responses, lengths = rows.prompt_lengths[members], rows.response_lengths[members], all_lengths[indices]
+    response_ends = np.cumsum(rows.response_lengths)
+    source = ranges((np.cumsum(all_lengths) - all_lengths)[indices], lengths)
+    response_source = ranges((response_ends - rows.response_lengths)[members], responses)
     ends = np.cumsum(lengths)
     starts, longest = ends - lengths, int(lengths.max())
-    predicting = ranges(starts + prompts - 1, responses)
+    predicting = ranges(starts[places] + prompts - 1, responses)
     tokens = rows.tokens[source].astype(np.int64)
-    row = np.repeat(np.arange(len(indices)), responses)
+    row = np.repeat(np.arange(len(members)), responses)
 
     def tensor(values: npt.NDArray[np.generic], dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.as_tensor(values, dtype=dtype).to(device, non_blocking=True)
@@ -180,15 +191,25 @@ def pack_rows(rows: Rows, indices: Ints, device: torch.device | str = "cpu", *, 
         starts=tensor(np.append(starts, ends[-1]), torch.int32),
         longest=longest,
         grid=rectangle() if grid else None,
+        members=members,
         predicting=tensor(predicting),
         targets=tensor(tokens[predicting + 1]),
         row=tensor(row),
-        temperatures=tensor(rows.temperatures[indices][row], torch.float32),
+        temperatures=tensor(rows.temperatures[members][row], torch.float32),
         sampler_logprobs=tensor(rows.sampler_logprobs[response_source], torch.float32),
-        advantages=tensor(rows.advantages[indices], torch.float32),
-        stale=tensor(rows.stale[indices], torch.bool),
+        advantages=tensor(rows.advantages[members], torch.float32),
+        stale=tensor(rows.stale[members], torch.bool),
         weight=0.0 if filler else 1.0,
     )
+
+
+def _rows_in(sequence: Ints, indices: Ints) -> tuple[Ints, Ints]:
+    """The rows of these sequences, sequence by sequence, and the place of each row's sequence among them. [n] each."""
+    place = np.full(int(sequence.max()) + 1, -1, dtype=np.int64)
+    place[indices] = np.arange(len(indices))
+    members = np.flatnonzero(place[sequence] >= 0)
+    members = members[np.argsort(place[sequence[members]], kind="stable")]
+    return members, place[sequence[members]]
 
 
 def ranges(starts: Ints, lengths: Ints) -> Ints:

@@ -31,9 +31,10 @@ from learner.losses import (
     token_policy_loss,
 )
 from learner.model import Policy
-from learner.packing import Floats, Ints, Pack, Rows, pack_rows, ranges, split
+from learner.packing import Floats, Pack, Rows, pack_rows, ranges, split
 from learner.probe import Probe
 from learner.rank_group import RankGroup
+from learner.sequences import runs
 from learner.sharding import sync_gradients
 from learner.trainee import Trainee
 from services.config.objectives import LossSection
@@ -76,8 +77,6 @@ class Minibatch:
     """This rank's packs of one optimizer update; what is listed per pack is filled before the first update."""
 
     packs: list[Pack]
-    indices: list[Ints]
-    """Indices of the rows of each pack in the batch. A filler pack has none."""
     mean: Mean
     old: list[Tensor] = field(default_factory=list)
     reference: list[Tensor] = field(default_factory=list)
@@ -140,15 +139,18 @@ class Stepper:
                      logprobs=self._logprobs(minibatches, rows))
 
     def _plan(self, rows: Rows) -> list[Minibatch]:
-        """Runs of consecutive rows, as equal as can be and at most minibatch_rows long: no small, noisy last one."""
+        """Runs of consecutive rows, as equal as can be and at most minibatch_rows long: no small, noisy last one.
+
+        A conversation is never cut, so a run that has one may be longer.
+        """
         count = -(-len(rows) // self.section.minibatch_rows)
         minibatches: list[Minibatch] = []
-        for indices in np.array_split(np.arange(len(rows)), count):
-            mine = split(rows.lengths[indices], self.gang.world, self.section.token_budget,
+        for indices in runs(rows.sequence, count):
+            sequences = np.unique(rows.sequence[indices])
+            mine = split(rows.lengths[sequences], self.gang.world, self.section.token_budget,
                          grid=self.grid)[self.gang.rank]
             minibatches.append(Minibatch(
-                packs=[pack_rows(rows, indices[part], self.gang.device, grid=self.grid) for part in mine],
-                indices=[indices[part] for part in mine],
+                packs=[pack_rows(rows, sequences[part], self.gang.device, grid=self.grid) for part in mine],
                 mean=Mean(self.section.loss.aggregation, len(indices), int(rows.response_lengths[indices].sum()))))
         return minibatches
 
@@ -174,9 +176,9 @@ class Stepper:
         """[N] means over the tokens of each row, gathered from all ranks."""
         means = np.zeros(num_rows)
         for minibatch in minibatches:
-            for p, indices, judgement in zip(minibatch.packs, minibatch.indices, minibatch.judgements, strict=True):
+            for p, judgement in zip(minibatch.packs, minibatch.judgements, strict=True):
                 if p.weight:
-                    means[indices] = row_mean(judgement.advantages, p.row, p.num_rows).cpu()
+                    means[p.members] = row_mean(judgement.advantages, p.row, p.num_rows).cpu()
         return np.array(self.gang.reduce(means.tolist()))
 
     def _logprobs(self, minibatches: list[Minibatch], rows: Rows) -> Floats:
@@ -184,9 +186,9 @@ class Stepper:
         starts = np.cumsum(rows.response_lengths) - rows.response_lengths
         found = np.zeros(len(rows.sampler_logprobs))
         for minibatch in minibatches:
-            for p, indices, old in zip(minibatch.packs, minibatch.indices, minibatch.old, strict=True):
+            for p, old in zip(minibatch.packs, minibatch.old, strict=True):
                 if p.weight:
-                    found[ranges(starts[indices], rows.response_lengths[indices])] = old.cpu()
+                    found[ranges(starts[p.members], rows.response_lengths[p.members])] = old.cpu()
         return np.array(self.gang.reduce(found.tolist())) if self.gang.world > 1 else found
 
     def _accumulate(self, minibatch: Minibatch) -> dict[str, float]:

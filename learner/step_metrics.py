@@ -15,12 +15,11 @@ def metrics_row(version: Version | None, manifest: Manifest, groups: Sequence[Se
     """Returns a row with all keys of services.telemetry.metrics_file.METRIC_KEYS.
 
     `version`: published after the step. `measured`: the learner's metrics. `seconds`: the time of each phase of the
-    loop. Shares are over turns. Ages are in learner steps at consumption. tokens_trained counts prompts too.
+    loop. Shares are over turns. Ages are in learner steps at consumption.
     """
     episodes = [episode for group in groups for episode in group]
     steps = [step for episode in episodes for step in episode.steps]
     ages = [manifest.step - 1 - episode.oldest_step for episode in episodes]
-    sampled = sum(len(step.response_ids) for step in steps)
     return {
         "step": manifest.step,
         "version": version.short if version is not None else "",
@@ -32,8 +31,8 @@ def metrics_row(version: Version | None, manifest: Manifest, groups: Sequence[Se
         "inadmissible_share": fmean(not step.admissible for step in steps),
         "episodes": len(episodes),
         "env_steps": len(steps),
-        "tokens_sampled": sampled,
-        "tokens_trained": sampled + sum(len(step.prompt_ids) for step in steps),
+        "tokens_sampled": sum(len(step.response_ids) for step in steps),
+        "prefix_breaks": sum(step.broke for step in steps),
         "staleness_mean": fmean(ages),
         "staleness_max": max(ages),
         "dropped_groups": sum(drop.group.startswith("train/") for drop in manifest.drops),

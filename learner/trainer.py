@@ -41,7 +41,8 @@ class StepReport:
     """The result of one learner step."""
 
     metrics: dict[str, float]
-    """Losses, grad_norm, ratios, differences, credit/* and seconds/{credit,pack,forward_backward,optimizer}."""
+    """Losses, grad_norm, ratios, differences, sequences, tokens_trained (prompts included), credit/*, and
+    seconds/{credit,pack,forward_backward,optimizer}."""
     credits: list[Credit]
     """Per group, in training order. With a critic, `advantages` are its own: the mean over the tokens of each step."""
     logprobs: list[Floats]
@@ -103,6 +104,7 @@ class Learner:
         taken = self._train(rows, timer)
         metrics, credits = taken.metrics, with_advantages(credits, taken.advantages)
         metrics |= {f"credit/{name}": value for name, value in statistics(credits).items()}
+        metrics |= {"sequences": len(rows.lengths), "tokens_trained": int(rows.lengths.sum())}
         metrics |= {f"seconds/{name}": value for name, value in timer.seconds.items()}
         logprobs = np.split(taken.logprobs, np.cumsum(rows.response_lengths)[:-1])
         return StepReport(metrics=metrics, credits=credits, logprobs=logprobs,

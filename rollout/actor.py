@@ -96,7 +96,7 @@ class RolloutHost:
             if self._config.agent.name is not None:
                 from rollout.agents.served import agent_runner
 
-                runner = await stack.enter_async_context(agent_runner(self._config.agent, shared))
+                runner = await stack.enter_async_context(agent_runner(self._config, shared))
             self._worker_loop = worker = RolloutWorker(
                 self._worker, store=store, engine=engine, runner=runner, fetch=self._fetch, settings=rollout)
             await worker.run()

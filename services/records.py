@@ -103,6 +103,18 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """The environment's own id of s_t. Empty if it gave none."""
     unchanged: bool = False
     """Whether the environment said that the action changed nothing."""
+    follows: int | None = None
+    """Index of the earlier step of the episode whose prompt and response this prompt begins with. None: there is none,
+    and the step is a sequence of its own."""
+    broke: bool = False
+    """Whether the prompt holds earlier answers of the model, but not as the tokens that were sampled: the history was
+    edited, or became other tokens. Always false where each turn has a prompt of its own."""
+
+    def is_continued_by(self, prompt_ids: np.ndarray) -> bool:
+        """Returns whether a prompt [P] begins with all tokens of this step, prompt and response."""
+        start, end = len(self.prompt_ids), len(self.prompt_ids) + len(self.response_ids)
+        return (len(prompt_ids) >= end and np.array_equal(prompt_ids[start:end], self.response_ids)
+                and np.array_equal(prompt_ids[:start], self.prompt_ids))
 
 
 class PlayedTurn(msgspec.Struct, frozen=True, kw_only=True):

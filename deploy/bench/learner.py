@@ -135,7 +135,7 @@ def _rows(found: Sequence[Row]) -> Any:
     count = len(found)
     return Rows(
         tokens=np.concatenate([np.array([*prompt, *response], np.int32) for prompt, response in found]),
-        prompt_lengths=np.array([len(prompt) for prompt, _ in found]),
+        sequence=np.arange(count), prompt_lengths=np.array([len(prompt) for prompt, _ in found]),
         response_lengths=np.array([len(response) for _, response in found]),
         sampler_logprobs=np.zeros(sum(len(response) for _, response in found), np.float32),
         advantages=np.ones(count), temperatures=np.ones(count), stale=np.zeros(count, np.bool_))

@@ -5,7 +5,7 @@ An episode is known by its key, which is the client's API key. Keys are random a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel
 
 from envservice.client.client import Result
+from envservice.tool_calls import Tool
 from rollout.agents.completions import ChatRequest, chunks, reply, templated
 from rollout.agents.session import AgentSession, EpisodeOver
 from rollout.agents.world import AgentWorld
@@ -31,6 +32,13 @@ class Action(BaseModel):
     """An action for the environment."""
 
     action: str
+
+
+class EnvironmentCall(BaseModel):
+    """A call of a tool of the environment."""
+
+    name: str
+    arguments: dict[str, Any] = {}
 
 
 class Reward(BaseModel):
@@ -117,12 +125,17 @@ def _world_routes(app: FastAPI, found: Finder) -> None:
     async def reset(request: Request) -> dict[str, Any]:
         return _outcome(await _world(found(request)).reset())
 
+    @app.get("/env/tools", response_model=None)
+    async def tools(request: Request) -> list[Tool]:
+        return list(_world(found(request)).tools)
+
     @app.post("/env/step", response_model=None)
     async def step(action: Action, request: Request) -> dict[str, Any]:
-        try:
-            return _outcome(await _world(found(request)).step(action.action))
-        except ValueError as error:
-            raise Refused(409, str(error)) from None
+        return await _taken(_world(found(request)).step(action.action))
+
+    @app.post("/env/call", response_model=None)
+    async def call(asked: EnvironmentCall, request: Request) -> dict[str, Any]:
+        return await _taken(_world(found(request)).call(asked.name, asked.arguments))
 
     @app.post("/reward", response_model=None)
     async def reward(given: Reward, request: Request) -> dict[str, Any]:
@@ -139,6 +152,13 @@ def _world(episode: Episode) -> AgentWorld:
     if episode[1] is None:
         raise Refused(404, "this episode has no environment")
     return episode[1]
+
+
+async def _taken(step: Awaitable[Result]) -> dict[str, Any]:
+    try:
+        return _outcome(await step)
+    except ValueError as error:
+        raise Refused(409, str(error)) from None
 
 
 def _outcome(result: Result) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from envservice.client.client import EnvClient
+from envservice.tool_calls import Tool
 from rollout.agents.session import AgentSession, end_of
 from rollout.agents.world import AgentWorld
 from rollout.episode import Limits, closing, score_of
@@ -42,6 +43,8 @@ class AgentRunner:
     limits: Limits
     settings: AgentSection
     endpoint: Endpoint
+    tools: Sequence[Tool] = ()
+    """Tools that the environment offers."""
 
     async def play(self, ticket: Ticket, attempt: int, *, played: Sequence[PlayedTurn] = (),
                    keep: Callable[[int, PlayedTurn], object] | None = None) -> Episode:
@@ -57,7 +60,7 @@ class AgentRunner:
             ticket=ticket, engine=self.engine, text=self.text, prompt_tokens=self.limits.prompt_tokens,
             response_tokens=self.limits.response_tokens, max_calls=self.settings.max_calls,
             reward_scale=self.limits.reward_scale)
-        world = AgentWorld(game=game, llm=llm, max_steps=ticket.max_steps)
+        world = AgentWorld(game=game, llm=llm, max_steps=ticket.max_steps, tools=self.tools)
         async with closing(game):
             with self.endpoint.serving(llm, world):
                 await self._run(ticket, llm, world)

@@ -12,11 +12,12 @@ from typing import Any
 
 import uvicorn
 
+from envservice.registry import find_spec
 from rollout.agents.app import create_app
 from rollout.agents.runner import AgentRunner, find_agent
 from rollout.agents.session import AgentSession
 from rollout.agents.world import AgentWorld
-from services.config.tree import AgentSection
+from services.config.tree import Config
 from services.http.server import STOP_S, bind, server_config
 
 
@@ -40,14 +41,15 @@ class Endpoint:
 
 
 @asynccontextmanager
-async def agent_runner(settings: AgentSection, shared: dict[str, Any]) -> AsyncIterator[AgentRunner]:
+async def agent_runner(config: Config, shared: dict[str, Any]) -> AsyncIterator[AgentRunner]:
     """Yields the runner of a worker whose config names an agent, and serves the agent's endpoint meanwhile.
 
     `shared`: the arguments that EpisodeRunner takes.
     """
-    assert settings.name is not None
+    assert config.agent.name is not None
     async with endpoint() as served:
-        yield AgentRunner(**shared, settings=settings, agent=find_agent(settings.name), endpoint=served)
+        yield AgentRunner(**shared, settings=config.agent, agent=find_agent(config.agent.name), endpoint=served,
+                          tools=find_spec(config.env.name).tools)
 
 
 class _Server(uvicorn.Server):

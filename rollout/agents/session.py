@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 
 from envservice.base import Outcome
-from rollout.agents.tool_calls import ParsedAnswer, parse_calls
+from envservice.tool_calls import ParsedAnswer, parse_calls
+from rollout.agents.linked_steps import continued, without
 from rollout.prompt_renderer import PromptRenderer
 from services.chat import Message
 from services.errors import Fault
@@ -101,11 +102,14 @@ class AgentSession:
         sample = await self._sample(prompt, number, min(max_tokens or self.response_tokens, self.response_tokens))
         text = self.text.opening + self.text.decode(sample.ids.tolist())
         answer = ChatAnswer(text=text, parsed=parse_calls(text), prompt_tokens=len(prompt), sample=sample)
+        read = np.array(prompt, dtype=np.int32)
+        follows = continued(self.steps, read)
         self.steps.append(Step(
-            observation=state or seen.observation, prompt_ids=np.array(prompt, dtype=np.int32), response_ids=sample.ids,
+            observation=state or seen.observation, prompt_ids=read, response_ids=sample.ids,
             logprobs=sample.logprobs, spans=sample.spans, action=text, admissible=True, reward=0.0,
             valid=answer.parsed.whole and sample.finished == "stop",
-            choices="" if state else choices_digest(seen.admissible_actions), state=state or seen.state))
+            choices="" if state else choices_digest(seen.admissible_actions), state=state or seen.state,
+            follows=follows, broke=follows is None and any(message["role"] == "assistant" for message in messages)))
         return answer
 
     async def _sample(self, prompt: list[int], number: int, max_tokens: int) -> Sample:
@@ -119,7 +123,7 @@ class AgentSession:
 
     def forget(self, answer: ChatAnswer) -> None:
         """Takes back a call whose answer never reached the agent: it chose nothing."""
-        self.steps = [step for step in self.steps if step.response_ids is not answer.sample.ids]
+        self.steps = without(self.steps, [step.response_ids is answer.sample.ids for step in self.steps].index(True))
 
     def earn(self, reward: float) -> None:
         """Gives the newest step a reward, in the environment's units. Raises ValueError before the first call."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from envservice.client.client import EpisodeHandle, Result
+from envservice.tool_calls import Tool, ToolCall, written_call
 from rollout.agents.session import AgentSession, EpisodeOver
 from services.errors import EnvFault
 
@@ -16,6 +19,8 @@ class AgentWorld:
     game: EpisodeHandle
     llm: AgentSession
     max_steps: int
+    tools: Sequence[Tool] = ()
+    """Tools that the environment offers, in OpenAI's form."""
     last: Result | None = None
     """The latest outcome; None if the agent has not looked yet."""
     steps: int = 0
@@ -54,3 +59,11 @@ class AgentWorld:
         if self.steps == self.max_steps and not after.done:  # the next call would have no turn to act in
             self.llm.over = self.llm.over or EpisodeOver("turns", f"{self.max_steps} turns are used up (env.max_steps)")
         return after
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> Result:
+        """Calls a tool of the environment, which is a step. The observation is what the tool returned.
+
+        A name that is no tool and wrong arguments are answered by the environment, as any bad action is. Raises as
+        `step` does.
+        """
+        return await self.step(written_call(ToolCall(name, dict(arguments))))

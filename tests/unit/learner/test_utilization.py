@@ -13,8 +13,9 @@ from learner.utilization import forward_flops, passes, peak, utilization
 
 def rows_of(prompt: list[int], response: list[int]) -> Rows:
     count, tokens = len(prompt), sum(prompt) + sum(response)
-    return Rows(tokens=np.arange(2, 2 + tokens, dtype=np.int32) % 500, prompt_lengths=np.array(prompt),
-                response_lengths=np.array(response), sampler_logprobs=np.zeros(sum(response), np.float32),
+    return Rows(tokens=np.arange(2, 2 + tokens, dtype=np.int32) % 500, sequence=np.arange(len(prompt)),
+                prompt_lengths=np.array(prompt), response_lengths=np.array(response),
+                sampler_logprobs=np.zeros(sum(response), np.float32),
                 advantages=np.ones(count), temperatures=np.ones(count), stale=np.zeros(count, np.bool_))
 
 

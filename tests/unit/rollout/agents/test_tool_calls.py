@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from envservice.tool_calls import ToolCall, parse_calls
 from rollout.agents.completions import ChatRequest, chunks, reply, templated
 from rollout.agents.runner import find_agent
 from rollout.agents.session import ChatAnswer
-from rollout.agents.tool_calls import ToolCall, parse_calls
 from rollout.engine import Sample
 from services.errors import UserError
 

@@ -1,0 +1,35 @@
+"""An agent that talks: one conversation with the environment's outcomes, and its tools if it offers any.
+
+`agent.name=rollout.agents.conversation:agent` plays any environment as a conversation. The model's answers go back into
+the history as they were written, so most calls continue the one before and train as one sequence.
+"""
+
+from __future__ import annotations
+
+from envservice.client.client import Result
+from rollout.agents.session import AgentSession
+from rollout.agents.world import AgentWorld
+from services.chat import Message
+
+
+async def agent(_task: str, llm: AgentSession, env: AgentWorld) -> None:
+    """Answers until the environment is done: calls of tools are carried out in order, any other text is an action."""
+    now = await env.reset()
+    said: list[Message] = [{"role": "user", "content": shown(now)}]
+    while not now.done:
+        answer = await llm.chat(said, tools=env.tools)
+        said.append({"role": "assistant", "content": answer.text})
+        for call in answer.parsed.calls:
+            now = await env.call(call.name, call.arguments)
+            said.append({"role": "tool", "name": call.name, "content": now.observation})
+            if now.done:
+                return
+        if not answer.parsed.calls:
+            now = await env.step(answer.content.strip())
+            said.append({"role": "user", "content": shown(now)})
+
+
+def shown(now: Result) -> str:
+    """An outcome as a message: the observation, and the actions that are admissible if the environment lists them."""
+    listed = f"\nActions: {'; '.join(now.admissible_actions)}" if now.admissible_actions else ""
+    return now.observation + listed

@@ -1,0 +1,29 @@
+"""An engine that says what a test tells it to, for tests of what is around it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+
+from rollout.engine import Sample
+from rollout.prompt_renderer import PromptRenderer
+from services.records import Version, VersionSpan
+
+
+class ScriptedEngine:
+    """Answers with the next of `answers`, texts or lists of ids, and ends each with the stop token. `asked` is all
+    that was read and sampled."""
+
+    def __init__(self, text: PromptRenderer, answers) -> None:
+        self._text, self._answers = text, iter(answers)
+        self.asked: list[tuple[list[int], list[int]]] = []
+
+    async def sample(self, prompt_ids, **_):
+        await asyncio.sleep(0)  # as a real one, it lets other calls run
+        answer = next(self._answers)
+        ids = [*(self._text.tokenizer.encode(answer) if isinstance(answer, str) else answer), 1]
+        self.asked.append((list(prompt_ids), ids))
+        rng = np.random.default_rng(len(self.asked))
+        return Sample(ids=np.array(ids, np.int32), logprobs=-rng.random(len(ids), np.float32), finished="stop",
+                      spans=[VersionSpan(version=Version(incarnation=1, step=0), start=0, end=len(ids))])

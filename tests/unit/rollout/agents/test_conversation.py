@@ -1,0 +1,76 @@
+"""Conversations with tools of an environment: shown, called, rewarded call by call, and trained as one sequence."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from learner.batch import assign_credit, rows_of
+from rollout.agents.conversation import agent
+from services.config.tree import CreditSection
+
+
+def call(name, **arguments):
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+SCRIPT = [call("add", n=2), call("halve"), "I think", f"Twice. {call('double')}"]
+
+
+async def test_tools_are_shown_called_and_answered_in_one_conversation(counting, ticket, text):
+    async with counting(SCRIPT, agent) as (runner, _):
+        episode = await runner.play(ticket, 1)
+    assert (episode.won, episode.end, len(episode.steps)) == (True, "won", 4)
+    assert [step.reward for step in episode.steps] == [2.5, 0.0, 0.0, 12.5]
+    assert [step.observation for step in episode.steps] == [
+        "The counter is 1. Make it 6.", "3", "There is no halve with [].", "Call a tool."]
+    assert episode.steps[0].action == '{"name":"add","arguments":{"n":2}}'
+    read = text.tokenizer.decode(episode.steps[-1].prompt_ids.tolist())
+    assert read.startswith('[tools][{"type": "function", "function": {"name": "add"')
+    assert read.endswith(
+        f"[user]The counter is 1. Make it 6.<|end|>[assistant]{SCRIPT[0]}<|end|>[tool]3<|end|>[assistant]{SCRIPT[1]}"
+        "<|end|>[tool]There is no halve with [].<|end|>[assistant]I think<|end|>[user]Call a tool.<|end|>[assistant]")
+    assert [step.follows for step in episode.steps] == [None, 0, 1, 2]
+    assert not any(step.broke for step in episode.steps)
+
+
+async def test_a_conversation_trains_as_one_sequence_with_the_credit_of_each_call(counting, ticket):
+    async with counting(SCRIPT, agent) as (runner, _):
+        episode = await runner.play(ticket, 1)
+    groups = [[episode]]
+    credits = assign_credit(groups, CreditSection(normalize="none"))
+    rows = rows_of(groups, credits, policy_step=0)
+    assert rows.lengths.tolist() == [len(rows.tokens)]
+    assert rows.advantages.tolist() == credits[0].advantages[0]
+    for step, start, size in zip(episode.steps, rows.prompt_lengths, rows.response_lengths, strict=True):
+        assert rows.tokens[:start].tolist() == step.prompt_ids.tolist()
+        assert rows.tokens[start:start + size].tolist() == step.response_ids.tolist()
+    assert np.array_equal(rows.sampler_logprobs, np.concatenate([step.logprobs for step in episode.steps]))
+
+
+async def test_a_lost_session_is_rebuilt_from_its_calls(counting, ticket):
+    async def forgetful(task, llm, env):
+        now = await env.reset()
+        for name, arguments in (("add", {"n": 2}), ("double", {})):
+            await llm.chat([{"role": "user", "content": now.observation}], tools=env.tools)
+            sessions.drop_all()
+            now = await env.call(name, arguments)
+
+    async with counting(["", ""], forgetful) as (runner, sessions):
+        episode = await runner.play(ticket, 1)
+    assert (episode.won, episode.replays, episode.total_reward) == (True, 2, 15.0)
+
+
+async def test_an_edited_history_starts_a_row_of_its_own_and_is_counted(counting, ticket):
+    """A thought that is taken out of the history, as some templates do; then a new conversation, which is no break."""
+    async def edits(task, llm, env):
+        first = {"role": "user", "content": "hello"}
+        answer = await llm.chat([first])
+        await llm.chat([first, {"role": "assistant", "content": answer.text.removeprefix("so ")}, first])
+        await llm.chat([{"role": "user", "content": "another"}])
+        llm.earn(1.0)
+
+    async with counting(["so I greet", "b", "c"], edits) as (runner, _):
+        episode = await runner.play(ticket, 1)
+    assert [(step.follows, step.broke) for step in episode.steps] == [(None, False), (None, True), (None, False)]
