@@ -42,8 +42,9 @@ def add_parser(subparsers: Any) -> None:
         description="Reads groups of episodes as JSON, prints returns, values, deltas and advantages of their steps.")
     parser.add_argument("file", nargs="?", default="-", metavar="FILE",
                         help="JSON, or JSON lines; - or nothing: standard input")
-    parser.add_argument("--from", dest="source", choices=("gagpo", "verl"), default="gagpo",
-                        help="whose form the file has; verl: a rollout dump of verl or verl-agent; default %(default)s")
+    parser.add_argument("--from", dest="source", choices=("gagpo", "verl", "agents"), default="gagpo",
+                        help="whose form the file has; verl: a rollout dump of verl or verl-agent; agents: episodes of "
+                        "serve-agent --out; default %(default)s")
     for name, field in CreditSection.model_fields.items():
         _add_option(parser, name, field.default, get_args(field.annotation))
     form = parser.add_mutually_exclusive_group()
@@ -64,12 +65,13 @@ def _add_option(parser: argparse.ArgumentParser, name: str, default: Any, values
 
 def run(args: argparse.Namespace) -> int:
     """Prints the credit; 0. Raises UserError for bad input, an option that means nothing here or is out of range."""
+    from learner.logged_groups.agents import read_agents
     from learner.logged_groups.files import read_groups
     from learner.logged_groups.form import credit_of, credit_options
     from learner.logged_groups.verl import read_verl
 
     options = credit_options({name: getattr(args, name) for name in CreditSection.model_fields})
-    groups = {"gagpo": read_groups, "verl": read_verl}[args.source](args.file)
+    groups = {"gagpo": read_groups, "verl": read_verl, "agents": read_agents}[args.source](args.file)
     credits = credit_of(groups, options)
     for number, (group, credit) in enumerate(zip(groups, credits, strict=True), start=1):
         if args.table and len(groups) > 1:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from deploy.runs.configs import load_config
 from deploy.runs.folder import RunFolder
+from services.config.file import default_config
 from services.config.tree import Config
 from services.errors import UserError
 
@@ -83,14 +84,29 @@ def resolve(path: Path, config_file: str | None, settings: Mapping[str, object |
     Settings with a value are laid over it, then the overrides. Raises UserError if there is no model or no config.
     """
     policy = find_policy(path, which)
-    places = (path / "config.yaml", path / EXPORTED_CONFIG, path.parent / "config.yaml")
-    beside = next((place for place in places if place.exists()), None)
+    beside = _config_beside(path)
     if config_file is None and beside is None:
         raise UserError(f"{path} has no config beside it", "say how to play by --config")
     laid = [f"{key}={value}" for key, value in settings.items() if value is not None]
-    config = load_config(config_file or str(beside),
-                         [*laid, *overrides, f"model.path={policy.folder.resolve()}", "sft.enabled=false"])
-    return config, policy
+    return load_config(config_file or str(beside), [*laid, *overrides, *_plays(policy)]), policy
+
+
+def resolve_or_default(path: Path, config_file: str | None, overrides: Sequence[str] = (), *,
+                       which: str | None = None) -> tuple[Config, PlayablePolicy]:
+    """As `resolve`, but a folder with no config beside it gets the default one. Raises UserError without a model."""
+    if config_file is not None or _config_beside(path) is not None:
+        return resolve(path, config_file, {}, overrides, which=which)
+    policy = find_policy(path, which)
+    return default_config([*overrides, *_plays(policy)]), policy
+
+
+def _plays(policy: PlayablePolicy) -> list[str]:
+    return [f"model.path={policy.folder.resolve()}", "sft.enabled=false"]
+
+
+def _config_beside(path: Path) -> Path | None:
+    places = (path / "config.yaml", path / EXPORTED_CONFIG, path.parent / "config.yaml")
+    return next((place for place in places if place.exists()), None)
 
 
 def run_path(text: str) -> Path:

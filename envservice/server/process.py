@@ -31,9 +31,10 @@ from envservice.base import Environment
 from envservice.server.app import Settings, create_app
 from envservice.server.batches import Batches
 from envservice.server.capacity import GIB, own_memory_bytes
+from services.config.secrets import ENV_TOKEN_VARIABLE
 from services.errors import UserError
 from services.http.server import bind, server_config
-from services.process.addresses import is_local
+from services.process.addresses import check_exposure
 from services.telemetry import tracing
 from services.telemetry.logs import get_logger
 
@@ -45,14 +46,6 @@ PARENT_POLL_S = 0.5
 MAINTAIN_S = 0.5
 INHERITED = "GAGPO_ENV_LISTENER"
 """The environment variable with the file descriptor of the socket, for a server that starts again."""
-
-
-def check_exposure(host: str, token: str | None) -> None:
-    """Raises UserError if other machines could reach the server without a token."""
-    if token is None and not is_local(host):
-        raise UserError(
-            f"other machines can reach {host}, and there is no token",
-            "set GAGPO_ENV_TOKEN here and for the clients, or bind to 127.0.0.1")
 
 
 def serve(
@@ -68,7 +61,7 @@ def serve(
     Raises UserError for a port in use, for a host that others can reach without a token, and for an environment that is
     larger than the settings let the process grow.
     """
-    check_exposure(host, settings.token)
+    check_exposure(host, settings.token, ENV_TOKEN_VARIABLE)
     log.info("started", host=socket.gethostname(), pid=os.getpid())
     if _orphaned(parent):
         return

@@ -5,8 +5,8 @@ An episode is known by its key, which is the client's API key. Keys are random a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
 
 import msgspec
 from fastapi import FastAPI, Request
@@ -20,12 +20,22 @@ from rollout.agents.completions import ChatRequest, chunks, reply, templated
 from rollout.agents.session import AgentSession, EpisodeOver
 from rollout.agents.world import AgentWorld
 from services.errors import Fault
+from services.http.body import BodyLimit
 
 STATE_HEADER = "x-gagpo-state"
 """Names the state that a call is made in."""
 Episode = tuple[AgentSession, AgentWorld | None]
-Episodes = Mapping[str, Episode]
 Finder = Callable[[Request], Episode]
+
+
+MAX_BODY = 4 * 1024 * 1024
+"""The most bytes of one request's body."""
+
+
+class Episodes(Protocol):
+    """The episodes that are being played, by their keys."""
+
+    def get(self, key: str, /) -> Episode | None: ...
 
 
 class Action(BaseModel):
@@ -59,6 +69,7 @@ class Refused(Exception):
 def create_app(episodes: Episodes) -> FastAPI:
     """The application. `episodes` maps the keys of the episodes that are being played."""
     app = FastAPI(title="gagpo agents", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(BodyLimit, most=MAX_BODY)
     found = _finder(episodes)
     _errors(app)
     _model_routes(app, found)
@@ -66,10 +77,14 @@ def create_app(episodes: Episodes) -> FastAPI:
     return app
 
 
+def bearer(request: Request) -> str:
+    """Returns the key that a request carries, or ""."""
+    return request.headers.get("authorization", "").removeprefix("Bearer ").strip()
+
+
 def _finder(episodes: Episodes) -> Finder:
     def found(request: Request) -> Episode:
-        key = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
-        episode = episodes.get(key)
+        episode = episodes.get(bearer(request))
         if episode is None:
             raise Refused(401, "no episode has this key: it is over, or the key is another's", "authentication_error")
         return episode

@@ -66,15 +66,8 @@ class AgentRunner:
                 await self._run(ticket, llm, world)
         if not llm.steps:
             raise AgentFault(f"the agent ended {ticket.task} without a call of the model")
-        last = world.last
-        won = llm.won if llm.won is not None else last.won if last is not None else llm.total_reward > 0
-        return Episode(
-            ticket=ticket, steps=llm.steps, won=won, end=_end(llm, world, won=won), worker=self.worker, attempt=attempt,
-            seconds=time.monotonic() - started, engine=self.env_engine, replays=game.replays,
-            final_observation="" if last is None else last.observation,
-            final_choices="" if last is None else choices_digest(last.admissible_actions),
-            final_state="" if last is None else last.state,
-            task_score=None if last is None else score_of(last))
+        return episode_of(llm, world, worker=self.worker, attempt=attempt, seconds=time.monotonic() - started,
+                          engine=self.env_engine)
 
     async def _run(self, ticket: Ticket, llm: AgentSession, world: AgentWorld) -> None:
         """Runs the agent to its end. An error of its own after the end of a budget is no fault."""
@@ -97,11 +90,20 @@ class AgentRunner:
         await self.agent(task, llm, world)
 
 
-def _end(llm: AgentSession, world: AgentWorld, *, won: bool) -> EpisodeEnd:
-    finished = world.last is None or world.last.done
-    if llm.over is not None and not (finished and world.last is not None):
-        return llm.over.end
-    return "won" if won else "lost"
+def episode_of(llm: AgentSession, world: AgentWorld | None, *, worker: str, attempt: int, seconds: float,
+               engine: str) -> Episode:
+    """The record of an episode that has ended. `world`: its environment, if it has one."""
+    last = None if world is None else world.last
+    won = llm.won if llm.won is not None else last.won if last is not None else llm.total_reward > 0
+    end: EpisodeEnd = "won" if won else "lost"
+    if llm.over is not None and not (last is not None and last.done):
+        end = llm.over.end
+    return Episode(
+        ticket=llm.ticket, steps=llm.steps, won=won, end=end, worker=worker, attempt=attempt, seconds=seconds,
+        engine=engine, replays=0 if world is None else world.game.replays,
+        final_observation="" if last is None else last.observation,
+        final_choices="" if last is None else choices_digest(last.admissible_actions),
+        final_state="" if last is None else last.state, task_score=None if last is None else score_of(last))
 
 
 def find_agent(name: str) -> Agent:

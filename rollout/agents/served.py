@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from envservice.registry import find_spec
 from rollout.agents.app import create_app
@@ -24,8 +25,8 @@ from services.http.server import STOP_S, bind, server_config
 class Endpoint:
     """The episodes that an endpoint serves now, by their keys."""
 
-    def __init__(self, url: str = "") -> None:
-        self.url = url
+    def __init__(self) -> None:
+        self.url = ""
         """`http://127.0.0.1:PORT`; clients of OpenAI's API take `/v1` behind it."""
         self.episodes: dict[str, tuple[AgentSession, AgentWorld | None]] = {}
 
@@ -60,16 +61,23 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def endpoint(host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Endpoint]:
-    """Serves until the block ends. Raises UserError if the port is taken."""
-    listener: socket.socket = bind(host, port)
-    served = Endpoint(f"http://{host}:{listener.getsockname()[1]}")
-    app = create_app(served.episodes)
-    server = _Server(server_config(app, local_only=True, timeout_graceful_shutdown=STOP_S))
+async def endpoint() -> AsyncIterator[Endpoint]:
+    """Serves this machine until the block ends."""
+    served = Endpoint()
+    async with listening(create_app(served.episodes), bind("127.0.0.1", 0), local_only=True) as url:
+        served.url = url
+        yield served
+
+
+@asynccontextmanager
+async def listening(app: ASGIApp, listener: socket.socket, *, local_only: bool) -> AsyncIterator[str]:
+    """Serves an application in this event loop until the block ends, and yields its URL. Closes the listener."""
+    server = _Server(server_config(app, local_only=local_only, timeout_graceful_shutdown=STOP_S))
+    host, port = listener.getsockname()[:2]
     with contextlib.closing(listener):
         running = asyncio.create_task(server.serve(sockets=[listener]), name="agents' endpoint")
         try:
-            yield served
+            yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         finally:
             server.should_exit = True
             with contextlib.suppress(TimeoutError):

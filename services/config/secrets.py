@@ -23,6 +23,8 @@ HIDDEN = "***"
 REDIS_PASSWORD_VARIABLE = "GAGPO_REDIS_PASSWORD"  # noqa: S105 - the variable's name
 ENV_TOKEN_VARIABLE = "GAGPO_ENV_TOKEN"  # noqa: S105 - the variable's name
 """Environment variable with the bearer token of environment servers."""
+AGENT_TOKEN_VARIABLE = "GAGPO_AGENT_TOKEN"  # noqa: S105 - the variable's name
+"""Environment variable with the bearer token of `gagpo serve-agent`."""
 SECRET_BYTES = 4096
 
 

@@ -7,12 +7,21 @@ import socket
 from contextlib import suppress
 from urllib.parse import urlsplit
 
+from services.errors import UserError
+
 
 def is_local(host: str) -> bool:
     """Returns whether only this machine can reach a server bound to `host`, an IP address or `localhost`."""
     with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"
+
+
+def check_exposure(host: str, token: str | None, variable: str) -> None:
+    """Raises UserError if other machines could reach a server without a token, which `variable` would hold."""
+    if token is None and not is_local(host):
+        raise UserError(f"other machines can reach {host}, and there is no token",
+                        f"set {variable} here and for the clients, or bind to 127.0.0.1")
 
 
 def interface_of(address: str) -> str | None:

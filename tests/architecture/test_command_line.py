@@ -8,8 +8,8 @@ from deploy.cli import build_parser
 
 COMMANDS = next(
     action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction)).choices
-PROMISED = ("train", "sft", "eval", "tasks", "play", "prompt", "new-env", "serve-env", "credit", "bench", "experiment",
-            "status", "scale", "audit", "explore", "report", "monitor", "export", "doctor", "selftest")
+PROMISED = ("train", "sft", "eval", "tasks", "play", "prompt", "new-env", "serve-env", "serve-agent", "credit", "bench",
+            "experiment", "status", "scale", "audit", "explore", "report", "monitor", "export", "doctor", "selftest")
 
 
 def test_the_commands_are_those_that_were_promised():
@@ -29,6 +29,6 @@ def test_a_command_has_one_line_of_help_and_something_to_run(name: str):
 
 
 @pytest.mark.parametrize("name", sorted(
-    set(COMMANDS) - {"play", "new-env", "serve-env", "sft", "train", "export", "explore", "monitor"}))
+    set(COMMANDS) - {"play", "new-env", "serve-env", "serve-agent", "sft", "train", "export", "explore", "monitor"}))
 def test_what_prints_results_prints_json_too(name: str):
     assert "--json" in COMMANDS[name].format_help()

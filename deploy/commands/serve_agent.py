@@ -1,0 +1,56 @@
+"""`gagpo serve-agent`: a policy behind OpenAI's protocol, to develop and evaluate an agent against."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from services.config.secrets import AGENT_TOKEN_VARIABLE
+
+
+def add_parser(subparsers: Any) -> None:
+    """Registers the command."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "serve-agent",
+        help="serve a policy to agents, by OpenAI's protocol",
+        description="Serves a policy until it is stopped, and prints the URL when it is ready. Clients of OpenAI's\n"
+        "API ask it at URL/v1. POST /episodes opens an episode of a task with a key of its own, in which the\n"
+        "environment of the config is at /env; DELETE /episodes ends it. Other machines may reach it only\n"
+        f"with a bearer token, taken from ${AGENT_TOKEN_VARIABLE}.",
+        epilog="examples:\n  gagpo serve-agent exported --out episodes.jsonl\n"
+        "  gagpo serve-agent /models/mine --no-env rollout.max_prompt_tokens=4096",
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("policy", metavar="POLICY", help="an exported folder, a run, or any Hugging Face folder")
+    parser.add_argument("--config", metavar="FILE", help="settings (default: those that lie beside the policy)")
+    parser.add_argument("--which", metavar="latest|best|STEP", help="which checkpoint of a run")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
+    parser.add_argument("--port", type=int, default=8200, help="0: a free one, printed (default: %(default)s)")
+    parser.add_argument("--no-env", action="store_true", help="episodes have no environment; rewards come by HTTP")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="append each ended episode as a line of JSON")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="set one key of the config")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serves until SIGTERM or Ctrl-C. Raises UserError."""
+    from deploy.runs.policies import resolve_or_default, run_path
+    from services.process.addresses import check_exposure
+    from services.telemetry.logs import adopt_libraries, configure_logs
+
+    config, policy = resolve_or_default(run_path(args.policy), args.config, args.overrides, which=args.which)
+    token = os.environ.get(AGENT_TOKEN_VARIABLE) or None
+    check_exposure(args.host, token, AGENT_TOKEN_VARIABLE)
+    configure_logs(None, process="agents", show=None)
+    adopt_libraries()
+
+    from rollout.agents.serving import ServedPolicy, serve_agents
+
+    served = ServedPolicy(config=config, model=policy.folder, host=args.host, port=args.port, token=token,
+                          with_env=not args.no_env, out=args.out)
+    asyncio.run(serve_agents(served, lambda url: print(f"{policy.title} on {url}", flush=True)))
+    print("ended", file=sys.stderr)
+    return 0

@@ -1,0 +1,169 @@
+"""The endpoint of agents outside a run: one policy, its environment if wanted, and episodes that clients open."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from envservice.client.client import EnvClient
+from envservice.registry import find_spec
+from envservice.server.app import Settings
+from envservice.server.app import create_app as environment_app
+from envservice.server.capacity import session_limit, sessions_bytes
+from rollout.agents.app import create_app
+from rollout.agents.open_episodes import OpenEpisodes, add_routes
+from rollout.agents.served import listening
+from rollout.agents.session import AgentSession
+from rollout.engine import Engine, Sample
+from rollout.prompt_renderer import PromptRenderer, load_text
+from services.chat import check_chat
+from services.config.secrets import env_token
+from services.config.tree import Config
+from services.errors import EngineFault
+from services.http.server import bind, serving_in_thread
+from services.records import Episode, Ticket, Version
+
+LOOK_S = 5.0
+"""Seconds between two looks for episodes that nobody uses."""
+ENV_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedPolicy:
+    """A policy, how it is played, and who may ask it."""
+
+    config: Config
+    model: Path
+    host: str
+    port: int
+    token: str | None
+    """The bearer token of the server. None: it needs none, and only this machine reaches it."""
+    with_env: bool
+    """Whether episodes have the environment of the config."""
+    out: Path | None
+    """JSON lines, one for each episode that was ended. None: none are written."""
+
+
+async def serve_agents(served: ServedPolicy, ready: Callable[[str], object]) -> None:
+    """Serves until SIGTERM or SIGINT, and tells `ready` the URL. Raises UserError and EngineFault."""
+    stop, config = asyncio.Event(), served.config
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    with contextlib.closing(bind(served.host, served.port)) as listener:
+        text = load_text(str(served.model), config.env, config.model)
+        assert text.chat is not None
+        check_chat(text.chat, served.model)
+        engine = Engine(served.model, Version(incarnation=0, step=0), config=config.rollout, dtype=config.model.dtype,
+                        seed=config.seed)
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(engine.close)
+            await engine.start()
+            watched = _Watched(engine, stop)
+            async with agents_url(served, text, watched, listener) as url:
+                ready(url)
+                await stop.wait()
+    if watched.fault is not None:
+        raise watched.fault
+
+
+@contextlib.asynccontextmanager
+async def agents_url(served: ServedPolicy, text: PromptRenderer, engine: Any,
+                     listener: socket.socket) -> AsyncIterator[str]:
+    """Serves on the listener until the block ends, and yields the URL. `engine` has been started."""
+    async with _environment(served.config, served.with_env) as env:
+        episodes = await _episodes(served, text, engine, env)
+        app = create_app(episodes)
+        add_routes(app, episodes)
+        expiring = asyncio.create_task(_expire(episodes))
+        try:
+            async with listening(app, listener, local_only=served.token is None) as url:
+                yield url
+        finally:
+            expiring.cancel()
+
+
+async def _expire(episodes: OpenEpisodes) -> None:
+    while True:
+        await asyncio.sleep(LOOK_S)
+        await episodes.expire()
+
+
+class _Watched:
+    """The engine, whose death ends the server."""
+
+    def __init__(self, engine: Engine, stop: asyncio.Event) -> None:
+        self._engine, self._stop = engine, stop
+        self.fault: EngineFault | None = None
+
+    async def sample(self, prompt_ids: Any, **named: Any) -> Sample:
+        try:
+            return await self._engine.sample(prompt_ids, **named)
+        except EngineFault as fault:
+            self.fault = fault
+            self._stop.set()
+            raise
+
+
+async def _episodes(served: ServedPolicy, text: PromptRenderer, engine: Any, env: EnvClient | None) -> OpenEpisodes:
+    config, rollout = served.config, served.config.rollout
+    info = None if env is None else await env.info()
+
+    def session(ticket: Ticket) -> AgentSession:
+        return AgentSession(ticket=ticket, engine=engine, text=text, prompt_tokens=rollout.max_prompt_tokens,
+                            response_tokens=rollout.max_response_tokens, max_calls=config.agent.max_calls)
+
+    return OpenEpisodes(
+        session=session, env=env, tools=find_spec(config.env.name).tools if env else (),
+        engine="" if info is None else f"{info.engine} {info.version}", temperature=config.eval.temperature,
+        max_steps=config.env.max_steps, token=served.token, limit=config.env.max_sessions,
+        idle_s=config.agent.seconds, record=lambda episode: served.out and append_episode(served.out, episode))
+
+
+@contextlib.asynccontextmanager
+async def _environment(config: Config, wanted: bool) -> AsyncIterator[EnvClient | None]:
+    """A client of the environment: of the servers in env.urls, or of one that lives in a thread."""
+    if not wanted:
+        yield None
+        return
+    with _server(config) as urls:
+        token = env_token(config.env) if config.env.urls else None
+        async with EnvClient(urls, token, timeout_s=ENV_SECONDS) as client:
+            yield client
+
+
+@contextlib.contextmanager
+def _server(config: Config) -> Iterator[list[str]]:
+    env = config.env
+    if env.urls:
+        yield list(env.urls)
+        return
+    spec = find_spec(env.name)
+    made = spec.open(env)
+    settings = Settings(max_sessions=session_limit(env, spec.session_bytes), record_bytes=sessions_bytes(env),
+                        threaded=spec.threaded(env), lease_s=config.agent.seconds)
+    with made if isinstance(made, contextlib.AbstractContextManager) else contextlib.nullcontext():
+        listener = bind("127.0.0.1", 0)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with serving_in_thread(environment_app(made, settings), listener, local_only=True, name="environment"):
+            yield [url]
+
+
+def append_episode(out: Path, episode: Episode) -> None:
+    """Appends an episode as one JSON line, which `gagpo credit --from agents` reads with the others of its task."""
+    steps = [{"state": step.observation, "action": step.action, "reward": step.reward, "invalid": not step.valid}
+             for step in episode.steps]
+    line: dict[str, Any] = {"task": episode.ticket.task, "won": episode.won, "end": episode.end,
+                            "reward": episode.total_reward, "time": time.time(), "steps": steps}
+    if episode.end in ("turns", "context"):
+        line["final_state"] = episode.final_observation
+    with out.open("ab") as file:
+        file.write(msgspec.json.encode(line) + b"\n")

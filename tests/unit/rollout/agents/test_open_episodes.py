@@ -1,0 +1,127 @@
+"""Episodes outside a run: opened, played over HTTP with OpenAI's client, ended and recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from scripted_engine import ScriptedEngine
+
+from learner.logged_groups.agents import read_agents
+from rollout.agents.serving import ServedPolicy, agents_url
+from services.config.file import default_config
+from services.errors import UserError
+from services.http.server import bind
+from services.process.addresses import check_exposure
+
+TASK = "counter/train/00000000"
+
+
+@asynccontextmanager
+async def served(text, answers, *, out=None, token=None, with_env=True, keys=()):
+    """An HTTP client of a server whose policy says `answers`."""
+    config = default_config(["env.name=counter:SPEC", *keys])
+    policy = ServedPolicy(config=config, model=Path(), host="127.0.0.1", port=0, token=token, with_env=with_env,
+                          out=out)
+    serving = agents_url(policy, text, ScriptedEngine(text, answers), bind("127.0.0.1", 0))
+    async with serving as url, httpx.AsyncClient(base_url=url, timeout=30) as http:
+        yield http
+
+
+def bearer(key):
+    return {"authorization": f"Bearer {key}"}
+
+
+async def begin(http, task=TASK, key="any", **named):
+    reply = await http.post("/episodes", json={"task": task, **named}, headers=bearer(key))
+    reply.raise_for_status()
+    return reply.json()
+
+
+async def play(http, calls, *, reward=None):
+    """One episode with OpenAI's client; each answer is followed by a call of a tool. Returns what became of it."""
+    opened = await begin(http)
+    head = bearer(opened["api_key"])
+    client = openai.AsyncOpenAI(base_url=opened["base_url"], api_key=opened["api_key"], max_retries=0)
+    now = (await http.post("/env/reset", headers=head)).json()
+    tools = (await http.get("/env/tools", headers=head)).json()
+    for name, arguments in calls:
+        reply = await client.chat.completions.create(
+            model="policy", messages=[{"role": "user", "content": now["observation"]}], tools=tools)
+        assert reply.choices[0].message.content == "so"
+        now = (await http.post("/env/call", json={"name": name, "arguments": arguments}, headers=head)).json()
+    if reward is not None:
+        await http.post("/reward", json={"reward": reward}, headers=head)
+    return (await http.delete("/episodes", headers=head)).json()
+
+
+async def test_episodes_are_played_recorded_and_credited(text, tmp_path):
+    out = tmp_path / "episodes.jsonl"
+    async with served(text, ["so"] * 5, out=out) as http:
+        won = await play(http, [("add", {"n": 2}), ("double", {})])
+        lost = await play(http, [("add", {"n": 2}), ("add", {"n": 9})], reward=-1.0)
+    assert won == {"task": TASK, "won": True, "end": "won", "calls": 2, "reward": 1.5}
+    assert lost == {"task": TASK, "won": False, "end": "lost", "calls": 2, "reward": -0.5}
+    (group,) = read_agents(str(out))
+    assert [[(step.state, step.reward) for step in episode.steps] for episode in group.episodes] == [
+        [("The counter is 1. Make it 6.", 0.25), ("3", 1.25)], [("The counter is 1. Make it 6.", 0.25), ("3", -0.75)]]
+
+
+async def test_without_an_environment_the_client_gives_the_reward(text):
+    async with served(text, ["so"] * 2, with_env=False) as http:
+        key = (await begin(http, task="mine"))["api_key"]
+        assert (await http.post("/env/reset", headers=bearer(key))).status_code == 404
+        ask = {"messages": [{"role": "user", "content": "x"}]}
+        assert (await http.post("/v1/chat/completions", json=ask, headers=bearer(key))).status_code == 200
+        await http.post("/reward", json={"reward": 2.0, "won": True}, headers=bearer(key))
+        ended = (await http.delete("/episodes", headers=bearer(key))).json()
+    assert ended == {"task": "mine", "won": True, "end": "won", "calls": 1, "reward": 2.0}
+
+
+async def test_a_token_guards_the_policy_and_its_key_records_nothing(text, tmp_path):
+    ask = {"messages": [{"role": "user", "content": "x"}]}
+    async with served(text, ["so"] * 2, token="secret", out=tmp_path / "none.jsonl") as http:
+        for key in ("x", "wrong", "säcret"):
+            head = {"authorization": f"Bearer {key}".encode()}
+            assert (await http.post("/v1/chat/completions", json=ask, headers=head)).status_code == 401
+            assert (await http.post("/episodes", json={"task": TASK}, headers=head)).status_code == 401
+        assert (await http.post("/v1/chat/completions", json=ask, headers=bearer("secret"))).status_code == 200
+        assert (await http.delete("/episodes", headers=bearer("secret"))).status_code == 401
+        assert (await http.get("/healthz")).json() == {"status": "ok"}
+    assert not (tmp_path / "none.jsonl").exists()
+
+
+async def test_episodes_are_bounded_and_idle_ones_make_room(text):
+    async with served(text, [], keys=["env.max_sessions=1", "agent.seconds=0.2"]) as http:
+        first = await begin(http)
+        refused = await http.post("/episodes", json={"task": TASK})
+        if refused.status_code != 200:  # on a slow machine the first is idle for long enough by now
+            assert "end one" in refused.json()["error"]["message"]
+        await asyncio.sleep(0.3)
+        await begin(http)
+        assert (await http.delete("/episodes", headers=bearer(first["api_key"]))).status_code == 401
+        large = {"messages": [{"role": "user", "content": "x" * (5 << 20)}]}
+        assert (await http.post("/v1/chat/completions", json=large)).status_code == 413
+
+
+async def test_a_faulty_episode_is_told_and_not_recorded(text, tmp_path):
+    out = tmp_path / "episodes.jsonl"
+    async with served(text, ["so"], out=out) as http:
+        key = (await begin(http, task="counter/train/x"))["api_key"]
+        assert (await http.post("/env/reset", headers=bearer(key))).json()["error"]["type"] == "episode_failed"
+        assert (await http.delete("/episodes", headers=bearer(key))).status_code == 410
+    assert not out.exists()
+
+
+def test_a_file_of_something_else_is_named_by_its_line(tmp_path):
+    file = tmp_path / "x.jsonl"
+    file.write_text(json.dumps({"task": "t", "steps": []}) + "\n{}\n")
+    with pytest.raises(UserError, match=r"line 2: .*task"):
+        read_agents(str(file))
+    with pytest.raises(UserError, match="GAGPO_AGENT_TOKEN"):
+        check_exposure("0.0.0.0", None, "GAGPO_AGENT_TOKEN")
