@@ -1,4 +1,4 @@
-"""The Ray shell of one learner rank: wires the parts from a config and runs them."""
+"""The Ray actor of one learner rank: connects the parts by a config and runs them."""
 
 from __future__ import annotations
 
@@ -44,12 +44,14 @@ class LearnerRank:
         self._leaving = threading.Event()
 
     def rendezvous(self) -> str:
-        """Rank 0: where the gang meets."""
+        """Returns the address where all ranks meet. Called on rank 0 only."""
         return self._meeting.offer()
 
     def run(self, rendezvous: str) -> None:
-        """Until the steps of the config are done, or until `leave` is called. The result of all steps is in the run's
-        folder under `model`."""
+        """Trains until the config's steps are done, or until `leave` is called.
+
+        After the last step the trained model is in the run's folder under `model`.
+        """
         wait_politely()
         check_one_installation()
         with life_of(f"learner-{self._rank}", self._config.run_dir):
@@ -119,7 +121,7 @@ class LearnerRank:
 
 
 class LeaseKeeper:
-    """Renews a lease three times within its time to live, from a thread of its own: a step may be longer than that."""
+    """Renews a lease three times within its time to live, in its own thread, because a step may take longer."""
 
     def __init__(self, store: Store, lease: Lease) -> None:
         self._store = store
@@ -139,12 +141,12 @@ class LeaseKeeper:
             self._store.release(self._lease)
 
     def check(self) -> None:
-        """Raises LeaseLost when the role is gone, or whatever kept the lease from being renewed."""
+        """Raises LeaseLost if this process has lost the role or could not renew the lease."""
         if self._error is not None:
             raise LeaseLost(f"the learner's lease could not be renewed: {self._error}") from self._error
 
     def _run(self) -> None:
-        """The error is kept for the loop's thread; the store fences every write in the meantime."""
+        """Renews until stopped. Keeps an error for the loop's thread; the store refuses writes without a lease."""
         while not self._done.wait(self._lease.ttl_s / 3):
             try:
                 self._store.renew(self._lease)

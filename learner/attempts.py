@@ -1,7 +1,7 @@
 """Counts how often a learner step was tried, so that a step that cannot be trained ends the run instead of looping.
 
-The manifest of a step is replayed to the letter, so a step that failed for a reason of its own (no memory for its
-longest rows, a group that credit cannot read) fails again in every life of the learner.
+The manifest of a step is replayed exactly. So a step that failed because of its own groups (no memory for the longest
+rows, a group that credit cannot read) fails again in every process of the learner.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SILENT = "the learner died without an error, as when the machine runs out of mem
 
 @contextmanager
 def counted_attempt(store: Store, lease: Lease, manifest: Manifest, *, incarnation: int, limit: int) -> Iterator[None]:
-    """Around the training of one manifest. Raises UserError once `limit` attempts have failed."""
+    """Counts the training of one manifest in its block as an attempt. Raises UserError once `limit` have failed."""
     failed, cause = store.attempt(lease, manifest.step, incarnation)
     if failed >= limit:
         raise given_up(manifest, failed, cause or SILENT)
@@ -35,7 +35,7 @@ def counted_attempt(store: Store, lease: Lease, manifest: Manifest, *, incarnati
 
 
 def given_up(manifest: Manifest, failed: int, cause: str) -> UserError:
-    """The one line that ends the run."""
+    """Returns the error that ends the run."""
     return UserError(
         f"learner step {manifest.step} failed {failed} times on {', '.join(manifest.groups)} ({cause})",
         "go on with --resume after a change of learner.token_budget, learner.ranks or learner.gpus, or leave these "

@@ -1,9 +1,9 @@
 """Causal attention inside the rows of a pack, registered with transformers under the name ATTENTION.
 
 Two kernels compute the same function. Flash attention for rows of any length (torch's `varlen_attn`) needs CUDA and
-16-bit numbers, and sees no padding. Everywhere else the rows are laid out as a rectangle [n, L] for
-scaled_dot_product_attention. The pack says which one: it has a grid only if the rectangle is wanted. Capped scores and
-attention sinks, which neither kernel has, are computed in plain steps on the rectangle.
+16-bit numbers, and has no padding. In all other cases the rows are laid out as a rectangle [n, L] for
+scaled_dot_product_attention. The pack decides: it has a grid only if the rectangle is wanted. Neither kernel supports
+capped scores and attention sinks, so these are computed in plain steps on the rectangle.
 
 Legend as in packing.py; H query heads, H_kv key heads, d head size.
 """
@@ -24,15 +24,15 @@ from services.errors import UserError
 
 ATTENTION = "gagpo_packed"
 OWN_ATTENTION = "eager"
-"""The model's own attention, which has all that its family asks for; torch's kernels drop caps and sinks in silence."""
+"""The model's own attention, with all features of its family. torch's kernels silently ignore caps and sinks."""
 HARMLESS = frozenset({"dropout", "is_causal", "position_ids", "use_cache", "output_attentions", "cache_position"})
 """Arguments of attention that change nothing here: no cache is kept, and dropout is off."""
 _GROUPED = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
-"""torch before 2.12 takes fewer key heads than query heads without being told."""
+"""Argument for fewer key heads than query heads. torch before 2.12 has no such argument and needs none."""
 
 
 def takes_varlen(device: torch.device, *, half: bool) -> bool:
-    """Whether attention on this device takes rows as they lie. If not, packs need a grid."""
+    """Whether attention on this device accepts rows one after another. If not, packs need a grid."""
     return device.type == "cuda" and half
 
 
@@ -40,10 +40,10 @@ def packed_attention(module: nn.Module, query: Tensor, key: Tensor, value: Tenso
                      attention_mask: Tensor | None, *, pack: Pack, scaling: float | None = None,
                      sliding_window: int | None = None, softcap: float | None = None, s_aux: Tensor | None = None,
                      **others: Any) -> tuple[Tensor, None]:
-    """Attention of one layer. query [1, H, S, d], key and value [1, H_kv, S, d]; returns [1, S, H, d].
+    """Computes the attention of one layer. query [1, H, S, d], key and value [1, H_kv, S, d]; returns [1, S, H, d].
 
-    `softcap` bounds the scores, and `s_aux` [H] holds attention sinks. Raises UserError for any other feature that a
-    family asks for.
+    `softcap` bounds the scores, and `s_aux` [H] holds attention sinks. Raises UserError if the model's family needs any
+    other feature.
     """
     assert attention_mask is None, f"{type(module).__name__} makes a mask of its own"
     if unknown := {name for name, value in others.items() if value is not None} - HARMLESS:
@@ -58,7 +58,7 @@ def packed_attention(module: nn.Module, query: Tensor, key: Tensor, value: Tenso
 
 def attend_varlen(query: Tensor, key: Tensor, value: Tensor, pack: Pack, *, scaling: float | None,
                   window: int | None, kernel: Callable[..., Any] = varlen_attn) -> Tensor:
-    """Rows one after another, as the pack holds them. `window`: tokens that a query sees, its own included."""
+    """Attends within rows that lie one after another in the pack. `window`: tokens that a query sees, with its own."""
     flat = [x[0].transpose(0, 1) for x in (query, key, value)]  # [S, h, d]
     left = -1 if window is None else window - 1
     out = kernel(*flat, pack.starts, pack.starts, pack.longest, pack.longest, scale=scaling, window_size=(left, 0),
@@ -78,7 +78,7 @@ PLAIN = Extras(None, None)
 
 def attend_grid(query: Tensor, key: Tensor, value: Tensor, grid: Rectangle, *, scaling: float | None,
                 window: int | None, extras: Extras = PLAIN) -> Tensor:
-    """Rows as a rectangle. Padding is right of each row, where a causal query never looks, so no mask is needed."""
+    """Attends within rows laid out as a rectangle. It needs no mask: causal queries never see padding on the right."""
     n, longest = grid.positions.shape
 
     def rows(x: Tensor) -> Tensor:  # [1, h, S, d] -> [n, h, L, d]; index_select, whose backward is a plain index_add

@@ -1,4 +1,4 @@
-"""From the groups of a learner step to rows with credit."""
+"""Turns the groups of a learner step into rows with credit."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Groups = Sequence[Sequence[Episode]]
 
 
 def assign_credit(groups: Groups, options: CreditSection) -> list[Credit]:
-    """One credit per group. Raises UserError for an unknown estimator, ValueError for an episode without steps."""
+    """Returns one credit per group. Raises UserError for an unknown estimator, ValueError for an empty episode."""
     chosen = estimator(options.estimator)
     return chosen.batch([chosen.group(credit_steps(group, options), options) for group in groups], options)
 
 
 def credit_steps(group: Sequence[Episode], options: CreditSection) -> list[list[CreditStep]]:
-    """The episodes of a group as estimators see them. Raises ValueError for an episode without steps."""
+    """Returns the episodes of a group as input of estimators. Raises ValueError for an episode without steps."""
     for episode in group:
         if not episode.steps:
             raise ValueError(f"episode {episode.ticket.id} has no steps")
@@ -41,7 +41,7 @@ def _credit_steps(episode: Episode, states: Sequence[str], cut_in: str | None) -
 
 
 def rows_of(groups: Groups, credits: Sequence[Credit], *, policy_step: int) -> Rows:
-    """All steps of all episodes, group by group, never shuffled: a minibatch is a run of consecutive episodes.
+    """Returns all steps of all episodes, group by group and never shuffled: a minibatch has consecutive episodes.
 
     Steps of a conversation that continue one another share a sequence. A row is stale when a policy older than
     `policy_step` sampled any of its tokens.
@@ -60,7 +60,7 @@ def rows_of(groups: Groups, credits: Sequence[Credit], *, policy_step: int) -> R
 
 
 def with_advantages(credits: Sequence[Credit], advantages: Floats) -> list[Credit]:
-    """The credits with these [N] advantages, in the order of rows_of."""
+    """Returns the credits with these advantages [N], in the order of rows_of."""
     ends = np.cumsum([sum(map(len, credit.advantages)) for credit in credits])[:-1]
     return [replace(credit, advantages=nested(part, credit.advantages))
             for credit, part in zip(credits, np.split(advantages, ends), strict=True)]

@@ -1,10 +1,10 @@
 """Checkpoints on disk: `step-00000012/` with the sharded state, `hf/` and `meta.json`; `latest.json` names the newest.
 
-Durable before it is visible: everything is written into a temporary folder, synced, renamed, and only then named by
-the pointer, which is replaced atomically. A crash at any point leaves the previous checkpoint in force.
+A checkpoint is durable before it is visible: everything is written into a temporary folder, synced and renamed, and
+only then the pointer is replaced, atomically. After a crash at any point the previous checkpoint remains valid.
 
-`meta.json` lists every file with its size and digest. They tell a damaged checkpoint from a whole one; they do not
-stop somebody who can write into the folder, which is why learner/state_files.py reads nothing that could run code.
+`meta.json` lists every file with its size and digest, by which a damaged checkpoint is recognised. Digests do not
+protect against a person who can write into the folder, so learner/state_files.py reads nothing that could run code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from services.telemetry.logs import get_logger
 
 FORMAT = 2
 PICKLED = 1
-"""The format of before: its state was pickled, so it is never loaded."""
+"""An older format. Its state was pickled, so it is never loaded."""
 EXPORT = "hf"
 _FOLDER = re.compile(r"step-(\d{8,12})")
 log = get_logger("checkpoints")
@@ -34,15 +34,15 @@ log = get_logger("checkpoints")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """Where a run was."""
+    """The position of a run when the checkpoint was made."""
 
     step: int
-    """Learner steps taken."""
+    """Number of learner steps taken."""
     incarnation: int
     next_group: int
     """The first training group that no step has seen."""
     trained: int
-    """Groups trained on."""
+    """Number of groups trained on."""
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -69,8 +69,11 @@ _Found = TypeVar("_Found", bound=_Pointer)
 
 
 class Checkpoints:
-    """The checkpoints of one run. The learner commits; the controller records scores, and does so before the learner,
-    which holds the next version back until then, can commit and clear away again."""
+    """The checkpoints of one run. The learner commits them, and the controller records their scores.
+
+    A score is recorded before the next commit can delete its checkpoint, because the learner holds the next version
+    back until then.
+    """
 
     def __init__(self, root: Path, keep: int) -> None:
         self.root = root
@@ -78,17 +81,17 @@ class Checkpoints:
         root.mkdir(parents=True, exist_ok=True)
 
     def folder(self, step: int) -> Path:
-        """Where the checkpoint of a step is or would be."""
+        """Returns the folder of a step's checkpoint, whether it exists or not."""
         return self.root / f"step-{step:08d}"
 
     def written(self, step: int) -> float:
-        """Unix time at which the checkpoint of a step was made."""
+        """Returns the Unix time at which the checkpoint of a step was made."""
         return (self.folder(step) / "meta.json").stat().st_mtime
 
     def latest(self) -> Position | None:
-        """Where the newest checkpoint is whose meta.json can be read; None before the first.
+        """Returns the position of the newest checkpoint whose meta.json can be read; None before the first.
 
-        Raises UserError where there are checkpoints, and none of them can be read.
+        Raises UserError if there are checkpoints, but none of them can be read.
         """
         readable = (meta.position for step in self._newest_first() if (meta := self._meta(step)) is not None)
         found = next(readable, None)
@@ -97,9 +100,10 @@ class Checkpoints:
         return found
 
     def newest_whole(self) -> Position | None:
-        """As latest, with every file held against its digest. Damaged checkpoints that are newer are set aside.
+        """Returns the position of the newest checkpoint whose files all have their digests; None before the first.
 
-        Raises UserError where there are checkpoints and none is whole; then all stay as they are.
+        Newer checkpoints that are damaged are set aside. Raises UserError if there are checkpoints, but none is whole;
+        then all stay as they are.
         """
         damaged: dict[int, str] = {}
         for step in self._newest_first():
@@ -123,7 +127,7 @@ class Checkpoints:
         return None
 
     def check(self, step: int) -> Position:
-        """Raises Damaged where a file of the checkpoint is not as it was written, UserError for an old format."""
+        """Raises Damaged if a file of the checkpoint is not as it was written, UserError for an old format."""
         folder = self.folder(step)
         meta = self._read(folder)
         if meta.format == PICKLED:
@@ -159,7 +163,7 @@ class Checkpoints:
         (temporary / "meta.json").write_bytes(
             msgspec.json.encode(_Meta(format=FORMAT, position=position, files=files)))
         sync_tree(temporary)
-        if final.exists():  # a replayed step: the pointer still names an older one, or this very step's twin
+        if final.exists():  # a replayed step: the pointer names an older step, or this step's first checkpoint
             shutil.rmtree(final)
         temporary.rename(final)
         sync(self.root)
@@ -168,9 +172,9 @@ class Checkpoints:
         return final
 
     def record_score(self, step: int, score: float) -> None:
-        """An evaluation of `step`: the best checkpoint is kept beside the newest. Of equals the earlier stays.
+        """Records the score of `step`. The best checkpoint is kept beside the newest; of equal scores, the earlier one.
 
-        Raises LearnerFault where `step` has no checkpoint: the score would be of weights that nobody has.
+        Raises LearnerFault if `step` has no checkpoint: nobody would have the weights of that score.
         """
         if not self.folder(step).exists():
             raise LearnerFault(f"step {step} was evaluated, and its checkpoint is not in {self.root}")
@@ -179,17 +183,17 @@ class Checkpoints:
             self._write("best.json", _Best(step=step, score=score))
 
     def best(self) -> int | None:
-        """The step of the best evaluated checkpoint."""
+        """Returns the step of the best evaluated checkpoint, or None."""
         found = self._pointer("best.json", _Best)
         return None if found is None else found.step
 
     def steps(self) -> list[int]:
-        """All that are kept, oldest first."""
+        """Returns the steps of all checkpoints that are kept, oldest first."""
         found = (_FOLDER.fullmatch(path.name) for path in self.root.glob("step-*"))
         return sorted(int(match[1]) for match in found if match)
 
     def _newest_first(self) -> list[int]:
-        """Steps up to the one that latest.json names; all of them where it names none that is there."""
+        """Returns the steps up to the one that latest.json names, or all if that one does not exist."""
         steps, pointer = self.steps()[::-1], self._pointer("latest.json", _Pointer)
         if pointer is None or pointer.step not in steps:
             if pointer is not None:
@@ -231,14 +235,14 @@ class Checkpoints:
 
 
 def _listing(folder: Path) -> dict[str, int]:
-    """Path below `folder` -> size, of all files but meta.json; -1 for what is neither a plain file nor a folder."""
+    """Returns path below `folder` -> size of all files except meta.json; -1 if it is neither a file nor a folder."""
     files = {path.relative_to(folder).as_posix(): path.lstat() for path in folder.rglob("*")}
     return {name: facts.st_size if stat.S_ISREG(facts.st_mode) else -1 for name, facts in sorted(files.items())
             if name != "meta.json" and not stat.S_ISDIR(facts.st_mode)}
 
 
 def _digests(folder: Path, names: list[str]) -> dict[str, str]:
-    """Four files at a time: shards of large models are as fast to read as the disk allows."""
+    """Returns name -> digest. Reads four files at a time, so that shards of large models use the disk's full speed."""
     def digest(name: str) -> str:
         with (folder / name).open("rb") as file:
             return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

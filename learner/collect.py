@@ -23,13 +23,13 @@ from services.telemetry.tickets import reason_class, trace_drop
 
 POLL_S = 0.1
 UNIFORM = "uniform reward"
-"""The reason of a drop by dynamic sampling begins with this."""
+"""First words of the reason of a drop by dynamic sampling."""
 log = get_logger("learner")
 
 
 @dataclass(slots=True, kw_only=True)
 class GroupCollector:
-    """Collects the groups of one learner step after the other. `check` raises when this process has lost its role."""
+    """Collects the groups of each learner step. `check` raises if this process has lost its role."""
 
     config: Config
     store: Store
@@ -39,7 +39,7 @@ class GroupCollector:
     pulse: Pulse = field(default_factory=lambda: Pulse("learner-0", "learner"))
 
     def collect(self, step: int) -> list[str]:
-        """The groups that learner step `step` trains on, oldest first. Raises DeadlineExceeded."""
+        """Returns the groups that learner step `step` trains on, oldest first. Raises DeadlineExceeded."""
         learner, seen, since = self.config.learner, None, time.monotonic()
         while True:
             self.check()
@@ -53,9 +53,9 @@ class GroupCollector:
                     return ready
             waited = time.monotonic() - since
             if waited > min(learner.overdue_s, learner.wait_s) and all_do(self.store.beats(), "rollout", NO_SERVERS):
-                since, waited = time.monotonic(), 0.0  # env.outage_seconds says how long this may last
+                since, waited = time.monotonic(), 0.0  # env.outage_seconds limits how long this may last
             if ready and waited > learner.overdue_s:
-                # Finished groups show that the samplers work, so it is these groups that hang.
+                # Other groups are finished, so the samplers work, and only these groups hang.
                 for group in overdue:
                     self.drop(group, f"over-age: unfinished {learner.overdue_s:g} s after the last group was finished")
             if waited > learner.wait_s:
@@ -64,7 +64,7 @@ class GroupCollector:
             time.sleep(POLL_S)
 
     def _only_now(self, supply: Supply) -> list[str]:
-        """Unfinished groups that were issued for this step or an earlier one: by the next they may be over-age."""
+        """Returns unfinished groups issued for this step or an earlier one: at the next step they may be too old."""
         end = supply.trained + supply.dropped + self.config.learner.groups_per_step
         return [group for group in supply.unfinished if int(group.removeprefix("train/")) < end]
 
@@ -88,8 +88,9 @@ class GroupCollector:
         """Drops groups whose episodes all earn the same: they have no gradient under group statistics.
 
         This is dynamic sampling (DAPO, arXiv 2503.14476, section 3.2; as in verl-agent, whose rounds sample
-        groups_per_step groups each). The oldest go first, until the step's rounds are used up; the step takes the rest
-        as it is. The count is read from the store, so an interruption does not change which groups a step takes.
+        groups_per_step groups each). The oldest groups are dropped first, until the step's rounds are used up. After
+        that the step takes groups without filtering. The count is read from the store, so an interruption does not
+        change which groups a step takes.
         """
         learner = self.config.learner
         left = learner.dynamic_sampling * learner.groups_per_step
@@ -107,7 +108,7 @@ class GroupCollector:
         return kept
 
     def drop(self, group: str, reason: str, *, tell: Callable[..., object] = log.warning) -> None:
-        """Drops a group with its reason. Its finished episodes are in the archive before the store forgets them."""
+        """Drops a group with its reason. Writes its finished episodes to the archive before the store forgets them."""
         task, episodes = self.store.task_of(group), self.store.episodes(group)
         drop = Drop(group=group, task=task, reason=reason, steps=sum(len(episode.steps) for episode in episodes))
         self.pulse.meters("gagpo_groups_dropped_total", reason=reason_class(reason)).inc()

@@ -1,8 +1,8 @@
-"""PPO's critic: a value for each response token, and the advantages made of them.
+"""PPO's critic: a value for each response token, and the advantages computed from them.
 
-The value model is the policy's initial weights with a scalar head on the last hidden state. A value stands where its
-token is predicted, so it knows the prompt and the tokens before. Values exist inside one row alone: the row's score
-is the reward of its last token, and nothing is bootstrapped from one step of an episode to the next.
+The value model is the policy's initial weights with a scalar head on the last hidden state. A token's value is taken at
+the position that predicts the token, so it depends on the prompt and the tokens before. Values stay within one row: the
+row's score is the reward of its last token, and nothing is bootstrapped from one turn of an episode to the next.
 """
 
 from __future__ import annotations
@@ -35,14 +35,13 @@ class Judgement(NamedTuple):
     values: Tensor
     """Values under the weights before the step."""
     returns: Tensor
-    """The regression targets of the values: advantage before whitening, plus value."""
+    """Regression targets of the values: advantage before whitening, plus value."""
     advantages: Tensor
-    """Whitened over the tokens of the whole batch, of all ranks."""
+    """Advantages, whitened over the tokens of the whole batch on all ranks."""
 
 
 class ValueModel(nn.Module):
-    """pack -> values, float32 [T]. The head starts at zero: the first advantages are the scores alone, and no seed is
-    needed."""
+    """Maps a pack to values, float32 [T]. Its head starts at zero, so the first advantages are just the scores."""
 
     def __init__(self, body: nn.Module, hidden: int) -> None:
         super().__init__()
@@ -53,7 +52,7 @@ class ValueModel(nn.Module):
 
     def forward(self, pack: Pack) -> Tensor:
         values = self.head(predicting_states(self.body, pack).float())[:, 0]
-        return values.clone()  # of its own: FSDP's backward hook is lost on a view
+        return values.clone()  # not a view: FSDP's backward hook is lost on a view
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,7 +65,7 @@ class Critic:
 
     @torch.no_grad()
     def judge(self, packs: Sequence[Pack]) -> list[Judgement]:
-        """Judges this rank's packs of a learner step. A collective operation, because whitening spans all ranks."""
+        """Returns the judgements of this rank's packs of a learner step. A collective: whitening uses all ranks."""
         credit = self.section.credit
         values = [self.trainee.model(p) for p in packs]
         raw = [token_gae(v.double(), p.row, p.advantages.double(), gamma=credit.gamma, lam=credit.lam)
@@ -76,24 +75,24 @@ class Critic:
                 for v, a in zip(values, raw, strict=True)]
 
     def _moments(self, parts: list[Tensor]) -> tuple[float, float]:
-        """Mean and sqrt(unbiased variance + ε) over all tokens of all ranks."""
+        """Returns mean and sqrt(unbiased variance + ε) over all tokens of all ranks."""
         count, total = self.gang.reduce([float(sum(map(len, parts))), sum(float(part.sum()) for part in parts)])
         mean = total / count
         (squares,) = self.gang.reduce([sum(float(((part - mean) ** 2).sum()) for part in parts)])
         return mean, math.sqrt(squares / max(count - 1, 1) + EPSILON)
 
     def loss(self, pack: Pack, judgement: Judgement, *, num_tokens: int) -> Tensor:
-        """This pack's part of the minibatch's clipped value loss; num_tokens counts those of all ranks."""
+        """Returns this pack's part of the minibatch's clipped value loss. num_tokens counts all ranks."""
         return value_loss(self.trainee.model(pack), judgement.values, judgement.returns,
                           clip=self.section.critic.value_clip, num_tokens=num_tokens)
 
 
 def make_critic(config: Config, model_path: Path, gang: RankGroup, layout: Layout) -> Critic:
-    """The critic, from the weights of `model_path`. Raises UserError if the folder holds no model."""
+    """Returns the critic made from the weights in `model_path`. Raises UserError if the folder holds no model."""
     section, (policy, weights) = config.learner, empty_policy(model_path)
     model = ValueModel(policy.body, policy.hf.config.get_text_config().hidden_size)
     model.head.to(gang.device)
     mesh = gang.mesh_of(layout.shards)
-    fully_shard(model.head, mesh=mesh)  # in float32 whatever the body computes in: returns need more than 8 bits
+    fully_shard(model.head, mesh=mesh)  # in float32 also if the body computes in bfloat16: returns need more than 8 bits
     shard(model, model.body, weights, mesh, layout=layout, half=config.model.dtype == "bfloat16")
     return Critic(trainee=Trainee(model, section, lr=section.critic.lr), gang=gang, section=section)

@@ -1,10 +1,10 @@
 """AdamW whose moments lie in host memory.
 
-Moments are 8 of the 16 bytes that a trained parameter takes. Here they come to the device for one parameter at a time.
-Each update moves 16 bytes per parameter over the bus: about 2 s for 7B on PCIe 5, beside the minute that the passes
-of such an update take.
+Moments take 8 of the 16 bytes of a trained parameter. Here they come to the device for one parameter at a time. Each
+update moves 16 bytes per parameter over the bus: about 2 s for 7B on PCIe 5, while the passes of such an update take a
+minute.
 
-Not FSDP's CPU offload: it would move the weights too, at every pass, and run the update on the CPU.
+FSDP's CPU offload is not used, because it would move the weights too, at every pass, and run the update on the CPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class HostAdamW(torch.optim.AdamW):
-    """As torch.optim.AdamW, which updates one parameter after another."""
+    """AdamW as in torch.optim. It updates one parameter after another."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -34,7 +34,7 @@ class HostAdamW(torch.optim.AdamW):
             torch.cuda.synchronize()  # the moments are in host memory when this returns
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch has it, which brings moments to the device; then they go back."""
+        """Loads the state as torch does, onto the device, then moves the moments back to host memory."""
         super().load_state_dict(state_dict)
         for parameter, state in self.state.items():
             for name in MOMENTS:
@@ -56,12 +56,12 @@ class HostAdamW(torch.optim.AdamW):
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """This rank's part."""
+    """Returns this rank's part of the tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _host_copy(tensor: Tensor, like: Tensor) -> Tensor:
-    """A copy in host memory, pinned if the device is a GPU, and sharded as `like` is."""
+    """Returns a copy in host memory, pinned if the device is a GPU, and sharded like `like`."""
     local = _local(tensor)
     host = torch.empty(local.shape, dtype=local.dtype, pin_memory=_local(like).is_cuda).copy_(local)
     return DTensor(host, like._spec, requires_grad=False) if isinstance(like, DTensor) else host

@@ -20,19 +20,19 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from services.errors import UserError
 
 Read = Callable[[str], Tensor]
-"""Returns the tensor of this name from the files, on the CPU and in the files' number format."""
+"""Reads the tensor of a name from the files, on the CPU and in the files' number format."""
 
 
 class Weights:
-    """The weights of one folder, for the parameters of one empty model."""
+    """The weights of one folder, to fill the parameters of one empty model."""
 
     def __init__(self, hf: PreTrainedModel, read: Read) -> None:
         self._names = {id(parameter): name for name, parameter in hf.named_parameters()}
-        self._empty = list(hf.parameters())  # alive, so that no other object gets one of their ids
+        self._empty = list(hf.parameters())  # kept alive, so that no other object gets one of their ids
         self._read = read
 
     def fill(self, module: nn.Module, device: torch.device | str, dtype: torch.dtype) -> None:
-        """Gives every empty parameter below `module` its weights. Parameters that are tied below it stay one."""
+        """Gives every empty parameter below `module` its weights. Tied parameters stay tied."""
         filled: dict[int, nn.Parameter] = {}
         for owner in module.modules():
             for name, empty in list(owner.named_parameters(recurse=False, remove_duplicate=False)):
@@ -45,7 +45,7 @@ class Weights:
 
 
 def empty_model(folder: Path, attention: str) -> tuple[PreTrainedModel, Weights]:
-    """The causal LM of a local folder without its weights, and the weights to fill it with.
+    """Returns the causal LM of a local folder without its weights, and the weights to fill it with.
 
     Raises UserError if the folder holds no causal LM.
     """
@@ -62,7 +62,7 @@ def empty_model(folder: Path, attention: str) -> tuple[PreTrainedModel, Weights]
 
 @contextmanager
 def _empty_parameters() -> Iterator[None]:
-    """Parameters made inside have no storage. Buffers do: no file holds the frequencies of rotary embeddings."""
+    """Makes parameters without storage in its block. Buffers get storage: no file holds rotary frequencies."""
     register = nn.Module.register_parameter
 
     def register_empty(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
@@ -78,10 +78,10 @@ def _empty_parameters() -> Iterator[None]:
 
 
 def _reader(folder: Path, names: set[str]) -> Read:
-    """Reads tensors from the files of the folder.
+    """Returns a function that reads tensors from the files of the folder.
 
-    If the files call the weights by other names than the model does, as those of older architectures do, transformers
-    loads the whole model once, in the files' number format.
+    If the files use other names for the weights than the model, as those of older architectures do, transformers loads
+    the whole model once, in the files' number format.
     """
     places: dict[str, Any] = {}
     for file in sorted(folder.glob("*.safetensors")):

@@ -1,6 +1,6 @@
 """The training loop, on rank 0.
 
-    wait      for the manifest of the next step: groups_per_step finished groups, committed before any weight moves
+    wait      for the manifest of the next step: groups_per_step finished groups, committed before any weight changes
     train     credit, loss, optimizer
     publish   after the evaluation of the version that it replaces
     persist   a checkpoint every so often, and only then are episodes retired and is an evaluation begun
@@ -40,7 +40,7 @@ from services.telemetry.logs import bind, get_logger
 from services.weights.pack import Packed, pack_tensors, unpack
 
 RETAINED_BYTES = 2 << 30
-"""Episodes held in Redis; beyond it a checkpoint is made, so that they can be retired."""
+"""Bytes of episodes in Redis beyond which a checkpoint is made early, so that episodes can be retired."""
 log = get_logger("learner")
 
 
@@ -52,8 +52,8 @@ class Leaving(Exception):
 class TrainingLoop:
     """Trains, publishes and persists, step by step.
 
-    `publish` hands packed weights to the samplers. `before_publish` returns once the version that is replaced may go.
-    `check` raises when this process has lost its role, and Leaving if the run was asked to end.
+    `publish` hands packed weights to the samplers. `before_publish` returns once the current version may be replaced.
+    `check` raises if this process has lost its role, and Leaving if the run was asked to end.
     """
 
     config: Config
@@ -105,7 +105,7 @@ class TrainingLoop:
             self.persist()
 
     def restore(self) -> None:
-        """Loads the newest whole checkpoint and begins an incarnation. If the store disagrees, the checkpoint wins."""
+        """Loads the newest whole checkpoint and begins an incarnation. If the store disagrees, it is reset."""
         found = self.checkpoints.newest_whole()
         if found is not None:
             self.position = found
@@ -120,7 +120,7 @@ class TrainingLoop:
             self.observer.forgotten(at.step, next_group=at.next_group, incarnation=self.incarnation)
 
     def next_manifest(self) -> tuple[Manifest, bool]:
-        """The groups of the next step, and whether an earlier life of the learner has committed to them."""
+        """Returns the manifest of the next step, and whether an earlier process of the learner has committed it."""
         step = self.learner.step + 1
         for known in self.store.manifests(self.learner.step):
             if known.step == step:
@@ -134,7 +134,7 @@ class TrainingLoop:
                               check=self._check, pulse=self.observer.pulse)
 
     def train(self, manifest: Manifest, groups: list[list[Episode]]) -> StepReport:
-        """One learner step; its episodes go into the archive. Raises UserError if it has failed too often."""
+        """Takes one learner step and writes its episodes to the archive. Raises UserError if it failed too often."""
         limit = self.config.learner.step_attempts
         with counted_attempt(self.store, self.lease, manifest, incarnation=self.incarnation, limit=limit):
             report = self.learner.train(groups)
@@ -175,7 +175,7 @@ class TrainingLoop:
     def persist(self) -> None:
         """Begins a checkpoint if one is due.
 
-        The archive is durable first: nothing replays a step that has its checkpoint, so nothing would write its file
+        The archive is made durable first: a step with a checkpoint is never replayed, so nothing would write its file
         again. Every evaluated step has a checkpoint, so that the best one can be kept.
         """
         step = self.learner.step
@@ -218,12 +218,12 @@ class TrainingLoop:
         log.info("episodes retired", step=position.step, bytes=self.store.retire(self.lease, position.step))
 
     def fence(self) -> None:
-        """Raises LeaseLost if another learner has begun: files know no lease, so it is asked for before they change."""
+        """Raises LeaseLost if another learner has begun. Called before files change, because files check no lease."""
         self.store.renew(self.lease)
 
 
 def trained_rows(groups: Sequence[Sequence[Episode]], report: StepReport) -> list[ArchiveRow]:
-    """The archive's rows of a learner step, in the order of its groups."""
+    """Returns the archive's rows of a learner step, in the order of its groups."""
     logprobs = iter(report.logprobs)
     return [
         ArchiveRow(episode=episode, outcome="trained",
@@ -232,7 +232,7 @@ def trained_rows(groups: Sequence[Sequence[Episode]], report: StepReport) -> lis
 
 
 def credit_columns(credit: Credit, k: int) -> dict[str, Sequence[Any]]:
-    """The archive's credit columns of episode k. A column that the estimator lacks is left out."""
+    """Returns the archive's credit columns of episode k, without columns that the estimator does not compute."""
     columns: dict[str, Sequence[Any]] = {
         "advantage": credit.advantages[k], "raw_advantage": credit.raw_advantages[k], "return": credit.returns[k],
         "state_key": credit.states[k]}

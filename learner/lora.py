@@ -3,7 +3,7 @@
 B starts at zero, so the first policy is the model itself. The same layers with their adapters switched off are the
 frozen reference, which therefore takes no memory. Samplers and exports get merged weights, W + s B A.
 
-Not peft: it would bring accelerate, and all that is needed of it is this page.
+peft is not used: it would also install accelerate, and this file is all that is needed of it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DOWN, UP = "lora_a", "lora_b"
 
 
 class LoraLinear(nn.Linear):
-    """A linear layer with an adapter beside its frozen weight. Made of a plain one in place, so names stay."""
+    """A linear layer with an adapter beside its frozen weight. A plain layer becomes one in place, so names stay."""
 
     lora_a: nn.Parameter
     """[r, in]."""
@@ -41,10 +41,10 @@ class LoraLinear(nn.Linear):
 
 
 def add_adapters(body: nn.Module, section: LoraSection, *, seed: int) -> None:
-    """Freezes the model and gives each layer that `section.targets` names an adapter. A is drawn from `seed` and the
-    layer's name alone, so all ranks draw the same.
+    """Freezes the model and adds an adapter to each layer that `section.targets` names.
 
-    Raises UserError if no layer has such a name.
+    A is drawn from `seed` and the layer's name only, so all ranks draw the same. Raises UserError if no layer has such
+    a name.
     """
     body.requires_grad_(False)
     found = 0
@@ -58,13 +58,13 @@ def add_adapters(body: nn.Module, section: LoraSection, *, seed: int) -> None:
 
 
 def linear_names(body: nn.Module) -> list[str]:
-    """The last parts of the names of all linear layers."""
+    """Returns the last parts of the names of all linear layers."""
     return sorted({name.rpartition(".")[2] for name, module in body.named_modules() if isinstance(module, nn.Linear)})
 
 
 def _adapt(module: nn.Linear, section: LoraSection, generator: torch.Generator) -> None:
     rank = section.rank
-    bound = 1 / math.sqrt(module.in_features)  # kaiming_uniform with a = sqrt(5), as the authors' code has it
+    bound = 1 / math.sqrt(module.in_features)  # kaiming_uniform with a = sqrt(5), as in the authors' code
     drawn = torch.empty(rank, module.in_features).uniform_(-bound, bound, generator=generator)
     module.__class__ = LoraLinear
     adapted = cast(LoraLinear, module)
@@ -80,7 +80,7 @@ def _generator(name: str, seed: int) -> torch.Generator:
 
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
-    """Inside, the model computes as it did before it had adapters."""
+    """Switches the adapters off in its block: the model computes as before it had adapters."""
     layers = [module for module in model.modules() if isinstance(module, LoraLinear)]
     for layer in layers:
         layer.adapted = False
@@ -92,7 +92,7 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
 
 
 def adapter_scale(model: nn.Module) -> float:
-    """s of the adapters; 0 if the model has none."""
+    """Returns s of the adapters; 0 if the model has none."""
     return next((module.scale for module in model.modules() if isinstance(module, LoraLinear)), 0.0)
 
 
@@ -102,5 +102,5 @@ def is_adapter(name: str) -> bool:
 
 
 def merged(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
-    """W + s B A, float32 [out, in]."""
+    """Returns W + s B A, float32 [out, in]."""
     return weight.float() + scale * (up.float() @ down.float())

@@ -2,7 +2,7 @@
 
 Legend: N rows (actions), T response tokens of these rows one after another, `row` int64 [T] the row of each token.
 Every loss is a sum divided by a denominator that the caller counts over the whole minibatch, so values add up over
-micro-batches and ranks to what one large batch would give. Gradients flow through `logp` (`values`) alone.
+micro-batches and ranks to what one large batch would give. Gradients flow only through `logp` (`values`).
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import torch
 from torch import Tensor
 
 MAX_LOG_RATIO = 10.0
-"""Log-ratios are held at this value, without gradient. Above it exp would overflow."""
+"""Log-ratios are clamped to this value, without gradient. Above it exp would overflow."""
 MAX_KL_EXPONENT = 20.0
-"""Bound inside the exponential. A clamp outside alone would multiply an infinite gradient by zero."""
+"""Bound inside the exponential. With a clamp outside only, an infinite gradient would be multiplied by zero."""
 MAX_KL = 10.0
 
 Metrics = dict[str, Tensor]
 Correction = Literal["decoupled", "coupled", "none"]
-"""How tokens that another policy sampled enter the loss: see off_policy."""
+"""The treatment of tokens that another policy sampled: see off_policy."""
 
 
 class Clip(NamedTuple):
-    """Bounds of the ratio: [1 - low, 1 + high]. `dual` bounds the token loss if A < 0."""
+    """Bounds of the ratio, [1 - low, 1 + high]. `dual` bounds the token loss if A < 0."""
 
     low: float
     high: float
@@ -36,29 +36,32 @@ class Mean(NamedTuple):
 
     over: Literal["actions", "tokens"]
     num_rows: int
-    """Rows of the whole minibatch, on all ranks."""
+    """Number of rows of the whole minibatch, on all ranks."""
     num_tokens: int
-    """Response tokens of the whole minibatch, on all ranks."""
+    """Number of response tokens of the whole minibatch, on all ranks."""
 
     def shares(self, lengths: Tensor) -> Tensor:
-        """[N] weight of each row in the mean, its tokens together, by its length [N]; 1 over the whole minibatch."""
+        """Returns the weight of each row (all its tokens together) in the mean, [N]. The minibatch's weights sum to 1.
+
+        `lengths` [N]: tokens of each row.
+        """
         return lengths / self.num_tokens if self.over == "tokens" else torch.full_like(lengths, 1 / self.num_rows)
 
 
 def row_lengths(row: Tensor, like: Tensor, num_rows: int) -> Tensor:
-    """Tokens of each row, in the type of `like`: [T] to [N]."""
+    """Returns the number of tokens of each row, [N], in the dtype of `like`. row [T]."""
     return like.new_zeros(num_rows).index_add(0, row, torch.ones_like(like))
 
 
 def row_mean(values: Tensor, row: Tensor, num_rows: int) -> Tensor:
-    """Mean per row: [T] to [N]. Every row has a token."""
+    """Returns the mean of `values` [T] per row, [N]. Every row must have a token."""
     assert values.ndim == 1
     assert values.shape == row.shape
     return values.new_zeros(num_rows).index_add(0, row, values) / row_lengths(row, values.detach(), num_rows)
 
 
 class OffPolicy(NamedTuple):
-    """The two places in which the policy that sampled a token enters its loss."""
+    """The two ways in which the policy that sampled a token enters its loss."""
 
     old: Tensor
     """[T] logprobs that the ratio is taken against."""
@@ -67,7 +70,7 @@ class OffPolicy(NamedTuple):
 
 
 def truncated_weights(proximal: Tensor, sampler: Tensor, cap: float) -> Tensor:
-    """[T] weights ρ = min(π_proximal / π_sampler, cap) of single tokens, without gradient.
+    """Returns weights ρ = min(π_proximal / π_sampler, cap) of single tokens [T], without gradient.
 
     Source: arXiv 1802.01561, equation 1. A token whose sampler logprob is not finite cannot be corrected and weighs 0.
     """
@@ -76,7 +79,7 @@ def truncated_weights(proximal: Tensor, sampler: Tensor, cap: float) -> Tensor:
 
 
 def off_policy(proximal: Tensor, sampler: Tensor, corrected: Tensor, *, how: Correction, cap: float) -> OffPolicy:
-    """How the tokens [T] that another policy sampled (`corrected`, bool) enter the loss; all others are left alone.
+    """Returns how tokens [T] enter the loss that another policy sampled (`corrected`, bool). Others are unchanged.
 
     decoupled: the ratio stays π / π_proximal, and the token's loss is multiplied by a truncated importance weight
     (arXiv 2505.24298, equation 5, with the truncation of arXiv 1802.01561). coupled: the ratio is π / π_sampler, so
@@ -93,11 +96,11 @@ def off_policy(proximal: Tensor, sampler: Tensor, corrected: Tensor, *, how: Cor
 
 def sequence_policy_loss(logp: Tensor, old: Tensor, row: Tensor, advantages: Tensor, *, clip: Clip, mean: Mean,
                          weights: Tensor | None = None) -> tuple[Tensor, Metrics]:
-    """Clipped loss on s = exp(mean token log-ratio) per action (GSPO, arXiv 2507.18071; GAGPO section 3.2).
+    """Returns the clipped loss on s = exp(mean token log-ratio) per action (GSPO, arXiv 2507.18071; GAGPO section 3.2).
 
     L = mean over rows of max(-s A, -clip(s, 1 - low, 1 + high) A). logp, old, row, weights [T]; advantages [N].
-    With weights it is GSPO's token form, whose tokens have the value of s and their own gradients: a row's loss is the
-    mean over its tokens of w max(-s A, -clip(s) A). Metrics are this call's part of the same mean, summable like the
+    With weights it is GSPO's token form: each token has the value of s and its own gradient, and a row's loss is the
+    mean over its tokens of w max(-s A, -clip(s) A). Metrics are this call's part of the same mean and add up like the
     loss.
     """
     assert logp.shape == old.shape == row.shape
@@ -113,10 +116,10 @@ def sequence_policy_loss(logp: Tensor, old: Tensor, row: Tensor, advantages: Ten
 
 def token_policy_loss(logp: Tensor, old: Tensor, row: Tensor, advantages: Tensor, *, clip: Clip, mean: Mean,
                       weights: Tensor | None = None) -> tuple[Tensor, Metrics]:
-    """PPO's clipped loss per token (arXiv 1707.06347 equation 7), dual clip where A < 0 (arXiv 1912.09729 equation 5).
+    """Returns PPO's clipped loss per token (arXiv 1707.06347, equation 7), with dual clip (arXiv 1912.09729, eq. 5).
 
-    L = mean over tokens of w max(-ρ A, -clip(ρ) A), held at -dual A from above where A < 0; a mean over actions takes
-    each row's own mean first. logp, old, row, advantages, weights [T].
+    L = mean over tokens of w max(-ρ A, -clip(ρ) A), at most -dual A if A < 0. A mean over actions takes each row's own
+    mean first. logp, old, row, advantages, weights [T].
     """
     assert logp.shape == old.shape == row.shape == advantages.shape
     lengths = row_lengths(row, old, int(row[-1]) + 1)
@@ -142,10 +145,10 @@ def _clipped(log_ratio: Tensor, advantages: Tensor, clip: Clip, shares: Tensor,
 
 
 def value_loss(values: Tensor, before: Tensor, returns: Tensor, *, clip: float, num_tokens: int) -> Tensor:
-    """Half the token mean of max((V - R)², (clip(V, V_before - clip, V_before + clip) - R)²).
+    """Returns half the token mean of max((V - R)², (clip(V, V_before - clip, V_before + clip) - R)²).
 
-    All [T]; V_before: values before the step. A value that has moved further than `clip` towards its return has no
-    gradient, one that moved away has it in full (arXiv 2005.12729, section 3).
+    All tensors [T]; V_before: values before the step. A value that has moved further than `clip` towards its return has
+    no gradient; a value that has moved away from it has the full gradient (arXiv 2005.12729, section 3).
     """
     assert values.shape == before.shape == returns.shape
     held = before + (values - before).clamp(-clip, clip)
@@ -153,7 +156,7 @@ def value_loss(values: Tensor, before: Tensor, returns: Tensor, *, clip: float, 
 
 
 def token_gae(values: Tensor, row: Tensor, scores: Tensor, *, gamma: float, lam: float) -> Tensor:
-    """[T] advantages inside each row alone (arXiv 1506.02438, equation 16); a row's score rewards its last token.
+    """Returns advantages [T] within each row (arXiv 1506.02438, equation 16). A row's score rewards its last token.
 
     δ_k = r_k + γ V_{k+1} - V_k, A_k = δ_k + γλ A_{k+1}, V and A 0 after the last token. values, row [T]; scores [N].
     γ = λ = 1 gives A_k = score - V_k.
@@ -166,15 +169,15 @@ def token_gae(values: Tensor, row: Tensor, scores: Tensor, *, gamma: float, lam:
     column = torch.arange(len(row), device=row.device) - (last - lengths + 1)[row]
     out = values.new_zeros(num_rows, int(lengths.max()))
     out[row, column] = following - values
-    for k in range(out.shape[1] - 2, -1, -1):  # right of a row's end there are zeros, which add nothing
+    for k in range(out.shape[1] - 2, -1, -1):  # the zeros after a row's end add nothing
         out[:, k] += gamma * lam * out[:, k + 1]
     return out[row, column]
 
 
 def kl_loss(logp: Tensor, reference: Tensor, *, num_tokens: int) -> Tensor:
-    """Token mean of the k3 estimate of KL(π, π_ref): exp(d) - d - 1, d = log π_ref - log π (joschu.net/blog/kl-approx).
+    """Returns the token mean of the k3 estimate of KL(π, π_ref), exp(d) - d - 1 with d = log π_ref - log π.
 
-    logp, reference [T]. Each token's value is clamped to ±10.
+    Source: joschu.net/blog/kl-approx. logp, reference [T]. Each token's value is clamped to ±10.
     """
     assert logp.shape == reference.shape
     d = (reference - logp).clamp(-MAX_KL_EXPONENT, MAX_KL_EXPONENT)
@@ -182,5 +185,5 @@ def kl_loss(logp: Tensor, reference: Tensor, *, num_tokens: int) -> Tensor:
 
 
 def entropy_mean(entropy: Tensor, *, num_tokens: int) -> Tensor:
-    """Token mean of the entropies [T], in nats; the bonus subtracts it."""
+    """Returns the token mean of the entropies [T] in nats, which the entropy bonus subtracts from the loss."""
     return entropy.sum() / num_tokens

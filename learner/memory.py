@@ -1,7 +1,7 @@
-"""How much memory training needs, from the shape of the model alone. Pure and light: the plan of a run uses it too.
+"""Computes how much memory training needs, from the shape of the model. Pure and light: plans of runs use it too.
 
-Everything is in bytes. P parameters, S tokens of a pack, c bytes of a number in the compute format (2 in bfloat16,
-4 in float32). tests/parity/learner/test_memory.py holds the activations against what autograd saves.
+All sizes are in bytes. Legend: P parameters, S tokens of a pack, c bytes of a number in the compute format (2 in
+bfloat16, 4 in float32). tests/parity/learner/test_memory.py compares the activations with what autograd saves.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 from services.config.tree import Config
 
 LOGITS_AT_ONCE = 1 << 26
-"""Elements of [T, V] logits held at a time (256 MB in float32); beyond it, slices are recomputed in the backward."""
+"""Elements of [T, V] logits held at once (256 MB in float32). Larger logits are recomputed in slices backwards."""
 LOGIT_TENSORS = 6
 """Float32 tensors of that size at once: logits, their log-softmax, its exponential, the product, two gradients."""
 WHOLE = 12 << 30
-"""A model whose whole weights and gradients take at most so much stays whole between packs (learner/sharding.py)."""
+"""A model stays whole between packs if its weights and gradients take at most this (learner/sharding.py)."""
 SHARE = 0.9
 """Share of the device's memory that the plan may use. The rest is for the allocator and for kernels."""
 
@@ -41,12 +41,12 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How a model lies on its ranks; learner/sharding.py says what each choice means."""
+    """The distribution of a model over its ranks. learner/sharding.py explains each choice."""
 
     checkpointing: bool = False
     whole: bool = True
     shards: int = 1
-    """Ranks that the model is sharded over: all, or those of one machine."""
+    """Number of ranks that the model is sharded over: all ranks, or those of one machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,27 +54,27 @@ class Training:
     """The settings that memory depends on."""
 
     tokens: int
-    """Tokens of the largest pack."""
+    """Number of tokens of the largest pack."""
     shards: int = 1
-    """Ranks that a model is sharded over."""
+    """Number of ranks that a model is sharded over."""
     ranks: int = 1
     half: bool = True
-    """Computes in bfloat16."""
+    """Whether training computes in bfloat16."""
     checkpointing: bool = False
     reference: bool = True
-    """A frozen copy of the first weights, for the KL term. Adapters need none: without them the model is the copy."""
+    """Whether there is a frozen copy of the first weights for the KL term. Adapters need none: see learner/lora.py."""
     critic: bool = False
     offload: bool = False
-    """The moments of the optimizer lie in host memory."""
+    """Whether the optimizer's moments lie in host memory."""
     adapters: int = 0
-    """Parameters of the adapters; 0: all weights are trained."""
+    """Number of parameters of the adapters; 0 if all weights are trained."""
     grid: bool = False
-    """Attention lays rows out as a rectangle, as it does without CUDA."""
+    """Whether attention lays rows out as a rectangle, as it does without CUDA."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """Bytes on the device of one rank."""
+    """Memory in use on the device of one rank, in bytes."""
 
     weights: float
     gradients: float
@@ -89,13 +89,13 @@ class DeviceMemory:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Sum of all parts."""
         return (self.weights + self.gradients + self.moments + self.reference + self.critic + self.gathered
                 + self.activations + self.logits)
 
 
 def shape_of(config: Mapping[str, Any], parameters: int) -> Shape:
-    """The shape in a Hugging Face config.json. Keys that it lacks count as 0."""
+    """Returns the shape of a model from its Hugging Face config.json. Missing keys count as 0."""
     hidden, heads = config.get("hidden_size", 0), config.get("num_attention_heads", 1)
     size = config.get("head_dim") or hidden // heads
     return Shape(
@@ -106,7 +106,7 @@ def shape_of(config: Mapping[str, Any], parameters: int) -> Shape:
 
 
 def layer_activations(shape: Shape, *, half: bool, grid: bool = False) -> float:
-    """Bytes per token that one layer saves for its backward pass.
+    """Returns the bytes per token that one layer saves for its backward pass.
 
     Each of two norms: its input in float32, the normalised input, its output. Attention: queries, keys, values and
     outputs, one float32 per head. Feed-forward: gate, its activation, the other branch, their product. A rectangle
@@ -119,9 +119,9 @@ def layer_activations(shape: Shape, *, half: bool, grid: bool = False) -> float:
 
 
 def saved_per_token(shape: Shape, *, half: bool, checkpointing: bool, grid: bool = False) -> float:
-    """Bytes per token that a forward pass leaves for the backward pass, logits excluded.
+    """Returns the bytes per token that a forward pass saves for the backward pass, without logits.
 
-    A checkpointed layer leaves its input alone. The last norm leaves its input in float32 and normalised.
+    A checkpointed layer saves only its input. The last norm saves its input in float32 and normalised.
     """
     c = 2 if half else 4
     layer = c * shape.hidden if checkpointing else layer_activations(shape, half=half, grid=grid)
@@ -129,7 +129,7 @@ def saved_per_token(shape: Shape, *, half: bool, checkpointing: bool, grid: bool
 
 
 def memory(shape: Shape, training: Training) -> DeviceMemory:
-    """The memory that one rank needs on its device at the peak, in the backward pass."""
+    """Returns the memory that one rank needs on its device at the peak, which is in the backward pass."""
     c, whole = 2 if training.half else 4, is_whole(shape)
     trained = training.adapters or shape.parameters
     held = 4 * shape.parameters if not training.adapters else c * shape.parameters + 4 * training.adapters
@@ -153,7 +153,7 @@ def memory(shape: Shape, training: Training) -> DeviceMemory:
 
 
 def host_moments(shape: Shape, training: Training) -> float:
-    """Bytes of host memory that one rank pins for the moments of its optimizers."""
+    """Returns the bytes of host memory that one rank pins for the moments of its optimizers."""
     trained = (training.adapters or shape.parameters) + (shape.parameters if training.critic else 0)
     return 8 * trained / training.shards if training.offload else 0
 
@@ -170,7 +170,7 @@ def is_whole(shape: Shape) -> bool:
 
 
 def training_of(config: Config, *, critic: bool, shards: int | None = None, adapters: int = 0) -> Training:
-    """The settings of a run; `shards` is the number of its ranks if not given. Checkpointing is off if it is `auto`."""
+    """Returns the settings of a run. `shards`: by default its number of ranks. Checkpointing `auto` counts as off."""
     learner, half = config.learner, config.model.dtype == "bfloat16"
     return Training(
         tokens=max(learner.token_budget, config.rollout.max_prompt_tokens + config.rollout.max_response_tokens),
@@ -180,7 +180,7 @@ def training_of(config: Config, *, critic: bool, shards: int | None = None, adap
 
 
 def adapter_parameters(shape: Shape, config: Config) -> int:
-    """Parameters of the adapters that the config asks for; 0 if it asks for none."""
+    """Returns the number of parameters of the config's adapters; 0 if it has none."""
     h, i, q, k = shape.hidden, shape.intermediate, shape.queries, shape.keys
     sides = {"q_proj": h + q, "k_proj": h + k, "v_proj": h + k, "o_proj": q + h, "gate_proj": h + i, "up_proj": h + i,
              "down_proj": i + h}
@@ -203,7 +203,7 @@ def fits(training: Training, shape: Shape, device_bytes: int | None) -> bool:
 
 
 def layout_of(config: Config, shape: Shape, *, critic: bool, per_node: int, device_bytes: int | None) -> Layout:
-    """How a model lies on its ranks: sharded over the ranks of one machine if it fits there, else over all of them."""
+    """Returns the layout of a model: sharded over the ranks of one machine if it fits there, else over all ranks."""
     options = [training_of(config, critic=critic, shards=shards, adapters=adapter_parameters(shape, config))
                for shards in (per_node, config.learner.ranks)]
     within, across = (settled(training, shape, config, device_bytes) for training in options)

@@ -1,4 +1,4 @@
-"""The policy: a Hugging Face causal LM that reads packs and answers with logprobs of response tokens only.
+"""The policy: a Hugging Face causal LM that reads packs and returns logprobs of response tokens only.
 
 Legend as in packing.py; D hidden size, V vocabulary.
 """
@@ -26,7 +26,7 @@ from learner.sharding import shard
 
 
 class Policy(nn.Module):
-    """pack -> (logprobs, entropies), float32 [T] each, of the tempered distribution that was sampled from."""
+    """Maps a pack to (logprobs, entropies), float32 [T] each, of the tempered distribution that was sampled from."""
 
     def __init__(self, hf: PreTrainedModel) -> None:
         super().__init__()
@@ -35,19 +35,20 @@ class Policy(nn.Module):
 
     @property
     def body(self) -> nn.Module:
-        """All but the head: pack -> hidden states."""
+        """The model without its head: it maps a pack to hidden states."""
         return self.hf.base_model
 
     def tied_names(self) -> set[str]:
-        """Entries of the state dict that repeat the embeddings: a file holds these once."""
+        """Names in the state dict that repeat the embeddings. Files contain these weights once."""
         if not self.hf.config.get_text_config().tie_word_embeddings:
             return set()
         head = self.hf.get_output_embeddings()
         return {f"{name}.weight" for name, module in self.hf.named_modules() if module is head}
 
     def forward(self, pack: Pack, *, own: bool = False) -> tuple[Tensor, Tensor]:
-        """`own`: the pack has one row, the model's own code reads it, and the spread of the tempered logits takes the
-        place of the entropies. It is slow and keeps all logits: for comparisons."""
+        """Returns logprobs and entropies. With `own`, the pack has one row, which the model's own code reads, and the
+        second result is the spread of the tempered logits. That is slow and keeps all logits, so only for comparisons.
+        """
         if own:
             return self._by_own_code(pack)
         hidden = predicting_states(self.body, pack)
@@ -72,7 +73,7 @@ class Policy(nn.Module):
 
 
 def predicting_states(body: nn.Module, pack: Pack) -> Tensor:
-    """[T, D] last hidden states at the positions that predict the response tokens."""
+    """Returns the last hidden states at the positions that predict the response tokens, [T, D]."""
     if cast(PreTrainedModel, body).config._attn_implementation == ATTENTION:
         output = body(input_ids=pack.tokens, position_ids=pack.positions, use_cache=False, pack=pack)
         return output.last_hidden_state[0].index_select(0, pack.predicting)
@@ -85,15 +86,15 @@ def predicting_states(body: nn.Module, pack: Pack) -> Tensor:
 
 def _token_statistics(logits: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor,
                       temperatures: Tensor) -> tuple[Tensor, Tensor]:
-    """Logprob of each target and entropy of its distribution, in nats. hidden [T, D], the others [T]."""
+    """Returns each target's logprob and the entropy of its distribution, in nats. hidden [T, D], the others [T]."""
     logp = torch.log_softmax(logits(hidden).float() / temperatures[:, None], dim=-1)  # [T, V]
     return -nn.functional.nll_loss(logp, targets, reduction="none"), -(logp.exp() * logp).sum(-1)
 
 
 def empty_policy(folder: Path) -> tuple[Policy, Weights]:
-    """A local causal LM without its weights, and these.
+    """Returns a local causal LM without its weights, and the weights.
 
-    Raises UserError if the folder holds none, or one of a family that is refused.
+    Raises UserError if the folder holds no causal LM, or a model of a family that is refused.
     """
     hf, weights = empty_model(folder, ATTENTION)
     check_family(folder)
@@ -103,16 +104,16 @@ def empty_policy(folder: Path) -> tuple[Policy, Weights]:
 
 
 def load_policy(folder: Path, device: torch.device | str = "cpu") -> Policy:
-    """A local causal LM, whole, weights in float32. Raises UserError as empty_policy does."""
+    """Returns a local causal LM with float32 weights, not sharded. Raises the same UserError as empty_policy."""
     policy, weights = empty_policy(folder)
     weights.fill(policy, device, torch.float32)
     return policy.to(device)
 
 
 def frozen_reference(folder: Path, mesh: DeviceMesh, *, layout: Layout, half: bool) -> Policy:
-    """The initial policy of the KL term, without gradients, sharded as the trained one is.
+    """Returns the initial policy for the KL term, without gradients and sharded like the trained policy.
 
-    It is kept in the format that it computes in: float32 weights would be rounded to it at every use.
+    Its weights have the compute format: float32 weights would be rounded to it at every use anyway.
     """
     policy, weights = empty_policy(folder)
     policy.requires_grad_(False)
@@ -122,7 +123,7 @@ def frozen_reference(folder: Path, mesh: DeviceMesh, *, layout: Layout, half: bo
 
 
 def initial_policy(policy: Policy) -> Callable[[Pack], tuple[Tensor, Tensor]]:
-    """The policy as it was before it had adapters: the reference of the KL term, without weights of its own."""
+    """Returns the policy without its adapters, as the reference of the KL term. It needs no weights of its own."""
     def forward(pack: Pack) -> tuple[Tensor, Tensor]:
         with without_adapters(policy):
             return policy(pack)
@@ -131,14 +132,14 @@ def initial_policy(policy: Policy) -> Callable[[Pack], tuple[Tensor, Tensor]]:
 
 
 def shape_in(policy: Policy) -> Shape:
-    """The shape of a policy, empty or not."""
+    """Returns the shape of a policy, empty or not."""
     return shape_of(policy.hf.config.get_text_config().to_dict(), sum(p.numel() for p in policy.parameters()))
 
 
 def full_tensors(policy: Policy) -> Iterator[tuple[str, Tensor]]:
-    """Hugging Face name and whole CPU tensor, one at a time, tied entries included, adapters merged into their layers.
+    """Yields (Hugging Face name, whole CPU tensor), one at a time, with tied entries and with adapters merged.
 
-    A collective: all ranks iterate.
+    A collective: all ranks must iterate.
     """
     state, scale = policy.hf.state_dict(), adapter_scale(policy)
     for name, value in state.items():
@@ -151,5 +152,5 @@ def full_tensors(policy: Policy) -> Iterator[tuple[str, Tensor]]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The tensor of all ranks. A collective if it is sharded."""
+    """Returns the whole tensor, gathered from all ranks if it is sharded. Then this is a collective."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

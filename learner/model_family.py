@@ -3,10 +3,10 @@
 Packs are right for a family in one of two ways:
 
     packed      layers mix tokens by attention alone: rows lie one after another, and attention keeps them apart
-    rectangle   layers also carry a state (linear attention, convolutions): rows lie side by side, padded on the right,
-                where no causal layer of theirs looks, and the model's own code sees every row alone
+    rectangle   layers also carry a state (linear attention, convolutions): rows lie side by side and the model's own
+                code sees every row alone; padding is on the right, where no causal layer looks
 
-What this file does not know is found by probe.py, which holds packs against the model's own forward pass.
+Features that this file does not know are found by probe.py, which compares packs with the model's own forward pass.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ADVICE = "choose a dense text model; docs/models.md lists the families that were
 
 
 def check_family(folder: Path) -> None:
-    """Raises UserError, by the family's name, if the model in `folder` is of a kind that is not computed rightly."""
+    """Raises UserError that names the family if the model in `folder` would not be computed correctly."""
     config = read_json(folder / "config.json", dict[str, Any])
     family = config.get("model_type", "unknown")
     if reason := refusal(config):
@@ -38,7 +38,7 @@ def check_family(folder: Path) -> None:
 
 
 def refusal(config: dict[str, Any]) -> str | None:
-    """Returns why a model with this config.json is refused, or None. Only what the config says is judged."""
+    """Returns why a model with this config.json is refused, or None. Reads nothing but the config."""
     if any(isinstance(value, dict) for name, value in config.items() if name in ("vision_config", "audio_config")):
         return "reads images or sound besides text: its text model alone can be trained"
     if config.get("is_encoder_decoder"):

@@ -1,4 +1,4 @@
-"""Tells the outside what the training loop does: heartbeat, log, traces, and the lines of metrics.jsonl and the ledger.
+"""Reports what the training loop does: heartbeat, log, traces, and the lines of metrics.jsonl and the ledger.
 
 The loop names its moments to an Observer (waiting, training, trained, published) and contains no other reporting.
 """
@@ -21,7 +21,7 @@ from services.telemetry.logs import get_logger
 from services.telemetry.metrics_file import append_row, check_metrics, drop_rows
 
 LEDGER = "ledger.jsonl"
-"""Beside metrics.jsonl: one line for each learner step, with its manifest."""
+"""File beside metrics.jsonl with one line for each learner step: its manifest."""
 log = get_logger("learner")
 
 
@@ -45,7 +45,7 @@ class Observer:
         return self.metrics.with_name(LEDGER)
 
     def restored(self, step: int, *, incarnation: int, found: bool, durable: float) -> None:
-        """The learner goes on after `step`. `durable`: Unix time of its checkpoint, or of the start without one."""
+        """The learner continues after `step`. `durable`: Unix time of its checkpoint, or of the start without one."""
         for path in (self.metrics, self.ledger):
             drop_rows(path, after_step=step)
         self.checkpointed(durable)
@@ -79,7 +79,8 @@ class Observer:
         assert self._manifest is not None
         assert self._report is not None
         self._enter("checkpoint", "writes checkpoints and archives")
-        # No replay would write these lines once the checkpoint is there, so the checkpoint's seconds go into the next.
+        # A step with a checkpoint is never replayed, so its lines are written before the checkpoint. The seconds of the
+        # checkpoint therefore go into the next line.
         seconds = {"checkpoint": 0.0} | self._seconds
         self._seconds = {}
         row = metrics_row(version, self._manifest, self._groups, self._report.metrics, seconds)

@@ -27,7 +27,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """The rows of a batch in training order; what every rank holds. Light to send: flat arrays."""
+    """The rows of a batch in training order. Every rank has all of them, as flat arrays, which are quick to send."""
 
     tokens: npt.NDArray[np.int32]
     """Tokens of sequence 0, of sequence 1, ...: prompt and response of its last row."""
@@ -42,9 +42,9 @@ class Rows:
     advantages: Floats
     """[N]."""
     temperatures: Floats
-    """[N]: the logprobs are of the distribution that was sampled from."""
+    """[N]: sampling temperatures. All logprobs are of the tempered distribution."""
     stale: npt.NDArray[np.bool_]
-    """[N]: an older policy sampled some token of the row."""
+    """[N]: whether an older policy sampled some token of the row."""
 
     def __len__(self) -> int:
         return len(self.prompt_lengths)
@@ -81,7 +81,7 @@ def make_rows(steps: Sequence[Step], *, advantages: Sequence[float], temperature
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rectangle:
-    """Where the tokens of a pack lie in the rectangle of attention."""
+    """The places of a pack's tokens in the rectangle of attention."""
 
     positions: Tensor
     """int64 [m, L]: the position in S of each cell; cells right of a sequence's end point at 0."""
@@ -100,7 +100,7 @@ class Pack:
     starts: Tensor
     """int32 [m + 1]: where in S each sequence starts, and S."""
     longest: int
-    """L."""
+    """L, the length of the longest row."""
     grid: Rectangle | None
     """None if attention takes the sequences as they lie."""
     members: Ints
@@ -120,11 +120,11 @@ class Pack:
     stale: Tensor
     """bool [n]."""
     weight: float = 1.0
-    """0 for a filler, which keeps the ranks' collectives in step and adds nothing."""
+    """0 for a filler, which only keeps the ranks' collectives in step."""
 
     @property
     def num_rows(self) -> int:
-        """n."""
+        """n, the number of rows."""
         return len(self.advantages)
 
 
@@ -213,6 +213,6 @@ def _rows_in(sequence: Ints, indices: Ints) -> tuple[Ints, Ints]:
 
 
 def ranges(starts: Ints, lengths: Ints) -> Ints:
-    """starts[0], starts[0]+1, ... (lengths[0] of them), then those of starts[1]: no loop over tokens."""
+    """Returns starts[0], starts[0]+1, ... (lengths[0] numbers), then those of starts[1], without a loop over tokens."""
     offsets = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     return np.repeat(starts, lengths) + offsets

@@ -1,17 +1,18 @@
-"""Holds what is trained against the model itself and against the sampler, before the first update of a process.
+"""Compares the learner with the model's own code and with the sampler, before the first update of a process.
 
     packed equals alone       a few rows of the first batch in one pack, and each by the model's own forward pass
     learner equals sampler    all tokens of the first batch that the present weights sampled
 
-Both differ by rounding alone. Each of a layer's matrix products and sums rounds its result to the relative precision
-u of the dtype (2^-24 for float32, 2^-9 for bfloat16), in another order on each side. Errors of about OPERATIONS of
-them in each of L layers add up like a random walk, to u * sqrt(OPERATIONS * L) of the spread of the logits, so
+Both sides may differ only by rounding. Each of a layer's matrix products and sums rounds its result to the relative
+precision u of the dtype (2^-24 for float32, 2^-9 for bfloat16), in another order on each side. The errors of about
+OPERATIONS of them in each of L layers add up like a random walk, to u * sqrt(OPERATIONS * L) of the spread of the
+logits, so
 
     bound = SAFETY * u * sqrt(OPERATIONS * L + 1) * spread / temperature
 
-in nats, on the mean over the tokens of a row (packed) or of the batch (sampler). A feature of a family that is left out
-costs 10^-3 to 20 nats. In bfloat16 the bound is so wide that only gross mistakes are found: probe new families in
-float32 (`python -m deploy.bench.models`).
+in nats, for the mean over the tokens of a row (packed) or of the batch (sampler). If a feature of a family is left out,
+the difference is 10^-3 to 20 nats. In bfloat16 the bound is so wide that only gross mistakes are found: probe new
+families in float32 (`python -m deploy.bench.models`).
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ class Probe:
     half: bool
     """Whether policy or sampler compute in bfloat16."""
     grid: bool = True
-    """Whether packs have their rows as a rectangle too."""
+    """Whether packs also have a rectangle."""
     _bound: float | None = None
     _done: bool = False
 
     def check_packs(self, policy: Policy, rows: Rows) -> None:
-        """Raises UserError if packed rows differ from rows alone by more than rounding explains."""
+        """Raises UserError if packed rows differ from single rows by more than rounding explains."""
         if self._bound is not None:
             return
         indices = _chosen(rows.lengths, self.token_budget)
@@ -91,7 +92,7 @@ def bound(policy: Policy, spread: float, *, half: bool) -> float:
 
 
 def _chosen(lengths: Ints, token_budget: int) -> Ints:
-    """Rows of different lengths, the longest first, that fit into one pack."""
+    """Returns rows of different lengths, the longest first, that fit into one pack."""
     order = np.argsort(-lengths, kind="stable")
     chosen = order[np.unique(np.linspace(0, len(order) - 1, PROBED_ROWS).round().astype(int))]
     return chosen[:max(1, token_budget // int(lengths[chosen[0]]))]

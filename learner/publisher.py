@@ -1,4 +1,4 @@
-"""Keeps the current version on the weights actor, whatever happens to that actor."""
+"""Keeps the current version on the weights actor, also after that actor has died."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOOK_EVERY_S = 5.0
 
 
 class Publisher:
-    """`weights` is the handle of the weights actor, which Ray makes anew, and empty, when it dies."""
+    """Publishes to the weights actor. `weights`: its handle. If the actor dies, Ray creates it again, empty."""
 
     def __init__(self, weights: Any, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._weights = weights
@@ -27,14 +27,14 @@ class Publisher:
         self._looked = 0.0
 
     def publish(self, version: Version, packed: Packed) -> None:
-        """Hands the weights over. Raises ray's errors; then the gang ends and is started again."""
+        """Hands the weights over. Raises Ray's errors; then all ranks end and are started again."""
         ray.get(self._weights.publish.remote(version, packed.manifest, packed.buffer), timeout=PUBLISH_S)
         self._current = version, packed
 
     def keep(self) -> None:
-        """Publishes the current version again where the actor has lost it; looks at most every five seconds.
+        """Publishes the current version again if the actor has lost it. Checks at most every five seconds.
 
-        Without it a worker that starts after the actor's death would find the version nowhere until the next step,
+        Without this, a worker that starts after the actor's death would find the version nowhere until the next step,
         and the next step waits for that worker.
         """
         if self._current is None or self._clock() - self._looked < LOOK_EVERY_S:
@@ -44,4 +44,4 @@ class Publisher:
             if ray.get(self._weights.latest.remote(), timeout=ASK_S) != self._current[0]:
                 self.publish(*self._current)
         except RayActorError:
-            return  # being made anew: the next look finds it
+            return  # the actor is being created again: the next check finds it

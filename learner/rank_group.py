@@ -1,8 +1,8 @@
 """The ranks of one learner, and how rank 0 leads them.
 
-Rank 0 alone talks to the store. It tells the others what to do by broadcast; they obey in a loop and never wait for
-anything else, so the collectives inside each command always meet. The first death ends all: a closed connection fails
-every collective at once, and the supervisor makes a new gang from the checkpoint.
+Only rank 0 talks to the store. It broadcasts commands to the other ranks. These execute them in a loop and never wait
+for anything else, so all ranks take part in the collectives of each command. The first death ends all ranks: a closed
+connection fails every collective at once, and the supervisor starts new ranks from the checkpoint.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 COMMAND_S = 24 * 3600.0
-"""The wait for a command: rank 0 may wait long for episodes, and its own deadlines and the watchdog judge that."""
+"""Longest wait for a command in seconds. Rank 0 may wait long for episodes; other deadlines limit that wait."""
 STOP = "stop"
 
 
 class RankGroup:
-    """One rank's place in the process group. `store` is where the ranks meet; a gang of one needs none.
+    """One rank's place in the process group. `store`: the torch store through which ranks meet; one rank needs none.
 
-    `collective_s` bounds every collective inside a command. `node` names the machine of this rank.
+    `collective_s` limits every collective inside a command. `node`: name of this rank's machine.
     """
 
     def __init__(self, rank: int, world: int, store: Store | None = None, *, gpu: bool = False,
@@ -42,7 +42,7 @@ class RankGroup:
         """The group of the threads that write checkpoints."""
         self.mesh: DeviceMesh = init_device_mesh(self.device.type, (world,))
         self.nodes = self._nodes(node)
-        """Ranks by machine."""
+        """Ranks of each machine."""
 
     def _nodes(self, node: str) -> list[list[int]]:
         names: list[str] = [""] * self.world
@@ -51,31 +51,33 @@ class RankGroup:
 
     @property
     def per_node(self) -> int:
-        """Ranks on each machine if all have as many, else 1."""
+        """Number of ranks on each machine if all machines have the same number, else 1."""
         sizes = {len(ranks) for ranks in self.nodes}
         return sizes.pop() if len(sizes) == 1 else 1
 
     def device_bytes(self, share: float) -> int | None:
-        """The learner's share of the memory of this rank's GPU; None on CPUs."""
+        """Returns the learner's share of the memory of this rank's GPU in bytes; None on CPUs."""
         if self.device.type != "cuda":
             return None
         return int(share * torch.cuda.get_device_properties(self.device).total_memory)
 
     def mesh_of(self, shards: int) -> DeviceMesh:
-        """All ranks in a row if a model is sharded over all of them. If only over those of a machine: a row for each
-        machine, over which the model is repeated."""
+        """Returns the device mesh of a model that is sharded over `shards` ranks.
+
+        It is one row with all ranks, or one row per machine if each machine has a sharded copy of the model.
+        """
         if shards == self.world:
             return self.mesh
         assert shards == self.per_node
         return DeviceMesh(self.device.type, self.nodes, mesh_dim_names=("replicate", "shard"))
 
     def tell(self, command: str, argument: Any = None) -> None:
-        """Rank 0: the others start `command`; the caller then does its own part."""
+        """Makes the other ranks start `command`. Called on rank 0, which then does its own part."""
         if self.world > 1:
             dist.broadcast_object_list([(command, argument)], src=0, group=self._commands)
 
     def follow(self, commands: Mapping[str, Callable[[Any], object]]) -> None:
-        """Ranks above 0: obey until told to stop."""
+        """Executes rank 0's commands until told to stop. Called on all ranks above 0."""
         while True:
             box: list[Any] = [None]
             dist.broadcast_object_list(box, src=0, group=self._commands)
@@ -85,13 +87,13 @@ class RankGroup:
             commands[command](argument)
 
     def reduce(self, values: list[float], op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> list[float]:
-        """Element-wise over all ranks, in float64."""
+        """Returns the values reduced element by element over all ranks, in float64."""
         tensor = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(tensor, op=op, group=self._commands)
         return tensor.tolist()
 
     def leave(self) -> None:
-        """Ends the process group; rank 0 sends the others home first."""
+        """Ends the process group. Rank 0 first tells the other ranks to stop."""
         if self.rank == 0:
             self.tell(STOP)
         dist.destroy_process_group()

@@ -1,9 +1,9 @@
-"""Where the ranks of a gang meet, as a text that rank 0 makes and all join.
+"""The meeting point of the learner's ranks (their gang), as a text that rank 0 makes and all ranks join.
 
-torch's TCP store does not ask clients who they are. So a gang on one machine meets in a file of this user. A gang on
-several machines meets at the address by which Ray knows the node of rank 0, and at no other address of that node.
-Whoever reaches that address in the network can still write to the store, so it must stay inside the cluster's network,
-like Ray's own ports. Light until it joins.
+torch's TCP store does not authenticate clients. So ranks on one machine meet in a file of this user. Ranks on several
+machines meet at the address by which Ray knows the node of rank 0, and at no other address of that node. Anyone who can
+reach that address can still write to the store, so it must stay inside the cluster's network, like Ray's own ports.
+Imports nothing heavy until a rank joins.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from services.process.addresses import interface_of, is_local
 
 
 class Rendezvous:
-    """One rank's way into its gang. `address` is that of this rank's node."""
+    """One rank's way to the other ranks. `address`: address of this rank's node."""
 
     def __init__(self, address: str, rank: int, world: int) -> None:
         self._address, self._rank, self._world = address, rank, world
         self._listener: socket.socket | None = None
 
     def offer(self) -> str:
-        """Rank 0: a file's path if the whole gang is on this machine, else `host:port`; "" for a gang of one."""
+        """Returns the meeting point: a file's path if all ranks are on this machine, else `host:port`; "" for one rank.
+
+        Called on rank 0.
+        """
         if self._world == 1:
             return ""
         if is_local(self._address):
@@ -35,7 +38,7 @@ class Rendezvous:
         return f"{self._address}:{self._listener.getsockname()[1]}"
 
     def join(self, where: str, timeout_s: float) -> Any:
-        """Returns the gang's torch store, which rank 0 serves."""
+        """Returns the torch store of all ranks, which rank 0 serves."""
         from torch._C._distributed_c10d import FileStore, HashStore, TCPStore
 
         _use_interface(self._address)
@@ -59,4 +62,4 @@ def _use_interface(address: str) -> None:
         return
     for variable, name in (("GLOO_SOCKET_IFNAME", interface), ("NCCL_SOCKET_IFNAME", f"={interface}")):
         if not os.environ.get(variable):
-            os.environ[variable] = name  # NCCL takes a name without `=` for the beginning of one
+            os.environ[variable] = name  # NCCL treats a name without `=` as a prefix

@@ -1,8 +1,8 @@
-"""Shards models over the ranks of a gang, layer by layer, with FSDP2.
+"""Shards models over the learner's ranks, layer by layer, with FSDP2.
 
 Two choices depend on the size of the model (learner/memory.py makes them):
 
-- Checkpointed layers keep their input alone and compute the rest again in the backward pass.
+- Checkpointed layers keep only their input and compute the rest again in the backward pass.
 - A small model stays whole from its first pack to its last: weights are gathered once, and gradients of several packs
   are summed before they are reduced over the ranks. For a large one, whole weights and gradients would not fit.
 """
@@ -45,7 +45,7 @@ def shard(model: nn.Module, body: nn.Module, weights: Weights, mesh: DeviceMesh,
 
 
 def sync_gradients(model: nn.Module, *, whole: bool, last: bool) -> None:
-    """Before each backward pass: if the model stays whole, ranks reduce gradients at the last pack alone."""
+    """Prepares a backward pass: if the model stays whole, ranks reduce gradients only at the last pack."""
     if whole and isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(last)
         model.set_reshard_after_backward(last)

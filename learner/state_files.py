@@ -1,4 +1,4 @@
-"""The learner's state as safetensors: each rank writes what it holds, and any number of ranks reads it.
+"""The learner's state as safetensors: each rank writes its part, and any number of ranks can read it.
 
 Writing begins with a copy in host memory, and goes on in a thread while the state changes.
 
@@ -34,9 +34,9 @@ def save_state(state: dict[str, Any], folder: Path, *, group: ProcessGroup | Non
 
 
 def load_state(state: dict[str, Any], folder: Path) -> None:
-    """Overwrites the tensors of `state` by those that save_state wrote, under any number of ranks. A collective.
+    """Overwrites the tensors of `state` with those that save_state wrote on any number of ranks. A collective.
 
-    Raises LearnerFault where the folder lacks a tensor or has it in another shape.
+    Raises LearnerFault if the folder lacks a tensor or has it in another shape.
     """
     try:
         load(_tensors(state), storage_reader=HuggingFaceStorageReader(str(folder)))
@@ -46,6 +46,6 @@ def load_state(state: dict[str, Any], folder: Path) -> None:
 
 
 def _tensors(state: dict[str, Any]) -> dict[str, Any]:
-    """The same tree without leaves that are no tensors."""
+    """Returns the same tree with tensors only."""
     kept = {key: _tensors(value) if isinstance(value, dict) else value for key, value in state.items()}
     return {key: value for key, value in kept.items() if isinstance(value, dict | Tensor)}

@@ -1,8 +1,8 @@
-"""One learner step over all rows of a batch: every rank is given the same rows and takes its share of them.
+"""Takes one learner step over all rows of a batch. Every rank gets the same rows and computes its share of them.
 
 Denominators count the rows and tokens of the whole minibatch, which every rank knows, so the gradient depends on
-neither packing nor micro-batches nor the number of ranks. FSDP averages gradients over ranks; the loss is multiplied
-by their number to make that the sum it has to be.
+neither packing nor micro-batches nor the number of ranks. FSDP averages gradients over ranks, but their sum is needed,
+so the loss is multiplied by the number of ranks.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SUMS: tuple[str, ...] = (
 
 @dataclass(slots=True, kw_only=True)
 class Timer:
-    """Seconds by phase."""
+    """Measures the seconds of each phase."""
 
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -67,31 +67,31 @@ class Taken:
 
     metrics: dict[str, float]
     advantages: Floats
-    """[N]: those that the loss saw, a critic's as means over the tokens of each row."""
+    """Advantages in the loss, [N]. With a critic, each is the mean over the tokens of its row."""
     logprobs: Floats
     """Logprobs of all responses, concatenated, under the policy before the step."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Minibatch:
-    """This rank's packs of one optimizer update; what is listed per pack is filled before the first update."""
+    """This rank's packs of one optimizer update. The lists per pack are filled before the first update."""
 
     packs: list[Pack]
     mean: Mean
     old: list[Tensor] = field(default_factory=list)
     reference: list[Tensor] = field(default_factory=list)
-    """Empty without a KL term."""
+    """The reference's logprobs of each pack; empty without a KL term."""
     judgements: list[Judgement] = field(default_factory=list)
-    """Empty without a critic."""
+    """The critic's judgement of each pack; empty without a critic."""
 
     def token_advantages(self, i: int) -> Tensor:
-        """[T] of pack i: the critic's, else each row's own at all its tokens."""
+        """Returns the advantages of pack i, [T]: the critic's, else each row's advantage at all its tokens."""
         return self.judgements[i].advantages if self.judgements else self.packs[i].advantages[self.packs[i].row]
 
 
 @dataclass(slots=True, kw_only=True)
 class Stepper:
-    """Policy, frozen reference (None without a KL term) and critic (None where credit needs none) of one rank."""
+    """Policy, frozen reference (None without a KL term) and critic (None if credit needs none) of one rank."""
 
     policy: Trainee[Policy]
     reference: Callable[[Pack], tuple[Tensor, Tensor]] | None
@@ -99,7 +99,7 @@ class Stepper:
     gang: RankGroup
     section: LearnerSection
     whole: bool = False
-    """Whether gradients are reduced over the ranks at the last pack of an update alone."""
+    """Whether gradients are reduced over the ranks only at the last pack of an update."""
     grid: bool = True
     """Whether attention needs the rows of a pack as a rectangle."""
     probe: Probe | None = None
@@ -107,14 +107,14 @@ class Stepper:
 
     @property
     def trainees(self) -> list[Trainee[Any]]:
-        """All that learns, the policy first."""
+        """Returns all models that are trained, the policy first."""
         return [self.policy] if self.critic is None else [self.policy, self.critic.trainee]
 
     def take(self, rows: Rows, timer: Timer) -> Taken:
-        """Updates the policy, and the critic beside it, minibatch by minibatch.
+        """Updates the policy and the critic, minibatch by minibatch.
 
-        grad_norm is the policy's, NaN where an update was skipped. Raises LearnerFault when too many in a row are, and
-        UserError if the probe finds that the model is not computed rightly.
+        grad_norm is the policy's, NaN if an update was skipped. Raises LearnerFault if too many updates in a row are
+        skipped, and UserError if the probe finds that the model is not computed correctly.
         """
         if self.probe is not None:
             self.probe.check_packs(self.policy.model, rows)
@@ -156,7 +156,7 @@ class Stepper:
 
     @torch.no_grad()
     def _recompute(self, minibatches: list[Minibatch]) -> list[Tensor]:
-        """All that is taken of the weights before the step; |recomputed - sampler's logprobs|."""
+        """Computes everything that uses the weights before the step. Returns |recomputed - sampler's logprobs|."""
         differences: list[Tensor] = []
         for minibatch in minibatches:
             for p in minibatch.packs:
@@ -173,7 +173,7 @@ class Stepper:
         return differences
 
     def _row_advantages(self, minibatches: list[Minibatch], num_rows: int) -> Floats:
-        """[N] means over the tokens of each row, gathered from all ranks."""
+        """Returns the mean advantage over the tokens of each row, [N], gathered from all ranks."""
         means = np.zeros(num_rows)
         for minibatch in minibatches:
             for p, judgement in zip(minibatch.packs, minibatch.judgements, strict=True):
@@ -192,7 +192,7 @@ class Stepper:
         return np.array(self.gang.reduce(found.tolist())) if self.gang.world > 1 else found
 
     def _accumulate(self, minibatch: Minibatch) -> dict[str, float]:
-        """Gradients of one minibatch, and this rank's part of its metrics."""
+        """Accumulates the gradients of one minibatch. Returns this rank's part of its metrics."""
         section, sums = self.section.loss, dict.fromkeys(SUMS, torch.zeros((), device=self.gang.device))
         num_tokens = minibatch.mean.num_tokens
         for i, p in enumerate(minibatch.packs):

@@ -1,4 +1,4 @@
-"""A sharded model with its optimizer: what policy and critic have in common."""
+"""A sharded model with its optimizer, as both policy and critic are."""
 
 from __future__ import annotations
 
@@ -21,27 +21,28 @@ from services.config.tree import LearnerSection
 from services.errors import LearnerFault
 
 MAX_SKIPPED = 3
-"""Updates with a non-finite gradient in a row: one is bad luck, more is a broken run."""
+"""Number of consecutive updates with a non-finite gradient that ends the run. A single one may be chance."""
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
 class Trainee(Generic[Model]):
-    """AdamW with the learner's betas, weight decay and gradient clip, at a rate of its own."""
+    """A model and AdamW with the learner's betas, weight decay and gradient clip, and with its own learning rate."""
 
     def __init__(self, model: Model, section: LearnerSection, *, lr: float) -> None:
         self.model = model
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        # The fused update needs no copies of its own; on CPUs the plain one is kept, whose numbers runs repeat.
+        # The fused update needs no extra copies. CPUs keep the plain update, so that runs repeat their numbers.
         kind = HostAdamW if section.offload else partial(torch.optim.AdamW, fused=self.trained[0].is_cuda or None)
         self.optimizer = kind(self.trained, lr=lr, betas=section.betas, weight_decay=section.weight_decay)
         self.skipped_in_a_row = 0
         self._grad_clip = section.grad_clip
 
     def update(self) -> float:
-        """Clips, steps, clears; the gradient norm before clipping, NaN where the update was skipped.
+        """Clips gradients, takes an optimizer step and clears gradients.
 
-        Raises LearnerFault when MAX_SKIPPED in a row are.
+        Returns the gradient norm before clipping, NaN if the update was skipped. Raises LearnerFault if MAX_SKIPPED
+        updates in a row are skipped.
         """
         norm = torch.nn.utils.clip_grad_norm_(self.trained, self._grad_clip)
         value = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
@@ -56,8 +57,7 @@ class Trainee(Generic[Model]):
         return value if math.isfinite(value) else math.nan
 
     def state(self) -> dict[str, Any]:
-        """Sharded weights that are trained and their moments, for a distributed checkpoint; tied weights once, as a
-        file holds them."""
+        """Returns the trained sharded weights and their moments for a checkpoint, with tied weights only once."""
         model, optimizer = get_state_dict(
             self.model, self.optimizer, options=StateDictOptions(ignore_frozen_params=True))
         every, once = ({name for name, _ in self.model.named_parameters(remove_duplicate=alone)}
@@ -66,6 +66,6 @@ class Trainee(Generic[Model]):
                 "optimizer": optimizer}
 
     def load(self, state: dict[str, Any]) -> None:
-        """The inverse of state."""
+        """Loads what `state` returned."""
         model = get_model_state_dict(self.model) | state["model"]
         set_state_dict(self.model, self.optimizer, model_state_dict=model, optim_state_dict=state["optimizer"])

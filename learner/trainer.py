@@ -1,6 +1,6 @@
 """The learner of one rank, without Ray: groups in, new weights out.
 
-Rank 0 calls train, state_dict_for_sampler, save, load and export; ranks above 0 call follow, which does their part.
+Rank 0 calls train, state_dict_for_sampler, save, load and export. Ranks above 0 call follow, which does their part.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ class StepReport:
     """Losses, grad_norm, ratios, differences, sequences, tokens_trained (prompts included), credit/*, and
     seconds/{credit,pack,forward_backward,optimizer}."""
     credits: list[Credit]
-    """Per group, in training order. With a critic, `advantages` are its own: the mean over the tokens of each step."""
+    """One credit per group, in training order. With a critic, `advantages` are its means over each step's tokens."""
     logprobs: list[Floats]
-    """Per row, in the order of rows_of: those of its response tokens before the step, as this learner computes them."""
+    """The learner's logprobs of each row's response tokens before the step, in the order of rows_of."""
     utilization: float | None
     """FLOPs of the step's passes divided by the peak of the GPUs. None if the peak is unknown."""
 
 
 class Learner:
-    """The policy, its frozen reference, and the critic of an estimator that needs one.
+    """The policy, its frozen reference, and the critic if the estimator needs one.
 
-    `model_path`: the initial policy, which stays the reference; the critic starts from it too. `probed`: the first
-    batch is checked by learner/probe.py, so it must come from a sampler. Raises UserError where the folder holds no
-    model, or for an unknown estimator.
+    `model_path`: the initial policy, which is also the reference and the start of the critic. `probed`: whether
+    learner/probe.py checks the first batch, which then must come from a sampler. Raises UserError if the folder holds
+    no model, or for an unknown estimator.
     """
 
     def __init__(self, config: Config, model_path: Path, gang: RankGroup, *, probed: bool = False) -> None:
@@ -95,7 +95,7 @@ class Learner:
         return self._stepper.policy.model
 
     def train(self, groups: Groups) -> StepReport:
-        """One learner step on complete groups, in the order given. Raises LearnerFault; then the step is not taken."""
+        """Takes one learner step on complete groups, in the given order. After a LearnerFault the step is not taken."""
         timer = Timer()
         with timer.phase("credit"):
             credits = assign_credit(groups, self.config.learner.credit)
@@ -119,9 +119,9 @@ class Learner:
                            half=self.config.model.dtype == "bfloat16")
 
     def state_dict_for_sampler(self) -> Iterator[tuple[str, Tensor]]:
-        """Hugging Face names and whole CPU tensors in the sampler's dtype, tied entries included, one at a time.
+        """Yields (Hugging Face name, whole CPU tensor in the sampler's dtype), one at a time, with tied entries.
 
-        Exhaust it: the other ranks take part in gathering each tensor.
+        The caller must exhaust it, because the other ranks take part in gathering each tensor.
         """
         self.gang.tell("gather")
         dtype = getattr(torch, self.config.model.dtype)
@@ -138,7 +138,7 @@ class Learner:
         return self._save(folder)
 
     def load(self, folder: Path) -> None:
-        """The inverse of save, for any number of ranks."""
+        """Loads what `save` wrote on any number of ranks."""
         self.gang.tell("load", folder)
         self._load(folder)
 
@@ -153,7 +153,7 @@ class Learner:
                      like=self.model_path, dtype=self.config.model.dtype)
 
     def follow(self) -> None:
-        """Ranks above 0: until rank 0 leaves the gang."""
+        """Does this rank's part of each command until rank 0 leaves. Called on ranks above 0."""
         self.gang.follow({
             "train": lambda rows: self._train(rows, Timer()),
             "gather": lambda _: sum(1 for _ in full_tensors(self.policy)),

@@ -1,7 +1,7 @@
-"""How much of its GPUs a learner step uses: model FLOPs over seconds, against the peak that their maker states.
+"""The share of its GPUs' speed that a learner step uses: model FLOPs per second over the peak that the maker states.
 
-Counted is what the algorithm needs, multiplications only: 2 FLOPs per weight and token forwards, twice that backwards
-(Kaplan et al., arXiv 2001.08361, section 2.1), attention as causal. What is computed again to save memory is no work.
+Only multiplications that the algorithm needs are counted: 2 FLOPs per weight and token forwards, twice that backwards
+(Kaplan et al., arXiv 2001.08361, section 2.1), causal attention. Activations that are computed again do not count.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ PEAKS = {
 """Words of a device's name, the more special ones first -> FLOPs per second of its tensor cores in bfloat16, as in
 float16, of dense matrices (data sheets state twice that for sparse ones first)."""
 UNLIKE = ("NVL", "MIG")
-"""Words that say that a device is slower than its other words do: boards of less power, and slices of one."""
+"""Words in a device's name for slower variants: boards with less power, and slices of a GPU."""
 BACKWARD = 2
-"""A backward pass costs as much as two forward ones: gradients of inputs and of weights."""
+"""Forward passes that a backward pass costs: one for the gradients of inputs, one for those of weights."""
 
 
 def peak(device: str) -> float | None:
-    """FLOPs per second in bfloat16 of a GPU, by whole words of its name; None for one that is not listed."""
+    """Returns a GPU's FLOPs per second in bfloat16, found by whole words of its name; None if it is not listed."""
     def named(words: str) -> bool:
         return re.search(rf"\b{re.escape(words)}\b", device) is not None
 
@@ -50,14 +50,14 @@ def forward_flops(policy: Policy, rows: Rows) -> float:
 
 
 def passes(*, reference: bool, critic: bool, adapters: bool = False) -> int:
-    """Forward passes that a step is worth: logprobs before it, then forwards and backwards; the reference's; those of
-    a critic, which is as large as the policy. With adapters, no gradients of the policy's weights are computed."""
+    """Returns the number of forward passes that a step costs: logprobs before it, then forwards and backwards; the
+    reference; and the critic, which is as large as the policy. Adapters need no gradients of the policy's weights."""
     trained = 1 + 1 + BACKWARD
     return trained - adapters + (trained if critic else 0) + reference
 
 
 def utilization(flops: float, seconds: float, *, device: torch.device, ranks: int, half: bool) -> float | None:
-    """In [0, 1]; None on CPUs, in float32, and on GPUs whose peak is not listed."""
+    """Returns the utilization in [0, 1]; None on CPUs, in float32, and on GPUs whose peak is not listed."""
     if device.type != "cuda" or not half or not seconds:
         return None
     most = peak(torch.cuda.get_device_name(device))

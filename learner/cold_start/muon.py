@@ -18,9 +18,9 @@ _ITERATIONS = 5
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """The nearest (semi-)orthogonal matrices, roughly: singular values end between 0.7 and 1.2.
+    """Returns nearly the closest (semi-)orthogonal matrices: their singular values are between 0.7 and 1.2.
 
-    matrices [N, R, C] with R <= C. Newton-Schulz iteration of fifth order.
+    matrices [N, R, C] with R <= C. Uses a Newton-Schulz iteration of fifth order.
     """
     a, b, c = _COEFFICIENTS
     x = matrices / matrices.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
@@ -31,7 +31,7 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Nesterov momentum, orthogonalised, with decoupled weight decay. Raises ValueError for what is no matrix."""
+    """Orthogonalised Nesterov momentum with decoupled weight decay. Raises ValueError for a parameter not a matrix."""
 
     def __init__(self, weights: Iterable[Tensor], *, lr: float, weight_decay: float, momentum: float = 0.95) -> None:
         super().__init__(weights, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
@@ -40,7 +40,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  # no closures
-        """One update of every weight that has a gradient."""
+        """Updates every weight that has a gradient once."""
         assert closure is None
         for group in self.param_groups:
             shapes: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
@@ -58,7 +58,7 @@ class Muon(torch.optim.Optimizer):
             weight.mul_(1 - lr * weight_decay).add_(direction, alpha=-lr * max(1.0, rows / columns) ** 0.5)
 
     def _momentum(self, weight: Tensor, momentum: float) -> Tensor:
-        """Nesterov's look-ahead of the running mean of gradients, laid wide: [R, C] with R <= C."""
+        """Returns Nesterov's look-ahead of the running mean of gradients, transposed if needed to [R, C], R <= C."""
         assert weight.grad is not None
         mean = self.state[weight].setdefault("momentum_buffer", torch.zeros_like(weight))
         mean.lerp_(weight.grad, 1 - momentum)

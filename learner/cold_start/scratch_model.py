@@ -18,9 +18,9 @@ HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 def scratch_model(
     section: ModelSection, tokenizer: PreTrainedTokenizerFast, *, max_positions: int, seed: int
 ) -> Qwen2ForCausalLM:
-    """Float32 weights drawn from `seed`; vocabulary, end and padding token from the tokenizer.
+    """Returns a model with float32 weights drawn from `seed`. The tokenizer gives vocabulary, end and padding token.
 
-    Raises UserError where hidden / heads is no head size that the sampler serves.
+    Raises UserError if hidden / heads is not a head size that the sampler serves.
     """
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM

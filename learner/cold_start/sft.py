@@ -1,8 +1,8 @@
-"""Next-token training on demonstrations: the cold start. One process, a wall-clock budget.
+"""Next-token training on demonstrations, the cold start, in one process and with a budget of wall time.
 
-What makes a tiny model learn to copy within minutes: small batches (many updates), the loss on the prompt too (it is
-full of repeats, which train induction heads), and orthogonalised momentum for the matrices
-(Muon: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/).
+Three things make a tiny model learn to copy within minutes: small batches (many updates), a loss on the prompt too (its
+many repeats train induction heads), and orthogonalised momentum for the matrices (Muon: Jordan et al. 2024,
+https://kellerjordan.github.io/posts/muon/).
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 MUON_LR = 0.02
-"""Step of the orthogonalised updates: their size does not depend on the gradient's, so neither does this."""
+"""Step size of the orthogonalised updates. It fits all models, because these updates do not scale with the gradient."""
 WARMUP_UPDATES = 50
 FINAL_LR = 0.05
 """Share of the learning rate that is left at the end of the cosine."""
 _REPORT_SECONDS = 10.0
 _RECENT = 100
-"""Updates that the reported losses average over."""
+"""Number of updates over which the reported losses are averaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SftProgress:
-    """Where training stands. Losses are means over the last 100 updates."""
+    """The progress of the training. Losses are means over the last 100 updates."""
 
     updates: int
     rows: int
@@ -46,31 +46,31 @@ class SftProgress:
     """Nats per prompt token."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For sft.json."""
+        """Returns the values that sft.json records."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """When training ends: after `minutes`, or after exactly `updates` where that is given (reproducible)."""
+    """The end of the training: after `minutes`, or after exactly `updates` if that is set (reproducible)."""
 
     minutes: float = math.inf
     updates: int | None = None
 
     def spent(self, updates: int, seconds: float) -> float:
-        """Share of the budget used, in [0, 1]."""
+        """Returns the share of the budget that is used, in [0, 1]."""
         share = updates / self.updates if self.updates is not None else seconds / (60 * self.minutes)
         return min(1.0, share)
 
 
 def lr_factor(updates: int, spent: float) -> float:
-    """Linear warm-up over 50 updates, times a cosine from 1 to FINAL_LR over the budget."""
+    """Returns the factor of the learning rate: a linear warm-up over 50 updates times a cosine from 1 to FINAL_LR."""
     cosine = FINAL_LR + (1 - FINAL_LR) * (1 + math.cos(math.pi * spent)) / 2
     return min(1.0, (updates + 1) / WARMUP_UPDATES) * cosine
 
 
 def optimizers(model: PreTrainedModel, *, lr: float, muon: bool) -> list[torch.optim.Optimizer]:
-    """AdamW; with `muon` only for embeddings, head, norms and biases, and Muon for the matrices between them."""
+    """Returns AdamW for all weights; with `muon`, Muon for matrices, AdamW for embeddings, head, norms and biases."""
     import torch
 
     from learner.cold_start.muon import Muon
@@ -86,7 +86,7 @@ def optimizers(model: PreTrainedModel, *, lr: float, muon: bool) -> list[torch.o
 
 
 def losses(model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """(mean nats per response, mean nats per prompt token) of one batch, differentiable."""
+    """Returns (mean nats per response, mean nats per prompt token) of one batch, differentiable."""
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -105,7 +105,7 @@ def train(
 ) -> SftProgress:
     """Trains in place on mean nats per response token + section.prompt_loss x mean nats per prompt token.
 
-    Raises LearnerFault at a loss that is not finite, ValueError where there are no rows.
+    Raises LearnerFault if the loss becomes infinite or NaN, ValueError if there are no rows.
     """
     if not rows:
         raise ValueError("no demonstrations to train on")

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 IGNORE = -100
 _WINDOW = 32
-"""Batches within which rows are sorted by length: long enough that padding is rare, short enough to stay random."""
+"""Number of batches within which rows are sorted by length: enough for little padding, few enough to stay random."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """One demonstrated step: what the policy read and what it should answer."""
+    """One demonstrated step: the prompt of the policy and the answer that it should give."""
 
     prompt: str
     response: str
@@ -32,7 +32,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRow:
-    """An example in tokens."""
+    """One example as tokens."""
 
     ids: np.ndarray
     """int32 [L], prompt then response."""
@@ -47,7 +47,7 @@ class Batch:
     ids: np.ndarray
     """int64 [B, T]."""
     targets: np.ndarray
-    """int64 [B, T]: the next token, IGNORE where there is none."""
+    """int64 [B, T]: the next token, IGNORE at positions without one."""
     is_response: np.ndarray
     """bool [B, T]: the target belongs to the response."""
 
@@ -56,7 +56,7 @@ def encode(
     tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], *, chat: ChatFormat | None, max_tokens: int,
     stops: Sequence[str] = (STOP,),
 ) -> list[TokenRow]:
-    """Rows of at most `max_tokens`; longer examples are left out, since a cut prompt would teach wrong answers.
+    """Returns rows of at most `max_tokens`. Longer examples are left out: a cut prompt would teach wrong answers.
 
     With `chat` the prompt is one user message in that format, and a thought that the format itself opens is not
     answered again. If the tokenizer lacks a token for one of `stops` (any model that was not made here), the answer
@@ -83,7 +83,7 @@ def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]
 
 
 def batches(rows: Sequence[TokenRow], *, batch_rows: int, pad_id: int, seed: int) -> Iterator[Batch]:
-    """Endless: every epoch visits each row once, in an order drawn from `seed`, alike lengths together."""
+    """Yields batches without end, each of similar lengths. An epoch visits every row once, in an order from `seed`."""
     random = np.random.default_rng(seed)
     lengths = np.asarray([len(row.ids) for row in rows])
     while True:

@@ -1,17 +1,16 @@
-"""A small tokenizer made from the demonstrations themselves.
+"""A small tokenizer that is trained on the demonstrations.
 
-Copying is what a tiny policy finds hardest: "take ladle 1 from microwave 2" must repeat two nouns and two numbers of
-the prompt. So every noun that is ever followed by a number is a token, and so is every number; one and the same token
-then stands in the task, in the observation, in the choices and in the answer, where an induction head can find it.
-What stands between them (", and a", "; go to", "</think><action>take") is boilerplate: its frequent pieces are tokens
-too, which shortens prompts and answers. All these are ordinary added tokens, matched longest first; a byte-level BPE
-below them takes any other text.
+Copying is the hardest part for a tiny policy: "take ladle 1 from microwave 2" must repeat two nouns and two numbers of
+the prompt. So every noun that a number ever follows is one token, and so is every number. The same token then occurs in
+the task, the observation, the choices and the answer, and an induction head can find it. The text between them (", and
+a", "; go to", "</think><action>take") is boilerplate. Its frequent pieces are tokens too, which shortens prompts and
+answers. All these are ordinary added tokens, and the longest match wins. A byte-level BPE encodes any other text.
 
-Where things have no numbers (names "words"), a larger BPE makes each frequent word a token, and [what stands in
-brackets] is one too: pages show so what can be clicked, and answers name it so.
+If objects have no numbers (names "words"), a larger BPE makes each frequent word a token, and so is [text in brackets]:
+pages show clickable things in this form, and answers name them in it.
 
-Added tokens rather than a pre-tokenizer of our own, because transformers and vLLM load every Qwen2 model's tokenizer
-with Qwen2's own pre-tokenizer and normalizer, whatever tokenizer.json says; these here are the same for both.
+These are added tokens and not a special pre-tokenizer, because transformers and vLLM load every Qwen2 model's tokenizer
+with Qwen2's own pre-tokenizer and normalizer, whatever tokenizer.json says. Both treat added tokens the same.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ END = "<|endoftext|>"
 USER = "<|user|>"
 ASSISTANT = "<|assistant|>"
 STOP = "</action>"
-"""An answer ends with such a token. Not a special one: decoding with skip_special_tokens must keep it."""
+"""Token that ends an answer. It is not a special token, because decoding with skip_special_tokens must keep it."""
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] == 'assistant' %}" + ASSISTANT + "{% else %}" + USER + "{% endif %}"
@@ -40,18 +39,18 @@ _QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _NUMBERS = 64
-"""0..63 are tokens whatever the texts hold: official kitchens count up to 54 receptacles."""
+"""The numbers 0 to 63 are always tokens, because official kitchens have up to 54 receptacles of a kind."""
 _PHRASES = 192
 _BASE = 384
-"""Tokens of the BPE below: 256 bytes, and the most frequent merges."""
+"""Number of tokens of the BPE: 256 bytes and the most frequent merges."""
 _WORDS = 2048
-"""The same where words are to be tokens."""
+"""Number of tokens of the BPE if words should be tokens."""
 _BRACKETED = 1536
-"""At most so many bracketed names, the most frequent."""
+"""Largest number of bracketed names that become tokens, the most frequent first."""
 
 
 def counted_nouns(texts: Iterable[str]) -> list[str]:
-    """Sorted words that some text follows with a number: the names of things that can be told apart by number."""
+    """Returns the sorted words that a number follows in some text: names of objects that are numbered."""
     nouns: set[str] = set()
     for text in texts:
         nouns.update(re.findall(r"([A-Za-z]+) \d", text))
@@ -59,7 +58,7 @@ def counted_nouns(texts: Iterable[str]) -> list[str]:
 
 
 def boilerplate(texts: Iterable[str], nouns: Sequence[str], stops: Sequence[str] = (STOP,)) -> list[str]:
-    """The pieces between nouns and numbers that save most, longest first: whole ones, and their lines."""
+    """Returns the pieces between nouns and numbers that save most, longest first: whole pieces, and their lines."""
     names = rf" (?:{'|'.join(nouns)})\b|" if nouns else ""
     between = re.compile(rf"{names} [0-9]+|{'|'.join(map(re.escape, stops))}")
     counts: Counter[str] = Counter()
@@ -86,11 +85,10 @@ def bracketed(texts: Iterable[str]) -> list[str]:
 def train_tokenizer(
     texts: Iterable[str], stops: Sequence[str] = (STOP,), names: Literal["numbered", "words"] = "numbered"
 ) -> PreTrainedTokenizerFast:
-    """A fast tokenizer of some hundreds or thousands of tokens. It gives back any text in Unicode's NFC form.
+    """Returns a fast tokenizer of some hundreds or thousands of tokens. It decodes any text to Unicode's NFC form.
 
-    Each of `stops`, the tags that an answer may end with, is one token. `names`: envservice/spec.py, Teacher.
-
-    Deterministic in the texts and their order. Raises ValueError where there are no texts.
+    Each of `stops`, the tags that may end an answer, is one token. `names`: see Teacher in envservice/spec.py. The
+    result depends only on the texts and their order. Raises ValueError if there are no texts.
     """
     from tokenizers import AddedToken
     from transformers import PreTrainedTokenizerFast
@@ -114,7 +112,7 @@ def _numbered(corpus: list[str], stops: Sequence[str]) -> list[str]:
 
 
 def _base(corpus: list[str], size: int) -> Any:
-    """Byte-level BPE behind Qwen2's normalizer and pre-tokenizer."""
+    """Trains a byte-level BPE behind Qwen2's normalizer and pre-tokenizer."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     tokenizer: Any = Tokenizer(models.BPE())

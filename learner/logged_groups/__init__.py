@@ -1,1 +1,1 @@
-"""Groups of episodes that somebody else logged: their JSON form, files of them, dumps of verl, and their credit."""
+"""Groups of episodes that other programs logged: their JSON form, files of them, dumps of verl, and their credit."""

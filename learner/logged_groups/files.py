@@ -14,13 +14,13 @@ from services.errors import UserError
 from services.files import JSON_BYTES, Damaged, open_plain
 
 LINES_BYTES = 256 << 20
-"""The largest file of lines that is read. A learner step of 1,000 groups has about 100 MB."""
+"""Size of the largest file of lines that is read, in bytes. A learner step of 1,000 groups has about 100 MB."""
 
 
 def read_groups(name: str) -> list[LoggedGroup]:
-    """The groups in a file (`-`: standard input). A text over several lines is one group.
+    """Returns the groups in a file (`-`: standard input). A JSON document over several lines is one group.
 
-    Raises UserError in one line, with the number of the line in which it is.
+    Raises UserError that names the line of the mistake.
     """
     with opened(name) as stream:
         lines = numbered(stream)
@@ -35,7 +35,7 @@ def read_groups(name: str) -> list[LoggedGroup]:
 
 @contextmanager
 def opened(name: str) -> Generator[BinaryIO]:
-    """The bytes of a plain file, or of standard input for `-`. Raises UserError if it cannot be read."""
+    """Opens a plain file, or standard input for `-`, in binary mode. Raises UserError if it cannot be read."""
     if name == "-":
         yield sys.stdin.buffer
         return
@@ -51,9 +51,9 @@ def opened(name: str) -> Generator[BinaryIO]:
 
 
 def numbered(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """The lines that hold something, with their numbers from 1.
+    """Yields the non-empty lines with their numbers, from 1.
 
-    Raises UserError for a line above 64 MiB or more than 256 MiB in all: memory stays bounded whatever is given.
+    Raises UserError for a line above 64 MiB, or for more than 256 MiB in all, so that memory stays bounded.
     """
     total = 0
     for number in range(1, sys.maxsize):
@@ -71,7 +71,7 @@ def numbered(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 
 def _is_whole(line: bytes) -> bool:
-    """Whether a line is a JSON document, whatever it says. One that is nested too deeply is a line of its own error."""
+    """Whether a line is a JSON document. A document that is nested too deeply counts, and gets its own error later."""
     try:
         msgspec.json.decode(line, type=msgspec.Raw)
     except msgspec.DecodeError:

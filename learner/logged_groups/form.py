@@ -4,7 +4,7 @@
                                               "admissible": ["go north", "look"], "unchanged": false}],
                                    "final_state": "kitchen", "final_admissible": ["go south", "look"]}]}
 
-All but `episodes`, `steps`, `state` and `reward` may be left out.
+All fields except `episodes`, `steps`, `state` and `reward` may be left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from services.errors import UserError
 from services.records import choices_digest
 
 Reward = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]
-"""A number whose square is still one."""
+"""A reward. Its bounds keep its square finite."""
 
 
 class LoggedStep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=False):
@@ -36,7 +36,7 @@ class LoggedStep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=Fa
     reward: Reward
     """r_t, the reward of this step alone."""
     action: str | None = None
-    """For people: credit does not read it."""
+    """The action, for people. Credit does not read it."""
     invalid: bool = False
     """Malformed output, which the penalty touches."""
     admissible: list[str] | None = None
@@ -60,17 +60,17 @@ class LoggedGroup(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     episodes: Annotated[list[LoggedEpisode], msgspec.Meta(min_length=1)]
     id: str | None = None
-    """For people."""
+    """Name of the group, for people."""
 
     @property
     def actions(self) -> list[list[str | None]] | None:
-        """[episode][step]; None if no step tells its action."""
+        """Returns the actions, [episode][step]; None if no step has one."""
         rows = [[step.action for step in episode.steps] for episode in self.episodes]
         return rows if any(action is not None for row in rows for action in row) else None
 
 
 def parse_group(data: str | bytes | Mapping[str, Any], where: str = "") -> LoggedGroup:
-    """The group in a JSON text or a mapping. Raises UserError that names the first wrong field, after `where`."""
+    """Returns the group of a JSON text or a mapping. Raises UserError that names `where` and the first wrong field."""
     try:
         if isinstance(data, (str, bytes)):
             return msgspec.json.decode(data, type=LoggedGroup)
@@ -82,7 +82,7 @@ def parse_group(data: str | bytes | Mapping[str, Any], where: str = "") -> Logge
 
 
 def credit_options(given: Mapping[str, Any]) -> CreditSection:
-    """Keys of `learner.credit` by name, checked for logged groups. Raises UserError that names the option."""
+    """Returns the given keys of `learner.credit`, checked for logged groups. Raises UserError that names the option."""
     if unknown := given.keys() - CreditSection.model_fields.keys():
         raise UserError(f"option {min(unknown)}: learner.credit has no such key",
                         f"use one of: {', '.join(CreditSection.model_fields)}")
@@ -100,7 +100,7 @@ def credit_options(given: Mapping[str, Any]) -> CreditSection:
 
 
 def credit_of(groups: Sequence[LoggedGroup], options: CreditSection) -> list[Credit]:
-    """One credit per group. The groups are those of one learner step: `normalize: batch` is over all of them."""
+    """Returns one credit per group. The groups count as one learner step: `normalize: batch` is over all of them."""
     chosen = estimator(options.estimator)
     return chosen.batch([chosen.group(_steps(group, options), options) for group in groups], options)
 
@@ -120,7 +120,7 @@ def _needs_only_the_input(name: str, chosen: Estimator) -> None:
 
 
 def _steps(group: LoggedGroup, options: CreditSection) -> list[list[CreditStep]]:
-    """Steps as the estimators see them; a pooled state goes by the text that stands for it."""
+    """Returns the steps as input of estimators. Pooled states have the text that stands for all of them."""
     def text(state: str, admissible: Sequence[str] | None) -> str:
         return listed(state, choices_digest(admissible or ())) if options.state_key == LISTED_KEY else state
 

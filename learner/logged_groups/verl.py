@@ -60,7 +60,7 @@ Line = TypeVar("Line", EpisodeLine, StepLine)
 
 
 def read_verl(name: str) -> list[LoggedGroup]:
-    """The groups in a dump (`-`: standard input). Raises UserError in one line, with the number of the line."""
+    """Returns the groups in a dump (`-`: standard input). Raises UserError that names the line of the mistake."""
     with opened(name) as stream:
         lines = numbered(stream)
         first = next(lines, None)
@@ -102,7 +102,7 @@ def _groups_of_episodes(lines: Iterator[tuple[int, EpisodeLine]]) -> list[Logged
 
 
 def _turns(line: EpisodeLine) -> list[LoggedStep]:
-    """The steps of a conversation: each text of the model with what it answers."""
+    """Returns the steps of a conversation: each text of the model is an action, and the text before it is the state."""
     parts = ["assistant", *SPEAKER.split(line.output)]
     if not parts[1].strip() and parts[2:3] == ["assistant"]:  # some versions repeat the header of the first answer
         parts = parts[2:]
