@@ -93,6 +93,6 @@ def make_critic(config: Config, model_path: Path, gang: RankGroup, layout: Layou
     model = ValueModel(policy.body, policy.hf.config.get_text_config().hidden_size)
     model.head.to(gang.device)
     mesh = gang.mesh_of(layout.shards)
-    fully_shard(model.head, mesh=mesh)  # in float32 also if the body computes in bfloat16: returns need more than 8 bits
+    fully_shard(model.head, mesh=mesh)  # always in float32: returns need more than 8 bits
     shard(model, model.body, weights, mesh, layout=layout, half=config.model.dtype == "bfloat16")
     return Critic(trainee=Trainee(model, section, lr=section.critic.lr), gang=gang, section=section)

@@ -1,4 +1,4 @@
-"""The Ray shell of the rollout worker: wires one from a config and runs it."""
+"""The Ray actor of a rollout worker: it connects the parts by a config and runs the worker."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ UNPUBLISHED = Version(incarnation=-1, step=0)
 
 
 class RolloutHost:
-    """One rollout worker in a process of its own: RolloutActor without Ray's decorator."""
+    """One rollout worker in its own process: RolloutActor without Ray's decorator."""
 
-    def __init__(  # noqa: PLR0913 - all that a process of its own has to be told
+    def __init__(  # noqa: PLR0913 - a new process has to be told all of it
         self, *, config_json: str, run: str, worker: str, store_url: str, env_urls: list[str], model_path: str,
         weights_actor_name: str, folder: str, env_token: str | None = None,
     ) -> None:
@@ -79,7 +79,7 @@ class RolloutHost:
             started = time.monotonic()
             await engine.start()
             log.info("engine ready", seconds=time.monotonic() - started)
-            # After the engine, whose process shall inherit none of it.
+            # Opened after the engine, so that the engine's process inherits none of it.
             stack.enter_context(tracing(self._config.metrics.traces, process=self._worker, run=self._run))
             text = await asyncio.to_thread(load_text, str(self._model), env, self._config.model)
             client = await stack.enter_async_context(
@@ -113,7 +113,7 @@ class RolloutHost:
         return asking.result()
 
     async def _fetch(self, version: Version, folder: str) -> Packed | None:
-        """Gets weights from the weights actor or, if it has them no more, from the export that the pointer names."""
+        """Gets weights from the weights actor. If it no longer has them, reads the export that the pointer names."""
         published = await self._published(version)
         if published is not None:
             return published
@@ -130,7 +130,7 @@ class RolloutHost:
                 return None
             buffer = await found.refs[0]
         except RayError:
-            # The actor was lost with its node and is being made anew, empty: the export stands in.
+            # The actor was lost with its node and is being created again, empty, so the export is used.
             return None
         return Packed(manifest=found.manifest, buffer=buffer, digest=version.digest)
 

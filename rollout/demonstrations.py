@@ -1,7 +1,7 @@
 """Demonstrations for the cold start: a scripted player's episodes as prompt and response texts.
 
-Part of the steps are noise: executed, so that what follows shows recoveries, but not trained on (DART, Laskey et al.
-2017, arXiv 1703.09327). The environment's Teacher says who plays and what the noise is.
+Some steps are noise: they are executed, so that later steps show recoveries, but not trained on (DART, Laskey et al.
+2017, arXiv 1703.09327). The environment's Teacher has the player and the noise.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ class Opens(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DemoStep:
-    """One step in text."""
+    """One step as text."""
 
     prompt_text: str
     response_text: str
     """The player's answer."""
     action: str
-    """The action that was executed: the answer's, or noise."""
+    """The action that was executed: the player's, or noise."""
     train: bool
-    """False: a noise step, executed but not to be imitated."""
+    """Whether the step is trained on. False for noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """One episode. Lost ones are not trained on."""
+    """One episode. Lost episodes are not trained on."""
 
     task: str
     steps: list[DemoStep]
@@ -55,10 +55,10 @@ def demonstrate(
     max_steps: int,
     disguised: bool = False,
 ) -> Demonstration:
-    """Plays one episode of `task` and writes down each step as the policy would see and answer it.
+    """Plays one episode of `task`. Returns each step with the prompt that the policy would read, and its answer.
 
-    The same seed gives the same episode; `disguised` plays it in the teacher's other words, where it has any. Raises
-    what the environment raises.
+    The same seed gives the same episode. `disguised`: use other words for things, if the teacher has them. Raises the
+    environment's errors.
     """
     rng = random.Random(seed_for("demonstration", seed, task))
     session = environment.open(task)

@@ -7,13 +7,12 @@ An update, under one deadline:
     reset the prefix cache                           resume ▸ frozen requests recompute their KV under the new weights
     probe ▸ one token at the new version             release what finished meanwhile
 
-Samples that finish during an update are held back until its probe has passed, so that nothing sampled by weights
-that turn out broken leaves the engine. After any error the engine is dead for good: the worker exits, its tickets
-are claimed by others.
+Samples that finish during an update are held back until its probe has passed, so that no sample of broken weights
+leaves the engine. After any error the engine cannot be used again: the worker exits, and others claim its tickets.
 
 Not used, because each was measured to be silently wrong or fatal with vLLM 0.32 on CPU: updates without a pause,
 `raw_logprobs` (they ignore the temperature), chunked prefill (a seeded request whose prompt is split ends the process).
-What holds on CPUs alone is in engine_settings.py.
+Settings for CPUs only are in engine_settings.py.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from services.weights.headers import folder_parameters
 from services.weights.pack import ITEM_SIZES, Manifest
 
 EXTEND_S = 1.0
-"""Requests get more time as often as this, not at each of the engine's steps."""
+"""Seconds between two extensions of the requests' deadlines. Extending them at every engine step would cost more."""
 PROBE_IDS = list(range(2, 18))
 log = get_logger("engine")
 
@@ -61,24 +60,24 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: np.ndarray
     """float32 [R], of the distribution sampled from (temperature applied)."""
     spans: list[VersionSpan]
-    """Cover [0, R) in order."""
+    """Spans that cover [0, R) in order."""
     finished: Literal["stop", "length"]
 
 
 class Engine:
     """One vLLM engine and the version that it holds.
 
-    `path` is a Hugging Face folder; its weights count as `version` until the first update. Without `load` they are
-    not read, and the engine starts with random ones.
+    `path`: a Hugging Face folder, whose weights count as `version` until the first update. Without `load` they are not
+    read, and the engine starts with random weights.
     """
 
     def __init__(self, path: Path, version: Version, *, config: RolloutSection, dtype: str, seed: int = 0,
                  load: bool = True) -> None:
         self.version = version
         self.listener: Callable[[int, int, float], object] = lambda *_: None
-        """Told of each answer: tokens of prompt and response, seconds with the wait for a turn."""
+        """Called for each answer with the tokens of prompt and response, and its seconds, waiting included."""
         self.paused_seconds = 0.0
-        """How long the last update kept the requests waiting."""
+        """Seconds for which the last update paused the requests."""
         self.kv_used = 0.0
         """Share of the KV cache's blocks that requests hold."""
         self._path = path
@@ -101,7 +100,7 @@ class Engine:
         self._released.set()
 
     async def start(self) -> None:
-        """Load the model. Raises EngineFault, also when it takes longer than rollout.start_seconds."""
+        """Loads the model. Raises EngineFault, also if this takes longer than rollout.start_seconds."""
         prepare_environment(self._config)
         async with self._guard("start", self._config.start_seconds):
             self._llm = await asyncio.to_thread(self._build)
@@ -118,7 +117,7 @@ class Engine:
         stop_token_ids: Sequence[int],
         request_id: str,
     ) -> Sample:
-        """Sample one response. Raises EngineFault if the engine died or makes no step for rollout.sample_seconds."""
+        """Samples one response. Raises EngineFault if the engine died or makes no step for rollout.sample_seconds."""
         self._raise_if_dead()
         started = time.monotonic()
         async with self._turn, self._guard("sample", self._config.sample_seconds, extended=True):
@@ -131,9 +130,9 @@ class Engine:
         return sample
 
     async def update(self, version: Version, manifest: Manifest, buffer: np.ndarray) -> None:
-        """Load `version` in place; requests in flight are kept. Raises EngineFault, after which the engine is dead.
+        """Loads `version` in place and keeps the requests in flight. After an EngineFault the engine cannot be used.
 
-        Finished even if the caller is cancelled meanwhile: a paused engine would wait for ever.
+        The update is completed even if the caller is cancelled, because a paused engine would wait for ever.
         """
         self._raise_if_dead()
         self._update = asyncio.create_task(self._load(version, manifest, buffer))
@@ -159,11 +158,11 @@ class Engine:
         self._released.set()
 
     async def close(self) -> None:
-        """Stop the engine's process and remove its temporary files."""
+        """Stops the engine's process and removes its temporary files."""
         if self._llm is not None:
             llm, self._llm = self._llm, None
             await asyncio.to_thread(llm.shutdown)
-            llm.shutdown = lambda *_, **__: None  # its __del__ calls it again, when modules it needs may be gone
+            llm.shutdown = lambda *_, **__: None  # its __del__ would call it again, when modules may be gone
         if self._guard_process is not None:
             guard, self._guard_process = self._guard_process, None
             await asyncio.to_thread(guard.release)
@@ -183,7 +182,7 @@ class Engine:
         with temporary_files_in(self._folder), self._output.inherited():
             llm = AsyncLLM.from_engine_args(
                 AsyncEngineArgs(**arguments, trust_remote_code=False), stat_loggers=[kv_listener(self._stepped)])
-        llm.log_stats = False  # a listener turns on statistics of each token, which it does not ask for
+        llm.log_stats = False  # a listener turns on statistics of each token, which nobody needs
         return llm
 
     def _arguments(self) -> dict[str, Any]:
@@ -193,7 +192,7 @@ class Engine:
             kv_bytes=kv_bytes(self._config, weight_bytes=weights, card_bytes=card_bytes(self._config)))
 
     def _stepped(self, share: float) -> None:
-        """The engine made a step: every request that waits has its time again."""
+        """Called after each engine step: extends the deadline of every waiting request."""
         self.kv_used = share
         if time.monotonic() - self._extended > EXTEND_S and self._released.is_set():
             self._extend(self._config.sample_seconds)
@@ -246,9 +245,9 @@ class Engine:
 
     @contextlib.asynccontextmanager
     async def _guard(self, doing: str, seconds: float, *, extended: bool = False) -> AsyncIterator[None]:
-        """Whatever escapes the block, a deadline included, becomes the EngineFault that ends this engine.
+        """Turns any exception of the block, also its deadline, into the EngineFault that ends this engine.
 
-        `extended`: each step of the engine moves the deadline.
+        `extended`: each step of the engine extends the deadline.
         """
         try:
             async with asyncio.timeout(seconds) as timeout:
@@ -262,11 +261,11 @@ class Engine:
             raise
         except Exception as error:
             self._fault = self._fault or EngineFault(f"{doing}: {self._reason(error, seconds)}")
-            self._released.set()  # the waiting samples find the fault
+            self._released.set()  # the waiting samples raise the fault
             raise self._fault from error
 
     def _reason(self, error: Exception, seconds: float) -> str:
-        """One line; what the engine's process printed goes to the log."""
+        """Returns the reason in one line. The output of the engine's process goes to the log."""
         said = self._output.last_error() if self._output is not None else None
         if said is not None and self._output is not None:
             log.error("the engine printed", text=self._output.text())
@@ -284,7 +283,7 @@ def _name(version: Version) -> str:
 
 
 def _shared_folder() -> Path | None:
-    """Returns the folder of shared memory, or None where there is none: temporary files are then on disk."""
+    """Returns the folder of shared memory, or None if there is none. Temporary files are on disk then."""
     shared = Path("/dev/shm")  # noqa: S108  # a private name inside it, made with O_EXCL
     return shared if shared.is_dir() else None
 

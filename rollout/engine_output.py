@@ -1,4 +1,4 @@
-"""Keeps what the engine's process prints, to tell its last error: vLLM itself says "see stack trace (above)"."""
+"""Keeps the output of the engine's process to find its last error. vLLM itself says "see stack trace (above)"."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class EngineOutput:
                 os.close(copy)
 
     def text(self) -> str:
-        """The end of what was printed so far."""
+        """Returns the end of the output so far."""
         size = os.fstat(self._file.fileno()).st_size
         return os.pread(self._file.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES)).decode(errors="replace")
 
     def last_error(self) -> str | None:
-        """The last exception that was printed and says something, without the prefix of the logger."""
+        """Returns the last printed exception that has a useful message, without the logger's prefix."""
         found = (_ERROR.search(line.rstrip()) for line in reversed(self.text().splitlines()))
         return next((match[1] for match in found if match and not any(empty in match[0] for empty in _EMPTY)), None)

@@ -1,4 +1,4 @@
-"""How the engine is started: what vLLM reads from the environment, and its arguments. Light until it is called."""
+"""The settings with which the engine starts: vLLM's environment variables and arguments. Light at import."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from services.process.threads import wait_politely
 
 GIB = 1024**3
 BLOCK_TOKENS = 32
-"""KV block on CPUs, where vLLM's default is 128: prompts share whole blocks only, and ours are short."""
+"""Tokens of a KV block on CPUs. vLLM's default is 128, but prompts share only whole blocks, and ours are short."""
 CUDA_BATCH_TOKENS = 16384
 """Tokens of one engine step on a GPU. Fewer keep a large GPU waiting for the next launch."""
 CUDA_FREE_SHARE = 0.05
@@ -37,7 +37,7 @@ def device_of(config: RolloutSection) -> Device:
 
 
 def prepare_environment(config: RolloutSection) -> None:
-    """Set what vLLM reads from the environment, for this process and the engine's: call before vllm is imported."""
+    """Sets vLLM's environment variables for this process and the engine's. Call it before vllm is imported."""
     wait_politely()
     os.environ.update(environment(config))
 
@@ -56,7 +56,7 @@ def environment(config: RolloutSection) -> dict[str, str]:
             "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it is never used for seeded requests with processed logprobs
         }
     return common | {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker lives in the engine's process: one process less to start
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker runs in the engine's process: one process less to start
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # "auto" keeps a core for itself, half of a two-core machine
         "TORCHDYNAMO_DISABLE": "1",  # enforce_eager alone still compiles the logprobs, 13 s at the first request
     }
@@ -64,7 +64,7 @@ def environment(config: RolloutSection) -> dict[str, str]:
 
 @contextmanager
 def temporary_files_in(folder: Path) -> Iterator[None]:
-    """vLLM leaves sockets and rendezvous files where temporary files go; what is started in the block has them here."""
+    """Makes processes started in the block keep temporary files in `folder`, because vLLM leaves some behind."""
     kept = tempfile.tempdir, {name: os.environ.get(name) for name in ("TMPDIR", "VLLM_RPC_BASE_PATH")}
     tempfile.tempdir = str(folder)
     os.environ.update(dict.fromkeys(kept[1], str(folder)))

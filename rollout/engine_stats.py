@@ -1,7 +1,7 @@
-"""How full the engine's KV cache is, after each of its steps, and nothing else of what vLLM can measure.
+"""Reports how full the engine's KV cache is after each step, and nothing else that vLLM can measure.
 
-Its own statistics cost some microseconds per token in the process that plays the episodes, and a hundred metrics.
-Import it after vllm's environment is prepared.
+vLLM's own statistics have a hundred metrics and cost some microseconds per token in the process that plays the
+episodes. Import this file after vllm's environment is prepared.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 
 def kv_listener(tell: Callable[[float], object]) -> type[PrometheusStatLogger]:
-    """A `stat_loggers` entry that calls `tell` with the share of KV blocks that requests hold.
+    """Returns an entry for `stat_loggers` that calls `tell` with the share of KV blocks that requests hold.
 
-    A subclass of vLLM's Prometheus logger, because vLLM adds that one to any list that has none.
+    It is a subclass of vLLM's Prometheus logger, because vLLM adds that logger to any list without one.
     """
 
     class KvListener(PrometheusStatLogger):

@@ -1,8 +1,8 @@
 """The episode loop: prompt, sample, act, until the game is over.
 
-Each turn is a prompt of its own, rebuilt from the history that the template shows, and becomes one row of training
-data. If the policy ended the episode (won, lost, out of turns, context full), it is kept with its true reward. A fault
-of the machinery is raised to the caller and never becomes a reward: EnvFault, EngineFault.
+Each turn has its own prompt, which is built again from the history that the template shows, and becomes one row of
+training data. If the policy ended the episode (won, lost, out of turns, context full), it is kept with its true reward.
+A fault of our system (EnvFault, EngineFault) is raised to the caller and never becomes a reward.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ Keep = Callable[[int, PlayedTurn], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds of an episode, beside its ticket's max_steps."""
+    """Bounds of an episode, in addition to its ticket's max_steps."""
 
     prompt_tokens: int
     response_tokens: int
     reward_scale: float
-    """Training sees the environment's reward times this."""
+    """Factor on the environment's reward in training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ def score_of(last: Result) -> float | None:
 
 @contextlib.asynccontextmanager
 async def closing(game: EpisodeHandle):
-    """Frees the session in every case. A server that cannot be reached frees it when its lease ends."""
+    """Closes the session in every case. A server that cannot be reached drops it when its lease ends."""
     try:
         yield
     finally:

@@ -13,12 +13,12 @@ from services.telemetry.overhead import counted
 
 
 def queued(claim: Claim) -> float:
-    """Seconds since its ticket was issued: the entry in the stream tells, by the clock of Redis."""
+    """Returns the seconds since the ticket was issued, from the time in its stream entry, by the clock of Redis."""
     return max(0.0, time.time() - int(claim.entry.partition("-")[0]) / 1000)
 
 
 class Meter:
-    """Counts what the worker does. It listens to the engine, which tells it each answer."""
+    """Counts the worker's work. The engine reports each answer to it."""
 
     def __init__(self, name: str, engine: Engine, *, slots: int) -> None:
         self._pulse = Pulse(name, "rollout")

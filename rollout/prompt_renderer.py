@@ -24,14 +24,14 @@ TAGS = (THINK, THINK_END, "<action>", ACTION_END)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptRenderer:
-    """Prompts as the model reads them, answers as the environment receives them."""
+    """Renders prompts as token ids for the model, and parses answers into actions for the environment."""
 
     template: PromptTemplate
     tokenizer: PreTrainedTokenizerBase
     stops: tuple[str, ...] = (ACTION_END,)
-    """Tags that end an answer; one that the vocabulary has as one token ends it there."""
+    """Tags that end an answer. A tag that is one token in the vocabulary ends the sampling."""
     end_ids: tuple[int, ...] = ()
-    """Tokens that end an answer beside the tokenizer's end-of-text token: those of the model's generation config."""
+    """Further tokens that end an answer, from the model's generation config."""
     chat: ChatFormat | None = None
     """How messages become text. None: the tokenizer's chat template as it is."""
     stop_ids: tuple[int, ...] = field(init=False)
@@ -49,7 +49,7 @@ class PromptRenderer:
         object.__setattr__(self, "_hidden", _hidden_ids(self.tokenizer, {*TAGS, *self.stops}))
 
     def prompt(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> list[int]:
-        """Token ids of the step after `turns`."""
+        """Returns the prompt of the turn after `turns`, as token ids."""
         text = self.template.render(first, turns, now)
         if self.template.chat:
             assert self.chat is not None
@@ -57,7 +57,7 @@ class PromptRenderer:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def parse(self, response_ids: np.ndarray) -> ParsedAction:
-        """`response_ids` [R] as sampled."""
+        """Returns the action in an answer. `response_ids` [R]: exactly as sampled."""
         return self.template.parse(self.opening + self.decode(response_ids.tolist()))
 
     def decode(self, ids: list[int]) -> str:
@@ -68,7 +68,7 @@ class PromptRenderer:
 
 
 def load_text(model: str, env: EnvSection, settings: ModelSection | None = None) -> PromptRenderer:
-    """The tokenizer of a Hugging Face folder, with the environment's prompt and tags.
+    """Returns the renderer of a Hugging Face folder's tokenizer, with the environment's prompt and tags.
 
     Raises UserError if the prompt needs a chat template and the tokenizer has none that works.
     """
@@ -97,7 +97,7 @@ def _stop_ids(tokenizer: PreTrainedTokenizerBase, stops: Sequence[str], ends: Se
 
 
 def _hidden_ids(tokenizer: PreTrainedTokenizerBase, tags: set[str]) -> frozenset[int] | None:
-    """Special tokens that are no tag, or None if no tag is a special token."""
+    """Returns the special tokens that are not tags, or None if no tag is a special token."""
     special = {i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     if not tags & set(special.values()):
         return None

@@ -9,7 +9,7 @@ from services.records import PlayedTurn
 from services.store.store import Claim
 
 PAUSE_S = 0.02
-"""Between two writes. One write takes all turns that were finished meanwhile."""
+"""Seconds between two writes. One write has all turns that were finished meanwhile."""
 Entry = tuple[Claim, int, PlayedTurn]
 """A claim, the index of its turn, and the turn."""
 

@@ -1,10 +1,10 @@
-"""Which tickets a worker may start at the version it holds, and which version it should hold next. Pure.
+"""Decides which tickets a worker may start with its version, and which version it should load next. Pure functions.
 
-- Training follows the pointer, and an update never waits for training episodes: they go on under the new weights.
-- An evaluation episode is played at exactly one version, so no update happens while one is in flight.
-- A pointer may outlive its weights, until a learner that died has published again what it restored: see Missing.
-- A worker that started late, or moved on early, goes back for evaluation tickets of an older version: first it lets
-  its training episodes end, which must not be sampled by older weights than their ticket allows.
+- Training follows the pointer. An update never waits for training episodes: they continue under the new weights.
+- An evaluation episode is played at exactly one version, so no update happens while one is being played.
+- The pointer may name weights that nobody has, until a restarted learner has published them again: see Missing.
+- A worker may have to load an older version for evaluation tickets. First it lets its training episodes end, because
+  they must not be sampled by older weights than their ticket allows.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def wanted_elsewhere(own: Version, held: Collection[Ticket]) -> set[Version]:
 
 
 def usable(turns: Sequence[PlayedTurn], ticket: Ticket, own: Version) -> list[PlayedTurn]:
-    """The first turns of another worker whose tokens were all sampled by versions that `own` may go on from.
+    """Returns the first turns of another worker whose tokens were all sampled by versions that the ticket allows.
 
     Training: from the ticket's lowest step up to the step of `own`. A version of an earlier incarnation counts by its
     step, because a replay reproduces the weights of each step. Evaluation: the ticket's one version.

@@ -1,6 +1,6 @@
-"""Code that runs inside vLLM's worker process: its half of a weight update. See engine.py.
+"""Code that runs inside vLLM's worker process: its part of a weight update. See engine.py.
 
-A version arrives as a file, not through vLLM's message queue: each worker process maps it, and no size limit applies.
+A version arrives as a file that each worker process maps, and not through vLLM's message queue, which limits sizes.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class PackedLoader:
     reload_weights: Callable[..., None]
 
     def load_packed(self, path: str, manifest: bytes) -> int:
-        """Load the packed buffer at `path` in place and return the number of tensors loaded.
+        """Loads the packed buffer at `path` in place. Returns the number of tensors loaded.
 
-        The engine must be paused. A tied head is loaded as well: vLLM keeps a repacked copy of it on CPU, which
-        otherwise stays on the old weights without a word. Some models (Gemma, Cohere) have no head of their own, and
-        would refuse one. The caller has checked the bytes.
+        The engine must be paused. A tied head is loaded too: on CPUs vLLM keeps a repacked copy of it, which would
+        silently keep the old weights. Models without a separate head (Gemma, Cohere) would refuse one. The caller has
+        checked the bytes.
         """
         entries = msgspec.json.decode(manifest, type=pack.Manifest)
         buffer = np.memmap(path, dtype=np.uint8, mode="r")
@@ -38,8 +38,8 @@ class PackedLoader:
             tensors.pop(HEAD, None)
             if hasattr(self.model_runner.get_model(), "lm_head"):
                 tensors[HEAD] = next(tensor for name, tensor in tensors.items() if name.endswith(EMBEDDING))
-        # The worker's method and not the model runner's: it sets vLLM's own config around the load, which the GPU's
-        # model runner reads.
+        # This is the worker's method, because the model runner's does not set vLLM's own config around the load, and
+        # the GPU's model runner reads that config.
         self.reload_weights(weights_iterator=iter(tensors.items()))
         return len(tensors)
 

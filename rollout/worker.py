@@ -3,11 +3,11 @@
     loop     waits for                            woken by                        writes
     drive    a free slot, a ticket, a version     an episode's end, the clock     claims, its own version
     episode  the engine, the environment          their replies                   the episode, or its failure
-    turns    a finished turn                      an episode                      the turns, for who takes over
+    turns    a finished turn                      an episode                      the turns, for another worker
     renew    5 s                                  the clock                       the claims it holds
     beat     2 s                                  the clock                       a metrics snapshot; reads the servers
 
-When one loop ends, all end: the process exits and others claim its tickets. Plain asyncio, no Ray.
+If one loop ends, all end: the process exits and others claim its tickets. This file uses plain asyncio and no Ray.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ T = TypeVar("T")
 log = get_logger("worker")
 
 Fetch = Callable[[Version, str], Awaitable[Packed | None]]
-"""Weights of a version, given the folder of its export ("" if unknown); None when nobody has them any more."""
+"""Returns the weights of a version, given the folder of its export ("" if unknown); None if nobody has them now."""
 
 
 class TicketRunner(Protocol):
@@ -114,7 +114,7 @@ class RolloutWorker:
                 continue
             self._meter.waits(playing=len(self._playing), held=len(self._held), missing=self._missing.version,
                               no_servers=self._runner.env.away)
-            # Not wait_for: up to Python 3.11 it swallows a cancellation that meets the event.
+            # wait_for is not used: up to Python 3.11 it swallows a cancellation that comes together with the event.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL_S):
                     await self._wake.wait()
@@ -129,7 +129,7 @@ class RolloutWorker:
             claims = await self._ask(self._store.claim, self._name, room, own=self._engine.version, train=train)
             self._held |= {claim.ticket.id: claim for claim in claims}
             self._meter.claimed(claims)
-        # Read after the claim: whatever version a ticket was issued for is published by now.
+        # Read after the claim, so that the version for which a ticket was issued is already published.
         self._pointer = await self._ask(self._store.version)
 
     def _start(self, group: asyncio.TaskGroup) -> None:
@@ -210,7 +210,7 @@ class RolloutWorker:
             self._wake.set()
 
     async def _taken_over(self, claim: Claim) -> list[PlayedTurn]:
-        """Finished turns of the worker that played this ticket before, as far as its versions allow."""
+        """Returns the turns that another worker finished for this ticket, as far as their versions are allowed."""
         kept = await self._ask(self._store.turns, claim.ticket.id)
         turns = usable(kept, claim.ticket, self._engine.version)
         if turns:

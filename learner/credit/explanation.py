@@ -1,8 +1,8 @@
-"""A step's calculation for people: the lines that an estimator writes, with the step's own numbers put in.
+"""The calculation of a step for people: formulas with the step's own numbers.
 
-Each estimator's `explain` composes its lines from the pieces here, beside the code that computes the same numbers.
-A line takes its inputs from the credit that it explains and works out its own result, so a reader who compares the two
-finds out whether the formula is the one that the run followed.
+Each estimator's `explain` builds its lines from the parts here, beside the code that computes the same numbers. A line
+takes its inputs from the credit that it explains and computes its own result. So a reader who compares the two results
+sees whether the run used this formula.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ VALUE, DELTA, RAW, ADVANTAGE = "V̄", "δ", "Â", "A"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalculationLine:
-    """One number of a step: `formula` is its symbol, the formula and the numbers; `result` is what they give."""
+    """One number of a step. `formula`: its symbol, the formula and the numbers. `result`: the computed value."""
 
     formula: str
     result: float
 
     @property
     def symbol(self) -> str:
-        """The number that is explained: one of VALUE, DELTA, RAW, ADVANTAGE."""
+        """Symbol of the number that is explained: one of VALUE, DELTA, RAW, ADVANTAGE."""
         return self.formula.partition(" ")[0]
 
     def __str__(self) -> str:
@@ -39,29 +39,29 @@ Explanation = list[list[CalculationLine]]
 
 
 def plain(value: float, digits: int = 3) -> str:
-    """A number with a true minus sign, and never a negative zero."""
+    """Formats a number with a true minus sign, and never as negative zero."""
     text = f"{value:.{digits}f}"
     return text.replace("-", "−") if float(text) else text.replace("-", "")
 
 
 def signed(value: float, digits: int = 3) -> str:
-    """The same, with + before a number above zero."""
+    """Formats a number like `plain`, with + before a number above zero."""
     text = plain(value, digits)
     return f"+{text}" if value > 0 and text.strip("0.") else text
 
 
 def less(value: float) -> str:
-    """` − 3.000`, or ` + 3.000` for the same below zero: the second half of a difference."""
+    """Formats the second half of a difference: ` − 3.000` for 3, ` + 3.000` for -3."""
     return f" {'−' if value >= 0 else '+'} {plain(abs(value))}"
 
 
 def penalty_of(step: CreditStep, options: CreditSection) -> float:
-    """The local penalty of a step; 0 for a valid one and in the other modes."""
+    """Returns the local penalty of a step; 0 for a valid step and in the other modes."""
     return options.penalty if step.invalid and options.penalty_mode == "local" else 0.0
 
 
 def value_at(credit: Credit, episode: int, step: int) -> float:
-    """V against a step, for estimators that have values."""
+    """Returns V at a step, for estimators that have values."""
     if credit.baselines is not None:
         return credit.baselines[episode][step]
     assert credit.values is not None
@@ -69,7 +69,7 @@ def value_at(credit: Credit, episode: int, step: int) -> float:
 
 
 def mean_line(sample: Sequence[float]) -> CalculationLine:
-    """V̄ as the mean return of all steps in the state."""
+    """Explains V̄ as the mean return of all steps in the state."""
     if len(sample) == 1:
         return CalculationLine(formula="V̄ = its own R̂, as no other step of the group was in this state",
                                result=sample[0])
@@ -77,7 +77,7 @@ def mean_line(sample: Sequence[float]) -> CalculationLine:
 
 
 def delta_line(reward: float, value: float, after: float | None, options: CreditSection) -> CalculationLine:
-    """δ; `after`: the value of what followed, None when the episode ended."""
+    """Explains δ. `after`: the value of the next state; None if the episode ended."""
     taken = f"{reward:g}"
     if after is None:
         return CalculationLine(formula=f"δ = r − V̄, as the episode ended here = {taken} − {plain(value)}",
@@ -89,7 +89,7 @@ def delta_line(reward: float, value: float, after: float | None, options: Credit
 
 def recursion_line(delta: float, after: float | None, decay: float, *, penalty: float = 0.0,
                    named: str = "γλ Â(next)") -> CalculationLine:
-    """Â = δ + decay · Â(next) - penalty; `after`: Â of the next step, None when the episode ended."""
+    """Explains Â = δ + decay · Â(next) - penalty. `after`: Â of the next step; None if the episode ended."""
     formula, off = ("Â = δ − penalty", f" − {penalty:g}") if penalty else ("Â = δ", "")
     if after is None:
         numbers = f" = {plain(delta)}{off}" if off else ""
@@ -109,7 +109,7 @@ class GroupScale:
 
     @classmethod
     def of(cls, credit: Credit, options: CreditSection) -> GroupScale | None:
-        """None unless A is normalised within the group."""
+        """Returns the scale of a group; None if A is not normalised within the group."""
         if options.normalize != "group":
             return None
         sample = list(chain.from_iterable(credit.raw_advantages))
@@ -119,7 +119,7 @@ class GroupScale:
 
 def scaled_line(raw: float, scale: GroupScale | None, *, penalty: float = 0.0,
                 term: tuple[float, float] | None = None) -> CalculationLine:
-    """A from Â, less a penalty that comes after the norm; `term`: weight and value of what `broadcast` adds."""
+    """Explains A from Â, minus a penalty after normalising. `term`: weight and value that `broadcast` adds."""
     names = f"{' − penalty' if penalty else ''}{' + broadcast · A of GRPO' if term else ''}"
     numbers = f" − {penalty:g}" if penalty else ""
     added = -penalty
@@ -135,13 +135,13 @@ def scaled_line(raw: float, scale: GroupScale | None, *, penalty: float = 0.0,
 
 
 def score_of(group: Group, options: CreditSection, episode: int, step: int) -> tuple[str, float]:
-    """S of a step as a formula and its value: the episode's reward, less the step's local penalty."""
+    """Returns S of a step as a formula and its value: the episode's reward minus the step's local penalty."""
     total, off = sum(rewards(group, options)[episode]), penalty_of(group[episode][step], options)
     return (f"{plain(total)} − {off:g}" if off else plain(total)), total - off
 
 
 def deviation_line(group: Group, options: CreditSection, episode: int, step: int) -> CalculationLine:
-    """Â of estimators that compare episodes: S less the mean of S."""
+    """Explains Â of estimators that compare episodes: S minus the mean of S."""
     _, sample = scores(group, options)
     mean, _ = center(sample, options.ddof)
     numbers, score = score_of(group, options, episode, step)
@@ -150,7 +150,7 @@ def deviation_line(group: Group, options: CreditSection, episode: int, step: int
 
 
 def score_line(group: Group, options: CreditSection, episode: int, step: int) -> CalculationLine:
-    """Â of estimators that compare nothing within the group: S itself."""
+    """Explains Â of estimators that compare nothing within the group: S itself."""
     numbers, score = score_of(group, options, episode, step)
     named = "R − penalty" if penalty_of(group[episode][step], options) else "R"
     return CalculationLine(formula=f"Â = S = {named}, R the reward of the episode = {numbers}", result=score)

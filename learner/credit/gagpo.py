@@ -3,13 +3,13 @@
     R̂_t = r_t + γ R̂_{t+1}                        return of each occurrence, R̂ = 0 after the last step
     V̄(s) = mean of R̂ over all occurrences of s     across the K episodes; repeats within one episode count
     δ_t = r_t + γ V̄(s_{t+1}) - V̄(s_t)             V̄ = 0 after the last step, won or timed out
-    Â_t = δ_t + γλ Â_{t+1}                         less the local penalty (parts.py)
+    Â_t = δ_t + γλ Â_{t+1}                         minus the local penalty (group_operations.py)
     A_t = (Â_t - μ) / (σ + ε)                      over all steps of the group
 
 A singleton state is its own value, V̄ = R̂, so all its credit comes from the steps that follow it. λ = 1 gives
 Â = R̂ - V̄, λ = 0 gives Â = δ.
-Settings: normalize `batch` takes μ and σ over all groups of the learner step, `none` leaves Â; bootstrap ends a cut
-episode in V̄ of the state it was cut in, where the group knows it; broadcast adds that much of GRPO's advantage to A.
+Settings: normalize `batch` takes μ and σ over all groups of the learner step, `none` leaves Â. bootstrap uses V̄ of the
+state in which a budget cut an episode, if the group has that state. broadcast is the weight of GRPO's advantage in A.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ RECURSION = frozenset({"gamma", "lam", "penalty", "penalty_mode", "normalize", "
 
 
 class Gagpo:
-    """The method of the paper, with the readings that docs/algorithms.md gives reasons for."""
+    """The method of the paper. docs/algorithms.md gives reasons for the choices that the paper leaves open."""
 
     needs_tokens: ClassVar[bool] = False
     needs_critic: ClassVar[bool] = False
 
     def reads(self, options: CreditSection) -> frozenset[str]:
-        """GRPO's keys count only when its term is added."""
+        """Returns the keys of the recursion, and GRPO's keys if its term is added."""
         own = RECURSION | {"broadcast"}
         return own | EPISODE if options.broadcast else own
 
     def group(self, group: Group, options: CreditSection) -> Credit:
-        """Credit of one group; see the module's formulas."""
+        """Returns the credit of one group; see the module's formulas."""
         returns = discounted(group, options)
         values = state_values(group, returns)
         deltas: Nested = []
@@ -77,7 +77,7 @@ class Gagpo:
                                              advantages=raw, states=states(group)))
 
     def batch(self, credits: list[Credit], options: CreditSection) -> list[Credit]:
-        """The one normalisation of `normalize: batch`."""
+        """Normalises all groups together if `normalize` is `batch`."""
         return normalized_together(credits, options)
 
     def legend(self, options: CreditSection) -> dict[str, str]:
@@ -85,7 +85,7 @@ class Gagpo:
         return family_legend("the mean R̂ of all steps of the group in that state", options)
 
     def explain(self, group: Group, credit: Credit, options: CreditSection, episode: int) -> Explanation:
-        """The penalty comes off Â here, after the recursion: the next step's Â enters without its own."""
+        """Explains the numbers. The next step's Â enters before its own penalty, which comes after the recursion."""
         steps, raw = group[episode], credit.raw_advantages[episode]
         returns, scale = by_state(group, credit.returns), GroupScale.of(credit, options)
         term = episode_term(group, options)[1][episode] if options.broadcast else None
@@ -104,7 +104,7 @@ class Gagpo:
 
 
 def family_legend(value: str, options: CreditSection) -> dict[str, str]:
-    """The legend of GAGPO and its variants; `value`: what V̄ is."""
+    """Returns the legend of GAGPO and its variants. `value`: the meaning of V̄."""
     scaled = {"group": "Â on the scale of its group", "batch": "Â on the scale of all groups of the learner step",
               "none": "Â, not rescaled"}
     return {VALUE: value, DELTA: "what the action changed, r + γ V̄(next) − V̄: below 0 it led to a state worth less",
@@ -113,7 +113,7 @@ def family_legend(value: str, options: CreditSection) -> dict[str, str]:
 
 
 def family_deltas(group: Group, credit: Credit, options: CreditSection, episode: int) -> list[CalculationLine]:
-    """The line of δ at each step, for GAGPO and its variants: they differ in V alone."""
+    """Returns the line of δ at each step, for GAGPO and its variants, which differ only in V."""
     steps, r = group[episode], rewards(group, options)[episode]
     v = [value_at(credit, episode, t) for t in range(len(steps))]
     cut = steps[-1].cut_in if options.bootstrap else None
@@ -123,7 +123,7 @@ def family_deltas(group: Group, credit: Credit, options: CreditSection, episode:
 
 
 def value_after(last: CreditStep, values: Values, options: CreditSection) -> float:
-    """V̄ after an episode's last step."""
+    """Returns V̄ after an episode's last step."""
     if not options.bootstrap or last.cut_in is None:
         return 0.0
     return values.get(last.cut_in, (0.0, 0))[0]

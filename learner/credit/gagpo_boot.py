@@ -1,11 +1,11 @@
-"""GAGPO where an uncompared state takes its value from its successor (ours; docs/algorithms.md).
+"""GAGPO in which a state that only one episode met takes its value from its successor (ours; docs/algorithms.md).
 
-    V(s) = mean of R̂ over all occurrences of s                      where two episodes or more met s
-    V_i(t) = r_t + γ V_i(t+1)                                       where episode i alone did; so δ_t = 0 there
+    V(s) = mean of R̂ over all occurrences of s                      if two episodes or more met s
+    V_i(t) = r_t + γ V_i(t+1)                                       if only episode i met it; so δ_t = 0 there
     δ, Â as in GAGPO; A_t = (Â_t - μ) / (σ + ε)                     less the local penalty, which comes last here
 
-A state that no other episode met has nothing to compare: it adds nothing of its own and hands its successor's credit
-on, Â_t = γλ Â_{t+1}, with the successor's sign. After the last shared state of an episode all credit is 0.
+A state that no other episode met has nothing to compare with. It adds no credit of its own and passes on its
+successor's, Â_t = γλ Â_{t+1}, with the same sign. After the last shared state of an episode all credit is 0.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from services.config.tree import CreditSection
 
 
 class GagpoBootstrapped:
-    """Faithful GAGPO is in gagpo.py; this one differs in V of uncompared states and in where the penalty goes."""
+    """A variant of gagpo.py with another V of states that only one episode met, and the penalty after normalising."""
 
     needs_tokens: ClassVar[bool] = False
     needs_critic: ClassVar[bool] = False
 
     def reads(self, options: CreditSection) -> frozenset[str]:  # noqa: ARG002 the same keys under all options
-        """The keys of GAGPO's recursion."""
+        """Returns the keys of GAGPO's recursion."""
         return RECURSION
 
     def group(self, group: Group, options: CreditSection) -> Credit:
-        """Credit of one group; see the module's formulas."""
+        """Returns the credit of one group; see the module's formulas."""
         returns, r = discounted(group, options), rewards(group, options)
         means, shared = state_values(group, returns), shared_states(group)
         baselines: Nested = []
@@ -71,16 +71,16 @@ class GagpoBootstrapped:
                       advantages=penalized(scaled, group, options), states=states(group))
 
     def batch(self, credits: list[Credit], options: CreditSection) -> list[Credit]:
-        """The one normalisation of `normalize: batch`."""
+        """Normalises all groups together if `normalize` is `batch`."""
         return normalized_together(credits, options)
 
     def legend(self, options: CreditSection) -> dict[str, str]:
-        """V̄ of a state that one episode met is its successor's."""
+        """Returns the legend. V̄ of a state that only one episode met comes from its successor."""
         return family_legend("the mean R̂ of the group's steps in that state; where no other episode was in it, "
                              "r + γ V̄ of the state that followed", options)
 
     def explain(self, group: Group, credit: Credit, options: CreditSection, episode: int) -> Explanation:
-        """The penalty comes off A."""
+        """Explains the numbers. The penalty is subtracted from A."""
         steps, raw, shared = group[episode], credit.raw_advantages[episode], shared_states(group)
         returns, scale, r = by_state(group, credit.returns), GroupScale.of(credit, options), rewards(group, options)
         lines: Explanation = []
@@ -101,7 +101,7 @@ class GagpoBootstrapped:
 
 
 def shared_states(group: Group) -> set[str]:
-    """The states that at least two episodes met."""
+    """Returns the states that at least two episodes met."""
     seen: set[str] = set()
     shared: set[str] = set()
     for episode in group:

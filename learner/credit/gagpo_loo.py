@@ -1,18 +1,18 @@
-"""GAGPO with values that leave the episode itself out and lean on the step before (ours; docs/algorithms.md).
+"""GAGPO with values that leave out the episode itself and use the value of the step before (ours; docs/algorithms.md).
 
     M_i(s), n_i(s)   mean and number of R̂ over the steps at s of all episodes but i
     V_i(0) = mean of R̂_1 over all episodes but i
     V_i(t) = (n_i(s_t) M_i(s_t) + κ V_i(t-1)) / (n_i(s_t) + κ)     κ = prior; 0 after the last step
     δ_t = r_t + γ V_i(t+1) - V_i(t)
-    Â_t = δ_t + γ λ_{t+1} Â_{t+1}                                  λ_t = λ where n_i(s_t) > 0, else 1
+    Â_t = δ_t + γ λ_{t+1} Â_{t+1}                                  λ_t = λ if n_i(s_t) > 0, else 1
     A_t = (Â_t - μ) / (σ + ε)                                      less the local penalty, which comes last here
 
-V_i(t) is a function of what others earned and of the states that episode i has passed: what it earns from t on cannot
-move its own baseline. So no step is blamed for the success of the next one, as plain GAGPO blames the step before a
-shared state, and a state that no other episode has seen is compared with the last one that some other has. Such a
-state's V is carried, not measured; λ = 1 there keeps Â from resting on it, and brings the outcome of a long stretch
-that nobody else went, undivided, to the step that led there.
-The penalty after normalising: in a group where all fail, invalid steps get exactly -penalty and all others 0.
+V_i(t) is a function of the others' returns and of the states that episode i has passed, so the rewards of episode i
+from t on cannot change its own baseline. Therefore no step gets negative credit for the success of the next one, as the
+step before a shared state does in plain GAGPO. A state that no other episode has met is compared with the last state
+that another has met. Its V is carried and not measured, so λ = 1 there: Â does not rely on it, and the whole outcome of
+a sequence of such states reaches the step that led to the first of them.
+The penalty comes after normalising: if all episodes of a group fail, invalid steps get exactly -penalty, others 0.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ from services.config.tree import CreditSection
 
 
 class GagpoLeaveOneOut:
-    """Faithful GAGPO is in gagpo.py; this one differs in V and in where the penalty goes."""
+    """A variant of gagpo.py with another V, and the penalty after normalising."""
 
     needs_tokens: ClassVar[bool] = False
     needs_critic: ClassVar[bool] = False
 
     def reads(self, options: CreditSection) -> frozenset[str]:  # noqa: ARG002 the same keys under all options
-        """The keys of GAGPO's recursion and the prior of its values."""
+        """Returns the keys of GAGPO's recursion and the prior of the values."""
         return RECURSION | {"prior"}
 
     def group(self, group: Group, options: CreditSection) -> Credit:
-        """Credit of one group; see the module's formulas."""
+        """Returns the credit of one group; see the module's formulas."""
         returns = discounted(group, options)
         values, compared = others_values(group, returns, options.prior)
         deltas: Nested = []
@@ -73,16 +73,16 @@ class GagpoLeaveOneOut:
                       baselines=[v[:len(row)] for v, row in zip(values, returns, strict=True)])
 
     def batch(self, credits: list[Credit], options: CreditSection) -> list[Credit]:
-        """The one normalisation of `normalize: batch`."""
+        """Normalises all groups together if `normalize` is `batch`."""
         return normalized_together(credits, options)
 
     def legend(self, options: CreditSection) -> dict[str, str]:
-        """V̄ leaves the episode itself out."""
+        """Returns the legend. V̄ leaves out the episode itself."""
         return family_legend("the mean R̂ of the other episodes' steps in that state, drawn towards V̄ of the step "
                              "before", options)
 
     def explain(self, group: Group, credit: Credit, options: CreditSection, episode: int) -> Explanation:
-        """The penalty comes off A; λ counts as 1 on the way from a state that no other episode was in."""
+        """Explains the numbers. The penalty is subtracted from A; λ = 1 at a state that no other episode was in."""
         steps, raw, scale = group[episode], credit.raw_advantages[episode], GroupScale.of(credit, options)
         others = [row for i, row in enumerate(credit.returns) if i != episode]
         elsewhere = by_state([row for i, row in enumerate(group) if i != episode], others)
@@ -103,7 +103,7 @@ class GagpoLeaveOneOut:
 
 
 def _value_line(returns: Sequence[float], before: float, prior: float, *, first: bool) -> CalculationLine:
-    """V of a step from the returns of the other episodes in its state, and V of the step before."""
+    """Explains V of a step, from the returns of the other episodes in its state and V of the step before."""
     named = "mean first R̂ of the others" if first else "V̄(before)"
     count = len(returns)
     if not count:
@@ -121,8 +121,8 @@ def _mean(xs: Sequence[float]) -> float:
 
 
 def others_values(group: Group, returns: Nested, prior: float) -> tuple[Nested, list[list[bool]]]:
-    """V_i(t) for each step t of each episode i, and for the state that an episode was cut in, if it was; and whether
-    another episode has been there, n_i > 0."""
+    """Returns V_i(t) for each step t of each episode i, and for the state in which a budget cut it; and whether another
+    episode has been in that state, n_i > 0."""
     everywhere = _sums(group, returns)
     starts = [row[0] for row in returns]
     rows: Nested = []
@@ -147,11 +147,11 @@ def others_values(group: Group, returns: Nested, prior: float) -> tuple[Nested, 
 
 
 def _sums(group: Group, returns: Nested) -> dict[str, tuple[float, int]]:
-    """State -> (sum of R̂, occurrences). fsum: no value depends on the order of the episodes."""
+    """Returns state -> (sum of R̂, occurrences). fsum makes the values independent of the order of the episodes."""
     return {state: (fsum(xs), len(xs)) for state, xs in by_state(group, returns).items()}
 
 
 def _passed(episode: Sequence[CreditStep]) -> list[str]:
-    """The states of an episode, with the one that it was cut in."""
+    """Returns the states of an episode, with the one in which a budget cut it."""
     cut = episode[-1].cut_in
     return [step.state for step in episode] + ([] if cut is None else [cut])

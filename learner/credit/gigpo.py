@@ -5,7 +5,7 @@
     A_S = (Q_t - mean) / (std + ε)                 over all steps in the same state; mode mean_norm does not divide
     A_t = A_E + ω A_S
 
-A state that only one step has gives A_S = 0. The value of a state is the mean of Q that is taken off there.
+A state with only one step gives A_S = 0. The value of a state is the mean of Q that is subtracted there.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class Gigpo(WithinGroup):
     """Episode- and step-level credit."""
 
     def reads(self, options: CreditSection) -> frozenset[str]:
-        """GRPO's keys, and those of the step-level term."""
+        """Returns GRPO's keys and those of the step-level term."""
         own = EPISODE | {"gamma", "omega", "state_key"}
         return own - {"ddof"} if options.mode == "mean_norm" else own
 
     def group(self, group: Group, options: CreditSection) -> Credit:
-        """Credit of one group; raw_advantages are A with no term divided by a spread."""
+        """Returns the credit of one group. raw_advantages are A without division by a spread."""
         returns = discounted(group, options)
         q = penalized(returns, group, options)
         samples = by_state(group, q)
@@ -43,13 +43,13 @@ class Gigpo(WithinGroup):
                       advantages=plus(advantages_e, options.omega, advantages_s))
 
     def legend(self, options: CreditSection) -> dict[str, str]:
-        """V̄ is the mean that a step is compared with, of returns less penalties."""
+        """Returns the legend. V̄ is the mean of returns minus penalties, with which a step is compared."""
         divided = "" if options.mode == "mean_norm" else ", each term divided by its spread"
         return {VALUE: "the mean Q of all steps of the group in that state, Q a step's R̂ less its penalty",
                 RAW: "GRPO's S − mean, plus ω (Q − V̄)", ADVANTAGE: f"Â{divided}"}
 
     def explain(self, group: Group, credit: Credit, options: CreditSection, episode: int) -> Explanation:
-        """The two terms, undivided in Â and on their scales in A."""
+        """Explains the two terms: undivided in Â, each divided by its spread in A."""
         q = penalized(credit.returns, group, options)
         samples = by_state(group, q)
         raw_e, advantages_e = episode_term(group, options)

@@ -1,9 +1,9 @@
 """Operations that the estimators share: rewards, returns, scores, penalty, means and spreads. Lists: [episode][step].
 
-The penalty p of an invalid step means the same to every estimator:
-    local    p comes off the credit of that step alone: its score S, its step return or its Â; never off a return R̂
-    reward   p comes off its reward r_t, so that it also reaches all earlier steps and the episode's score
-    none     invalid steps are steps like any other
+The penalty p of an invalid step has the same meaning in every estimator:
+    local    p is subtracted only from that step's credit: its score S, its step return or its Â; never from a return R̂
+    reward   p is subtracted from its reward r_t, so that it also changes all earlier steps and the episode's score
+    none     invalid steps are treated like others
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ class WithinGroup:
     needs_critic: ClassVar[bool] = False
 
     def batch(self, credits: list[Credit], options: CreditSection) -> list[Credit]:  # noqa: ARG002 the hook's form
-        """Groups are on one scale already: nothing to do."""
+        """Returns the credits unchanged: all groups are on one scale already."""
         return credits
 
 
 def rewards(group: Group, options: CreditSection) -> Nested:
-    """r_t, less the penalty in mode `reward`."""
+    """Returns r_t, minus the penalty in mode `reward`."""
     if options.penalty_mode == "reward":
         return [[step.reward - options.penalty * step.invalid for step in episode] for episode in group]
     return [[step.reward for step in episode] for episode in group]
 
 
 def penalized(rows: Nested, group: Group, options: CreditSection) -> Nested:
-    """The rows, less the penalty on invalid steps in mode `local`; unchanged in the others."""
+    """Returns the rows, minus the penalty of invalid steps in mode `local`; unchanged in the other modes."""
     if options.penalty_mode != "local":
         return rows
     return [[x - options.penalty if step.invalid else x for x, step in zip(row, episode, strict=True)]
@@ -47,7 +47,7 @@ def penalized(rows: Nested, group: Group, options: CreditSection) -> Nested:
 
 
 def backward(row: Sequence[float], decay: float) -> list[float]:
-    """x_t + decay x_{t+1} + decay² x_{t+2} + ...; [T] to [T]."""
+    """Returns x_t + decay x_{t+1} + decay² x_{t+2} + ... for each t, [T]."""
     out, total = [0.0] * len(row), 0.0
     for t in range(len(row) - 1, -1, -1):
         total = out[t] = row[t] + decay * total
@@ -64,15 +64,15 @@ def backward_by_step(row: Sequence[float], decays: Sequence[float]) -> list[floa
 
 
 def discounted(group: Group, options: CreditSection) -> Nested:
-    """R̂_t = r_t + γ R̂_{t+1}, R̂ = 0 after the last step."""
+    """Returns R̂_t = r_t + γ R̂_{t+1}, with R̂ = 0 after the last step."""
     return [backward(row, options.gamma) for row in rewards(group, options)]
 
 
 def scores(group: Group, options: CreditSection) -> tuple[Nested, list[float]]:
-    """Row scores S_it, and the sample that their mean and spread are taken over.
+    """Returns row scores S_it, and the sample over which their mean and spread are taken.
 
-    S_it = R_i, the episode's undiscounted reward, less the local penalty of step (i, t). The sample holds all S_it
-    (statistics `rows`), or each R_i once (`trajectories`), which knows no local penalty.
+    S_it = R_i, the episode's undiscounted reward, minus the local penalty of step (i, t). The sample has all S_it
+    (statistics `rows`), or each R_i once, without a local penalty (`trajectories`).
     """
     totals = [fsum(row) for row in rewards(group, options)]
     rows = penalized([[total] * len(episode) for total, episode in zip(totals, group, strict=True)], group, options)
@@ -80,7 +80,7 @@ def scores(group: Group, options: CreditSection) -> tuple[Nested, list[float]]:
 
 
 def by_state(group: Group, rows: Nested) -> dict[str, list[float]]:
-    """The numbers of all steps taken in each state; every occurrence counts, repeats within one episode too."""
+    """Returns the numbers of all steps in each state. Every occurrence counts, also repeats within one episode."""
     found: dict[str, list[float]] = {}
     for episode, row in zip(group, rows, strict=True):
         for step, x in zip(episode, row, strict=True):
@@ -89,20 +89,20 @@ def by_state(group: Group, rows: Nested) -> dict[str, list[float]]:
 
 
 def state_values(group: Group, rows: Nested) -> dict[str, tuple[float, int]]:
-    """State -> (mean, occurrences)."""
+    """Returns state -> (mean, occurrences)."""
     return {state: (average(xs), len(xs)) for state, xs in by_state(group, rows).items()}
 
 
 def average(xs: Sequence[float]) -> float:
-    """The mean, in any order of the numbers (fsum); of equal numbers exactly their value, not a rounding beside it."""
+    """Returns the mean. It does not depend on the order (fsum), and for equal numbers it is exactly their value."""
     return xs[0] if min(xs) == max(xs) else fsum(xs) / len(xs)
 
 
 def center(sample: Sequence[float], ddof: int) -> tuple[float, float]:
-    """Mean and spread, the standard deviation + ε, in any order of the sample.
+    """Returns mean and spread, the standard deviation + ε. They do not depend on the order of the sample.
 
-    A single number is compared with nothing: (0, 1). Equal numbers have no spread to divide by: (their value, 1), so
-    that they are exactly 0 apart, and a penalised step outside the sample is not blown up by 1/ε.
+    A single number has nothing to compare with: (0, 1). Equal numbers have no spread: (their value, 1), so that their
+    deviations are exactly 0, and a penalised step outside the sample is not magnified by 1/ε.
     """
     if len(sample) == 1:
         return 0.0, 1.0
@@ -113,15 +113,15 @@ def center(sample: Sequence[float], ddof: int) -> tuple[float, float]:
 
 
 def normalized(rows: Nested, ddof: int) -> Nested:
-    """(x - mean) / spread over all rows."""
+    """Returns (x - mean) / spread over all rows."""
     mean, spread = center(list(chain.from_iterable(rows)), ddof)
     return [[(x - mean) / spread for x in row] for row in rows]
 
 
 def normalized_together(credits: list[Credit], options: CreditSection) -> list[Credit]:
-    """Batch hook of `normalize: batch`: Â of all groups to one zero mean and unit spread; else the identity.
+    """Normalises Â of all groups together if `normalize` is `batch`; else returns the credits unchanged.
 
-    What `group` added to Â, an episode-level term, stays beside it at its own scale.
+    An episode-level term that `group` added to Â keeps its own scale.
     """
     if options.normalize != "batch":
         return credits
@@ -132,10 +132,10 @@ def normalized_together(credits: list[Credit], options: CreditSection) -> list[C
 
 
 def plus(rows: Nested, weight: float, others: Nested) -> Nested:
-    """rows + weight · others."""
+    """Returns rows + weight · others."""
     return [[x + weight * y for x, y in zip(row, other, strict=True)] for row, other in zip(rows, others, strict=True)]
 
 
 def states(group: Group) -> list[list[str]]:
-    """The state keys."""
+    """Returns the state keys."""
     return [[step.state for step in episode] for episode in group]

@@ -7,7 +7,7 @@ Source: arXiv 2402.03300, section 4.1.2.
 
 Mean and std are over all step rows of the group (statistics `rows`, what verl-agent's code does by default: long
 episodes weigh more), or over the R_i (`trajectories`, the paper's formula). Under `trajectories` the local penalty of
-one step therefore lowers that step alone, and where all R_i are equal it is not divided.
+one step therefore lowers only that step, and if all R_i are equal it is not divided.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from learner.credit.types import Credit, Group, Nested
 from services.config.tree import CreditSection
 
 EPISODE = frozenset({"penalty", "penalty_mode", "ddof", "mode", "statistics"})
-"""The keys that GRPO's advantage reads, also as a term of other estimators."""
+"""Keys that GRPO's advantage reads, also when it is a term of another estimator."""
 
 
 class Grpo(WithinGroup):
     """Episode-level credit."""
 
     def reads(self, options: CreditSection) -> frozenset[str]:
-        """The divisor of the spread counts only when deviations are divided by it."""
+        """Returns GRPO's keys, without `ddof` if deviations are not divided by the spread."""
         return EPISODE - {"ddof"} if options.mode == "mean_norm" else EPISODE
 
     def group(self, group: Group, options: CreditSection) -> Credit:
-        """Credit of one group; raw_advantages are the deviations S - mean."""
+        """Returns the credit of one group. raw_advantages are the deviations S - mean."""
         raw, advantages = episode_term(group, options)
         return Credit(returns=discounted(group, options), values=None, deltas=None, raw_advantages=raw,
                       advantages=advantages, states=states(group))
 
     def legend(self, options: CreditSection) -> dict[str, str]:
-        """No state is valued."""
+        """Returns the legend. States have no values."""
         over = "episodes" if options.statistics == "trajectories" else "steps"
         return {RAW: f"S − mean, S the episode's reward less the step's penalty, the mean over the group's {over}",
                 ADVANTAGE: "Â" if options.mode == "mean_norm" else "Â / σ, σ the standard deviation of S"}
 
     def explain(self, group: Group, credit: Credit, options: CreditSection, episode: int) -> Explanation:
-        """The same at all steps of an episode that earn no penalty."""
+        """Explains the numbers, which are equal at all steps of an episode without a penalty."""
         raw = credit.raw_advantages[episode]
         return [[deviation_line(group, options, episode, t), _advantage_line(group, options, raw[t])]
                 for t in range(len(raw))]
@@ -56,7 +56,7 @@ def _advantage_line(group: Group, options: CreditSection, raw: float) -> Calcula
 
 
 def episode_term(group: Group, options: CreditSection) -> tuple[Nested, Nested]:
-    """S - mean, and A."""
+    """Returns S - mean, and A."""
     rows, sample = scores(group, options)
     mean, spread = center(sample, options.ddof)
     raw = [[s - mean for s in row] for row in rows]

@@ -1,4 +1,4 @@
-"""PPO with a learned critic (arXiv 1707.06347): here only the scores, the advantages are made where the critic is.
+"""PPO with a learned critic (arXiv 1707.06347). This file has only the scores; learner/critic.py makes the advantages.
 
     S_it = R_i - p [step (i, t) invalid]           the reward on the last token of row (i, t), 0 on the tokens before it
 
@@ -22,20 +22,20 @@ class Ppo(WithinGroup):
     needs_critic: ClassVar[bool] = True
 
     def reads(self, options: CreditSection) -> frozenset[str]:  # noqa: ARG002 the same keys under all options
-        """The penalty shapes the scores; γ and λ shape the learner's estimation over tokens."""
+        """Returns the keys of the penalty, which changes the scores, and γ and λ of the learner's token advantages."""
         return frozenset({"penalty", "penalty_mode", "gamma", "lam"})
 
     def group(self, group: Group, options: CreditSection) -> Credit:
-        """raw_advantages and advantages are the row scores."""
+        """Returns credit whose raw_advantages and advantages are the row scores."""
         rows, _ = scores(group, options)
         return Credit(returns=discounted(group, options), values=None, deltas=None, raw_advantages=rows,
                       advantages=rows, states=states(group))
 
     def legend(self, options: CreditSection) -> dict[str, str]:  # noqa: ARG002 the same under all options
-        """The critic's values are those of tokens; no state has one."""
+        """Returns the legend. The critic values tokens; states have no values."""
         return {RAW: "the score of the step: the episode's reward less the step's penalty",
                 ADVANTAGE: "mean advantage of the answer's tokens, by the critic's values"}
 
     def explain(self, group: Group, credit: Credit, options: CreditSection, episode: int) -> Explanation:  # noqa: ARG002
-        """A has no line: the critic made it."""
+        """Explains the score. A has no line, because the critic computes it."""
         return [[score_line(group, options, episode, t)] for t in range(len(group[episode]))]

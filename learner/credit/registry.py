@@ -30,7 +30,7 @@ ESTIMATORS: dict[str, NamedEstimator] = {
 
 
 def estimator(name: str) -> NamedEstimator:
-    """The estimator of that name. Raises UserError, listing those that exist."""
+    """Returns the estimator of that name. Raises UserError that lists all names."""
     found = ESTIMATORS.get(name)
     if found is None:
         raise UserError(f"there is no credit estimator {name!r}", f"use one of: {', '.join(ESTIMATORS)}")
@@ -38,7 +38,7 @@ def estimator(name: str) -> NamedEstimator:
 
 
 def keys_read(options: CreditSection) -> frozenset[str]:
-    """The keys of `learner.credit` that do something under these options; any other may be set and changes nothing.
+    """Returns the keys of `learner.credit` that have an effect under these options. Other keys change nothing.
 
     Raises UserError for an estimator that does not exist.
     """

@@ -27,28 +27,28 @@ class ReinforcePlusPlus:
     needs_critic: ClassVar[bool] = False
 
     def reads(self, options: CreditSection) -> frozenset[str]:  # noqa: ARG002 the same keys under all options
-        """Scores are whitened over the batch; groups and states play no part."""
+        """Returns the keys of the score and the spread. Groups and states have no effect."""
         return frozenset({"penalty", "penalty_mode", "ddof"})
 
     def group(self, group: Group, options: CreditSection) -> Credit:
-        """The scores: they are whitened by `batch`. Raises ValueError for a step whose tokens are not known."""
+        """Returns the scores, which `batch` whitens. Raises ValueError for a step whose tokens are not known."""
         return scored(group, options, scores(group, options)[0])
 
     def batch(self, credits: list[Credit], options: CreditSection) -> list[Credit]:
-        """Whitens all of them."""
+        """Whitens the scores of all groups together."""
         return whitened(credits, options.ddof)
 
     def legend(self, options: CreditSection) -> dict[str, str]:  # noqa: ARG002 the same under all options
-        """No state is valued, and no group compared."""
+        """Returns the legend. States have no values, and groups are not compared."""
         return {RAW: "the episode's reward less the step's penalty", ADVANTAGE: WHITENED}
 
     def explain(self, group: Group, credit: Credit, options: CreditSection, episode: int) -> Explanation:  # noqa: ARG002
-        """A has no line: all groups of the learner step take part in it."""
+        """Explains the score. A has no line, because all groups of the learner step affect it."""
         return [[score_line(group, options, episode, t)] for t in range(len(group[episode]))]
 
 
 def scored(group: Group, options: CreditSection, raw: Nested) -> Credit:
-    """Credit that waits for whitening."""
+    """Returns credit that still has to be whitened."""
     tokens = [[step.tokens for step in episode if step.tokens is not None] for episode in group]
     if any(len(row) < len(episode) for row, episode in zip(tokens, group, strict=True)):
         raise ValueError(f"estimator {options.estimator} needs the tokens of every step")
@@ -57,7 +57,8 @@ def scored(group: Group, options: CreditSection, raw: Nested) -> Credit:
 
 
 def whitened(credits: list[Credit], ddof: int) -> list[Credit]:
-    """Raw advantages to zero mean and unit spread over tokens; a lone token stays as it is, equal scores give 0."""
+    """Returns raw advantages with zero mean and unit spread over tokens. A single token is unchanged; equal scores
+    give 0."""
     raw = [x for credit in credits for row in credit.raw_advantages for x in row]
     weights = [n for credit in credits for row in credit.tokens or [] for n in row]
     total = sum(weights)

@@ -16,31 +16,31 @@ from services.config.tree import CreditSection
 
 
 class ReinforcePlusPlusBaseline:
-    """Group means, one spread for the batch."""
+    """Batch-level credit with the mean of the group as baseline."""
 
     needs_tokens: ClassVar[bool] = True
     needs_critic: ClassVar[bool] = False
 
     def reads(self, options: CreditSection) -> frozenset[str]:  # noqa: ARG002 the same keys under all options
-        """As REINFORCE++, and what the baseline of a group is the mean of."""
+        """Returns REINFORCE++'s keys, and `statistics` for the baseline of a group."""
         return frozenset({"penalty", "penalty_mode", "ddof", "statistics"})
 
     def group(self, group: Group, options: CreditSection) -> Credit:
-        """The centred scores: they are whitened by `batch`. Raises ValueError for a step whose tokens are not known."""
+        """Returns the centred scores, which `batch` whitens. Raises ValueError for a step with unknown tokens."""
         rows, sample = scores(group, options)
         mean, _ = center(sample, options.ddof)
         return scored(group, options, [[s - mean for s in row] for row in rows])
 
     def batch(self, credits: list[Credit], options: CreditSection) -> list[Credit]:
-        """Whitens all of them."""
+        """Whitens the scores of all groups together."""
         return whitened(credits, options.ddof)
 
     def legend(self, options: CreditSection) -> dict[str, str]:
-        """No state is valued."""
+        """Returns the legend. States have no values."""
         over = "episodes" if options.statistics == "trajectories" else "steps"
         return {RAW: f"S − mean, S the episode's reward less the step's penalty, the mean over the group's {over}",
                 ADVANTAGE: WHITENED}
 
     def explain(self, group: Group, credit: Credit, options: CreditSection, episode: int) -> Explanation:  # noqa: ARG002
-        """A has no line: all groups of the learner step take part in it."""
+        """Explains the score. A has no line, because all groups of the learner step affect it."""
         return [[deviation_line(group, options, episode, t)] for t in range(len(group[episode]))]

@@ -2,7 +2,7 @@
 
     A_it = n / (n - 1) (S_it - mean)
 
-which is S less the mean of the n - 1 other members. S as in grpo.py; mean over the n step rows of the group
+which is S minus the mean of the n - 1 other members. S as in grpo.py; mean over the n step rows of the group
 (statistics `rows`, verl-agent's code) or over its n = K episode rewards (`trajectories`, the paper).
 """
 
@@ -15,14 +15,14 @@ from services.config.tree import CreditSection
 
 
 class Rloo(WithinGroup):
-    """Leave-one-out baseline; nothing is divided by a spread."""
+    """Episode-level credit with a leave-one-out baseline. Nothing is divided by a spread."""
 
     def reads(self, options: CreditSection) -> frozenset[str]:  # noqa: ARG002 the same keys under all options
-        """Nothing is divided by a spread and no state is valued, so their keys do nothing."""
+        """Returns the keys of the score. Keys of spreads and states have no effect."""
         return frozenset({"penalty", "penalty_mode", "statistics"})
 
     def group(self, group: Group, options: CreditSection) -> Credit:
-        """Credit of one group; a lone member is compared with nothing and keeps its score."""
+        """Returns the credit of one group. A single member has nothing to compare with and keeps its score."""
         rows, sample = scores(group, options)
         n = len(sample)
         mean, scale = (average(sample), n / (n - 1)) if n > 1 else (0.0, 1.0)
@@ -31,13 +31,13 @@ class Rloo(WithinGroup):
                       advantages=advantages, states=states(group))
 
     def legend(self, options: CreditSection) -> dict[str, str]:
-        """Â and A are one."""
+        """Returns the legend. Â and A are the same."""
         over = "episodes" if options.statistics == "trajectories" else "steps"
         return {RAW: f"the episode's reward less the step's penalty, against the mean of the group's other {over}",
                 ADVANTAGE: "Â, not rescaled"}
 
     def explain(self, group: Group, credit: Credit, options: CreditSection, episode: int) -> Explanation:
-        """n / (n - 1) times the deviation from the mean is the distance to the mean of the others."""
+        """Explains the numbers: n / (n - 1) times the deviation from the mean is the distance to the others' mean."""
         _, sample = scores(group, options)
         n = len(sample)
         lines: Explanation = []

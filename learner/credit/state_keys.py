@@ -1,4 +1,4 @@
-"""State keys: which steps of a group share a value (`learner.credit.state_key`).
+"""State keys decide which steps of a group share a value (`learner.credit.state_key`).
 
     observation             equal raw feedback texts, character by character (paper, section 3)
     observation+admissible  equal texts and equal sets of admissible actions: nearly the true state in text games
@@ -8,15 +8,16 @@
     similarity              greedy clusters of texts by difflib's ratio (GiGPO's option for noisy text)
     embedding               greedy clusters of texts by the cosine of counted character trigrams
 
-A key is 32 hexadecimal digits over (group, task, what stands for the step). For a key of texts that is a text: pooled
-texts have the same stand-in, chosen among all texts of the group. Steps of two groups or two tasks never share a key.
+A key is 32 hexadecimal digits over (group, task, a stand-in for the step). For keys of texts the stand-in is a text:
+pooled texts have the same stand-in, chosen among all texts of the group. Steps of two groups or two tasks never share
+a key.
 
-Greedy: texts are taken once each, in order of first appearance, episode by episode; a text joins the first cluster
-whose first member it resembles, else it founds one. So clusters depend on the order of the episodes (which is that of
-k, whoever finished first); the other keys do not.
+Greedy: texts are taken once each, in order of first appearance, episode by episode. A text joins the first cluster
+whose first member it resembles, else it starts a new cluster. So clusters depend on the order of the episodes (the
+order of k, not of finishing); the other keys do not.
 
-The state that an episode's budget cut it off in takes part after all others, so it moves no step to another cluster
-and no step's value. A prompt was never made of it: `prompt` has no key for it.
+The state in which a budget cut an episode is added after all others, so it changes no other step's cluster or value. No
+prompt was made from it, so `prompt` has no key for it.
 
 With `stay`, a step after an action that changed nothing (Step.unchanged) has the key of the step before it, whatever
 its text says. Such an action then leads back to its own state, and its credit is what the lost turn costs there.
@@ -41,9 +42,9 @@ from services.errors import UserError
 from services.records import Episode, Step
 
 Pool = Callable[[Sequence[str], float], dict[str, str]]
-"""(distinct texts in order of appearance, threshold) -> each text's stand-in. A text may look back, never ahead."""
+"""(distinct texts in order of appearance, threshold) -> text's stand-in. It may depend on earlier texts only."""
 CUT: tuple[str, ...] = ("turns", "context")
-"""Ends that a budget brought about, not the game."""
+"""Ends of episodes that a budget caused, not the game."""
 BUCKETS = 4096
 """Number of buckets that trigrams are hashed into."""
 LISTED_KEY = "observation+admissible"
@@ -58,22 +59,22 @@ class Keys:
     steps: list[list[str]]
     """[episode][step]: the key of s_t."""
     cut_in: list[str | None]
-    """[episode]: the key of the state that its budget cut it off in; None: the game ended, or there is no such key."""
+    """[episode]: key of the state in which a budget cut it. None: the game ended, or there is no such key."""
 
 
 def keys_of_group(group: Sequence[Episode], options: CreditSection) -> Keys:
-    """Keys of the K episodes of one group, in their order."""
+    """Returns the keys of the K episodes of one group, in their order."""
     found = KEYS[options.state_key](group, options)
     return stayed(found, [[step.unchanged for step in episode.steps] for episode in group]) if options.stay else found
 
 
 def pooled(rows: Sequence[Sequence[str]], cuts: Iterable[str], pool: Pool, threshold: float) -> dict[str, str]:
-    """Text -> stand-in, for all texts of a group: those of its steps, [episode][step], and those it was cut off in."""
+    """Returns text -> stand-in for all texts of a group: those of its steps, [episode][step], and those at cuts."""
     return pool(list(dict.fromkeys(chain(chain.from_iterable(rows), cuts))), threshold)
 
 
 def state_key(group: str, task: str, anchor: str | bytes) -> str:
-    """32 hexadecimal digits. Each part is preceded by its length, so no two triples run together."""
+    """Returns 32 hexadecimal digits. Each part is preceded by its length, so no two triples give the same bytes."""
     digest = hashlib.blake2b(digest_size=16)
     for part in (group, task, anchor):
         data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
@@ -138,20 +139,20 @@ def _prompt_keys(group: Sequence[Episode], options: CreditSection) -> Keys:  # n
 
 
 def exact(texts: Sequence[str], threshold: float) -> dict[str, str]:  # noqa: ARG001 the registry's form
-    """Each text stands for itself."""
+    """Returns each text as its own stand-in."""
     return {text: text for text in texts}
 
 
 def normalized(texts: Sequence[str], threshold: float) -> dict[str, str]:  # noqa: ARG001 the registry's form
-    """The folded text stands for all texts that fold to it: see `fold`."""
+    """Returns the folded text as stand-in of all texts that fold to it: see `fold`."""
     return {text: fold(text) for text in texts}
 
 
 def similarity(texts: Sequence[str], threshold: float) -> dict[str, str]:
-    """Joins where SequenceMatcher(a=text, b=first member).ratio() >= threshold.
+    """Joins texts if SequenceMatcher(a=text, b=first member).ratio() >= threshold.
 
-    The ratio is 2 M / (characters of both), M the matched characters; no more can match than the texts have in common
-    regardless of order, so most pairs are ruled out by counting characters, without a change to the result.
+    The ratio is 2 M / (characters of both), with M matched characters. M is at most the number of characters that both
+    texts share in any order, so counting characters excludes most pairs without changing the result.
     """
     alphabet = {c: i for i, c in enumerate(sorted(set(chain.from_iterable(texts))))}
     counts = np.zeros((len(texts), len(alphabet)), dtype=np.int64)
@@ -174,7 +175,7 @@ def similarity(texts: Sequence[str], threshold: float) -> dict[str, str]:
 
 
 def embedding(texts: Sequence[str], threshold: float) -> dict[str, str]:
-    """Joins where the cosine of the trigram counts is >= threshold; the first member stands for its cluster.
+    """Joins texts if the cosine of their trigram counts is >= threshold. The first member stands for its cluster.
 
     A text's embedding is [BUCKETS] counts of the byte trigrams of its words (case and punctuation folded, numbers
     kept), each hashed to a bucket. It depends on no other text. Sums of counts are exact, so the result is the same
@@ -191,10 +192,11 @@ def embedding(texts: Sequence[str], threshold: float) -> dict[str, str]:
 
 
 def fold(text: str) -> str:
-    """StateText in lower case, one space between them, `#` for each that holds a digit.
+    """Returns the words of a text in lower case with one space between them, and `#` for each word with a digit.
 
     In order: Unicode's compatibility form (NFKC) and case folding; numbers with inner . , : / become one digit, so
-    that 1,299.00 is one number; all but letters and digits parts words; a word with a digit (7, 1st, b07xyz3) is `#`.
+    that 1,299.00 is one number; every character except letters and digits separates words; a word with a digit (7,
+    1st, b07xyz3) becomes `#`.
     """
     one = re.sub(r"\d+(?:[.,:/]\d+)*", "0", _plain(text))
     return " ".join("#" if "0" in word else word for word in _WORDS.findall(one))
@@ -208,7 +210,7 @@ def _plain(text: str) -> str:
 
 
 def _embed(text: str) -> npt.NDArray[np.float64]:
-    """[BUCKETS]: a space before and after the words, so that even an empty text has a trigram."""
+    """Returns the embedding [BUCKETS]. A space is added at both ends, so that even an empty text has a trigram."""
     spaced = f"  {' '.join(_WORDS.findall(_plain(text)))} "
     data = np.frombuffer(spaced.encode("utf-8", "surrogatepass"), dtype=np.uint8).astype(np.uint32)
     grams = data[:-2] << 16 | data[1:-1] << 8 | data[2:]
@@ -217,7 +219,7 @@ def _embed(text: str) -> npt.NDArray[np.float64]:
 
 
 def _greedy(texts: Sequence[str], resembles: Callable[[int, npt.NDArray[np.intp]], int | None]) -> dict[str, str]:
-    """`resembles(new, founders)`: the first of the founders (indices in order) that the new text joins."""
+    """Clusters the texts. `resembles(new, founders)` returns the first of the founders (indices) that `new` joins."""
     stand_in: dict[str, str] = {}
     founders = np.empty(len(texts), dtype=np.intp)
     count = 0

@@ -30,22 +30,22 @@ ZERO = 1e-9
 
 
 class CreditStep(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One turn as credit sees it: where it was taken, what it earned at once."""
+    """One turn as input of credit: its state and its reward."""
 
     state: str
     """State key of s_t, before the action. Equal keys are pooled, so the key must tell groups and tasks apart."""
     reward: float
     """r_t, the reward of this step alone."""
     invalid: bool = False
-    """Malformed output, which the penalty touches."""
+    """Whether the output was malformed. The penalty applies to it."""
     tokens: int | None = None
-    """Response tokens, for estimators that weigh steps by them; None: unknown."""
+    """Number of response tokens, for estimators that weigh steps by it; None if unknown."""
     cut_in: str | None = None
-    """Last step of an episode that its budget cut off: key of the state it was cut in. None: the game ended."""
+    """Key of the state in which a budget cut the episode, only at its last step. None: the game ended."""
 
 
 Group = Sequence[Sequence[CreditStep]]
-"""The K episodes of one task instance, none of them empty; finished-episode padding is never part of it."""
+"""The K episodes of one task instance. None of them is empty, and none is padded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,72 +55,74 @@ class Credit:
     returns: Nested
     """R̂_t = Σ_{u>=t} γ^(u-t) r_u."""
     values: dict[str, tuple[float, int]] | None
-    """State -> (V̄, occurrences); None for estimators that estimate no values."""
+    """State -> (V̄, occurrences); None for estimators without values."""
     deltas: Nested | None
-    """δ_t; None likewise."""
+    """δ_t; None for estimators without values."""
     raw_advantages: Nested
     """Â_t after the local penalty, before normalising."""
     advantages: Nested
-    """A_t."""
+    """A_t, as in the loss."""
     states: list[list[str]]
-    """The keys, as given."""
+    """The state keys, as given."""
     baselines: Nested | None = None
-    """V as it stood against step t, for estimators whose value depends on the episode too; None: `values` has it."""
+    """V at step t, for estimators whose value also depends on the episode. None: `values` has it."""
     tokens: list[list[int]] | None = None
-    """Response tokens of each step; None for estimators that do not weigh by them."""
+    """Number of response tokens of each step; None for estimators that do not weigh by it."""
 
 
 class Estimator(Protocol):
     """One way to assign credit: one file, one class, two hooks, one entry in the registry."""
 
     needs_tokens: ClassVar[bool]
-    """Every CreditStep must know its tokens."""
+    """Whether every CreditStep must have its number of tokens."""
     needs_critic: ClassVar[bool]
-    """Advantages here are scores; the learner turns them into token advantages by the values of a critic."""
+    """Whether the advantages are scores that the learner turns into token advantages with a critic's values."""
 
     def group(self, group: Group, options: CreditSection) -> Credit:
-        """Credit within one group; pure. Needs all K episodes, no other group."""
+        """Returns the credit of one group. Pure. It needs all K episodes and no other group."""
         ...
 
     def batch(self, credits: list[Credit], options: CreditSection) -> list[Credit]:
-        """Called once with all groups of a learner step, in training order; the identity for most estimators."""
+        """Returns the final credit of all groups of a learner step, in training order. Most estimators change none."""
         ...
 
 
 class NamedEstimator(Estimator, Protocol):
-    """An estimator of the registry: it also says which keys it reads, and explains a step to a person."""
+    """An estimator of the registry: it also returns the keys that it reads, and explains a step to people."""
 
     def reads(self, options: CreditSection) -> frozenset[str]:
-        """The keys of `learner.credit` that can change an advantage under these options. A key that only decides how
-        another one is read (`similarity` of `state_key`) is left to registry.keys_read."""
+        """Returns the keys of `learner.credit` that can change an advantage under these options.
+
+        registry.keys_read adds keys that only affect another key, such as `similarity` for `state_key`.
+        """
         ...
 
     def legend(self, options: CreditSection) -> dict[str, str]:
-        """The meaning of the numbers that it gives a step, for people: symbol (V̄, δ, Â or A) -> text. Symbols that are
-        not in it have no number."""
+        """Returns the meaning of a step's numbers for people: symbol (V̄, δ, Â or A) -> text. Symbols that it lacks have
+        no number."""
         ...
 
     def explain(self, group: Group, credit: Credit, options: CreditSection, episode: int) -> Explanation:
-        """How the numbers of one episode come about, from the credit of its group: lines for each of its steps.
+        """Returns lines for each step of one episode that explain its numbers, from the credit of its group.
 
-        A number that other groups take part in (whitening, `normalize: batch`) has no line.
+        A number that depends on other groups (whitening, `normalize: batch`) has no line.
         """
         ...
 
 
 def nested(flat: Array, like: Sequence[Sequence[object]]) -> Nested:
-    """Cuts a flat [N] array into the lengths of `like`."""
+    """Cuts a flat array [N] into the lengths of `like`."""
     cuts = np.cumsum([len(episode) for episode in like])[:-1]
     return [part.tolist() for part in np.split(flat, cuts)]
 
 
 def flat(rows: Sequence[Sequence[float]]) -> Array:
-    """[episode][step] to a float64 [N] array, episode by episode."""
+    """Returns [episode][step] as a float64 array [N], episode by episode."""
     return np.fromiter(chain.from_iterable(rows), dtype=np.float64)
 
 
 def statistics(credits: Sequence[Credit]) -> dict[str, float]:
-    """Figures of a learner step, over all steps of all its groups (paper, figure 5 and appendix C).
+    """Returns the credit metrics of a learner step, over all steps of all its groups (paper, figure 5, appendix C).
 
     group_size_mean: occurrences per distinct state. singleton_share: share of steps whose state no other step of
     the group has; share_2_4, share_5_8, share_above_8: share of steps whose state has so many (paper, table 5).

@@ -1,1 +1,1 @@
-"""Agents of the user's own: programs that ask the model. Each call becomes a step with its credit."""
+"""The user's own agents: programs that call the model. Each call becomes a step with its own credit."""

@@ -67,7 +67,7 @@ class Refused(Exception):
 
 
 def create_app(episodes: Episodes) -> FastAPI:
-    """The application. `episodes` maps the keys of the episodes that are being played."""
+    """Returns the application. `episodes` maps keys to the episodes that are being played."""
     app = FastAPI(title="gagpo agents", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(BodyLimit, most=MAX_BODY)
     found = _finder(episodes)

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions: what a request may ask, and how an answer is written."""
+"""OpenAI's chat completions: the fields of a request, and the form of an answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rollout.agents.session import ChatAnswer
 
 
 class ChatRequest(BaseModel):
-    """The fields that are heeded. The temperature is the run's, whatever a client sends."""
+    """The fields of a request that are used. The temperature is always the run's."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -32,7 +32,7 @@ class ChatRequest(BaseModel):
     response_format: dict[str, Any] | None = None
 
     def refusal(self) -> str | None:
-        """Says what this endpoint cannot do of what is asked, or None."""
+        """Returns why this endpoint cannot serve the request, or None."""
         if self.n not in (None, 1):
             return f"n is {self.n}, and each call is one step: ask for one answer"
         if self.stop:
@@ -45,12 +45,12 @@ class ChatRequest(BaseModel):
 
     @property
     def limit(self) -> int | None:
-        """Longest answer in tokens."""
+        """Longest answer in tokens; None if the request sets no limit."""
         return self.max_completion_tokens or self.max_tokens
 
 
 def templated(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as chat templates expect them: arguments of tool calls as objects, text parts as one text."""
+    """Returns messages as chat templates expect them: arguments of tool calls as objects, text parts as one text."""
     return [_templated(message) for message in messages]
 
 
@@ -75,7 +75,7 @@ def _object(call: dict[str, Any]) -> Any:
 
 
 def reply(answer: ChatAnswer, request: ChatRequest, decode: Any) -> dict[str, Any]:
-    """The body of a chat completion. `decode` turns token ids into text."""
+    """Returns the body of a chat completion. `decode` turns token ids into text."""
     choice: dict[str, Any] = {"index": 0, "message": _message(answer), "finish_reason": _finish(answer),
                               "logprobs": None}
     if request.logprobs:
@@ -86,7 +86,7 @@ def reply(answer: ChatAnswer, request: ChatRequest, decode: Any) -> dict[str, An
 
 
 def chunks(whole: dict[str, Any], request: ChatRequest) -> Iterator[str]:
-    """The same as server-sent events: the answer is known at once, so it comes in one piece."""
+    """Yields a chat completion as server-sent events. The whole answer is known, so it is sent in one piece."""
     head = {key: whole[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
     choice = whole["choices"][0]
     delta = dict(choice["message"])

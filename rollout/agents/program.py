@@ -1,4 +1,4 @@
-"""An agent that is a program: started for each episode, told where the model is by OpenAI's environment variables."""
+"""An agent that is a program. It is started for each episode, and finds the model by OpenAI's environment variables."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from rollout.agents.session import AgentSession
 from rollout.agents.world import AgentWorld
 
 LAST_LINES = 400
-"""Characters of what a failed program printed that its error repeats."""
+"""Number of characters of a failed program's output that its error repeats."""
 
 
 @dataclass(frozen=True)
 class AgentProgram:
     """`AgentProgram("python", "my_agent.py")` as an agent. Any client of OpenAI's API in it talks to the episode.
 
-    It is told the task by $GAGPO_TASK, and the environment's address by $GAGPO_ENV_URL (`/reset`, `/step`). Its end is
-    the end of the episode. Raises RuntimeError, with the last of what it printed, if its status is not 0.
+    $GAGPO_TASK has the task, and $GAGPO_ENV_URL the environment's address (`/reset`, `/step`). The episode ends when
+    the program ends. Raises RuntimeError with the end of its output if its status is not 0.
     """
 
     command: Sequence[str]
@@ -29,7 +29,7 @@ class AgentProgram:
 
     async def __call__(self, task: str, llm: AgentSession, env: AgentWorld) -> None:
         """Runs the program to its end. It is killed with the episode."""
-        del env  # it is reached over HTTP
+        del env  # the program reaches it over HTTP
         told = {"OPENAI_BASE_URL": llm.base_url, "OPENAI_API_KEY": llm.api_key, "GAGPO_TASK": task,
                 "GAGPO_ENV_URL": f"{llm.base_url.removesuffix('/v1')}/env"}
         process = await asyncio.create_subprocess_exec(

@@ -1,4 +1,4 @@
-"""Plays tickets with an agent of one's own: an async function `agent(task, llm, env)`, see docs/tasks/own-agent.md."""
+"""Plays tickets with the user's agent: an async function `agent(task, llm, env)`, see docs/tasks/own-agent.md."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from rollout.engine import Engine
 
 Agent = Callable[[str, AgentSession, AgentWorld], Awaitable[None]]
-"""(task, llm, env) -> None. What it asks of `llm` becomes the episode's steps; it returns at the episode's end."""
+"""(task, llm, env) -> None. Its calls of `llm` become the episode's steps, and its return ends the episode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRunner:
-    """Everything that the episodes of one worker share."""
+    """Plays an agent's episodes. It holds everything that the episodes of one worker share."""
 
     worker: str
     agent: Agent
@@ -50,8 +50,8 @@ class AgentRunner:
                    keep: Callable[[int, PlayedTurn], object] | None = None) -> Episode:
         """Plays one episode of the agent. Raises AgentFault, EnvFault or EngineFault.
 
-        An agent may remember what no store knows, so an episode that was interrupted begins anew: `played` and `keep`
-        are not used.
+        An agent may have a memory that no store knows, so an interrupted episode starts from the beginning: `played`
+        and `keep` are not used.
         """
         del played, keep
         started = time.monotonic()
@@ -70,7 +70,7 @@ class AgentRunner:
                           engine=self.env_engine)
 
     async def _run(self, ticket: Ticket, llm: AgentSession, world: AgentWorld) -> None:
-        """Runs the agent to its end. An error of its own after the end of a budget is no fault."""
+        """Runs the agent to its end. After a budget has ended the episode, an error of the agent is no fault."""
         running = asyncio.ensure_future(self._called(ticket.task, llm, world))
         try:
             ended = await end_of(running, self.settings.seconds)

@@ -1,4 +1,4 @@
-"""The endpoint beside a worker, in the worker's own event loop: no other process holds an episode."""
+"""The agents' endpoint, in the worker's own event loop, so that no other process holds an episode."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from services.http.server import STOP_S, bind, server_config
 
 
 class Endpoint:
-    """The episodes that an endpoint serves now, by their keys."""
+    """The address of an endpoint, and the episodes that it serves now, by their keys."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -32,7 +32,7 @@ class Endpoint:
 
     @contextmanager
     def serving(self, llm: AgentSession, world: AgentWorld | None) -> Iterator[None]:
-        """Gives the episode a key, and answers to it until the block ends."""
+        """Gives the episode a key, and serves requests with that key until the block ends."""
         llm.base_url, llm.api_key = f"{self.url}/v1", secrets.token_urlsafe(24)
         self.episodes[llm.api_key] = llm, world
         try:

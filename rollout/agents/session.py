@@ -1,8 +1,8 @@
 """One episode of an agent: its calls of the model, each recorded as it was sampled, and the rewards between them.
 
-A step is one call: its prompt and its answer as token ids, exactly as the engine read and sampled them. No step is ever
-made from text that an agent sends back, so a history that the agent edits or tokenizes anew changes what the next call
-reads, and no step that was recorded.
+A step is one call: its prompt and its answer as token ids, exactly as the engine read and sampled them. No step is made
+from text that an agent sends back. So if an agent edits its history, that changes the prompt of the next call, but no
+recorded step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class EpisodeOver(Exception):
-    """The episode may not go on: `end` says which budget is used up. It keeps its true reward."""
+    """A budget of the episode is used up; `end` says which one. The episode keeps its true reward."""
 
     def __init__(self, end: EpisodeEnd, message: str) -> None:
         super().__init__(message)
@@ -41,7 +41,7 @@ class ChatAnswer:
     """The answer of the model to one call."""
 
     text: str
-    """The whole answer, decoded, with the thought that the chat template opens."""
+    """The whole answer as text, with the thought that the chat template opens."""
     parsed: ParsedAnswer
     prompt_tokens: int
     sample: Sample
@@ -60,24 +60,24 @@ class AgentSession:
     engine: Engine
     text: PromptRenderer
     prompt_tokens: int
-    """Longest prompt of a call."""
+    """Longest prompt of a call, in tokens."""
     response_tokens: int
-    """Longest answer of a call."""
+    """Longest answer of a call, in tokens."""
     max_calls: int
     reward_scale: float = 1.0
     base_url: str = ""
-    """Address of this episode for clients of OpenAI's API; with `api_key` it is all that they need."""
+    """Address of this episode for clients of OpenAI's API. They need nothing else but `api_key`."""
     api_key: str = ""
     steps: list[Step] = field(default_factory=list)
     seen: Outcome | None = None
     """The environment's latest outcome, once the agent has looked. It is the state of the next calls' credit."""
     admitted: bool = True
     won: bool | None = None
-    """Set by whoever gives the reward; None: the environment knows."""
+    """Whether the episode was won, as reported with a reward. None: the environment decides."""
     over: EpisodeOver | None = None
-    """The budget that ended the episode, whatever the agent made of it."""
+    """The budget that ended the episode, also if the agent caught the exception."""
     fault: Fault | None = None
-    """The fault of ours that ended the episode, whatever the agent made of it."""
+    """Our fault that ended the episode, also if the agent caught the exception."""
     _begun: int = 0
 
     async def chat(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None,
@@ -140,12 +140,12 @@ class AgentSession:
 
     @property
     def total_reward(self) -> float:
-        """Undiscounted."""
+        """Returns the undiscounted sum of rewards."""
         return float(sum(step.reward for step in self.steps))
 
 
 def _written(messages: Sequence[Message]) -> str:
-    """A conversation as text: equal conversations are one state."""
+    """Returns a conversation as text. Equal conversations are one state."""
     return "\n".join(f"{message['role']}: {_content(message)}" for message in messages)
 
 
@@ -157,6 +157,6 @@ def _content(message: Message) -> str:
 
 
 async def end_of(running: asyncio.Task[None], seconds: float) -> bool:
-    """Waits for a task; True when it ended in time. It stays to be cancelled otherwise."""
+    """Waits for a task. Returns whether it ended in time; if not, the caller must cancel it."""
     done, _ = await asyncio.wait({running}, timeout=seconds)
     return bool(done)

@@ -16,7 +16,7 @@ class RolloutSection(Section):
     """The rollout workers, which sample episodes."""
 
     workers: int = Field(default=1, ge=1)
-    """Number of rollout workers. Each has an engine of its own."""
+    """Number of rollout workers. Each has its own engine."""
     slots: int = Field(default=64, ge=1)
     """Episodes that one worker plays at once."""
     cpus: float = Field(default=1, ge=0)
@@ -24,10 +24,10 @@ class RolloutSection(Section):
     gpus: float = Field(default=0, ge=0)
     """GPUs that Ray reserves for each of the GPUs that a worker uses: 1, or a share of one. 0: it samples on CPUs."""
     tensor_parallel: int = Field(default=1, ge=1)
-    """GPUs that one worker's engine is spread over. They are of one node."""
+    """GPUs that one worker's engine is spread over. They must be in one node."""
     gpu_memory: float | None = Field(default=None, gt=0)
-    """Memory that a worker may take on each of its GPUs: up to 1 a share of the card, above 1 GB. The KV cache gets
-    what the weights leave of it. None: rollout.kv_cache_gb says how large the KV cache is."""
+    """Memory that a worker may take on each of its GPUs: a value up to 1 is a share of the card, a larger one is GB.
+    The KV cache gets what the weights leave. None: the KV cache has rollout.kv_cache_gb."""
     temperature: Temperature = 1.0
     """Sampling temperature of training episodes."""
     max_prompt_tokens: int = Field(default=2048, ge=16)

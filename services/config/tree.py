@@ -50,7 +50,7 @@ class ModelSection(Section):
     chat_template_kwargs: dict[str, bool | int | float | str] = Field(default_factory=dict)
     """Variables of the chat template, such as `{enable_thinking: false}`."""
     system_prompt: str | None = None
-    """System message before every conversation. None: none but the template's own."""
+    """System message before every conversation. None: only the template's own, if it has one."""
 
 
 class SftSection(Section):
@@ -154,7 +154,7 @@ class LearnerSection(Section):
     token_budget: int = Field(default=16384, ge=64)
     """Tokens per packed forward pass."""
     checkpointing: bool | Literal["auto"] = "auto"
-    """Whether each layer keeps its input alone and computes the rest again in the backward pass: less memory, a third
+    """Whether each layer keeps only its input and computes the rest again in the backward pass: less memory, a third
     more computation. auto: only if training does not fit into the GPU's memory otherwise."""
     offload: bool = False
     """Whether AdamW's moments, 8 bytes per parameter, lie in pinned host memory instead of the GPU's."""
@@ -162,7 +162,7 @@ class LearnerSection(Section):
     """DAPO: a group whose episodes all have the same reward is replaced by a new one, at most dynamic_sampling times
     groups_per_step groups per learner step. 0: never."""
     step_attempts: int = Field(default=3, ge=1)
-    """How often a learner step is tried before the run ends with the reason."""
+    """Number of failed attempts at a learner step after which the run ends with the reason."""
     overdue_s: float = Field(default=1800.0, gt=0)
     """Seconds after the last finished group until the open groups that only this learner step can use are dropped."""
     wait_s: float = Field(default=7200.0, gt=0)
@@ -182,9 +182,9 @@ class AgentSection(Section):
     """`module:attribute` of an async function of (task, llm, env), docs/tasks/own-agent.md. None: the model is asked
     once in every turn, by env.prompt."""
     max_calls: int = Field(default=64, ge=1)
-    """Calls of the model in one episode of an agent, at most; one more ends the episode."""
+    """Most calls of the model in one episode of an agent. One more call ends the episode."""
     seconds: float = Field(default=3600.0, gt=0)
-    """Longest time of one episode of an agent; then the episode is tried again."""
+    """Longest time of one episode of an agent in seconds. After it the episode is tried again."""
 
 
 class EvalSection(Section):
@@ -270,8 +270,8 @@ class Config(Section):
     steps: int = Field(ge=1, le=1_000_000_000)
     """Learner steps of the run."""
     hardware: str | None = Field(default=None, pattern=r"^[1-9][0-9]*x[1-9][0-9]*$")
-    """GPUs that the config is meant for: `8x80` is eight GPUs of 80 GB. --dry-run holds the run against them. None: the
-    GPUs of this machine."""
+    """GPUs that the config is meant for: `8x80` is eight GPUs of 80 GB. --dry-run checks that the run fits on them.
+    None: the GPUs of this machine."""
     shared: bool = False
     """Whether other users may read the run's folder, as far as the umask allows. false: only its owner may."""
     env: EnvSection = EnvSection()

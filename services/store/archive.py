@@ -1,6 +1,6 @@
 """Episodes on disk, one row per step, for the explorer, pandas and duckdb: `step-00000012.parquet`.
 
-A thread writes, so that a learner step never waits for the disk; flush() waits, before the store may retire.
+A thread writes, so that a learner step never waits for the disk. Call flush() before the store retires episodes.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from services.records import Drop, Episode, Step
 from services.telemetry.overhead import counted
 
 FORMAT = 4
-"""In the metadata of each file under `format`; grows when columns come or change their meaning. Files of format 1 lack
-prompt_ids, raw_advantage, baseline, learner_logprobs and final_observation, those of formats 1 and 2 task_type, those
-of formats 1 to 3 choices, state and unchanged; readers take absent columns as unknown."""
+"""Version of the columns, in the metadata of each file under `format`. Files of format 1 lack prompt_ids,
+raw_advantage, baseline, learner_logprobs and final_observation, those of formats 1 and 2 task_type, those of formats 1
+to 3 choices, state and unchanged. Readers treat missing columns as unknown."""
 FILE_NAME = re.compile(r"step-(\d{8,})(?:-(.+))?\.parquet")
 """Matches the name of an archive file: the learner step, and the part, which episodes that were trained on lack."""
 Outcome = Literal["trained", "dropped", "evaluated"]
 CREDIT = ("advantage", "value", "return", "delta", "raw_advantage", "baseline")
-"""Numbers that the learner hands over, named in learner/credit/types.py; null for episodes that were not trained on,
-and where the estimator has none."""
+"""Numbers from the learner, explained in learner/credit/types.py. They are null for episodes that were not trained on,
+and if the estimator does not compute them."""
 LEARNER = (*CREDIT, "state_key", "learner_logprobs")
 """All columns of the learner. learner_logprobs [R] are recomputed before the update, for the tokens of `logprobs`."""
 ROW_GROUP = 512
 """Fewest rows of a parquet row group. It holds whole groups of episodes, so reading one group reads few others."""
 _QUEUE = 8
-"""Most files that wait. A disk that is slower than training slows training instead of filling the memory."""
+"""Most files that wait for the disk. Beyond it training waits, so that a slow disk does not fill the memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveRow:
-    """An episode and what became of it."""
+    """One episode and its use: trained, evaluated or dropped."""
 
     episode: Episode
     outcome: Outcome
     reason: str = ""
     """Why it was dropped."""
     columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """LEARNER columns, one value per step each."""
+    """Values of LEARNER columns, one for each step."""
 
 
 class EpisodeArchive:
@@ -62,9 +62,9 @@ class EpisodeArchive:
         self._thread.start()
 
     def write(self, step: int, rows: Sequence[ArchiveRow], *, part: str = "", deadline_s: float = 60.0) -> None:
-        """Queues the file of a step; the same step and part replace what is there, as a replayed step does.
+        """Queues the file of a step. It replaces a file of the same step and part, which a replayed step writes again.
 
-        `part` keeps writers apart: with "eval" the file is `step-00000012-eval.parquet`.
+        `part` separates writers: with "eval" the file is `step-00000012-eval.parquet`.
         Raises StoreFault if an earlier file failed, DeadlineExceeded if the queue stays full.
         """
         for row in rows:
@@ -77,7 +77,7 @@ class EpisodeArchive:
             raise DeadlineExceeded(f"the episode archive is {_QUEUE} files behind for {deadline_s:.0f} s") from None
 
     def write_dropped(self, drop: Drop, episodes: Sequence[Episode]) -> None:
-        """Writes the finished episodes of a dropped group into a file of its own, durable when this returns.
+        """Writes the finished episodes of a dropped group into one file, which is durable when this returns.
 
         The file is named by the version that the tickets asked for and by the group, so a repeated drop replaces it.
         Call it before the store forgets the group. Raises as `write` and `flush` do.
@@ -91,7 +91,7 @@ class EpisodeArchive:
         self.flush()
 
     def flush(self, deadline_s: float = 60.0) -> None:
-        """Returns once all that was queued is durable. Raises StoreFault or DeadlineExceeded."""
+        """Waits until all queued files are durable. Raises StoreFault or DeadlineExceeded."""
         deadline = time.monotonic() + deadline_s
         with self._jobs.all_tasks_done:
             while self._jobs.unfinished_tasks:
@@ -118,7 +118,7 @@ class EpisodeArchive:
             raise StoreFault(f"the episode archive could not write: {self._error}") from self._error
 
     def _run(self) -> None:
-        """Errors are kept for the caller's thread: write and flush raise them."""
+        """Writes queued files. Keeps an error for the caller's thread, in which write and flush raise it."""
         while (job := self._jobs.get()) is not None:
             try:
                 if self._error is None:
@@ -171,12 +171,12 @@ final_observation is what the episode's last action led to, in its last row."""
 
 
 _REPEATING = [name for name, kind in _COLUMNS.items() if kind == "string"]
-"""Written through a dictionary. Not the tokens: prompts repeat each other in long runs, which zstd sees in plain
-numbers and no longer in packed dictionary indices."""
+"""Columns that are written with a dictionary. Token columns are not: prompts share long sequences, which zstd finds in
+plain numbers, but not in packed dictionary indices."""
 
 
 def _row_groups(groups: Sequence[str]) -> list[tuple[int, int]]:
-    """Runs of rows, none of which ends within a group: each the shortest of at least ROW_GROUP rows."""
+    """Returns ranges of rows that end at the end of a group, each as short as possible with at least ROW_GROUP rows."""
     ends = [i for i in range(1, len(groups) + 1) if i == len(groups) or groups[i] != groups[i - 1]]
     bounds: list[tuple[int, int]] = []
     start = 0
@@ -199,7 +199,7 @@ def _schema() -> Any:
 
 @counted("archive")
 def _write(path: Path, rows: Sequence[ArchiveRow]) -> None:
-    """Durable before it is visible: temporary file, fsync, rename, fsync of the folder."""
+    """Writes a file that is durable before it is visible: temporary file, fsync, rename, fsync of the folder."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,7 +1,7 @@
-"""The line to Redis: scripts, waiting while Redis is away, and errors in our own words.
+"""The connection to Redis: it runs scripts, waits while Redis is down, and raises our own errors.
 
-Every script is idempotent: called again after a lost reply it changes nothing and answers the same. So a call that
-met a connection error may always be repeated. It is, until Redis has been away for `redis.outage_seconds`.
+Every script is idempotent: if it is called again after a lost reply, it changes nothing and answers the same. So a call
+that met a connection error is repeated, until Redis has been down for `redis.outage_seconds`.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ log = get_logger("store")
 OLDEST = (6, 2)
 """XAUTOCLAIM came with Redis 6.2."""
 BRIEFLY = RedisSection(outage_seconds=3.0)
-"""For callers that would rather fail than wait: commands about a run, scrapes."""
+"""Settings for callers that should fail soon instead of waiting: commands about a run, scrapes."""
 LONGEST_PAUSE_S = 1.0
 AWAY = (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError)
-"""Errors that waiting may cure. A master that Sentinel has just demoted is read-only."""
+"""Errors after which a call is repeated. A master that Sentinel has just demoted is read-only."""
 REFUSED = (redis.AuthenticationError, AuthorizationError)
-"""Connection errors that it cannot."""
+"""Connection errors after which a call is not repeated."""
 KEYS = ("tickets", "outstanding", "groups", "ready", "episodes", "manifests", "drops", "failed", "counters",
         "evals", "attempts", "turns")
-"""In the order in which prelude.lua names them; the caller's lease and `beats` follow."""
+"""Names of the keys, in the order of prelude.lua. The caller's lease and `beats` follow them."""
 T = TypeVar("T")
 
 
 class NotReady(StoreFault):
-    """A group of the manifest is not ready any more (dropped meanwhile): read ready() again."""
+    """A group of the manifest is no longer ready, because it was dropped meanwhile. Read ready() again."""
 
 
 @cache
@@ -50,7 +50,7 @@ def _source(name: str) -> str:
 
 
 def connect(url: str, timeout_s: float, ca_file: Path | None = None) -> Any:
-    """A client that opens no socket before its first call and repeats none. Raises UserError for a bad address.
+    """Returns a client that opens no socket before its first call and repeats no call. Raises UserError for a bad URL.
 
     `url` is redis://, rediss:// or unix://, or sentinel://[user:password@]host:port[,host:port]/name[/db].
     """
@@ -71,7 +71,7 @@ def connect(url: str, timeout_s: float, ca_file: Path | None = None) -> Any:
 
 
 def _master(url: str, options: dict[str, Any]) -> Any:
-    """A client that asks the sentinels for the master whenever it connects."""
+    """Returns a client that asks the sentinels for the master whenever it connects."""
     parts = urlsplit(url)
     login, _, hosts = parts.netloc.rpartition("@")
     user, _, password = login.partition(":")
@@ -85,25 +85,25 @@ def _master(url: str, options: dict[str, Any]) -> Any:
 
 
 class Connection:
-    """The keys of one run on one Redis. Thread-safe; the sockets open at the first call.
+    """The keys of one run on one Redis. It is thread-safe, and opens sockets at the first call.
 
-    All keys start with `gagpo:{run}:`, so they lie in one slot.
+    All keys start with `gagpo:{run}:`, so they are in one slot.
     """
 
     def __init__(self, url: str, run: str, timeout_s: float, settings: RedisSection) -> None:
         self._prefix = f"gagpo:{{{run}}}:"
         self._outage_s = settings.outage_seconds
         self.longest_s = settings.outage_seconds + 3 * timeout_s
-        """The longest that any call takes: the outage, and the last try, which may connect, ask and reply."""
+        """Longest time of any call in seconds: the outage, and a last try that connects, asks and reads the reply."""
         self.redis = connect(url, timeout_s, settings.ca_file)
         self._scripts: dict[str, Any] = {}
 
     def key(self, name: str) -> str:
-        """The full name of a key."""
+        """Returns the full name of a key."""
         return self._prefix + name
 
     def check(self) -> None:
-        """One try. Raises UserError if Redis is unreachable, refuses us, is a cluster, or is older than 6.2."""
+        """Tries once. Raises UserError if Redis is unreachable, refuses us, is a cluster, or is older than 6.2."""
         try:
             about = self.redis.info()
         except REFUSED as error:
@@ -119,7 +119,7 @@ class Connection:
                             "give a single server, or its sentinels as sentinel://host:26379/name")
 
     def erase(self) -> None:
-        """Deletes every key of this run: for runs that nobody will go on with. Raises StoreFault."""
+        """Deletes every key of this run. Use it only for runs that will not be resumed. Raises StoreFault."""
         def delete() -> None:
             for key in self.redis.scan_iter(match=self._prefix.replace("[", "\\[") + "*", count=1000):
                 self.redis.unlink(key)
@@ -134,7 +134,8 @@ class Connection:
         return self.patiently(name, lambda: self._scripts[name](keys=keys, args=args))
 
     def read(self, *commands: tuple[Any, ...]) -> list[Any]:
-        """The replies to several reads of one moment (MULTI); a key follows each command's name. Raises StoreFault."""
+        """Returns the replies to several reads at one moment (MULTI). Each command is its name and a key. Raises
+        StoreFault."""
         def ask() -> list[Any]:
             pipe = self.redis.pipeline(transaction=True)
             for command, key, *args in commands:
@@ -144,7 +145,7 @@ class Connection:
         return self.patiently(commands[0][0], ask)
 
     def patiently(self, what: str, call: Callable[[], T]) -> T:
-        """The result of `call`, repeated while Redis is away. Raises a StoreFault that names `what`."""
+        """Returns the result of `call`, repeating it while Redis is down. Raises a StoreFault that names `what`."""
         began, pause = time.monotonic(), LONGEST_PAUSE_S / 16
         while True:
             try:
@@ -153,7 +154,7 @@ class Connection:
                 away = time.monotonic() - began
                 if not isinstance(error, AWAY) or isinstance(error, REFUSED) or away > self._outage_s:
                     raise fault(what, error) from error
-                if pause == LONGEST_PAUSE_S / 2:  # once in each outage that is worth a line
+                if pause == LONGEST_PAUSE_S / 2:  # logged once in each outage that lasts
                     log.warning("Redis is away; waiting for it", call=what, reason=str(error), at_most_s=self._outage_s)
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE_S)
@@ -162,6 +163,6 @@ class Connection:
 
 
 def fault(what: str, error: redis.RedisError) -> StoreFault:
-    """The typed error for what Redis or a script answered."""
+    """Returns the typed error for an error reply of Redis or of a script."""
     kind = {"LEASELOST": LeaseLost, "NOTREADY": NotReady}.get(str(error).split(" ", 1)[0], StoreFault)
     return kind(f"{what}: {error}")

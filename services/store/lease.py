@@ -1,4 +1,4 @@
-"""Leases: at most one process acts for a role, and one that lost the role finds its writes refused."""
+"""Leases: at most one process acts in a role. The writes of a process that has lost the role are refused."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ class LeaseHeld(StoreFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """A role held by one process. Every script compares epoch and holder with what Redis has."""
+    """A role held by one process. Every fenced script compares epoch and holder with those in Redis."""
 
     role: str
     holder: str
     epoch: int
-    """Grows by one at each acquisition."""
+    """Number of the acquisition. It grows by one each time."""
     ttl_s: float
 
     @property
     def fence(self) -> tuple[int, str]:
-        """The first two arguments of every fenced script."""
+        """Returns the first two arguments of every fenced script."""
         return self.epoch, self.holder
 
 
 def acquire(connection: Connection, role: str, holder: str, ttl_s: float) -> Lease:
-    """Takes a role that nobody living holds; at once where `holder` held it before. Raises LeaseHeld."""
+    """Takes a role that no living process holds; at once if `holder` held it before. Raises LeaseHeld."""
     epoch, *living = connection.script("acquire", holder, int(ttl_s * 1000), role=role)
     if not epoch:
         raise LeaseHeld(f"{role} is held by {living[0].decode()} for another {living[1] / 1000:.1f} s")

