@@ -43,7 +43,7 @@ def _credit_steps(episode: Episode, states: Sequence[str], cut_in: str | None) -
 def rows_of(groups: Groups, credits: Sequence[Credit], *, policy_step: int) -> Rows:
     """Returns all steps of all episodes, group by group and never shuffled: a minibatch has consecutive episodes.
 
-    Steps of a conversation that continue one another share a sequence. A row is stale when a policy older than
+    Steps of a conversation that continue one another share a sequence. A row is stale if a policy older than
     `policy_step` sampled any of its tokens.
     """
     episodes = [episode for group in groups for episode in group]

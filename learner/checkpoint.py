@@ -145,18 +145,18 @@ class Checkpoints:
         return meta.position
 
     def drafted(self, step: int) -> Path:
-        """Where the checkpoint of a step is written before it is one."""
+        """Returns the temporary folder in which the checkpoint of a step is written."""
         return self.root / f".tmp-{self.folder(step).name}"
 
     def draft(self, step: int) -> Path:
-        """Makes the temporary folder in which the checkpoint of a step is written, and removes torn ones."""
+        """Creates the temporary folder of a step's checkpoint, and removes those of interrupted checkpoints."""
         for torn in self.root.glob(".tmp-*"):
             shutil.rmtree(torn)
         self.drafted(step).mkdir()
         return self.drafted(step)
 
     def commit(self, position: Position) -> Path:
-        """Makes the draft of this step durable and the newest checkpoint; returns where it is."""
+        """Makes the draft of this step durable and the newest checkpoint. Returns its path."""
         temporary, final = self.drafted(position.step), self.folder(position.step)
         sizes = _listing(temporary)
         files = {name: _File(sizes[name], digest) for name, digest in _digests(temporary, list(sizes)).items()}

@@ -3,11 +3,11 @@
     wait      for the manifest of the next step: groups_per_step finished groups, committed before any weight changes
     train     credit, loss, optimizer
     publish   after the evaluation of the version that it replaces
-    persist   a checkpoint every so often, and only then are episodes retired and is an evaluation begun
+    persist   a checkpoint when it is due; only after it episodes are retired and evaluations begin
 
-Three things become durable in one order: the archive, the checkpoint, the retirement of its episodes. The loop's thread
-sees to the first and copies the state to host memory; a thread beside it does the rest while the loop goes on. A crash
-between any two leaves the checkpoint before in force, and all that its successor replays.
+Three things become durable in a fixed order: the archive, the checkpoint, the retirement of its episodes. The loop's
+thread writes the archive and copies the state to host memory. A second thread does the rest while the loop continues.
+After a crash between any two, the previous checkpoint is valid, and everything that follows it can be replayed.
 
 If the manifest of a step exists, the step is a replay: it trains on the same groups in the same order.
 If `check` raises Leaving, the loop makes a checkpoint of what it has published and returns.
