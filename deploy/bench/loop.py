@@ -20,7 +20,7 @@ STALENESS = (0, 1, 2)
 LIMIT_S = 3600.0
 KEYS = (f"steps={STEPS}", "sft.enabled=false", "eval.every=0", "eval.panel=0", "eval.compare_cold_start=false",
         "checkpoint.every=1000", "learner.groups_per_step=4", "learner.group_size=8", "learner.threads=1",
-        "rollout.threads=1", "rollout.slots=32")
+        "rollout.threads=1", "rollout.slots=32", "rollout.max_response_tokens=12")
 TRAINING = ("credit", "pack", "forward_backward", "optimizer")
 
 

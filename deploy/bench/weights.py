@@ -24,7 +24,7 @@ PARTS = 4
 
 
 def run(tell: Tell = silent) -> list[Figure]:
-    """Returns bytes per second of each part and the pause, for about 110 million float32 parameters."""
+    """Returns bytes per second of each part and the pause, for 126 million float32 numbers."""
     with tempfile.TemporaryDirectory(prefix="gagpo-bench-") as folder:
         tell("a model", 0, PARTS)
         model = _model(Path(folder))

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from deploy.bench.figures import Figure
 from deploy.console.plain import EVERY_S, Parts, StatusLines
+from deploy.training.child_runs import ChildFailed, failed
 from services.errors import UserError
 
 BENCHES = {
@@ -71,7 +72,10 @@ def run(args: argparse.Namespace) -> int:
             else:
                 parts.at(what, done, total)
 
-        figures = importlib.import_module(BENCHES[args.name]).run(tell, **options)
+        try:
+            figures = importlib.import_module(BENCHES[args.name]).run(tell, **options)
+        except ChildFailed as error:
+            return failed(error)
     if args.json:
         print(json.dumps({"format": 1, "bench": args.name, "figures": [asdict(figure) for figure in figures]}))
     else:
