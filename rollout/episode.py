@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from envservice.base import ParsedAction, Turn
+from envservice.base import Outcome, ParsedAction, Turn
 from envservice.client.client import EnvClient, EpisodeHandle, Result
 from rollout.prompt_renderer import PromptRenderer
 from services.errors import EnvFault, ReplayDiverged
@@ -113,7 +113,7 @@ class EpisodeRunner:
         )  # fmt: skip
 
 
-def score_of(last: Result) -> float | None:
+def score_of(last: Outcome) -> float | None:
     """Returns the environment's own score at the end, or None if it has none."""
     score = last.info.get("task_score")
     return None if score is None else float(score)

@@ -1,12 +1,22 @@
-"""`gagpo eval`: a model or a run's result on a fixed set of tasks, with an interval."""
+"""`gagpo eval`: a model, a run's result or a prompting baseline on a fixed set of tasks, with an interval."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 from pathlib import Path
+from typing import Any
 
+from deploy.commands.arguments import optional_config_from
 from deploy.runs.policies import resolve, run_path
+from services.config.file import lay_over
+from services.config.tree import Config
+from services.errors import UserError
+
+POLICIES = ("direct", "react", "reflexion")
+ASKED = Path("prompting")
+"""Folder of the results of models behind an endpoint."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
@@ -16,19 +26,28 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
         help="measure a model on a fixed set of tasks",
         description="Plays each task of the set once and reports mean success, its 95% interval over tasks,\n"
         "and success by task type. MODEL is a Hugging Face folder, such as `gagpo export` makes. A run's folder\n"
-        "stands for its trained model, or for its latest checkpoint before it has finished. The result is kept.",
+        "stands for its trained model, or for its latest checkpoint before it has finished. The result is kept.\n"
+        "--policy asks a model without training: MODEL in our sampler, or any OpenAI-compatible --endpoint. Every\n"
+        "trial is kept, and the same command continues an interrupted evaluation.",
         epilog="examples:\n  gagpo eval runs/alfworld-tiny --split heldout --episodes 256 --temperature 0.4\n"
-        "  gagpo eval runs/alfworld-tiny --which best",
+        "  gagpo eval runs/alfworld-tiny --which best\n"
+        "  gagpo eval --policy react --endpoint http://127.0.0.1:8000/v1 --config alfworld-1.5b --split valid_seen",
     )
-    parser.add_argument("model", metavar="MODEL|RUN", type=run_path)
+    parser.add_argument("model", metavar="MODEL|RUN", nargs="?")
     parser.add_argument("--which", metavar="latest|best|STEP", help="a checkpoint of the run (best: by evaluation)")
     parser.add_argument("--config", metavar="FILE", help="how to play (default: the config of the run or the export)")
     parser.add_argument("--split", help="default: the held-out games")
     parser.add_argument("--episodes", type=int, help="tasks to play (default: eval.panel of the config; 0: all)")
     parser.add_argument("--temperature", type=float, help="default: eval.temperature of the config")
     parser.add_argument("--max-steps", type=int, help="default: env.max_steps of the config")
+    parser.add_argument("--policy", choices=POLICIES, help="ask the model by a prompting baseline")
+    parser.add_argument("--endpoint", metavar="URL", help="with --policy: an OpenAI-compatible server, with its /v1; "
+                        "its key comes from prompting.key_file or $GAGPO_ENDPOINT_KEY")
+    parser.add_argument("--model", dest="served", metavar="NAME",
+                        help="the endpoint's model (default: the only one that it serves)")
     parser.add_argument("--out", metavar="FILE", type=Path,
-                        help="file that the result is appended to (default: RUN/eval.jsonl, or MODEL.eval.jsonl)")
+                        help="file that the result is appended to (default: RUN/eval.jsonl, MODEL.eval.jsonl, or "
+                        "prompting/POLICY-NAME.eval.jsonl)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.set_defaults(run=run)
@@ -36,23 +55,98 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 
 def run(args: argparse.Namespace) -> int:
     """Prints the summary."""
-    from deploy.console.progress import as_score, left_out
-    from deploy.training.evaluation import evaluate, results_file
-
-    config, policy = resolve(args.model, args.config, {
-        "eval.panel": args.episodes, "eval.temperature": args.temperature, "env.max_steps": args.max_steps,
-    }, args.overrides, which=args.which)
-    done = evaluate(config, policy, split=args.split, file=args.out or results_file(args.model))
-    summary = done.summary
+    _sort_words(args)
+    if args.endpoint is not None and args.policy is None:
+        raise UserError("--endpoint is given without --policy", f"add --policy, one of {', '.join(POLICIES)}")
+    if args.served is not None and args.endpoint is None:
+        raise UserError("--model is given without --endpoint", "give a folder as MODEL, or an --endpoint")
+    if (args.endpoint is None) == (args.model is None):
+        raise UserError("no model is given" if args.model is None else "both a folder and --endpoint are given",
+                        "give a folder or a run, or --policy and --endpoint")
+    summary, file = _asked(args) if args.policy else _evaluated(args)
     if args.json:
         print(json.dumps({"format": 1, **summary}))
         return 0
-    print(f"{policy.title}:\n"
+    _show(summary)
+    print(f"kept in {file}")
+    return 0
+
+
+def _sort_words(args: argparse.Namespace) -> None:
+    """Tells the model from overrides. argparse cannot: the model is optional, and options may come before it."""
+    words = [word for word in (args.model, *args.overrides) if word is not None]
+    args.model = next((word for word in words if "=" not in word), None)
+    if args.model is not None:
+        words.remove(args.model)
+    args.overrides = words
+
+
+def _laid(args: argparse.Namespace) -> dict[str, object | None]:
+    return {"eval.panel": args.episodes, "eval.temperature": args.temperature, "env.max_steps": args.max_steps}
+
+
+def _evaluated(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
+    from deploy.training.evaluation import evaluate, results_file
+
+    path = run_path(args.model)
+    config, policy = resolve(path, args.config, _laid(args), args.overrides, which=args.which)
+    done = evaluate(config, policy, split=args.split, file=args.out or results_file(path))
+    return done.summary, done.file
+
+
+def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
+    import asyncio
+
+    from rich.console import Console
+
+    from deploy.console.plain import StatusLines
+    from deploy.training.evaluation import results_file
+    from deploy.training.prompting import asked_endpoint, asked_sampler, episodes_file, make_plan, play
+    from services.telemetry.metrics_file import append_row
+
+    if args.endpoint is None:
+        path = run_path(args.model)
+        config, policy = resolve(path, args.config, _laid(args), args.overrides, which=args.which)
+        beside = results_file(path)
+        default = beside.with_name(f"{args.policy}.{beside.name}")
+    else:
+        config, policy, default = _endpoint_config(args), None, None
+    plan = make_plan(config, args.policy, args.split)
+
+    async def played(lines: StatusLines) -> tuple[dict[str, Any], Path]:
+        asking = asked_endpoint(config, args.endpoint, args.served, lines.passing) if policy is None else \
+            asked_sampler(config, policy.folder)
+        async with asking as (asked, name):
+            file = args.out or default or ASKED / f"{args.policy}-{re.sub('[^A-Za-z0-9._-]+', '-', name)}.eval.jsonl"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            lines.note(f"playing {len(plan.tasks)} games of {plan.split} by {args.policy} with {name}")
+            return await play(plan, asked, name, episodes_file(file),
+                              lambda done, total: lines.at(args.policy, done, total, "games")), file
+
+    with StatusLines(Console(stderr=True)) as lines:
+        summary, file = asyncio.run(played(lines))
+    append_row(file, summary)
+    return summary, file
+
+
+def _endpoint_config(args: argparse.Namespace) -> Config:
+    settings = {key: value for key, value in _laid(args).items() if value is not None}
+    return lay_over(optional_config_from(args), settings)
+
+
+def _show(summary: dict[str, Any]) -> None:
+    from deploy.console.progress import as_score, left_out
+
+    print(f"{summary['policy']}:\n"
           f"{summary['success_rate']:.1%} [{summary['success_low']:.1%}, {summary['success_high']:.1%}] on "
           f"{summary['tasks']} games of {summary['split']} ({summary['env']}, {summary['engine']}), "
           f"T={summary['temperature']:g}, mean length {summary['episode_length']:.1f}"
           f"{as_score(summary)}{left_out(summary)}")
     for name, rate in summary["success_by_type"].items():
         print(f"  {name:<6} {rate:.1%}")
-    print(f"kept in {done.file}")
-    return 0
+    if len(rounds := summary.get("success_by_trial", ())) > 1:
+        print("solved after trial " + ", ".join(f"{k}: {rate:.1%}" for k, rate in enumerate(rounds, 1)))
+    if "calls" in summary:
+        unknown = f"; {summary['uncounted_calls']} calls were not counted" if summary["uncounted_calls"] else ""
+        print(f"cost: {summary['calls']:,} calls, {summary['prompt_tokens']:,} tokens of prompts and "
+              f"{summary['answer_tokens']:,} of answers{unknown}")

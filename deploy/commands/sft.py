@@ -1,4 +1,4 @@
-"""`gagpo sft`: makes demonstrations with a scripted player and trains a model on them. Wiring only."""
+"""`gagpo sft`: trains a model on demonstrations by a scripted player or from a file. Wiring only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
         "sft",
         help="make a policy to start from, by imitating a scripted player",
         description="Plays demonstrations on the training games, makes a tokenizer and a small model from scratch\n"
-        "(or takes model.path), trains, and writes a Hugging Face folder with sft.json.",
+        "(or takes model.path), trains, and writes a Hugging Face folder with sft.json. If sft.file names\n"
+        "trajectories, these are imitated instead.",
         epilog="example:\n  gagpo sft --config alfworld-tiny sft.minutes=3 --out models/cold",
     )
     add_config_arguments(parser)
@@ -37,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     if args.continue_from is not None and not (args.continue_from / "config.json").exists():
         raise UserError(f"{args.continue_from} holds no model", "give a Hugging Face folder")
     with StatusLines(Console(stderr=args.json)) as lines:
-        out = cold_start(config, args.out, minutes=config.sft.minutes, continue_from=args.continue_from,
-                         report=lines.note, passing=lines.passing)
+        out = cold_start(config, args.out, minutes=config.sft.minutes, epochs=config.sft.epochs,
+                         continue_from=args.continue_from, report=lines.note, passing=lines.passing)
     print((out / "sft.json").read_text().strip() if args.json else f"model: {out}")
     return 0

@@ -16,9 +16,10 @@ from deploy.launch.plan import Plan, make_plan
 from deploy.launch.ray_address import check_ray, ray_address
 from deploy.launch.task_sets import TaskSets, open_task_sets
 from deploy.runs import sinks
-from envservice.registry import check_settings, find_spec, find_teacher, open_environment
+from envservice.registry import check_settings, find_spec, find_teacher, make_template, open_environment
 from envservice.server.capacity import session_limit
 from envservice.wire.schemas import Info
+from learner.cold_start.trajectories import read_trajectories
 from learner.model_family import check_family
 from rollout.agents.runner import find_agent
 from rollout.engine_settings import check_shape
@@ -111,8 +112,10 @@ def _environment(config: Config) -> None:
     check_settings(config.env)
     if config.agent.name is not None:
         find_agent(config.agent.name)
-    if config.sft.enabled:
+    if config.sft.enabled and config.sft.file is None:
         find_teacher(config.env)
+    elif config.sft.enabled and config.sft.file is not None:
+        read_trajectories(config.sft.file, chat=make_template(config.env).chat)
 
 
 def _model(config: Config) -> None:

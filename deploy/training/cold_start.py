@@ -1,10 +1,12 @@
-"""Makes the cold start: demonstrations by a scripted player, then next-token training on them."""
+"""Makes the cold start: demonstrations by a scripted player or from a file, then next-token training on them."""
 
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
     from envservice.base import Environment, PromptTemplate
     from envservice.spec import EnvironmentSpec, Teacher
-    from learner.cold_start.sft import SftProgress
+    from learner.cold_start.sft import Budget, SftProgress
     from learner.cold_start.sft_data import Example
 
 FORMAT = 1
@@ -34,12 +36,13 @@ Report = Callable[[str], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstrations:
-    """Examples to train on, from episodes of the scripted player on the training games, and their counts."""
+    """Examples to train on, and their counts. They are of the scripted player on the training games, or of a file."""
 
     examples: list[Example]
     split: str
+    """`file` for the trajectories of sft.file."""
     digest: str
-    """Digest over the contents of the split's games."""
+    """Digest over the contents of the split's games, or of the file."""
     games: int
     episodes: int
     won: int
@@ -52,18 +55,18 @@ class Demonstrations:
 
 
 def cold_start(
-    config: Config, out: Path, *, minutes: float, continue_from: Path | None = None, report: Report = print,
-    passing: Report | None = None,
+    config: Config, out: Path, *, minutes: float, epochs: int | None = None, continue_from: Path | None = None,
+    report: Report = print, passing: Report | None = None,
 ) -> Path:
-    """Trains for `minutes` on new demonstrations. Writes the model, the tokenizer and, last, sft.json into `out`.
+    """Trains for `minutes`, or for `epochs` if they are given. Writes the model, the tokenizer and, last, sft.json into
+    `out`.
 
-    Training starts from `continue_from` (with other demonstrations than the first time), else from model.path, else
-    from a new tokenizer and a new model. Only training games are played. `passing` (if None, `report`) takes lines
-    about the progress. Raises UserError if game data is missing or the model path holds no model.
+    The demonstrations are new ones on training games, or those of sft.file. Training starts from `continue_from` (with
+    other new demonstrations than the first time), else from model.path, else from a new tokenizer and a new model.
+    `passing` (if None, `report`) takes lines about the progress. Raises UserError if data is missing or damaged, or the
+    model path holds no model.
     """
-    import torch
-
-    from envservice.registry import find_spec, find_teacher, make_template
+    from envservice.registry import find_spec, make_template
     from learner.cold_start.sft import Budget, train
     from learner.cold_start.sft_data import encode
 
@@ -72,31 +75,59 @@ def cold_start(
     if path is not None and not (path / "config.json").exists():
         raise UserError(f"{path} holds no model", "give model.path a Hugging Face folder")
     seed = seed_for(config.seed, "sft", "start" if continue_from is None else "more")
-    spec, template, teacher = find_spec(config.env.name), make_template(config.env), find_teacher(config.env)
-    shown = demonstrations(config, spec.open(config.env), teacher, template, seed=seed, report=passing)
-    report(f"demonstrations: {shown.episodes} episodes on {shown.games} training games, "
-           f"{shown.won / max(1, shown.episodes):.0%} won, {shown.seconds:.0f} s")
+    spec, template = find_spec(config.env.name), make_template(config.env)
+    shown = _shown(config, spec, template, seed=seed, report=report, passing=passing)
     model, tokenizer = _start(config, path, shown.examples, spec, report)
     max_tokens = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
     chat = chat_format(tokenizer, config.model) if template.chat else None
     rows = encode(tokenizer, shown.examples, chat=chat, max_tokens=max_tokens, stops=spec.stops)
-    report(f"training {sum(w.numel() for w in model.parameters()):,} weights for {minutes:.1f} min "
+    _check_length(len(rows), len(shown.examples), max_tokens, report)
+    budget = Budget(minutes=minutes) if epochs is None else \
+        Budget(updates=epochs * math.ceil(len(rows) / config.sft.batch_rows))
+    report(f"training {sum(w.numel() for w in model.parameters()):,} weights for {_whole(budget)} "
            f"on {len(rows):,} demonstrated steps of {sum(len(r.ids) for r in rows) / len(rows):.0f} tokens")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(config.learner.threads)
-    progress = train(
-        model, rows, config.sft, budget=Budget(minutes=minutes), pad_id=_pad_id(tokenizer), seed=seed,
-        muon=config.model.path is None, report=lambda now: _tell(passing, now, minutes))
-    torch.set_num_threads(threads)
-    _tell(report, progress, minutes)
+    with _threads(config.learner.threads):
+        progress = train(
+            model, rows, config.sft, budget=budget, pad_id=_pad_id(tokenizer), seed=seed,
+            muon=config.model.path is None, report=lambda now: _tell(passing, now, budget))
+    _tell(report, progress, budget)
     _save(model, tokenizer, out)
     facts = {
-        "format": FORMAT, "minutes": minutes, "continued_from": str(continue_from) if continue_from else None,
+        "format": FORMAT, "minutes": minutes, "epochs": epochs,
+        "continued_from": str(continue_from) if continue_from else None,
         "vocabulary": len(tokenizer), "parameters": sum(w.numel() for w in model.parameters()),
         "demonstrations": shown.as_dict(), "training": progress.as_dict(),
     }
     (out / "sft.json").write_text(json.dumps(facts, indent=1) + "\n")
     return out
+
+
+def _shown(config: Config, spec: EnvironmentSpec, template: PromptTemplate, *, seed: int, report: Report,
+           passing: Report) -> Demonstrations:
+    """Returns the examples of sft.file, or new demonstrations without one."""
+    from envservice.registry import find_teacher
+    from learner.cold_start.trajectories import read_trajectories
+
+    if config.sft.file is None:
+        shown = demonstrations(config, spec.open(config.env), find_teacher(config.env), template, seed=seed,
+                               report=passing)
+        report(f"demonstrations: {shown.episodes} episodes on {shown.games} training games, "
+               f"{shown.won / max(1, shown.episodes):.0%} won, {shown.seconds:.0f} s")
+        return shown
+    found = read_trajectories(config.sft.file, chat=template.chat)
+    report(f"demonstrations: {found.episodes} trajectories with {len(found.examples)} answers in {config.sft.file}")
+    return Demonstrations(examples=found.examples, split="file", digest=found.digest, games=0, episodes=found.episodes,
+                          won=0, seconds=0.0)
+
+
+def _check_length(kept: int, examples: int, max_tokens: int, report: Report) -> None:
+    """Tells how many examples are too long. Raises UserError if all of them are."""
+    if not kept:
+        raise UserError(f"all {examples} demonstrated steps are longer than {max_tokens} tokens",
+                        "raise rollout.max_prompt_tokens")
+    if kept < examples:
+        report(f"{examples - kept} of {examples} demonstrated steps are left out: they are longer than {max_tokens} "
+               "tokens (rollout.max_prompt_tokens and max_response_tokens)")
 
 
 def demonstrations(
@@ -137,7 +168,7 @@ def _start(
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
-    from envservice.registry import find_teacher
+    from envservice.registry import find_spec
     from learner.cold_start.scratch_model import scratch_model
     from learner.cold_start.tokenizer import train_tokenizer
 
@@ -147,8 +178,9 @@ def _start(
             path, dtype="float32", local_files_only=True, trust_remote_code=False)
         return model, AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     stride = max(1, 2 * len(examples) // TOKENIZER_TEXTS)
-    texts = (text for one in examples[::stride] for text in (one.prompt, one.response))
-    tokenizer = train_tokenizer(texts, spec.stops, find_teacher(config.env).names)
+    texts = (str(text) for one in examples[::stride] for text in (one.prompt, one.response))
+    teacher = find_spec(config.env.name).teacher
+    tokenizer = train_tokenizer(texts, spec.stops, "words" if teacher is None else teacher.names)
     report(f"tokenizer: {len(tokenizer)} tokens")
     positions = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
     seed = seed_for(config.seed, "weights")
@@ -161,12 +193,31 @@ def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path)
     open_as_folder(out)
 
 
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Lets torch use so many threads until the block ends."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     return int(pad or 0)  # pyright: ignore[reportArgumentType]  # a list only for several tokens
 
 
-def _tell(report: Report, now: SftProgress, minutes: float) -> None:
-    left = f", about {span(60 * minutes - now.seconds)} left" if now.seconds < 60 * minutes else ""
-    report(f"cold start {now.seconds / 60:4.1f} of {minutes:.1f} min: {now.updates} updates, {now.epochs:.1f} epochs, "
-           f"{now.rows / max(now.seconds, 1e-9):.0f} rows/s, loss {now.loss_response:.2f} per answer{left}")
+def _tell(report: Report, now: SftProgress, budget: Budget) -> None:
+    spent = budget.spent(now.updates, now.seconds)
+    left = f", about {span(now.seconds / spent - now.seconds)} left" if 0 < spent < 1 else ""
+    report(f"cold start {now.seconds / 60:4.1f} min, {spent:.0%} of {_whole(budget)}: {now.updates} updates, "
+           f"{now.epochs:.1f} epochs, {now.rows / max(now.seconds, 1e-9):.0f} rows/s, "
+           f"loss {now.loss_response:.2f} per answer{left}")
+
+
+def _whole(budget: Budget) -> str:
+    return f"{budget.minutes:.1f} min" if budget.updates is None else f"{budget.updates:,} updates"

@@ -120,15 +120,16 @@ class TrainingRun:
             return self.config.model.path
         if not (self.folder.cold_model / "sft.json").exists():
             self.progress.stage("cold start")
-        return self._sft(self.folder.cold_model, minutes=self.config.sft.minutes, continue_from=None)
+        return self._sft(self.folder.cold_model, minutes=self.config.sft.minutes,
+                         epochs=self.config.sft.epochs, continue_from=None)
 
-    def _sft(self, out: Path, *, minutes: float, continue_from: Path | None) -> Path:
+    def _sft(self, out: Path, *, minutes: float, epochs: int | None = None, continue_from: Path | None) -> Path:
         from deploy.training.cold_start import cold_start
 
         if not (out / "sft.json").exists():
             shutil.rmtree(out, ignore_errors=True)
-            cold_start(self.config, out, minutes=minutes, continue_from=continue_from, report=self.progress.note,
-                       passing=self.progress.passing)
+            cold_start(self.config, out, minutes=minutes, epochs=epochs, continue_from=continue_from,
+                       report=self.progress.note, passing=self.progress.passing)
         return out
 
     def controller(self, parts: Topology, lease: Lease, tell: Sinks, loading: Loading, scaling: Scaling) -> Controller:

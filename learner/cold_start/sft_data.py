@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from learner.cold_start.tokenizer import STOP
-from services.chat import THINK, THINK_END, ChatFormat
+from services.chat import THINK, THINK_END, ChatFormat, Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,7 +26,8 @@ _WINDOW = 32
 class Example:
     """One demonstrated step: the prompt of the policy and the answer that it should give."""
 
-    prompt: str
+    prompt: str | Sequence[Message]
+    """The text of one user message, or a whole conversation before the answer."""
     response: str
 
 
@@ -58,13 +59,12 @@ def encode(
 ) -> list[TokenRow]:
     """Returns rows of at most `max_tokens`. Longer examples are left out: a cut prompt would teach wrong answers.
 
-    With `chat` the prompt is one user message in that format, and a thought that the format itself opens is not
-    answered again. If the tokenizer lacks a token for one of `stops` (any model that was not made here), the answer
-    ends with its end-of-text token.
+    With `chat` a prompt is one user message in that format or a whole conversation, and a thought that the format
+    itself opens is not answered again. Without it, prompts are raw text. If the tokenizer lacks a token for one of
+    `stops` (any model that was not made here), the answer ends with its end-of-text token.
     """
-    prompts, responses = [example.prompt for example in examples], [example.response for example in examples]
+    prompts, responses = [_text(example.prompt, chat) for example in examples], [one.response for one in examples]
     if chat is not None:
-        prompts = [chat.prompt(prompt) for prompt in prompts]
         opening = chat.opening()
         if opening and THINK_END not in opening:
             responses = [response.removeprefix(THINK) for response in responses]
@@ -76,6 +76,13 @@ def encode(
         for prompt, response in zip(prompt_ids, response_ids, strict=True)
     ]
     return [row for row in rows if len(row.ids) <= max_tokens]
+
+
+def _text(prompt: str | Sequence[Message], chat: ChatFormat | None) -> str:
+    if chat is None:
+        assert isinstance(prompt, str), "a conversation needs a chat format"
+        return prompt
+    return chat.prompt(prompt) if isinstance(prompt, str) else chat.text(prompt)
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:

@@ -17,6 +17,7 @@ from services.files import read_bounded
 
 if TYPE_CHECKING:
     from services.config.env import EnvSection
+    from services.config.prompting import PromptingSection
     from services.config.redis import RedisSection
 
 HIDDEN = "***"
@@ -25,6 +26,8 @@ ENV_TOKEN_VARIABLE = "GAGPO_ENV_TOKEN"  # noqa: S105 - the variable's name
 """Environment variable with the bearer token of environment servers."""
 AGENT_TOKEN_VARIABLE = "GAGPO_AGENT_TOKEN"  # noqa: S105 - the variable's name
 """Environment variable with the bearer token of `gagpo serve-agent`."""
+ENDPOINT_KEY_VARIABLE = "GAGPO_ENDPOINT_KEY"
+"""Environment variable with the key of the endpoint that `gagpo eval --policy` asks."""
 SECRET_BYTES = 4096
 
 
@@ -64,6 +67,11 @@ def _with_password(url: str, password: str) -> str:
 def env_token(env: EnvSection) -> str | None:
     """Returns the bearer token of the environment servers: from env.token_file, else $GAGPO_ENV_TOKEN."""
     return read_secret(env.token_file) if env.token_file else os.environ.get(ENV_TOKEN_VARIABLE) or None
+
+
+def endpoint_key(prompting: PromptingSection) -> str | None:
+    """Returns the key of the endpoint: from prompting.key_file, else $GAGPO_ENDPOINT_KEY."""
+    return read_secret(prompting.key_file) if prompting.key_file else os.environ.get(ENDPOINT_KEY_VARIABLE) or None
 
 
 def read_secret(file: Path) -> str:

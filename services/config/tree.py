@@ -17,8 +17,10 @@ from services.config.autoscale import AutoscaleSection
 from services.config.env import EnvSection, Section
 from services.config.lora import LoraSection
 from services.config.objectives import CriticSection, LossSection
+from services.config.prompting import PromptingSection
 from services.config.redis import RedisSection
 from services.config.rollout import RolloutSection, SupervisionSection, Temperature
+from services.config.sft import SftSection
 
 EXPLORE_TOKEN_VARIABLE = "GAGPO_EXPLORE_TOKEN"  # noqa: S105 - the variable's name
 """Environment variable with the token that the explorer asks for if other machines can reach it."""
@@ -51,27 +53,6 @@ class ModelSection(Section):
     """Variables of the chat template, such as `{enable_thinking: false}`."""
     system_prompt: str | None = None
     """System message before every conversation. None: only the template's own, if it has one."""
-
-
-class SftSection(Section):
-    """The cold start: demonstrations by a scripted player, then next-token training on them."""
-
-    enabled: bool = True
-    """Whether a cold start runs before RL. If not, model.path must name a model."""
-    minutes: float = Field(default=4.0, gt=0, le=100_000)
-    """Minutes of optimisation. Making the demonstrations and the tokenizer takes extra time."""
-    demos_per_game: int = Field(default=3, ge=1)
-    """Number of demonstrations of each training game."""
-    noise: float = Field(default=0.15, ge=0, lt=1)
-    """Share of demonstrated turns that are random or corrupted. They are executed but not trained on."""
-    jump: float = Field(default=0.2, ge=0, le=1)
-    """ALFWorld: probability that the scripted player searches a random place next."""
-    batch_rows: int = Field(default=16, ge=1)
-    """Rows of one update."""
-    lr: float = Field(default=3e-3, gt=0)
-    """Learning rate of AdamW."""
-    prompt_loss: float = Field(default=0.5, ge=0)
-    """Weight of the next-token loss on the prompt."""
 
 
 class CreditSection(Section):
@@ -281,6 +262,7 @@ class Config(Section):
     rollout: RolloutSection = RolloutSection()
     learner: LearnerSection = LearnerSection()
     eval: EvalSection = EvalSection()
+    prompting: PromptingSection = PromptingSection()
     checkpoint: CheckpointSection = CheckpointSection()
     redis: RedisSection = RedisSection()
     ray: RaySection = RaySection()

@@ -7,6 +7,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from deploy.runs.configs import load_config
 from deploy.training.cold_start import cold_start
+from services.config.file import lay_over
 from services.errors import UserError
 
 
@@ -44,3 +45,27 @@ def test_a_model_path_without_a_model_is_named(config, tmp_path):
     config = config.model_copy(update={"model": config.model.model_copy(update={"path": tmp_path / "none"})})
     with pytest.raises(UserError, match="holds no model"):
         cold_start(config, tmp_path / "out", minutes=0.005, report=lambda _: None)
+
+
+def test_trajectories_of_a_file_are_imitated_for_whole_epochs(config, tmp_path):
+    """Five rows in batches of two: three updates per epoch, two epochs."""
+    file = tmp_path / "shown.jsonl"
+    steps = [{"prompt": f"Now: a mug {n}\n", "response": f"<think>mug</think><action>take mug {n}</action>"}
+             for n in range(5)]
+    file.write_text(json.dumps({"steps": steps}) + "\n")
+    config = lay_over(config, {"sft.file": str(file), "sft.batch_rows": 2})
+    lines: list[str] = []
+    out = cold_start(config, tmp_path / "out", minutes=1, epochs=2, report=lines.append)
+    facts = json.loads((out / "sft.json").read_text())
+    assert (facts["training"]["updates"], facts["training"]["rows"], facts["epochs"]) == (6, 10, 2)
+    assert (facts["demonstrations"]["split"], facts["demonstrations"]["rows"]) == ("file", 5)
+    assert lines[0] == f"demonstrations: 1 trajectories with 5 answers in {file}"
+
+
+def test_examples_that_are_all_too_long_are_named(config, tmp_path):
+    file = tmp_path / "shown.jsonl"
+    file.write_text(json.dumps({"steps": [{"prompt": "word " * 300, "response": "<action>x</action>"}]}) + "\n")
+    config = lay_over(config, {
+        "sft.file": str(file), "rollout.max_prompt_tokens": 16, "rollout.max_response_tokens": 4})
+    with pytest.raises(UserError, match="all 1 demonstrated steps are longer than 20 tokens"):
+        cold_start(config, tmp_path / "out", minutes=1, report=lambda _: None)

@@ -1,0 +1,228 @@
+"""Evaluates a prompting baseline: plays a fixed task set with a model that is asked, and keeps every trial.
+
+    NAME.eval.jsonl             one row per evaluation, as `gagpo eval` writes it, with its cost in tokens
+    NAME.eval.episodes.jsonl    the settings, then one line per trial; what is there is not played again
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from deploy.launch.task_sets import cut, engine_name
+from envservice.base import Environment
+from envservice.registry import make_template, open_environment
+from rollout.prompting.endpoint import EndpointModel, endpoint_client
+from rollout.prompting.model import AskedModel
+from rollout.prompting.policies import make_policy
+from rollout.prompting.trials import PlayedTrial, TaskPlayer
+from services.config.secrets import endpoint_key
+from services.config.tree import Config
+from services.errors import EnvFault, UserError
+from services.files import read_bounded
+from services.statistics import success_interval
+from services.telemetry.metrics_file import FILE_BYTES, append_row
+
+Progress = Callable[[int, int], object]
+"""Is told of the finished tasks and of all tasks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptingPlan:
+    """The policy, its config and its tasks."""
+
+    policy: str
+    """direct, react or reflexion."""
+    config: Config
+    split: str
+    tasks: tuple[str, ...]
+    environment: Environment
+
+    def settings(self, model: str) -> dict[str, Any]:
+        """Returns all that decides a trial. Trials of other settings are never mixed with these."""
+        config = self.config
+        return {
+            "policy": self.policy, "model": model, "env": self.environment.name, "split": self.split,
+            "engine": engine_name(self.environment), "prompt": config.env.prompt, "history": config.env.history,
+            "max_steps": config.env.max_steps, "temperature": config.eval.temperature, "seed": config.seed,
+            "answer_tokens": config.rollout.max_response_tokens,
+            "trials": config.prompting.trials if self.policy == "reflexion" else 1,
+            "memory": config.prompting.memory if self.policy == "reflexion" else 0}
+
+
+def make_plan(config: Config, policy: str, split: str | None) -> PromptingPlan:
+    """Returns the plan for a split, the held-out one without a name. Raises UserError for missing data."""
+    environment = open_environment(config.env)
+    chosen = split or environment.training_splits()[2]
+    everything = environment.tasks(chosen)
+    tasks = cut(everything, config.eval.panel or len(everything), name=chosen)
+    return PromptingPlan(policy=policy, config=config, split=chosen, tasks=tasks, environment=environment)
+
+
+def episodes_file(results: Path) -> Path:
+    """Returns the file of the trials that belongs to a file of results."""
+    return results.with_name(f"{results.stem}.episodes.jsonl")
+
+
+def open_trials(file: Path, settings: Mapping[str, Any]) -> list[PlayedTrial]:
+    """Returns the trials that are kept, in order. A new file begins with the settings. A line that a crash cut short
+    does not count.
+
+    Raises UserError if they were played with other settings.
+    """
+    if not file.exists() or not file.stat().st_size:
+        append_row(file, {"settings": settings})
+    lines = [line for line in read_bounded(file, FILE_BYTES).splitlines() if line]
+    try:
+        kept = msgspec.json.decode(lines[0], type=dict[str, Any])["settings"]
+    except (msgspec.DecodeError, KeyError):
+        raise UserError(f"{file} does not begin with the settings of its trials", "choose another file with --out") \
+            from None
+    for key in sorted(settings.keys() | kept.keys()):
+        if kept.get(key) != settings.get(key):
+            raise UserError(f"{file} has trials with {key}={kept.get(key)}, and this evaluation has "
+                            f"{key}={settings.get(key)}", "choose another file with --out")
+    return [trial for trial in map(_trial, lines[1:]) if trial is not None]
+
+
+def _trial(line: bytes) -> PlayedTrial | None:
+    try:
+        return msgspec.json.decode(line, type=PlayedTrial)
+    except msgspec.DecodeError:
+        return None
+
+
+async def play(plan: PromptingPlan, model: AskedModel, name: str, file: Path, progress: Progress) -> dict[str, Any]:
+    """Plays what `file` does not have yet, and returns the summary. `name`: the model's, as the settings record it.
+
+    A task whose environment fails is left out, and played again by the next call. Raises UserError, EngineFault and
+    DeadlineExceeded; the trials before that are kept.
+    """
+    settings, config = plan.settings(name), plan.config
+    by_task: dict[str, list[PlayedTrial]] = defaultdict(list)
+    for trial in open_trials(file, settings):
+        by_task[trial.task].append(trial)
+
+    def keep(trial: PlayedTrial) -> None:
+        append_row(file, msgspec.to_builtins(trial))
+        by_task[trial.task].append(trial)
+
+    with ThreadPoolExecutor(1, thread_name_prefix="environment") as thread:
+        player = TaskPlayer(environment=plan.environment, thread=thread, model=model, settings=config.prompting,
+                            policy=make_policy(plan.policy, make_template(config.env)), seed=config.seed,
+                            max_steps=config.env.max_steps)
+        failed = await _all(plan.tasks, player, by_task, keep, progress)
+    whole = {task: by_task[task] for task in plan.tasks if task not in failed}
+    if not whole:
+        raise EnvFault(f"none of the {len(plan.tasks)} games could be played: {next(iter(failed.values()), '')}")
+    return summarise(plan, settings, whole, dropped=len(failed))
+
+
+async def _all(tasks: Sequence[str], player: TaskPlayer, by_task: Mapping[str, Sequence[PlayedTrial]],
+               keep: Callable[[PlayedTrial], object], progress: Progress) -> dict[str, str]:
+    """Plays all tasks, several at once. Returns the tasks that the environment could not play, with the reason."""
+    failed: dict[str, str] = {}
+    left = [task for task in tasks if player.open_trial(by_task.get(task, ()))]
+    queue, done = iter(left), len(tasks) - len(left)
+
+    async def worker() -> None:
+        nonlocal done
+        for task in queue:
+            try:
+                await player.play(task, by_task.get(task, ()), keep)
+            except EnvFault as fault:
+                failed[task] = str(fault)
+            done += 1
+            progress(done, len(tasks))
+
+    workers = [asyncio.create_task(worker()) for _ in range(player.settings.concurrency)]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for each in workers:
+            each.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+    return failed
+
+
+def summarise(plan: PromptingPlan, settings: Mapping[str, Any], by_task: Mapping[str, Sequence[PlayedTrial]], *,
+              dropped: int) -> dict[str, Any]:
+    """Returns one row as in evaluations.jsonl, with the cost in tokens. The last trial of a task counts.
+
+    success_by_trial: share of tasks that are solved after one trial, after two, and so on (Reflexion).
+    """
+    last = {task: trials[-1] for task, trials in by_task.items()}
+    won = {task: float(trial.won) for task, trial in last.items()}
+    mean, low, high = success_interval(list(won.values()))
+    by_type: dict[str, list[float]] = defaultdict(list)
+    for task, value in won.items():
+        by_type[plan.environment.task_type(task)].append(value)
+    played = [trial for trials in by_task.values() for trial in trials]
+    steps = [step for trial in played for step in trial.steps]
+    scores = [trial.score for trial in last.values() if trial.score is not None]
+    rounds = settings["trials"]
+    return {
+        "label": f"eval-{plan.policy}", "step": 0, "version": "", "split": plan.split,
+        "policy": f"{plan.policy} with {settings['model']}", "time": time.time(),
+        "temperature": settings["temperature"], "tasks": len(won), "episodes": len(played), "dropped": dropped,
+        "success_rate": mean, "success_low": low, "success_high": high,
+        "task_score": sum(scores) / len(scores) if scores else None,
+        "success_by_type": {name: sum(values) / len(values) for name, values in sorted(by_type.items())},
+        "success_by_trial": [sum(any(t.won for t in trials[:k]) for trials in by_task.values()) / len(by_task)
+                             for k in range(1, rounds + 1)],
+        "episode_length": len(steps) / len(played),
+        "invalid_share": sum(not step.valid for step in steps) / max(1, len(steps)),
+        "inadmissible_share": sum(not step.admissible for step in steps) / max(1, len(steps)),
+        "success_by_task": won, "env": settings["env"], "engine": settings["engine"],
+        "calls": sum(trial.calls for trial in played),
+        "prompt_tokens": sum(trial.prompt_tokens for trial in played),
+        "answer_tokens": sum(trial.answer_tokens for trial in played),
+        "uncounted_calls": sum(trial.uncounted for trial in played),
+    }
+
+
+@asynccontextmanager
+async def asked_endpoint(config: Config, url: str, name: str | None,
+                         tell: Callable[[str], object]) -> AsyncIterator[tuple[AskedModel, str]]:
+    """Yields a model behind an endpoint and its name: the only one served, if `name` is None. `tell`: see there."""
+    async with endpoint_client(url, endpoint_key(config.prompting), config.prompting) as http:
+        model = EndpointModel(http=http, model=name or "", settings=config.prompting,
+                              temperature=config.eval.temperature, tell=tell,
+                              max_tokens=config.rollout.max_response_tokens)
+        if name is None:
+            await model.choose_model()
+        yield model, model.model
+
+
+@asynccontextmanager
+async def asked_sampler(config: Config, folder: Path) -> AsyncIterator[tuple[AskedModel, str]]:
+    """Yields the model of a Hugging Face folder in an engine of this process, and its name.
+
+    Raises UserError if it has no chat template.
+    """
+    from rollout.engine import Engine
+    from rollout.prompt_renderer import load_text
+    from rollout.prompting.sampler import SampledModel
+    from services.chat import check_chat
+    from services.records import Version
+
+    text, name = load_text(str(folder), config.env, config.model), folder.name
+    assert text.chat is not None
+    check_chat(text.chat, folder)
+    engine = Engine(folder, Version(incarnation=0, step=0, digest="asked"), config=config.rollout,
+                    dtype=config.model.dtype, seed=config.seed)
+    await engine.start()
+    try:
+        yield SampledModel(engine=engine, text=text, limits=config.rollout,
+                           temperature=config.eval.temperature), name
+    finally:
+        await engine.close()

@@ -1,0 +1,1 @@
+"""Prompting baselines: a model is asked, and not trained."""

@@ -1,0 +1,141 @@
+"""A client of any server that speaks OpenAI's chat completions. It obeys rate limits.
+
+A status of 429 or 5xx, a lost connection and a request that takes too long are tried again: after Retry-After if the
+server sends it, else after 1, 2, 4 ... 60 s. All calls wait meanwhile, not only the one that was refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from rollout.prompting.model import ContextFull, ModelAnswer
+from services.chat import Message
+from services.config.prompting import PromptingSection
+from services.errors import UserError
+
+AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)
+"""Statuses that may pass. Every other one is the user's to fix."""
+LONGEST_PAUSE_S = 60.0
+TOLD = 300
+"""Characters of a server's refusal that our error repeats."""
+_TOO_LONG = ("context_length", "context length", "maximum context", "prompt is too long", "too many tokens")
+
+
+@dataclass(slots=True, kw_only=True)
+class EndpointModel:
+    """A model behind an endpoint. Use it in `async with endpoint_client(...)`'s client."""
+
+    http: httpx.AsyncClient
+    model: str
+    settings: PromptingSection
+    temperature: float
+    max_tokens: int
+    tell: Callable[[str], object] = lambda _: None
+    """Takes a line about each pause that is longer than the one before it."""
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+    _not_before: float = field(default=0.0, init=False)
+
+    async def ask(self, messages: Sequence[Message], *, seed: int) -> ModelAnswer:
+        """Raises UserError if the endpoint refuses, or fails for longer than prompting.wait_seconds."""
+        body = {"model": self.model, "messages": list(messages), "temperature": self.temperature,
+                "max_tokens": self.max_tokens, "seed": seed}
+        return _answer(await self._request("POST", "chat/completions", body))
+
+    async def choose_model(self) -> None:
+        """Takes the only model that the endpoint serves. Raises UserError if it serves several or none."""
+        listed = await self._request("GET", "models", None)
+        names = [str(each.get("id")) for each in listed.get("data", [])]
+        if len(names) != 1:
+            raise UserError(f"the endpoint serves {len(names)} models{': ' if names else ''}{', '.join(names[:8])}",
+                            "choose one with --model")
+        self.model = names[0]
+
+    async def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+        failed_at: float | None = None
+        attempt = 0
+        while True:
+            if (pause := self._not_before - self.clock()) > 0:
+                await self.sleep(pause)
+            why, wait = "", None
+            try:
+                reply = await self.http.request(method, path, json=body)
+            except httpx.TransportError as error:
+                why = f"{type(error).__name__} {error}".strip()
+            else:
+                if reply.status_code not in AGAIN:
+                    return _checked(reply)
+                why, wait = f"status {reply.status_code}", retry_after(reply.headers, time.time())
+            failed_at = self.clock() if failed_at is None else failed_at
+            again = self.clock() + (min(LONGEST_PAUSE_S, 2.0**attempt) if wait is None else wait)
+            if again - failed_at > self.settings.wait_seconds:
+                raise UserError(f"the endpoint does not answer ({why}), and prompting.wait_seconds is "
+                                f"{self.settings.wait_seconds:g}", "check --endpoint; the same command continues later")
+            if again > self._not_before:
+                self._not_before = again
+                self.tell(f"the endpoint fails ({why}); the next call is in {again - self.clock():.0f} s")
+            attempt += 1
+
+
+def endpoint_client(url: str, key: str | None, settings: PromptingSection) -> httpx.AsyncClient:
+    """Returns the HTTP client of an endpoint, such as http://127.0.0.1:8000/v1. Raises UserError for another form."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UserError(f"--endpoint {url} is no address", "give one such as http://127.0.0.1:8000/v1")
+    if parts.username or parts.password or parts.query:
+        raise UserError("--endpoint holds a name, a password or a query, which others can read in a command line",
+                        "give the address alone, and the key by prompting.key_file or $GAGPO_ENDPOINT_KEY")
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    return httpx.AsyncClient(base_url=url.rstrip("/") + "/", headers=headers, timeout=settings.call_seconds)
+
+
+def retry_after(headers: Mapping[str, str], now: float) -> float | None:
+    """Returns the seconds that Retry-After asks for, given in seconds or as a date, or None without a usable one.
+
+    `now`: seconds since 1970.
+    """
+    text = headers.get("retry-after", "").strip()
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - now)
+    except (ValueError, TypeError, IndexError):
+        return None
+
+
+def _checked(reply: httpx.Response) -> dict[str, Any]:
+    try:
+        found = reply.json()
+    except ValueError:
+        found = None
+    if reply.status_code == 200 and isinstance(found, dict):
+        return found
+    said = " ".join(reply.text.split())[:TOLD]
+    if reply.status_code in (400, 413, 422) and any(words in reply.text.lower() for words in _TOO_LONG):
+        raise ContextFull(said)
+    if reply.status_code in (401, 403):
+        raise UserError(f"the endpoint refuses the key (status {reply.status_code}: {said})",
+                        "set prompting.key_file or $GAGPO_ENDPOINT_KEY")
+    raise UserError(f"the endpoint answers with status {reply.status_code}: {said or 'nothing'}",
+                    "check --endpoint (it often ends in /v1) and --model")
+
+
+def _answer(found: dict[str, Any]) -> ModelAnswer:
+    usage = found.get("usage") or {}
+    try:
+        text = found["choices"][0]["message"]["content"]
+    except (KeyError, IndexError, TypeError):
+        raise UserError("the endpoint's answer has no choices[0].message.content",
+                        "give the address of OpenAI's chat completions with --endpoint") from None
+    return ModelAnswer(text=text or "", prompt_tokens=usage.get("prompt_tokens"),
+                       answer_tokens=usage.get("completion_tokens"))

@@ -1,0 +1,130 @@
+"""The prompting baselines of the papers' tables: direct, ReAct (2210.03629) and Reflexion (2303.11366).
+
+The papers at hand print no prompts of their baselines, so these words are ours, and hold no worked examples.
+
+    direct      the prompt of training (env.prompt), anew in every turn
+    react       one conversation per episode; each answer is a thought and an action
+    reflexion   react; after a lost trial the model writes a reflection, which its next trials of the task read
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from envservice.base import Outcome, ParsedAction, PromptTemplate, Turn
+from envservice.response_format import answer
+from services.chat import Message
+
+_ACTION = re.compile(r"^[ \t>*]*action[ \t*]*(?:\d+[ \t]*)?:[ \t*]*(.+?)[ \t*]*$", re.IGNORECASE | re.MULTILINE)
+_OBSERVATION = re.compile(r"^[ \t>*]*observation[ \t*]*(?:\d+[ \t]*)?:", re.IGNORECASE | re.MULTILINE)
+_RULES = (
+    "Solve the task below in a text environment, one action at a time. Answer each observation in two lines:\n"
+    "Thought: what you know now, and what to do next\n"
+    "Action: one action, written as the environment lists it"
+)
+_REFLECT = (
+    "The trial above did not solve its task. Find the decision that went wrong, and write a plan of a few sentences "
+    "for the next trial of the same task: which actions to avoid, and which to take instead. Write the plan only."
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Trial:
+    """One trial of a task so far. `answers[i]` led to `turns[i]`."""
+
+    first: Outcome
+    now: Outcome
+    turns: list[Turn]
+    answers: list[str]
+
+
+class PromptingPolicy(Protocol):
+    """Makes the messages that a model is asked with, and reads its answers."""
+
+    @property
+    def reflects(self) -> bool:
+        """Whether a lost trial is followed by a reflection and another trial."""
+        ...
+
+    def messages(self, trial: Trial, memory: Sequence[str]) -> list[Message]:
+        """Returns the conversation whose answer is the next action. `memory`: reflections on earlier trials."""
+        ...
+
+    def parse(self, text: str) -> ParsedAction:
+        """Reads the action in an answer, in the form that the environment takes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Direct:
+    """Asks with the environment's own prompt: one user message per turn, without a conversation."""
+
+    template: PromptTemplate
+    reflects: bool = False
+
+    def messages(self, trial: Trial, memory: Sequence[str]) -> list[Message]:
+        del memory
+        return [{"role": "user", "content": self.template.render(trial.first, trial.turns, trial.now)}]
+
+    def parse(self, text: str) -> ParsedAction:
+        return self.template.parse(text)
+
+
+@dataclass(frozen=True, slots=True)
+class ReAct:
+    """Keeps the whole episode as a conversation. Only the newest observation lists its admissible actions."""
+
+    template: PromptTemplate
+    reflects: bool = False
+
+    def messages(self, trial: Trial, memory: Sequence[str]) -> list[Message]:
+        seen = [*(turn.observation for turn in trial.turns), trial.now.observation]
+        told = [f"Observation: {text}" for text in seen]
+        told[0] = "\n\n".join([_RULES, *_remembered(memory), told[0]])
+        if trial.now.admissible_actions:
+            told[-1] += f"\nAdmissible actions: {'; '.join(trial.now.admissible_actions)}"
+        messages: list[Message] = []
+        for text, said in zip(told, trial.answers, strict=False):
+            messages += [{"role": "user", "content": text}, {"role": "assistant", "content": before_observation(said)}]
+        return [*messages, {"role": "user", "content": told[-1]}]
+
+    def parse(self, text: str) -> ParsedAction:
+        """The first `Action:` line counts. Without one the last line is the action, and the answer is invalid.
+
+        Models go on with observations of their own making: text from the first `Observation:` line on is ignored.
+        """
+        said = before_observation(text)
+        found = _ACTION.search(said)
+        action = found[1] if found else (said.strip().splitlines() or [""])[-1]
+        return ParsedAction(action=self.template.parse(answer("", action)).action, valid=found is not None)
+
+
+def before_observation(text: str) -> str:
+    """Returns an answer up to the observation that the model made up, if it did."""
+    made_up = _OBSERVATION.search(text)
+    return (text if made_up is None else text[: made_up.start()]).rstrip()
+
+
+def reflection_on(trial: Trial, memory: Sequence[str]) -> list[Message]:
+    """Returns the conversation that asks for a reflection on a lost trial."""
+    steps = [f"Observation: {turn.observation}\nAction: {turn.action}" for turn in trial.turns]
+    told = [*_remembered(memory), *steps, f"Observation: {trial.now.observation}", _REFLECT]
+    return [{"role": "user", "content": "\n\n".join(told)}]
+
+
+def _remembered(memory: Sequence[str]) -> list[str]:
+    if not memory:
+        return []
+    return ["Your plans from earlier, lost trials of this task:\n" + "\n".join(f"- {text}" for text in memory)]
+
+
+_POLICIES: Mapping[str, type[Direct] | type[ReAct]] = {"direct": Direct, "react": ReAct, "reflexion": ReAct}
+NAMES = tuple(_POLICIES)
+
+
+def make_policy(name: str, template: PromptTemplate) -> PromptingPolicy:
+    """Makes the policy of a name in NAMES."""
+    return _POLICIES[name](template, reflects=name == "reflexion")

@@ -1,0 +1,39 @@
+"""Our own sampler as a model that can be asked: the engine of rollout workers, without a run around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rollout.prompt_renderer import PromptRenderer
+from rollout.prompting.model import ContextFull, ModelAnswer
+from services.chat import Message
+from services.config.rollout import RolloutSection
+
+if TYPE_CHECKING:
+    from rollout.engine import Engine
+
+
+@dataclass(slots=True, kw_only=True)
+class SampledModel:
+    """A model in this process's engine."""
+
+    engine: Engine
+    text: PromptRenderer
+    limits: RolloutSection
+    temperature: float
+    _asked: int = field(default=0, init=False)
+
+    async def ask(self, messages: Sequence[Message], *, seed: int) -> ModelAnswer:
+        """Raises ContextFull for a prompt above rollout.max_prompt_tokens, and EngineFault."""
+        assert self.text.chat is not None
+        prompt = self.text.tokenizer.encode(self.text.chat.text(messages), add_special_tokens=False)
+        if len(prompt) > self.limits.max_prompt_tokens:
+            raise ContextFull(f"the prompt has {len(prompt)} tokens")
+        self._asked += 1
+        sample = await self.engine.sample(
+            prompt, temperature=self.temperature, seed=seed, max_tokens=self.limits.max_response_tokens,
+            stop_token_ids=self.text.stop_ids, request_id=f"asked/{self._asked}")
+        return ModelAnswer(text=self.text.opening + self.text.decode(sample.ids.tolist()), prompt_tokens=len(prompt),
+                           answer_tokens=len(sample.ids))

@@ -1,0 +1,152 @@
+"""Evaluations of prompting baselines: tasks, records, resuming and the summary, on the toy corridor."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from deploy.training.prompting import episodes_file, make_plan, open_trials, play
+from rollout.prompting.model import ContextFull, ModelAnswer
+from services.chat import Message
+from services.config.file import default_config
+from services.errors import EngineFault, UserError
+
+BEST = ("open door", "take key", "go on", "go back")
+
+
+class Player:
+    """A scripted model: it takes the best action listed, from the `wins_from`-th plan in its memory on."""
+
+    def __init__(self, wins_from: int = 0, fails_after: int | None = None) -> None:
+        self.wins_from, self.fails_after, self.calls = wins_from, fails_after, 0
+
+    async def ask(self, messages: Sequence[Message], *, seed: int) -> ModelAnswer:
+        self.calls += 1
+        if self.fails_after is not None and self.calls > self.fails_after:
+            raise EngineFault("the endpoint does not answer")
+        first, last = messages[0]["content"], messages[-1]["content"]
+        if last.endswith("Write the plan only."):
+            return ModelAnswer(text="plan", prompt_tokens=100, answer_tokens=10)
+        listed = last.partition("ctions: ")[2].splitlines()[0].split("; ")
+        action = next(each for each in BEST if each in listed) if first.count("- plan") >= self.wins_from else "wait"
+        return ModelAnswer(text=f"<think></think><action>{action}</action>\nAction: {action}",
+                           prompt_tokens=20, answer_tokens=2)
+
+
+def plan(policy: str, *overrides: str):
+    return make_plan(default_config(["env.name=toy_environment:SPEC", "env.max_steps=12", "eval.panel=3",
+                                     "prompting.concurrency=2", *overrides]), policy, None)
+
+
+def lines(file: Path) -> list[dict]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("policy", ["direct", "react"])
+async def test_each_task_is_played_once_and_kept(tmp_path: Path, policy: str):
+    file, told, model = tmp_path / "e.jsonl", [], Player()
+    summary = await play(plan(policy), model, "m", file, lambda *at: told.append(at))
+    assert (summary["tasks"], summary["episodes"], summary["success_rate"]) == (3, 3, 1.0)
+    assert summary["success_high"] == 1.0 > summary["success_low"] > 0
+    assert summary["success_by_type"] == {"corridor": 1.0}
+    assert (summary["calls"], summary["prompt_tokens"], summary["answer_tokens"]) == (
+        model.calls, 20 * model.calls, 2 * model.calls)
+    assert summary["episode_length"] * 3 == model.calls
+    assert (summary["invalid_share"], summary["inadmissible_share"], summary["uncounted_calls"]) == (0, 0, 0)
+    assert sorted(told) == [(1, 3), (2, 3), (3, 3)]
+    settings, *trials = lines(file)
+    assert settings["settings"]["policy"] == policy
+    assert {each["task"] for each in trials} == set(summary["success_by_task"])
+    assert trials[0]["steps"][-1]["action"] == "open door"
+
+
+async def test_what_is_kept_is_not_played_again(tmp_path: Path):
+    """The first attempt ends by a fault after some tasks; the second plays the others; the third plays nothing."""
+    file = tmp_path / "e.jsonl"
+    whole = Player()
+    expected = await play(plan("react"), whole, "m", tmp_path / "whole.jsonl", lambda *_: None)
+    with pytest.raises(EngineFault):
+        await play(plan("react", "prompting.concurrency=1"), Player(fails_after=whole.calls - 1), "m", file,
+                   lambda *_: None)
+    kept = len(lines(file)) - 1
+    assert kept == 2
+    with file.open("a") as cut:
+        cut.write('{"task": "toy/te')  # a crash in the middle of a line
+    second = Player()
+    assert await _same(second, file) == {**expected, "time": 0}
+    assert 0 < second.calls < whole.calls
+    third = Player()
+    assert await _same(third, file) == {**expected, "time": 0}
+    assert third.calls == 0
+
+
+async def _same(model: Player, file: Path) -> dict:
+    return {**await play(plan("react", "prompting.concurrency=1"), model, "m", file, lambda *_: None), "time": 0}
+
+
+async def test_reflexion_wins_when_it_remembers_enough(tmp_path: Path):
+    """Lost, lost, won: 12 waiting turns twice, two plans, and no plan after the trial that won."""
+    model = Player(wins_from=2)
+    summary = await play(plan("reflexion", "eval.panel=1"), model, "m", tmp_path / "e.jsonl", lambda *_: None)
+    assert summary["success_by_trial"] == [0.0, 0.0, 1.0]
+    assert (summary["tasks"], summary["episodes"], summary["success_rate"]) == (1, 3, 1.0)
+    trials = lines(tmp_path / "e.jsonl")[1:]
+    assert [(each["won"], each["end"], each["reflection"]) for each in trials] == [
+        (False, "turns", "plan"), (False, "turns", "plan"), (True, "won", None)]
+    assert [len(each["steps"]) for each in trials[:2]] == [12, 12]
+    assert trials[0]["calls"] == 13
+    assert trials[0]["prompt_tokens"] == 12 * 20 + 100
+
+
+async def test_the_last_trial_is_not_reflected_on(tmp_path: Path):
+    """Two trials and no win: one plan. A memory of one never reads two plans."""
+    laid = ("eval.panel=1", "prompting.trials=2")
+    summary = await play(plan("reflexion", *laid), Player(wins_from=9), "m", tmp_path / "a.jsonl", lambda *_: None)
+    assert [each["reflection"] for each in lines(tmp_path / "a.jsonl")[1:]] == ["plan", None]
+    assert summary["success_by_trial"] == [0.0, 0.0]
+    laid = ("eval.panel=1", "prompting.trials=4", "prompting.memory=1")
+    summary = await play(plan("reflexion", *laid), Player(wins_from=2), "m", tmp_path / "b.jsonl", lambda *_: None)
+    assert summary["success_rate"] == 0.0
+
+
+async def test_trials_of_other_settings_are_not_mixed(tmp_path: Path):
+    file = tmp_path / "e.jsonl"
+    await play(plan("react"), Player(), "m", file, lambda *_: None)
+    with pytest.raises(UserError, match=r"has trials with temperature=0.4, and this evaluation has temperature=1.0"):
+        await play(plan("react", "eval.temperature=1.0"), Player(), "m", file, lambda *_: None)
+    with pytest.raises(UserError, match="model=m, and this evaluation has model=other"):
+        await play(plan("react"), Player(), "other", file, lambda *_: None)
+    wider = await play(plan("react", "eval.panel=5"), Player(), "m", file, lambda *_: None)
+    assert wider["tasks"] == 5
+
+
+async def test_a_full_context_ends_a_trial_with_its_reward(tmp_path: Path):
+    class Full:
+        async def ask(self, messages, *, seed):
+            raise ContextFull("too long")
+
+    summary = await play(plan("reflexion"), Full(), "m", tmp_path / "e.jsonl", lambda *_: None)
+    assert (summary["success_rate"], summary["calls"], summary["episodes"]) == (0.0, 0, 9)
+    assert {each["end"] for each in lines(tmp_path / "e.jsonl")[1:]} == {"context"}
+
+
+async def test_a_game_that_breaks_is_left_out_and_tried_again_later(tmp_path: Path):
+    class Breaks(Player):
+        async def ask(self, messages, *, seed):
+            answer = await super().ask(messages, seed=seed)
+            return answer if self.calls > 1 else ModelAnswer(text="Action: crash", prompt_tokens=1, answer_tokens=1)
+
+    file = tmp_path / "e.jsonl"
+    summary = await play(plan("react"), Breaks(), "m", file, lambda *_: None)
+    assert (summary["tasks"], summary["dropped"]) == (2, 1)
+    again = await play(plan("react"), Player(), "m", file, lambda *_: None)
+    assert (again["tasks"], again["dropped"]) == (3, 0)
+
+
+def test_a_file_that_is_something_else_is_named(tmp_path: Path):
+    file = tmp_path / "e.jsonl"
+    file.write_text('{"a": 1}\n')
+    with pytest.raises(UserError, match="does not begin with the settings"):
+        open_trials(file, {})
+    assert episodes_file(Path("x/react-m.eval.jsonl")) == Path("x/react-m.eval.episodes.jsonl")

@@ -1,0 +1,143 @@
+"""The client of an endpoint: its requests, what it tries again, and how long it waits."""
+
+import json
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from rollout.prompting.endpoint import EndpointModel, endpoint_client, retry_after
+from rollout.prompting.model import ContextFull, ModelAnswer
+from services.config.prompting import PromptingSection
+from services.errors import UserError
+
+GOOD = {"choices": [{"message": {"role": "assistant", "content": "Action: look"}}],
+        "usage": {"prompt_tokens": 7, "completion_tokens": 3}}
+ASKED = [{"role": "user", "content": "hello"}]
+
+
+class Clock:
+    """Time that passes only in sleep."""
+
+    def __init__(self) -> None:
+        self.now, self.slept = 100.0, list[float]()
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+def model(answers: Callable[[httpx.Request], httpx.Response], clock: Clock, **settings) -> EndpointModel:
+    http = httpx.AsyncClient(base_url="http://host/v1/", transport=httpx.MockTransport(answers))
+    return EndpointModel(http=http, model="m", settings=PromptingSection(**settings), temperature=0.4, max_tokens=64,
+                         clock=lambda: clock.now, sleep=clock.sleep)
+
+
+def in_turn(*replies: httpx.Response | Exception) -> Callable[[httpx.Request], httpx.Response]:
+    left = iter(replies)
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        reply = next(left)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    return answer
+
+
+async def test_a_request_in_openais_form_and_its_cost():
+    seen = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append((request.method, str(request.url), json.loads(request.content)))
+        return httpx.Response(200, json=GOOD)
+
+    assert await model(answer, Clock()).ask(ASKED, seed=5) == ModelAnswer(
+        text="Action: look", prompt_tokens=7, answer_tokens=3)
+    assert seen == [("POST", "http://host/v1/chat/completions", {
+        "model": "m", "messages": ASKED, "temperature": 0.4, "max_tokens": 64, "seed": 5})]
+
+
+async def test_a_rate_limit_is_waited_for_as_long_as_the_server_says():
+    """After the second and the third attempt the pauses are ours, 2 and 4 s."""
+    clock = Clock()
+    replies = in_turn(httpx.Response(429, headers={"retry-after": "7"}), httpx.Response(503),
+                      httpx.ConnectError("refused"), httpx.Response(200, json=GOOD))
+    await model(replies, clock).ask(ASKED, seed=0)
+    assert clock.slept == [7.0, 2.0, 4.0]
+
+
+async def test_a_call_waits_for_the_limit_that_another_call_met():
+    clock = Clock()
+    asked = model(in_turn(httpx.Response(429, headers={"retry-after": "9"}), httpx.Response(200, json=GOOD),
+                          httpx.Response(200, json=GOOD)), clock)
+    asked._not_before = 104.0
+    await asked.ask(ASKED, seed=0)
+    assert clock.slept == [4.0, 9.0]
+    await asked.ask(ASKED, seed=1)
+    assert clock.slept == [4.0, 9.0]
+
+
+async def test_a_limit_beyond_the_deadline_ends_at_once():
+    clock = Clock()
+    with pytest.raises(UserError, match=r"status 429.*prompting.wait_seconds is 60"):
+        await model(in_turn(httpx.Response(429, headers={"retry-after": "61"})), clock, wait_seconds=60).ask(
+            ASKED, seed=0)
+    assert not clock.slept
+
+
+async def test_failures_end_after_the_deadline():
+    """1 + 2 + 4 + 8 = 15 s of waiting fit into 20 s, 16 s more do not."""
+    clock = Clock()
+    with pytest.raises(UserError, match="status 500"):
+        await model(lambda _: httpx.Response(500), clock, wait_seconds=20).ask(ASKED, seed=0)
+    assert clock.slept == [1.0, 2.0, 4.0, 8.0]
+
+
+@pytest.mark.parametrize(("reply", "error", "text"), [
+    (httpx.Response(401, text="bad key"), UserError, "refuses the key .status 401: bad key."),
+    (httpx.Response(404), UserError, "status 404: nothing"),
+    (httpx.Response(200, text="<html>"), UserError, "status 200: <html>"),
+    (httpx.Response(200, json={"object": "x"}), UserError, "no choices"),
+    (httpx.Response(400, json={"error": {"code": "context_length_exceeded"}}), ContextFull, "context_length"),
+    (httpx.Response(400, text="This model's maximum context length is 512 tokens"), ContextFull, "512"),
+    (httpx.Response(400, text="no such parameter"), UserError, "no such parameter")])
+async def test_what_cannot_be_tried_again(reply: httpx.Response, error: type[Exception], text: str):
+    with pytest.raises(error, match=text):
+        await model(in_turn(reply), Clock()).ask(ASKED, seed=0)
+
+
+async def test_an_endpoint_that_counts_no_tokens():
+    answer = await model(lambda _: httpx.Response(200, json={"choices": GOOD["choices"]}), Clock()).ask(ASKED, seed=0)
+    assert (answer.prompt_tokens, answer.answer_tokens) == (None, None)
+
+
+async def test_the_only_model_is_taken_and_several_are_listed():
+    one = model(lambda _: httpx.Response(200, json={"data": [{"id": "tiny"}]}), Clock())
+    await one.choose_model()
+    assert one.model == "tiny"
+    two = model(lambda _: httpx.Response(200, json={"data": [{"id": "a"}, {"id": "b"}]}), Clock())
+    with pytest.raises(UserError, match=r"serves 2 models: a, b; choose one with --model"):
+        await two.choose_model()
+
+
+@pytest.mark.parametrize(("text", "seconds"), [
+    ("3", 3.0), ("0.5", 0.5), ("-1", 0.0), ("Thu, 01 Jan 1970 00:01:40 GMT", 40.0),
+    ("Thu, 01 Jan 1970 00:00:01 GMT", 0.0), ("soon", None), ("", None)])
+def test_retry_after_in_seconds_or_as_a_date(text: str, seconds: float | None):
+    assert retry_after({"retry-after": text}, now=60.0) == seconds
+
+
+@pytest.mark.parametrize(("url", "text"), [
+    ("localhost:8000", "is no address"), ("ftp://host", "is no address"), ("http://me:word@host/v1", "a password"),
+    ("http://host/v1?key=word", "a query")])
+def test_addresses_that_are_refused(url: str, text: str):
+    with pytest.raises(UserError, match=text) as raised:
+        endpoint_client(url, None, PromptingSection())
+    assert "word" not in str(raised.value) or "password" in str(raised.value)
+
+
+def test_the_key_is_sent_as_a_bearer_token():
+    client = endpoint_client("http://host/v1", "secret", PromptingSection(call_seconds=3))
+    assert client.headers["authorization"] == "Bearer secret"
+    assert (str(client.base_url), client.timeout.read) == ("http://host/v1/", 3.0)

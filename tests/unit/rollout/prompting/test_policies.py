@@ -1,0 +1,68 @@
+"""The prompting baselines: what a model is told, and how its answers are read."""
+
+import pytest
+
+from envservice.alfworld.prompts import AlfworldFullTemplate
+from envservice.base import Outcome, Turn
+from rollout.prompting.policies import Direct, ReAct, Trial, before_observation, make_policy, reflection_on
+
+TEMPLATE = AlfworldFullTemplate(2)
+FIRST = Outcome(observation="You are in a room.\n\nYour task is to: find a Mug.", admissible_actions=["look", "go on"])
+NOW = Outcome(observation="You see a mug 1.", admissible_actions=["take mug 1"])
+
+
+def trial(turns: int = 1) -> Trial:
+    return Trial(first=FIRST, now=NOW if turns else FIRST,
+                 answers=["Thought: on\nAction: go on\nObservation: won"][:turns],
+                 turns=[Turn(observation=FIRST.observation, action="go on", admissible=True)][:turns])
+
+
+def test_direct_asks_with_the_prompt_of_training():
+    (message,) = Direct(TEMPLATE).messages(trial(), ["never read"])
+    assert message == {"role": "user", "content": TEMPLATE.render(FIRST, trial().turns, NOW)}
+
+
+def test_react_is_a_conversation_whose_last_message_lists_the_actions():
+    """The rules come first, once; what the model made up after its action is left out."""
+    asked, said, now = ReAct(TEMPLATE).messages(trial(), [])
+    assert [asked["role"], said["role"], now["role"]] == ["user", "assistant", "user"]
+    assert asked["content"].startswith("Solve the task")
+    assert asked["content"].endswith(f"Observation: {FIRST.observation}")
+    assert said["content"] == "Thought: on\nAction: go on"
+    assert now["content"] == "Observation: You see a mug 1.\nAdmissible actions: take mug 1"
+
+
+def test_the_first_turn_of_react_has_rules_memory_observation_and_actions():
+    (message,) = ReAct(TEMPLATE).messages(trial(0), ["look first", "then go"])
+    parts = message["content"].split("\n\n")
+    assert parts[1] == "Your plans from earlier, lost trials of this task:\n- look first\n- then go"
+    assert parts[-1].endswith("Admissible actions: look; go on")
+
+
+@pytest.mark.parametrize(("text", "action", "valid"), [
+    ("Thought: I see it.\nAction: Take Mug 1", "take mug 1", True),
+    ("Thought: a\nAction 3: go on\nObservation 3: x\nAction: look", "go on", True),
+    ("**Action:** look ", "look", True),
+    ("> action: look", "look", True),
+    ("I will go.\ngo on", "go on", False),
+    ("Thought: a\nObservation: you won", "thought: a", False),
+    ("", "", False)])
+def test_react_reads_the_first_action_line(text: str, action: str, valid: bool):
+    parsed = ReAct(TEMPLATE).parse(text)
+    assert (parsed.action, parsed.valid) == (action, valid)
+
+
+def test_an_answer_ends_where_the_model_makes_up_an_observation():
+    assert before_observation("Action: a\nObservation: b\nAction: c") == "Action: a"
+    assert before_observation("Thought: an observation: no\nAction: a") == "Thought: an observation: no\nAction: a"
+
+
+def test_a_reflection_reads_memory_and_the_whole_trial():
+    (message,) = reflection_on(trial(), ["look first"])
+    text = message["content"]
+    assert text.startswith("Your plans from earlier, lost trials of this task:\n- look first\n\n")
+    assert f"Observation: {FIRST.observation}\nAction: go on\n\nObservation: You see a mug 1.\n\nThe trial" in text
+
+
+def test_only_reflexion_reflects():
+    assert [make_policy(name, TEMPLATE).reflects for name in ("direct", "react", "reflexion")] == [False, False, True]
