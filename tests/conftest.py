@@ -1,4 +1,4 @@
-"""Fixtures of several tiers: tiny Qwen2 models, and one vLLM engine for all tests of the session that sample."""
+"""Fixtures for several kinds of tests: tiny Qwen2 models, and one vLLM engine for all tests that sample."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def make_tiny_model(*, tied: bool, seed: int):
-    """A random Qwen2 of about 60,000 parameters, scaled up so that its distributions are far from uniform."""
+    """Returns a random Qwen2 of about 60,000 parameters, scaled so that its distributions are far from uniform."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -47,7 +47,7 @@ def make_tiny_model(*, tied: bool, seed: int):
 
 @pytest.fixture(autouse=True)
 def own_log() -> Iterator[None]:
-    """Each test finds a process that has no log yet, wherever the one before it sent its own."""
+    """Gives each test a process without a log, also if the test before has configured one."""
     yield
     configure_logs(None, show=None)
     structlog.reset_defaults()
@@ -55,19 +55,19 @@ def own_log() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny_model():
-    """The factory `tiny_model(tied=..., seed=...)`."""
+    """Provides the factory `tiny_model(tied=..., seed=...)`."""
     return make_tiny_model
 
 
 @pytest.fixture(scope="session")
 def sampler_config() -> RolloutSection:
-    """How the shared engine is configured; an engine of a test's own takes the same."""
+    """Provides the config of the shared engine, also for engines of single tests."""
     return SAMPLER
 
 
 @pytest.fixture(scope="session")
 def tied_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An exported tiny model with tied embeddings: what the shared engine starts from."""
+    """Provides an exported tiny model with tied embeddings, with which the shared engine starts."""
     folder = tmp_path_factory.mktemp("tied")
     make_tiny_model(tied=True, seed=0).save_pretrained(folder)
     return folder
@@ -75,7 +75,7 @@ def tied_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def sampler(tied_folder: Path):
-    """The engine that all tests share. Tests run in the session's loop and leave whatever version they loaded."""
+    """Provides the engine that all tests share. Tests run in the session's loop and may leave any version loaded."""
     engine = Engine(tied_folder, FIRST, config=SAMPLER, dtype="float32")
     await engine.start()
     yield engine

@@ -1,4 +1,4 @@
-"""Every command is listed, helps, and shows an example."""
+"""Every command is listed, has a help text, and shows an example."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""The environment API's schema is frozen: a change of it is a reviewed decision."""
+"""The environment API's schema is frozen, so that a change of it is a reviewed decision."""
 
 import json
 from typing import Any
@@ -32,7 +32,7 @@ def test_the_routes_are_those_of_the_interfaces_page(api: dict[str, Any]):
 
 
 async def test_requests_and_answers_of_the_direct_routes_match_what_is_published(api: dict[str, Any]):
-    """These routes read and write their bodies themselves, so nothing else holds them to their schema."""
+    """These routes read and write their bodies themselves, so only this test compares them with their schema."""
     environment = AlfworldEnvironment(GeneratedGames())
     transport = httpx.ASGITransport(create_app(environment, Settings()))
     task = {"episode_id": "e", "task": environment.tasks("valid")[0]}

@@ -1,4 +1,4 @@
-"""One environment is one folder: nobody outside imports it, and it imports no other."""
+"""An environment is one folder: no other code imports it, and it imports no other environment."""
 
 import ast
 import subprocess
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = sorted({target.split(".")[1] for target in BUILT_IN.values()})
 ALLOWED = {"deploy/bench/alfworld.py": "alfworld", "deploy/bench/webshop.py": "webshop",
            "deploy/experiment/loglinear_policy.py": "alfworld"}
-"""Benches of an environment's own parts, and a policy whose features are ALFWorld's."""
+"""Modules that may import an environment: benches of its parts, and a policy whose features are ALFWorld's."""
 
 
 def imports(file: Path) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The tree in docs/architecture.md is the tree, and the paths in CONTRIBUTING.md lead somewhere."""
+"""The tree in docs/architecture.md matches the folders, and the paths in CONTRIBUTING.md exist."""
 
 import re
 import subprocess
@@ -15,7 +15,7 @@ FILES = [Path(name) for name in LISTING.splitlines() if (ROOT / name).is_file()]
 
 
 def drawn() -> list[str]:
-    """Folders of the drawing, a room with its house before it."""
+    """Returns the folders of the drawing, each with its parent folders."""
     assert TREE is not None
     found, house = [], ""
     for line in TREE[1].splitlines():

@@ -1,4 +1,4 @@
-"""Imports are a line, and the command line is light."""
+"""Imports follow one direction, and the command line imports nothing heavy."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ COMMAND_LINE = "import sys, deploy.cli\ntry:\n    deploy.cli.main({argv!r})\nexc
 
 
 def loaded(code: str, watched: tuple[str, ...] = HEAVY) -> set[str]:
-    """Those of `watched` that a fresh interpreter holds after `code`."""
+    """Returns the modules of `watched` that a new interpreter has imported after running `code`."""
     code += f"import sys\nprint('LOADED', *(name for name in {watched!r} if name in sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)

@@ -1,4 +1,4 @@
-"""Names mean one thing, and the name of an estimator means something to learner/credit alone."""
+"""A public class name is used once, and only learner/credit depends on the names of estimators."""
 
 import ast
 import re
@@ -16,7 +16,7 @@ def modules():
 
 
 def test_only_the_credit_package_compares_the_names_of_estimators():
-    """Code that depends on the estimator asks the estimator for its explanation, its legend and the keys it reads."""
+    """Code that depends on the estimator asks it for its explanation, its legend and the keys that it reads."""
     files = [*modules(), *(ROOT / "deploy").rglob("*.html")]
     found = [f"{path.relative_to(ROOT)}: {line.strip()}" for path in files if "learner/credit" not in str(path)
              for line in path.read_text().splitlines() if ASKED.search(line)]

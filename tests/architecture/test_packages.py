@@ -1,4 +1,4 @@
-"""The packages that pyproject.toml names are the packages that the tree holds."""
+"""The packages in pyproject.toml are the packages of the repository."""
 
 import subprocess
 import tomllib
@@ -37,7 +37,7 @@ def test_a_package_file_holds_only_a_docstring():
 
 
 def test_every_data_file_is_shipped():
-    """A file of the tree that package-data does not name would be missing from a wheel."""
+    """A file that package-data does not name would be missing from a wheel."""
     patterns = PROJECT["tool"]["setuptools"]["package-data"]
     tracked = subprocess.run(
         ["git", "ls-files", *OURS, "gagpo"], cwd=ROOT, capture_output=True, text=True, timeout=30,

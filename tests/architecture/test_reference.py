@@ -1,4 +1,4 @@
-"""docs/reference/ says what the code says: run `python -m deploy.reference` (or `make docs`) after a change."""
+"""docs/reference/ matches the code. After a change run `python -m deploy.reference` (or `make docs`)."""
 
 import re
 

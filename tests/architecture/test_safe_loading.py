@@ -1,4 +1,4 @@
-"""Nothing that a file brings is run: what loads files says so by name."""
+"""No loaded file can run code: every call that loads files names the safe argument."""
 
 import ast
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SAID = {"from_pretrained": "trust_remote_code", "AsyncEngineArgs": "trust_remote_code", "np.load": "allow_pickle"}
-"""Calls that could run code, and the argument by which they are told not to."""
+"""Calls that could run code, and the argument that prevents it."""
 NEVER = {"torch.load", "pickle.load", "pickle.loads", "yaml.unsafe_load", "yaml.full_load", "eval", "exec",
          "state_dict_loader.load", "joblib.load", "pd.read_pickle"}
 

@@ -51,7 +51,7 @@ def test_setup_refuses_an_argument_that_it_does_not_know():
 
 
 def test_a_missing_python_is_named_with_its_command():
-    """An interpreter that is none of ours stands for its absence; nothing is touched before it is found."""
+    """Names an interpreter that does not exist. Set-up must fail before it changes anything."""
     script = (ROOT / "scripts/setup").read_text().replace('main "$@"', "find_python")
     done = subprocess.run(
         ["bash", "-c", script, str(ROOT / "scripts/setup")], env={"PATH": "/usr/bin:/bin", "PYTHON": "false"},

@@ -1,4 +1,4 @@
-"""Files and functions that fit a screen or a few. An exception needs its reason here."""
+"""Files and functions are short. An exception needs its reason here."""
 
 import ast
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ FILES = sorted(file.relative_to(ROOT) for top in (*OURS, "gagpo") for file in (R
 MAX_FILE, MAX_FUNCTION, HARD_FUNCTION, MAX_POSITIONAL = 300, 40, 60, 5
 
 LONG_FILES: dict[str, str] = {}
-"""File -> why it may be longer than 300 lines."""
+"""File -> reason why it may be longer than 300 lines."""
 
 LONG_FUNCTIONS: dict[str, str] = {}
-"""file::function -> why it may have up to 60 lines."""
+"""file::function -> reason why it may have up to 60 lines."""
 
 
 def functions(file: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -26,7 +26,7 @@ def functions(file: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
 
 
 def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines from `def` on, without decorators; the docstring is not code."""
+    """Returns the number of lines from `def` on, without decorators and docstring."""
     last, first = node.end_lineno or node.lineno, node.lineno
     text = node.body[0]
     if ast.get_docstring(node) is None or text.end_lineno is None:

@@ -1,4 +1,4 @@
-"""Tracked files name no machine and hold no leftovers; docstrings begin with a subject or a verb."""
+"""Tracked files name no machine and contain no leftovers. Docstrings begin with a subject or a verb."""
 
 import ast
 import re
@@ -11,12 +11,12 @@ TRACKED = subprocess.run(
 PLACES = re.compile(r"/(?:work|home/\w+|root|Users/\w+)/|/tmp/\w|file:///")
 BESIDE = re.compile(r"\.\./shared")
 OFFICIAL = ("envservice/alfworld/domain.pddl", "envservice/alfworld/grammar.twl2")
-"""ALFWorld's own texts, part of each official game and so of every digest: kept to the letter."""
+"""ALFWorld's own texts. They are part of each official game and of every digest, so they are never changed."""
 LEFTOVERS = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b|^(?:<{7}|>{7}) ", re.MULTILINE)
 
 
 def texts(*but: str) -> dict[str, str]:
-    """Tracked text files; this one holds the patterns themselves, and `but` are exempt."""
+    """Returns the tracked text files, without this one, which has the patterns, and without `but`."""
     here = str(Path(__file__).relative_to(ROOT))
     names = [name for name in TRACKED if name not in (here, *but) and (ROOT / name).is_file()]
     files = {name: (ROOT / name).read_bytes() for name in names}
@@ -45,7 +45,7 @@ FRAGMENT = re.compile(r"(?:Of|What) ")
 
 
 def test_no_docstring_is_a_fragment():
-    """A docstring that begins with `Of` or `What` leaves out the thing that it describes."""
+    """A docstring that begins with `Of` or `What` does not name the thing that it describes."""
     found = [f"{name}:{node.lineno}: {node.value.value.splitlines()[0]}"
              for name in TRACKED if name.endswith(".py") and not name.startswith(FROZEN)
              for node in ast.walk(ast.parse((ROOT / name).read_text()))

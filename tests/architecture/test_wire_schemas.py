@@ -1,4 +1,4 @@
-"""The wire contracts in proto/ are what the records generate."""
+"""The wire contracts in proto/ equal those that the records generate."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A whole `gagpo train` in processes of its own, watched from outside, so that any of them can be killed."""
+"""Runs a whole `gagpo train` in its own processes, watched from outside, so that any process can be killed."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from services.telemetry.metrics_file import read_rows
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "toys")]
 POLL_S = 0.1
 START_S = 150.0
-"""Cold start, Ray and vLLM on two busy cores."""
+"""Longest time in seconds for cold start, Ray and vLLM on two busy cores."""
 GONE_S = 10.0
 
 
@@ -47,11 +47,11 @@ class Run:
 
     @property
     def steps(self) -> list[int]:
-        """Learner steps with a line in metrics.jsonl."""
+        """Returns the number of learner steps in metrics.jsonl."""
         return [row["step"] for row in read_rows(self.folder / "metrics.jsonl")]
 
     def wait_for(self, what: str, happened: Callable[[], bool], seconds: float = START_S) -> None:
-        """Fails with the log's end when the run ends first or takes too long."""
+        """Waits for a condition. Fails with the end of the log if the run ends first or takes too long."""
         deadline = time.monotonic() + seconds
         while not happened():
             assert self.process.poll() is None, f"it ended before {what}:\n{self.tail()}"
@@ -60,11 +60,11 @@ class Run:
 
     @property
     def said(self) -> str:
-        """Its log so far."""
+        """Returns the run's log so far."""
         return self.log.read_text(errors="replace")
 
     def shows(self, title: str) -> bool:
-        """Whether a process of this run has a title that holds `title`."""
+        """Whether a process of this run has a title that contains `title`."""
         return bool(self._titled(title))
 
     def _titled(self, title: str) -> list[psutil.Process]:
@@ -72,39 +72,39 @@ class Run:
                 if title in _title(process)]
 
     def find(self, title: str) -> psutil.Process:
-        """The living process of this run whose title holds `title`."""
+        """Returns the living process of this run whose title contains `title`."""
         found = self._titled(title)
         assert len(found) == 1, f"{title}: {found}\n{self.tail()}"
         return found[0]
 
     def ctrl_c(self) -> None:
-        """As a terminal does: to every process in the foreground."""
+        """Sends SIGINT to every process in the foreground, as a terminal does."""
         os.killpg(self.process.pid, signal.SIGINT)
 
     def end(self, seconds: float = START_S) -> int:
-        """Waits for the exit status."""
+        """Waits for the run's end. Returns its exit status."""
         status = self.process.wait(seconds)
         self._watch.join(5)
         return status
 
     def survivors(self) -> list[str]:
-        """Processes that are still there some seconds after the run has ended."""
+        """Returns the processes that still exist some seconds after the run has ended."""
         _, alive = psutil.wait_procs([p for p in self.started if not _gone(p)], GONE_S)
         return [_title(process) for process in alive if not _gone(process)]
 
     def tail(self) -> str:
-        """The end of what it printed."""
+        """Returns the end of the run's output."""
         return "\n".join(self.said.splitlines()[-25:])
 
     def clean_up(self) -> None:
-        """Nothing outlives its test, whatever went wrong."""
+        """Ends all processes of the run, in every case."""
         for process in [*self.started, *([psutil.Process(self.process.pid)] if self.process.poll() is None else [])]:
             if not _gone(process):
                 process.kill()
 
 
 def _gone(process: psutil.Process) -> bool:
-    """A zombie is gone: its memory, ports and threads are, and whoever runs these tests may not reap it."""
+    """Whether a process has ended. A zombie counts as ended: only its parent is missing to reap it."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -120,7 +120,7 @@ def _title(process: psutil.Process) -> str:
 
 @pytest.fixture(scope="module")
 def train(tmp_path_factory: pytest.TempPathFactory):
-    """`train(folder, arguments...)` starts a run."""
+    """Provides `train(folder, arguments...)`, which starts a run."""
     logs = tmp_path_factory.mktemp("logs")
     runs: list[Run] = []
 

@@ -1,4 +1,4 @@
-"""A Prometheus, asked as Grafana asks it."""
+"""Asks a Prometheus as Grafana does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOOK_BACK_S, STEP_S = 3600, 5
 
 
 def ask(url: str, what: str, **parameters: Any) -> Any:
-    """The data of an answer. A query that is no PromQL fails here."""
+    """Returns the data of an answer. Fails if the query is not valid PromQL."""
     reply = httpx.get(f"{url}/api/v1/{what}", params=parameters, timeout=30)
     assert reply.status_code == httpx.codes.OK, f"{parameters}: {reply.text}"
     return reply.json()["data"]

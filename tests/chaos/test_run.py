@@ -1,4 +1,4 @@
-"""One tiny run, interrupted, resumed, and bereft of its servers: it ends with the weights of an undisturbed one.
+"""A tiny run that is interrupted, resumed and loses its servers ends with the weights of an undisturbed run.
 
 The tests follow one run through its life and stand in its order. A Prometheus watches all of it, so that at the end
 every board can be asked what it shows. The undisturbed run it is held against is traced: being watched changes no bit.
@@ -34,7 +34,7 @@ TINY = (
 NAMES = {"ticket": "controller", "episode": "rollout-0", "turn": "rollout-0", "environment reset": "rollout-0",
          "environment step": "rollout-0", "serve reset": "environment-0", "serve step": "environment-0",
          "train": "learner-0"}
-"""Spans of a ticket that nothing befell, and who tells them."""
+"""Spans of an undisturbed ticket, and the processes that send them."""
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def watched(runs_dir: Path) -> Iterator[str | None]:
-    """The address of the Prometheus; None where it is not installed."""
+    """Provides the address of a Prometheus; None if it is not installed."""
     if shutil.which("prometheus") is None:
         yield None
     else:
@@ -137,7 +137,7 @@ def test_status_says_that_it_is_finished(runs_dir: Path):
 
 
 def test_a_finished_run_is_resumed_by_printing_its_table(train, runs_dir: Path, arguments):
-    """Nothing is started and nothing but the page is written."""
+    """No process is started, and only the report is written."""
     folder = runs_dir / "hunted"
     before = {name: (folder / name).read_bytes() for name in ("metrics.jsonl", "evaluations.jsonl", "summary.json")}
     run = train(folder, *arguments, "--resume")
@@ -149,7 +149,7 @@ def test_a_finished_run_is_resumed_by_printing_its_table(train, runs_dir: Path, 
 
 
 def test_undisturbed_it_ends_with_the_same_bits(train, runs_dir: Path, collector: Collector):
-    """rollout.exact: the same cold start and seed give the same weights, whatever happened on the way."""
+    """With rollout.exact, the same cold start and seed give the same weights after every interruption."""
     run = train(
         runs_dir / "calm", *TINY, f"runs_dir={runs_dir}", "name=calm", "eval.panel=0", "sft.enabled=false",
         f"model.path={runs_dir / 'hunted' / 'model-cold-start'}", f"metrics.traces={collector.url}")
@@ -161,7 +161,7 @@ def test_undisturbed_it_ends_with_the_same_bits(train, runs_dir: Path, collector
 
 
 def test_each_ticket_has_one_trace_through_all_processes(runs_dir: Path, collector: Collector):
-    """The counts of a killed worker's last second may be missing."""
+    """The last second of a killed worker's counts may be missing."""
     run = json.loads((runs_dir / "calm" / "run.json").read_text())["run"]
     roots = {told.facts["ticket"]: told for told in collector.named("ticket")}
     assert len(roots) == len(collector.named("ticket")) == 4 * STEPS + 3 * 4

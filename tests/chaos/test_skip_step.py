@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(900)]
 STEPS = 4
 LIFE_S = 300.0
 TICKETS_AHEAD = 12
-"""Tickets that a run at staleness 2 issues before its first step: 3 steps of 2 groups of 2 episodes."""
+"""Number of tickets that a run at staleness 2 issues before its first step: 3 steps of 2 groups of 2 episodes."""
 TINY = (
     "--config", "alfworld-tiny-async", f"steps={STEPS}", "env.max_steps=6", "model.layers=1", "model.intermediate=64",
     "sft.demos_per_game=1", "sft.minutes=0.05", "rollout.slots=8", "rollout.kv_cache_gb=0.25", "learner.staleness=2",
@@ -38,7 +38,8 @@ TINY = (
 
 
 def broken(ticket: Ticket) -> Episode:
-    """Sampled by the oldest weights that the ticket allows, so that no learner step is too late to train on it."""
+    """Returns a broken episode, sampled by the oldest weights that the ticket allows, so that no step is too late for
+    it."""
     step = Step(
         observation="", prompt_ids=np.arange(5, dtype=np.int32), response_ids=np.arange(2, dtype=np.int32),
         logprobs=np.zeros(99, np.float32), action="look", valid=True, admissible=True, reward=0.0,
@@ -48,7 +49,7 @@ def broken(ticket: Ticket) -> Episode:
 
 
 def hand_in_a_broken_episode(folder: Path) -> bool:
-    """Commits it for the newest ticket, which no worker plays yet. The first writer wins: no other episode counts."""
+    """Commits the episode for the newest ticket, which no worker plays yet. The first writer wins."""
     url = url_served_from(folder / "redis") if (folder / "run.json").exists() else None
     if url is None:
         return False

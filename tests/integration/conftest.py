@@ -1,4 +1,4 @@
-"""Puts tests/toys on the path, for all tests below."""
+"""Puts tests/toys on the import path of all integration tests."""
 
 import sys
 from pathlib import Path

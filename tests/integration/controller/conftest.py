@@ -1,4 +1,4 @@
-"""The controller over a real Redis, with a worker and a learner that act when a test tells them to."""
+"""A controller over a real Redis, with a worker and a learner that act when a test tells them to."""
 
 import uuid
 from collections.abc import Callable
@@ -35,10 +35,10 @@ def toy_config(*, staleness=0, eval_every=2, steps=4) -> Config:
 
 @dataclass
 class World:
-    """One run: `played` and `trained` are what its worker and its learner did, in order."""
+    """One run. `played` and `trained` record the work of its worker and its learner, in order."""
 
     connect: Callable[[], Store]
-    """As another process would."""
+    """The store as another process connects to it."""
     config: Config
     now: float = 0.0
     notes: list[str] = field(default_factory=list)
@@ -46,7 +46,7 @@ class World:
     """The conditions for which the run waited, as the controller reported them to the view."""
     results: list[tuple[dict, list[Episode]]] = field(default_factory=list)
     done_when_told: list[int] = field(default_factory=list)
-    """store.evaluated() at the time of each result."""
+    """Value of store.evaluated() at the time of each result."""
     dropped: list[tuple[Drop, list[Episode]]] = field(default_factory=list)
     played: list = field(default_factory=list)
     trained: list[list[str]] = field(default_factory=list)
@@ -56,7 +56,7 @@ class World:
         self.store = self.connect()
 
     def controller(self, *, ttl_s=30.0) -> Controller:
-        """A fresh life of the controller, under the same holder name."""
+        """Returns a new controller with the same holder name."""
         def evaluated(summary, episodes):
             self.results.append((summary, episodes))
             self.done_when_told.append(self.store.evaluated())
@@ -81,7 +81,7 @@ class World:
                            temperature=0.5, samples=2, seed=1, max_steps=3)
 
     def play(self, count=100, *, broken=lambda ticket: False) -> list:
-        """The worker plays up to `count` tickets, and fails the `broken` ones; returns those it finished."""
+        """Plays up to `count` tickets as the worker, and fails the `broken` ones. Returns the finished tickets."""
         finished = []
         for claim in self.store.claim("worker", count):
             if broken(claim.ticket):
@@ -93,19 +93,20 @@ class World:
         return finished
 
     def commit(self, claim, **changes) -> str:
-        """The worker hands in an episode with these changes; the verdict."""
+        """Commits an episode with these changes as the worker. Returns the verdict."""
         pointer = self.store.version()
         version = claim.ticket.exact_version or (pointer[0] if pointer else Version(incarnation=1, step=0))
         return self.store.commit_episode(claim, msgspec.structs.replace(an_episode(claim, version), **changes))
 
     def publish(self, step: int) -> Version:
-        """The learner makes a version current."""
+        """Makes a version current, as the learner."""
         version = Version(incarnation=self.incarnation, step=step, digest=f"weights-{step}")
         self.store.publish_version(self.store.acquire("learner", "toy-learner"), version, "")
         return version
 
     def train(self) -> bool:
-        """The learner takes one step on the oldest ready groups and publishes; False when there are too few."""
+        """Takes one learner step on the oldest ready groups and publishes. Returns False if there are too few
+        groups."""
         groups = self.store.ready("train")[:self.config.learner.groups_per_step]
         if len(groups) < self.config.learner.groups_per_step:
             return False
@@ -118,7 +119,7 @@ class World:
 
 
 def an_episode(claim, version: Version) -> Episode:
-    """One step; won by the members with an even number."""
+    """Returns an episode of one step, won if the member's number is even."""
     step = Step(
         observation="", prompt_ids=np.arange(2, dtype=np.int32), response_ids=np.arange(3, dtype=np.int32),
         logprobs=np.zeros(3, np.float32), spans=[VersionSpan(version=version, start=0, end=3)], action="look",
@@ -130,5 +131,5 @@ def an_episode(claim, version: Version) -> Episode:
 
 @pytest.fixture
 def world(redis_url):
-    """`world(staleness=0, eval_every=2, steps=4)`: a run with keys of its own."""
+    """Provides `world(staleness=0, eval_every=2, steps=4)`, a run with its own keys."""
     return lambda **sizes: World(partial(Store, redis_url, uuid.uuid4().hex[:8]), toy_config(**sizes))

@@ -13,7 +13,7 @@ from services.telemetry.heartbeat import NO_SERVERS
 
 
 class Scripted:
-    """A member whose `poll` takes its turn; it records what is done to it."""
+    """A member that acts when it is polled, and records its calls."""
 
     beat = None
 
@@ -40,7 +40,7 @@ class Scripted:
 
 
 class Absent(Scripted):
-    """A member that starts and never gets ready."""
+    """A member that starts but never becomes ready."""
 
     def __init__(self) -> None:
         super().__init__("worker", lambda: None)
@@ -55,7 +55,7 @@ def train_tickets(tickets) -> list:
 
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_issue_goes_up_to_capacity_and_never_beyond(world, staleness):
-    """(steps trained + 1 + staleness) x 2 groups, and never more than the 4 steps x 2 that will be trained."""
+    """At most (steps trained + 1 + staleness) x 2 groups, and never more than 4 steps x 2, which will be trained."""
     run = world(staleness=staleness, eval_every=0)
     controller = run.controller()
     for trained in range(5):
@@ -68,7 +68,7 @@ def test_issue_goes_up_to_capacity_and_never_beyond(world, staleness):
 
 
 def test_tickets_come_in_order_and_name_the_step_that_they_need(world):
-    """At staleness 0 the groups of step s + 1 need the weights of step s."""
+    """At staleness 0, the groups of step s + 1 need the weights of step s."""
     run = world(eval_every=0)
     controller = run.controller()
     for _ in range(3):
@@ -93,7 +93,7 @@ def test_every_ticket_names_the_type_of_its_task(world):
 
 
 def test_an_evaluation_is_played_at_its_version_and_then_marked(world):
-    """Training goes on beside it; the step is marked after its result is handed over, and not before."""
+    """Training continues meanwhile. The step is marked only after its result is reported."""
     run = world()
     controller = run.controller()
     version = run.publish(0)
@@ -119,7 +119,7 @@ def test_an_evaluation_is_played_at_its_version_and_then_marked(world):
 
 
 def test_steps_that_are_not_due_are_not_evaluated(world):
-    """Every 2 steps: 0, 2 and 4, each at the version of its step."""
+    """Steps 0, 2 and 4 are evaluated, each at the version of its step."""
     run = world()
     controller = run.controller()
     run.publish(0)
@@ -249,7 +249,7 @@ def test_an_evaluation_without_one_game_stops_the_run(world):
 
 
 def test_evaluation_failures_quarantine_nothing(world):
-    """Groups of an evaluation that is over are dropped without a word about training."""
+    """Failed groups of a finished evaluation are dropped and do not affect training."""
     run = world()
     controller = run.controller()
     for tickets in run.request(run.publish(0)).tickets():
@@ -280,7 +280,7 @@ def test_the_watchdog_names_the_loop_that_is_stuck(world, moves, stuck):
 
 
 def test_a_turn_that_a_worker_played_calms_the_watchdog(world):
-    """An episode may take hours, as long as its turns come."""
+    """An episode may take hours, as long as turns are finished."""
     run = world(eval_every=0)
     controller = run.controller()
     controller.tick()
@@ -301,7 +301,7 @@ def test_the_watchdog_does_not_count_the_wait_for_a_process_that_starts(world):
 
 
 def test_the_wait_for_environment_servers_is_told_and_is_no_stall(world):
-    """However long it is; once a server answers, the watchdog counts again."""
+    """The wait may be as long as it likes. Once a server answers, the watchdog counts again."""
     run = world(eval_every=0)
     controller = run.controller()
     controller.tick()
@@ -321,7 +321,7 @@ def test_the_wait_for_environment_servers_is_told_and_is_no_stall(world):
 
 
 def test_any_movement_calms_the_watchdog(world):
-    """One episode an hour is slow and not stuck; an evaluation's groups count too."""
+    """One episode an hour is slow but not stuck. Groups of an evaluation count too."""
     run = world()
     controller = run.controller()
     run.publish(0)
@@ -345,7 +345,8 @@ def test_a_lost_lease_stops_the_controller_before_another_write(world):
 
 
 def test_a_restarted_controller_goes_on_where_issue_stopped(world):
-    """Killed after every tick: the groups are those of one life, none missing, none twice."""
+    """The controller is killed after every tick. Still the groups are those of one process: none missing,
+    none twice."""
     restarted, whole = world(eval_every=0), world(eval_every=0)
     controller = whole.controller()
     for _ in range(4):
@@ -362,7 +363,8 @@ def test_a_restarted_controller_goes_on_where_issue_stopped(world):
 
 
 def test_an_evaluation_cut_short_is_played_anew_at_the_new_version(world):
-    """Its version went with the weights actor of the run's earlier life; its tickets and results go too."""
+    """Its version was lost with the weights actor of the earlier process, so its tickets and results are
+    dropped too."""
     run = world()
     run.publish(0)
     run.controller().tick()
@@ -399,7 +401,7 @@ def test_an_evaluated_step_is_not_evaluated_again_after_a_restart(world):
 
 
 def test_a_run_ends_with_the_learners_work_and_the_last_evaluation(world):
-    """A whole run by turns: each poll of the worker plays, each of the learner trains; the worker dies once."""
+    """A whole run: each poll of the worker plays, each poll of the learner trains, and the worker dies once."""
     run = world()
     run.publish(0)
     deaths = [End("killed", killed=True)]
@@ -427,7 +429,7 @@ def test_a_run_ends_with_the_learners_work_and_the_last_evaluation(world):
 
 
 def test_requests_run_one_after_the_other_outside_training(world):
-    """The held-out games: no training ticket is issued, and summaries come in the order of the requests."""
+    """For held-out games no training ticket is issued, and summaries come in the order of the requests."""
     run = world()
     worker = Scripted("worker", lambda: run.play(3) and None)
     controller = run.controller()
@@ -441,7 +443,7 @@ def test_requests_run_one_after_the_other_outside_training(world):
 
 
 def test_interruptions_are_no_attempts(world):
-    """Ten lives end with every ticket in a worker's hands; the groups are played in order in the eleventh."""
+    """Ten processes end while a worker holds every ticket. The eleventh plays the groups in order."""
     run = world(eval_every=0)
     for life in range(10):
         controller = run.controller()

@@ -48,7 +48,7 @@ def events(tmp_path: Path) -> Callable[[], list[dict[str, Any]]]:
 
 
 def pid_of(member: EnvServer) -> int:
-    """The process that listens on the member's port."""
+    """Returns the process that listens on the member's port."""
     port = int(member.url.rsplit(":", 1)[1])
     return next(child.pid for child in psutil.Process().children()
                 if any(c.laddr.port == port for c in child.net_connections("inet")))
@@ -179,7 +179,7 @@ def test_a_run_whose_server_cannot_start_ends_with_the_reason_after_the_second_t
 
 
 def test_a_server_ends_with_the_process_that_started_it(config_file: Path, tmp_path: Path):
-    """Killed with SIGKILL, so that nothing could be cleaned up."""
+    """The process is killed with SIGKILL, so it cannot clean up."""
     port = free_port()
     code = (
         "import sys, time\nfrom pathlib import Path\nfrom deploy.members.env_server import EnvServer\n"

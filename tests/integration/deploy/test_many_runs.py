@@ -21,7 +21,7 @@ from services.config.tree import Config
 pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(280)]
 
 VARIANTS = sweep.ABLATIONS[:1]
-"""The others differ from it in what the unit tests see."""
+"""Only this variant runs here. Unit tests check how the others differ."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -59,7 +59,7 @@ def test_a_finished_sweep_starts_nothing(config: Config, swept: list[sweep.Sweep
 
 
 def test_a_run_of_an_experiment_leaves_its_record_alone(config: Config, swept: list[sweep.SweepLine], tmp_path: Path):
-    """It starts from the cold start of another run, and plays no game again to know how that does."""
+    """It starts from the cold start of another run, and does not play that policy's games again."""
     full = RunFolder(config.run_dir / "full")
     shutil.copytree(full.cold_model, tmp_path / "cold-start")
     mine = config.model_copy(update={"name": "experiment"})

@@ -1,4 +1,4 @@
-"""The endpoint of a run over real Redis and real HTTP, as Prometheus and `gagpo status` read it."""
+"""The metrics endpoint of a run over real Redis and real HTTP, as Prometheus and `gagpo status` read it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places and gangs on a Ray cluster of several nodes, which come and go while the members wait or run."""
+"""Places of members on a Ray cluster of several nodes, which join and leave while members wait or run."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ DEADLINE_S = 60.0
 
 
 class Rank:
-    """A learner rank that meets the others and then waits, as one does that trains."""
+    """A learner rank that meets the other ranks and then waits, as a training rank does."""
 
     def __init__(self, rank: int, world: int) -> None:
         self.rank, self.world = rank, world
@@ -43,7 +43,7 @@ class Rank:
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """A head without CPUs; a node is taken for dead after a second without an answer."""
+    """Provides a head without CPUs. A node counts as dead after one second without an answer."""
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "_system_config": {
         "health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 2}})

@@ -58,11 +58,11 @@ raise SystemExit(cli.main(["work"]))
 
 
 NEXT_JOB = "/ray.rpc.JobInfoGcsService/GetNextJobID"
-"""A call without arguments that any client makes first."""
+"""A gRPC call without arguments that every client makes first."""
 
 
 def answer(address: str, token: str | None) -> str:
-    """How Ray's head answers a client that shows this token."""
+    """Returns the answer of Ray's head to a client with this token."""
     metadata = [("authorization", f"Bearer {token}")] if token else []
     with grpc.insecure_channel(address) as channel:
         try:
@@ -73,7 +73,7 @@ def answer(address: str, token: str | None) -> str:
 
 
 def listens_on(processes: list[psutil.Process]) -> set[str]:
-    """Where these processes accept TCP connections."""
+    """Returns the addresses at which these processes accept TCP connections."""
     found = {connection.laddr.ip for process in processes if process.is_running()
              for connection in process.net_connections("tcp") if connection.status == psutil.CONN_LISTEN}
     return {address.removeprefix("::ffff:") for address in found}
@@ -81,7 +81,8 @@ def listens_on(processes: list[psutil.Process]) -> set[str]:
 
 @pytest.fixture
 def temporary() -> Iterator[Path]:
-    """A folder for temporary files whose name is short enough for sockets. It names a cluster that is long gone."""
+    """Provides a folder for temporary files with a name short enough for sockets, and with a dead cluster's files in
+    it."""
     with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as folder:
         stale = Path(folder, "ray", "ray_current_cluster")
         stale.parent.mkdir()

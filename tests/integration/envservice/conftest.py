@@ -13,7 +13,7 @@ sys.path.insert(0, str(TOYS))
 
 
 class ServerProcess:
-    """A toy server in a process of its own, so that it can be killed."""
+    """A toy server in its own process, so that it can be killed."""
 
     def __init__(self, *options: str, port: int = 0, descriptors: int | None = None) -> None:
         command = [sys.executable, str(TOYS / "toy_environment.py"), "--port", str(port), *options]
@@ -33,7 +33,7 @@ class ServerProcess:
         return [json.loads(line) for line in self._log]
 
     def kill(self) -> None:
-        """SIGKILL: nothing is drained."""
+        """Kills the server with SIGKILL, so that it drains nothing."""
         self.process.kill()
         self.process.wait(timeout=10)
 

@@ -24,7 +24,7 @@ STEPS = 12
 
 @contextmanager
 def serve_env(port: int) -> Iterator[str]:
-    """A server as users start it; leaves by SIGKILL."""
+    """Starts a server as users do, and kills it at the end."""
     command = [sys.executable, "-m", "deploy.cli", "serve-env", "--config", "alfworld-tiny", "--port", str(port)]
     environ = {name: value for name, value in os.environ.items() if name not in ("ALFWORLD_DATA", "GAGPO_ENV_TOKEN")}
     command += ["--exit-with-parent", str(os.getpid())]
@@ -38,7 +38,7 @@ def serve_env(port: int) -> Iterator[str]:
 
 
 def walk(environment: AlfworldEnvironment, task: str) -> tuple[list[str], list[dict[str, Any]]]:
-    """Actions, bad input among them, and what the engine itself says to them."""
+    """Returns actions, also bad ones, and the engine's own answers to them."""
     session, choose = environment.open(task), random.Random(task)
     now, actions = session.reset(), []
     outcomes = [dataclasses.asdict(now)]
@@ -70,7 +70,7 @@ async def test_games_survive_the_death_of_their_server_to_the_letter():
 
 
 async def take(episode: Any, walked: Any, results: list[Any], step: int) -> None:
-    """One step of one walk, if it is that long."""
+    """Takes one step of one walk, if the walk is long enough."""
     if step < len(walked[0]):
         results.append(await episode.step(walked[0][step]))
 

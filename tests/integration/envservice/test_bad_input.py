@@ -1,4 +1,4 @@
-"""Wrong input of people and programs: each is answered by a typed 4xx and disturbs no other game.
+"""Wrong input of people and programs gets a typed 4xx and disturbs no other game.
 
 The document's own generator makes requests of every kind and breaks them in every way that it knows; the mistakes that
 it cannot know of, of sessions and their histories, are listed by hand.
@@ -37,13 +37,13 @@ EXAMPLES = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.function_scoped_fixture])
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 CALL_S = 60.0
-"""For a machine that may be busy."""
+"""Deadline in seconds, for a machine that may be busy."""
 published = schemathesis.openapi.from_path(FROZEN)
 
 
 @contextmanager
 def served(name: str) -> Iterator[str]:
-    """The URL of `gagpo serve-env` over a family's own games."""
+    """Yields the URL of `gagpo serve-env` over a family's own games."""
     command = [sys.executable, "-m", "deploy.cli", "serve-env", "--config", "alfworld-tiny", "--port", "0",
                f"env.name={name}", "env.memory_gb=1"]
     server = subprocess.Popen([*command, "--exit-with-parent", str(os.getpid())], stdout=subprocess.PIPE, text=True)
@@ -88,7 +88,7 @@ def test_nothing_that_the_document_can_think_of_breaks_the_server(case: schemath
 
 
 class Game:
-    """One game on a server, played element by element, as no client of ours would."""
+    """One game on a server, played element by element without our client."""
 
     def __init__(self, http: httpx.AsyncClient, task: str, episode: str) -> None:
         self.http = http
@@ -102,12 +102,12 @@ class Game:
         self.actions, self.seen = [], [first]
 
     def step(self, action: str = "look", **changes: Any) -> dict[str, Any]:
-        """The element of the next step, with mistakes."""
+        """Returns the element of the next step, with mistakes."""
         kept = {"actions": self.actions, "transcript": self.seen[1:] or None, "digest": self.seen[-1]["digest"]}
         return {**self.me, **kept, "action": action, **changes}
 
     async def go(self, action: str) -> None:
-        """A step without mistakes."""
+        """Takes a step without mistakes."""
         (result,) = (await self.http.post("/v1/episodes:step", json=[self.step(action)])).json()
         assert "type" not in result, result
         self.actions = [*self.actions, action]
@@ -116,7 +116,7 @@ class Game:
 
 @pytest.fixture(scope="module", params=itertools.product(FAMILIES, ("process", "container")), ids="-".join)
 def family(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The URL of each family's server, in each place."""
+    """Provides the URL of each family's server, in each place."""
     with placed(*request.param) as address:
         yield address
 
@@ -129,7 +129,7 @@ async def http(family: str) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture
 async def game(http: httpx.AsyncClient) -> AsyncIterator[Game]:
-    """Begun, and closed at the end."""
+    """Provides a game that has begun, and closes it at the end."""
     split = next(iter((await http.get("/v1/info")).json()["splits"]))
     task = (await http.get(f"/v1/tasks/{split}")).json()["tasks"][0]
     one = Game(http, task, "victim")
@@ -139,7 +139,7 @@ async def game(http: httpx.AsyncClient) -> AsyncIterator[Game]:
 
 
 async def kinds(http: httpx.AsyncClient, verb: str, *elements: Any) -> list[str | None]:
-    """The types of the elements' problems, None for a result; each has the status that goes with its type, a 4xx."""
+    """Returns the type of each element's problem, None for a result. Each type has its own 4xx status."""
     reply = await http.post(f"/v1/episodes:{verb}", json=elements)
     assert reply.status_code == 200, reply.text
     for element in reply.json():

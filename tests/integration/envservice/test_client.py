@@ -1,4 +1,4 @@
-"""The client against real servers in processes of their own, killed and restarted under it."""
+"""The client with real servers in their own processes, which are killed and restarted."""
 
 import asyncio
 import dataclasses
@@ -32,7 +32,8 @@ def plain(results: list[Result]) -> list[dict[str, Any]]:
 async def play(
     client: EnvClient, name: str, task: str, at: Callable[[int], Any] = lambda step: None,
 ) -> tuple[Any, int]:
-    """The transcript and the replays of one game; `at` is called before each step, and awaited where it can be."""
+    """Plays one game. Returns its transcript and its replays. `at` is called before each step, and awaited if
+    needed."""
     episode = client.episode(name, task)
     results = [await episode.reset()]
     for index, action in enumerate(solution(task)):
@@ -98,7 +99,7 @@ async def test_of_two_servers_one_dies_and_every_game_goes_on(start: Start):
 
 
 async def test_the_list_of_servers_changes_and_every_game_goes_on(start: Start):
-    """Games whose server leaves are rebuilt on those that stay. The others stay where they are."""
+    """Games whose server is removed are rebuilt on the remaining servers. The other games stay where they are."""
     servers = [start() for _ in range(3)]
     tasks = [f"toy/test/{n:02d}" for n in range(20)]
     stay = [server.url for server in servers[1:]]
@@ -168,7 +169,7 @@ async def test_faults_are_typed_and_spoil_no_other_episode(start: Start):
 
 
 async def test_all_servers_may_be_away_for_longer_than_a_call_may_take(start: Start):
-    """Every game waits and goes on when one of the two returns; the client knows that all are away."""
+    """Every game waits and continues when one of the two servers returns. The client knows that all are down."""
     servers = [start(), start()]
     tasks = [f"toy/test/{n:02d}" for n in range(6)]
     urls = [server.url for server in servers]
@@ -189,7 +190,7 @@ async def test_all_servers_may_be_away_for_longer_than_a_call_may_take(start: St
 
 
 async def test_a_request_that_no_server_survives_is_given_up(start: Start):
-    """The servers answer everybody else in between, so it is no outage."""
+    """The servers answer other clients in between, so this is not an outage."""
     server = start()
     async with EnvClient([server.url], attempts=3, outage_s=60, timeout_s=30) as client:
         async def crashes(_: object) -> None:

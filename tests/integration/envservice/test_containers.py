@@ -1,4 +1,4 @@
-"""The images of the families as containers; test_bad_input.py asks its questions of the same containers."""
+"""The images of the environments as containers; test_bad_input.py sends its requests to the same containers."""
 
 import asyncio
 import os
@@ -32,7 +32,7 @@ async def first_task(url: str) -> str:
 
 
 async def play(url: str, task: str, steps: int, pause_s: float = 0.0) -> int:
-    """One game, at random; how often it was rebuilt."""
+    """Plays one game at random. Returns how often it was rebuilt."""
     async with EnvClient([url], TOKEN, timeout_s=90) as client:
         episode, choose = client.episode("game", task), random.Random(task)
         now = await episode.reset()

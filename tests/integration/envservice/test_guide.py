@@ -21,7 +21,7 @@ CONSOLE = re.findall(r"```console\n(.*?)```", GUIDE, re.DOTALL)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of the page."""
+    """Provides a folder with the files of the page."""
     root = tmp_path_factory.mktemp("guide")
     for name, text in FILES.items():
         (root / name).parent.mkdir(exist_ok=True)
@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def environ(folder: Path) -> dict[str, str]:
-    """As in a shell of a newcomer: our commands on PATH, no game data, no cluster."""
+    """Provides the variables of a new user's shell: our commands on PATH, no game data, no cluster."""
     kept = {name: value for name, value in os.environ.items() if name not in ("ALFWORLD_DATA", "RAY_ADDRESS")}
     here = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
     return kept | {"PATH": f"{folder / 'bin'}:{kept['PATH']}", "PYTHONPATH": ":".join(here)}
@@ -56,7 +56,7 @@ def serve(folder: Path):
 
 
 def commands(block: str) -> Iterator[tuple[str, list[str]]]:
-    """Commands of a console block, each with the lines that it prints."""
+    """Returns the commands of a console block, each with the lines that it prints."""
     for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
         command, _, output = part.partition("\n")
         yield command, output.splitlines()
@@ -90,7 +90,7 @@ def test_the_vault_is_played_over_http_by_the_pages_program(folder: Path, serve)
 
 @pytest.mark.parametrize(("options", "name"), [((), "vault"), (("env.name=nim:SPEC",), "nim")])
 async def test_a_session_is_rebuilt_by_another_server(serve, options: tuple[str, ...], name: str):
-    """Every step is asked of a server that has not seen the episode."""
+    """Every step is sent to a server that has not seen the episode."""
     one, other = serve(*options), serve(*options)
     async with asyncio.timeout(60), EnvClient([one]) as first, EnvClient([other]) as second:
         task = (await first.tasks("valid")).tasks[0]

@@ -1,4 +1,4 @@
-"""A server process under clients that never show a token: it goes on answering, and neither memory nor log grow."""
+"""A server process with clients that never send a token keeps answering, and its memory and log do not grow."""
 
 from __future__ import annotations
 

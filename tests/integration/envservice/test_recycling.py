@@ -1,4 +1,4 @@
-"""Servers that start again under their clients, end in good order, and tend their sessions: over real HTTP."""
+"""Servers that restart while clients play, stop cleanly, and drop idle sessions, over real HTTP."""
 
 import asyncio
 import dataclasses
@@ -29,7 +29,7 @@ def expected(task: str) -> list[dict[str, Any]]:
 
 
 async def play(client: EnvClient, name: str, task: str, pause_s: float) -> int:
-    """One game to its end, to the letter; how often it was rebuilt."""
+    """Plays one game to its end and checks each text. Returns how often it was rebuilt."""
     episode = client.episode(name, task)
     results = [await episode.reset()]
     for action in solution(task):
@@ -42,7 +42,7 @@ async def play(client: EnvClient, name: str, task: str, pause_s: float) -> int:
 
 
 async def play_on(client: EnvClient, until: Callable[[], bool]) -> int:
-    """Eight players, one game after the other."""
+    """Plays with eight players, each one game after the other."""
     replays = 0
 
     async def player(number: int) -> None:
@@ -129,7 +129,7 @@ async def test_an_idle_server_drops_the_sessions_whose_lease_has_ended(start: St
 
 
 async def test_a_long_batch_is_cut_short_and_nothing_of_it_is_lost(start: Start):
-    """Eight steps of a second each are in flight in one request when the server is told to stop."""
+    """Eight steps of a second each are in one request when the server is told to stop."""
     server = start("--threaded")
     async with EnvClient([server.url], timeout_s=60) as client:
         episodes = [client.episode(str(number), "toy/train/00") for number in range(8)]

@@ -21,7 +21,7 @@ from services.errors import UserError
 
 GAGPO = Path(sys.executable).with_name("gagpo")
 GOLD: dict[str, list[str]] = json.loads(Path(__file__).with_name("scienceworld_gold.json").read_text())
-"""Written by `python -m envservice.scienceworld.gold --split train --out FILE`; docs/reproduction.md has a sweep."""
+"""Gold paths, written by `python -m envservice.scienceworld.gold --split train --out FILE`."""
 AT_ONCE = 3
 
 
@@ -34,7 +34,7 @@ def _installed() -> None:
 
 
 class Server:
-    """`gagpo serve-env` for ScienceWorld, in a process of its own."""
+    """`gagpo serve-env` for ScienceWorld, in its own process."""
 
     def __init__(self, port: int) -> None:
         command = [str(GAGPO), "serve-env", "--config", "scienceworld-tiny", "--port", str(port),
@@ -54,7 +54,7 @@ class Server:
 
 @contextmanager
 def served(port: int = 0, end: signal.Signals = signal.SIGKILL) -> Iterator[Server]:
-    """Leaves by a signal, and holds that no JVM stays behind."""
+    """Ends the server with a signal at the end, and checks that no JVM remains."""
     server = Server(port)
     try:
         yield server
@@ -81,7 +81,7 @@ def shortest(names: tuple[str, ...]) -> list[str]:
 
 
 async def play(episode: Any, actions: list[str]) -> Any:
-    """The outcome after the last of them, or at the episode's end."""
+    """Returns the outcome after the last action, or at the episode's end."""
     now = None
     for action in actions:
         now = await episode.step(action.lower())

@@ -81,7 +81,7 @@ class EnvServer:
         self.port = int(self.url.rsplit(":", 1)[1])
 
     def kill(self) -> None:
-        """SIGKILL: nothing is drained."""
+        """Kills the server with SIGKILL, so that it drains nothing."""
         self.process.kill()
         self.process.wait(timeout=10)
 

@@ -1,4 +1,4 @@
-"""Server processes: how they start, say so, and stop."""
+"""Server processes: how they start, report that, and stop."""
 
 import asyncio
 import os
@@ -77,12 +77,12 @@ def test_a_server_does_not_outlive_the_process_that_started_it():
 
 
 def test_a_server_whose_parent_died_while_it_started_does_not_begin():
-    """Only the id that the parent gave can tell: the kernel has put another process in its place."""
+    """Only the id that the parent gave can show this: the kernel has given the process another parent."""
     serve(never, host="127.0.0.1", port=0, settings=Settings(), parent=os.getpid())
 
 
 def test_a_reply_does_not_wait_for_a_delayed_ack(start: Start):
-    """Head and body of a reply are two writes: 40 ms and more with Nagle's algorithm, well under that without."""
+    """Head and body of a reply are two writes: 40 ms and more with Nagle's algorithm, much less without."""
     server = start()
     seconds: list[float] = []
     with httpx.Client(base_url=server.url, trust_env=False) as http:

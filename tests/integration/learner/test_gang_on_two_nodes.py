@@ -1,4 +1,4 @@
-"""The ranks of a gang find each other on nodes whose hostname leads to 127.0.0.1 and which share only a network."""
+"""The learner's ranks find each other on nodes whose hostname resolves to 127.0.0.1 and which share only a network."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""A real Redis and real environment servers in processes of their own."""
+"""A real Redis and real environment servers in their own processes."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ def redis_url(tmp_path_factory):
 
 @pytest.fixture
 def run_name() -> str:
-    """Every test has a store of its own in the shared Redis."""
+    """Gives every test its own store in the shared Redis."""
     return uuid.uuid4().hex[:8]
 
 
@@ -35,7 +35,7 @@ def store(redis_url, run_name) -> Store:
 
 @pytest.fixture
 def serve_toy():
-    """`serve_toy(port)` starts a toy server and returns (process, url)."""
+    """Provides `serve_toy(port)`, which starts a toy server and returns (process, url)."""
     started: list[subprocess.Popen] = []
 
     def start(port: int = 0):

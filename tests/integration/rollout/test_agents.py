@@ -1,4 +1,4 @@
-"""Agents of the user's own on the real engine and a real environment server, by OpenAI's own client."""
+"""The user's own agents with the real engine and a real environment server, through OpenAI's own client."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ SAID = {"role": "user", "content": "hello"}
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def world(sampler: Engine, serve_toy):
-    """`play(agent)` plays one episode; `asked` are the prompts and answers as the engine knows them."""
+    """Provides `play(agent)`, which plays one episode. `asked` has the prompts and answers of the engine."""
     asked: list[tuple[list[int], np.ndarray]] = []
 
     class Watched:
-        """The shared engine, whose calls are noted."""
+        """The shared engine, with a record of its calls."""
 
         async def sample(self, prompt_ids, **named):
             sample = await sampler.sample(prompt_ids, **named)
@@ -67,7 +67,7 @@ async def ask(llm, *messages, **named):
 
 
 async def test_calls_of_openais_client_become_steps(world):
-    """Token ids as sampled; the reward goes to the call before it; each call has the environment's state."""
+    """Token ids are those sampled, the reward goes to the call before it, and each call has the environment's state."""
     heard = []
 
     async def agent(task, llm, env):
@@ -91,7 +91,7 @@ async def test_calls_of_openais_client_become_steps(world):
 
 
 async def test_a_stream_and_a_reward_by_http_without_an_environment(world):
-    """The conversation is the state, unless a call names another."""
+    """The conversation is the state, unless a call names another state."""
     async def agent(task, llm, env):
         pieces = [chunk async for chunk in await ask(llm, stream=True, stream_options={"include_usage": True})]
         assert pieces[-1].usage.completion_tokens == len(llm.steps[0].response_ids)
@@ -108,7 +108,7 @@ async def test_a_stream_and_a_reward_by_http_without_an_environment(world):
 
 
 async def test_budgets_end_an_episode_with_its_true_reward(world):
-    """One call too many, and a prompt that is too long: the agent's own error after that is no fault."""
+    """One call too many, or a prompt that is too long. An error of the agent after that is no fault."""
     async def talks(task, llm, env):
         while True:
             await ask(llm)
@@ -189,7 +189,8 @@ async def test_a_program_of_its_own_is_an_agent(world):
 
 
 async def test_a_client_that_does_everything_wrong_yields_only_rows_that_were_sampled(world):
-    """Two episodes at once: overlapping and dropped calls, edited histories, keys of another's, broken requests."""
+    """Two episodes at once, with overlapping and dropped calls, edited histories, other episodes' keys and broken
+    requests."""
     keys = []
 
     async def agent(task, llm, env):

@@ -43,7 +43,7 @@ class TokenText:
 
 
 class Shelf:
-    """Published weights in memory: what the weights actor is to a cluster."""
+    """Published weights in memory, in place of the weights actor."""
 
     def __init__(self, store: Store, model_of) -> None:
         self.lease = store.acquire("learner", "test", ttl_s=600)
@@ -73,7 +73,7 @@ def issue(store: Store, lease, group: str, *, size: int = 4, min_step: int = 0, 
 
 @contextlib.asynccontextmanager
 async def working(world: SimpleNamespace, name: str = "rollout-0", text: type[TokenText] = TokenText):
-    """A worker that runs while the block does; what ends it earlier fails the test. It is `world.worker`."""
+    """Runs a worker, `world.worker`, in its block. The test fails if the worker ends earlier."""
     async with EnvClient([world.url], timeout_s=3, outage_s=60) as client:
         runner = EpisodeRunner(worker=name, engine=world.engine, env=client, env_engine="corridor 1", text=text(),
                         limits=Limits(prompt_tokens=64, response_tokens=8, reward_scale=10.0))  # fmt: skip
@@ -118,7 +118,7 @@ def world(sampler: Engine, store, redis_url, run_name, serve_toy, tiny_model) ->
 
 
 async def test_claims_plays_and_completes_groups(world):
-    """Whole groups become ready; each episode says who sampled it, and its seeds draw it again."""
+    """Whole groups become ready. Each episode names its worker and version, and its seed samples it again."""
     version = world.shelf.publish(1)
     for group in ("train/0", "train/1", "train/2"):
         issue(world.store, world.lease, group, min_step=1)
@@ -175,7 +175,7 @@ async def test_a_killed_worker_costs_one_turn_and_each_group_is_finished_once(wo
 
 
 async def test_a_killed_environment_server_costs_no_episode(world):
-    """The worker says that it waits for one, uses up no attempt, and the games go on where they were."""
+    """The worker says that it waits for a server, no attempt is used up, and the games continue where they were."""
     world.shelf.publish(1)
     for number in range(4):
         issue(world.store, world.lease, f"train/{number}", min_step=1)
@@ -193,7 +193,7 @@ async def test_a_killed_environment_server_costs_no_episode(world):
 
 
 async def test_a_drained_worker_finishes_its_tickets_takes_no_more_and_ends_while_servers_come_and_go(world):
-    """The next worker plays the tickets that it leaves. Both follow the changing list of servers in the store."""
+    """The next worker plays the remaining tickets. Both follow the changing list of servers in the store."""
     world.shelf.publish(1)
     for number in range(4):
         issue(world.store, world.lease, f"train/{number}", min_step=1)
@@ -247,7 +247,7 @@ async def test_tickets_for_weights_to_come_leave_room_for_an_evaluation_that_the
 
 
 async def test_an_episode_that_breaks_the_parser_takes_no_other_one_with_it(world, tmp_path):
-    """Its ticket alone is charged and dropped, with the line that raised; the worker plays on."""
+    """Only its own ticket is charged and dropped, with the line that raised. The worker continues."""
     configure_logs(tmp_path, process="rollout-0", show=None)
 
     class Brittle(TokenText):
@@ -282,7 +282,7 @@ async def test_an_episode_that_breaks_the_parser_takes_no_other_one_with_it(worl
 
 
 async def test_a_version_that_is_gone_fails_its_tickets_with_the_reason(world, tmp_path):
-    """Three attempts, then the controller drops the group: an evaluation never hangs on weights nobody has."""
+    """After three attempts the controller drops the group, so an evaluation never waits for weights that nobody has."""
     configure_logs(tmp_path, process="rollout-0", show=None)
     version = world.shelf.publish(1)
     gone = Version(incarnation=1, step=0, digest="forgotten")

@@ -1,4 +1,4 @@
-"""Helpers with which browser tests drive an explorer and its pages."""
+"""Helpers for browser tests of the explorer."""
 
 import re
 import subprocess
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def explored(*runs):
-    """Where the command itself shows them."""
+    """Starts the explorer by its command and yields its address."""
     process = subprocess.Popen([sys.executable, "-m", "deploy.cli", "explore", *map(str, runs), "--port", "0"],
                                text=True, stdout=subprocess.PIPE)
     try:

@@ -16,7 +16,7 @@ sheet.replaceSync("* { letter-spacing: .3em !important; font-family: monospace !
 document.adoptedStyleSheets = [sheet];
 for (const folded of document.querySelectorAll("details")) folded.open = true;
 return [getComputedStyle(document.querySelector("main")).letterSpacing, document.documentElement.scrollWidth]"""
-"""Every font is another one elsewhere: all text half as wide again, and everything folded out."""
+"""Style for other machines' fonts: all text is half as wide again, and everything is unfolded."""
 EPISODE = "/toy/episode/step-00000001/0/train/00000100"
 
 
@@ -44,7 +44,7 @@ def test_a_page_loads_without_a_complaint_and_without_scrolling_sideways(browser
 
 
 def test_from_the_curves_to_the_step_that_lost_an_episode(browser, address):
-    """As someone new does it: groups whose returns differ, the widest first, a lost episode, its verdict."""
+    """The path of a new user: groups whose returns differ most, a lost episode, its verdict."""
     browser.get(address)
     browser.find_element(By.LINK_TEXT, "widest spread").click()
     spreads = [float(row.find_elements(By.TAG_NAME, "td")[5].text)
