@@ -112,13 +112,13 @@ def canaries(folder: Path) -> Iterator[tuple[dict[str, str], list[str]]]:
 
 
 def ray_job(cluster: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    """Calls `ray job` as a laptop does that has Ray and no gagpo."""
+    """Calls `ray job` as on a laptop that has Ray but not gagpo."""
     return subprocess.run(["ray", "job", *words], env=cluster, cwd=cluster["TMPDIR"], capture_output=True, text=True,
                           timeout=240, check=False)
 
 
 def wait_for_two_steps(metrics: Path, cluster: dict[str, str]) -> None:
-    """Until two learner steps are taken: then no evaluation is in the way of the next publication."""
+    """Waits until two learner steps are taken: then no evaluation delays the next publication."""
     deadline = time.monotonic() + 240
     while len(read_rows(metrics)) < 2:
         assert time.monotonic() < deadline, ray_job(cluster, "logs", "first").stdout

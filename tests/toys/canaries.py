@@ -1,4 +1,4 @@
-"""Looks for secrets in all that other users or later readers could see: command lines, environments, files."""
+"""Looks for secrets that other users or later readers could see: in command lines, environments and files."""
 
 from __future__ import annotations
 

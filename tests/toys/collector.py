@@ -1,4 +1,4 @@
-"""An OTLP/HTTP receiver: what a collector gets from a run, in plain records."""
+"""An OTLP/HTTP receiver that keeps a run's spans as plain records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 @dataclass(frozen=True)
 class Told:
-    """One span. Ids in hexadecimal; a root has no parent."""
+    """One span. Ids are hexadecimal; a root has no parent."""
 
     name: str
     trace: str
@@ -27,7 +27,7 @@ class Told:
 
 
 class Collector:
-    """Receives on a free port of this machine while its block goes on; `url` is what metrics.traces takes."""
+    """Receives on a free port of this machine during its block. `url` is the value for metrics.traces."""
 
     def __init__(self) -> None:
         self.spans: list[Told] = []
@@ -59,7 +59,7 @@ class Collector:
                 self.end_headers()
 
             def log_message(self, *_: object) -> None:
-                """Silent."""
+                """Logs nothing."""
 
         return Handler
 

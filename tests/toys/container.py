@@ -1,4 +1,5 @@
-"""Containers of the families' images, as `scripts/containers run` starts them, on a network without a way out."""
+"""Containers of the environments' images, as `scripts/containers run` starts them, on a network without other
+access."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def podman(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[s
 
 @lru_cache
 def missing(family: str) -> str:
-    """Why there can be no container; empty where there can."""
+    """Returns why no container can be started; empty if one can."""
     if shutil.which("podman") is None:
         return "podman is not installed"
     if podman("image", "exists", f"localhost/gagpo-{family}", check=False).returncode:
@@ -62,7 +63,7 @@ class Container:
         return done.stdout + done.stderr
 
     def wait(self) -> None:
-        """Until it answers."""
+        """Waits until the server answers."""
         until = time.monotonic() + READY_S
         while time.monotonic() < until:
             try:
@@ -76,7 +77,7 @@ class Container:
 
 @contextmanager
 def running(family: str, *options: str, arguments: tuple[str, ...] = ()) -> Iterator[Container]:
-    """A container that answers; it and its network are gone afterwards."""
+    """Yields a container that answers. Removes it and its network at the end."""
     network = f"gagpo-test-{uuid.uuid4().hex[:8]}"
     podman("network", "create", "--internal", network)
     container = None

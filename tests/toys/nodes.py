@@ -1,4 +1,4 @@
-"""Machines of their own on one machine: network namespaces on a bridge. Needs root and the right to make them."""
+"""Several machines on one: network namespaces on a bridge. Needs root and the right to make them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Node:
 
 
 def why_not() -> str:
-    """Why no namespaces can be made here; empty if they can."""
+    """Returns why no namespaces can be made here; empty if they can."""
     if os.geteuid() or shutil.which("ip") is None:
         return "network namespaces need root and the command ip"
     probe = f"gagpo-probe-{os.getpid()}"
@@ -57,5 +57,5 @@ def nodes(count: int, *, subnet: str = "10.77.9") -> Iterator[list[Node]]:
 
 
 def ip(*words: str) -> None:
-    """One call of ip; raises CalledProcessError."""
+    """Calls ip once. Raises CalledProcessError."""
     subprocess.run(["ip", *words], check=True, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""An engine that says what a test tells it to, for tests of what is around it."""
+"""An engine with scripted answers, to test the code around it."""
 
 from __future__ import annotations
 

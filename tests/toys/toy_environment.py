@@ -109,7 +109,7 @@ SPEC = EnvironmentSpec(open=lambda _: ToyEnvironment(), prompts=PLAIN, describe=
 
 
 def solution(task: str) -> list[str]:
-    """Actions that win the task, found by looking at what is admissible."""
+    """Returns actions that win the task, found by looking at the admissible actions."""
     session = ToySession(task, "")
     now, actions = session.reset(), []
     while not now.done:

@@ -1,4 +1,4 @@
-"""Fixtures that unit tests of several rooms share."""
+"""Fixtures for unit tests of several folders."""
 
 import sys
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "toys"))
 
 @pytest.fixture
 def collector() -> Iterator["Collector"]:
-    """A receiver of traces."""
+    """Provides a receiver of traces."""
     from collector import Collector
 
     with Collector() as made:

@@ -1,4 +1,4 @@
-"""The machine's clock is set while a run goes on: nothing expires by it, and nothing lives for ever."""
+"""The machine's clock is changed while a run goes on: nothing expires because of it, and nothing lives for ever."""
 
 import shutil
 import subprocess
@@ -19,7 +19,7 @@ HOUR = 3600
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    """A library that sets the clock of the process that it is loaded into."""
+    """Provides a library that changes the clock of the process that loads it."""
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler (apt-get install gcc)")
     library = tmp_path_factory.mktemp("clock") / "clock.so"
@@ -29,7 +29,7 @@ def library(tmp_path_factory):
 
 @pytest.fixture
 def set_clock(tmp_path):
-    """`set_clock(seconds)` puts the clock of Redis that far from the true time."""
+    """Provides `set_clock(seconds)`, which sets the clock of Redis that far from the true time."""
     return lambda seconds: (tmp_path / "offset").write_text(str(seconds))
 
 

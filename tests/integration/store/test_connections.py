@@ -1,4 +1,4 @@
-"""Ways to a Redis that others run: TLS with a certificate of one's own, and sentinels that replace a dead master."""
+"""Connections to an existing Redis: TLS with a private certificate, and sentinels that replace a dead master."""
 
 import shutil
 import signal
@@ -27,7 +27,8 @@ def free_port() -> int:
 
 @pytest.fixture
 def start(tmp_path):
-    """`start(name, lines, arguments...)` starts a redis-server in a folder of its own and waits for its port."""
+    """Provides `start(name, lines, arguments...)`, which starts a redis-server in its own folder and waits for its
+    port."""
     started: list[subprocess.Popen] = []
 
     def run(name: str, port: int, lines: list[str], *arguments: str) -> subprocess.Popen:
@@ -55,7 +56,7 @@ def start(tmp_path):
 
 @pytest.fixture
 def certificate(tmp_path) -> tuple[Path, Path]:
-    """A key and a self-made certificate for 127.0.0.1."""
+    """Provides a key and a self-signed certificate for 127.0.0.1."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
     key, file = tmp_path / "key.pem", tmp_path / "certificate.pem"
@@ -105,7 +106,7 @@ def test_sentinels_lead_to_the_new_master_when_the_old_one_dies(start):
 
 
 def sees_replica(watch: int) -> bool:
-    """Whether the sentinel knows whom to promote."""
+    """Whether the sentinel knows a replica that it can promote."""
     return redis.Redis(port=watch, socket_timeout=5).sentinel_master("runs")["num-slaves"] == 1
 
 

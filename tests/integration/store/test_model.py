@@ -1,4 +1,4 @@
-"""The exactly-once story under every order of events, on a real Redis of each generation.
+"""The store keeps its invariants under every order of events, on a real Redis of each generation.
 
 Each rule is one call of one party, so a party may be killed between any two of its calls: a kill drops its state, and
 what it held stays with a zombie that goes on calling. `again` repeats a call, as after a lost reply. The checkpoint on
@@ -39,7 +39,7 @@ def tickets_of(kind, name, size):
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """The model: what each key must hold. A group is open, ready, in a manifest or dropped, and never two of them."""
+    """The model of the keys. A group is open, ready, in a manifest or dropped, and never in two of these states."""
 
     def __init__(self, server):
         super().__init__()
@@ -89,7 +89,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(groups=st.integers(1, 4), steps=st.integers(0, 2), name=st.sampled_from(WORKERS))
     def all_goes_well(self, groups, steps, name):
-        """Deep states are rare among single calls, so some examples get there in strides."""
+        """Makes many good steps at once, because deep states are rare among single calls."""
         for _ in range(groups):
             self.issue(9, False)
         self.play(name, 2 * groups)
@@ -231,7 +231,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.hands())
     @rule(which=ANY)
     def commit_without_steps(self, which):
-        """It is refused, and the ticket is given back with its reason."""
+        """The episode is refused, and the ticket is given back with its reason."""
         store, claim, held = pick(self.hands(), which)
         state = self.open.get(claim.ticket.id, [0, None]) if self.current(claim) else [0, None]
         episode = Episode(
@@ -263,7 +263,8 @@ class StoreMachine(RuleBasedStateMachine):
                 self.turns.pop(claim.ticket.id, None)
 
     def hands(self):
-        """All claims, with the connection and the list that hold them; `current` tells those of before a reset."""
+        """Returns all claims with their connection and list. `current` says whether a claim was made since the last
+        reset."""
         living = [(store, claim, held) for store, held in self.workers.values() for claim in held]
         return living + [(self.eye, claim, self.zombie_claims) for claim in self.zombie_claims]
 
@@ -325,7 +326,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.last_step() > max(self.durable, self.retired) and self.step < self.last_step())
     @rule(again=AGAIN)
     def skip_step(self, again):
-        """A run that starts again leaves out the newest step, which its learner has not trained."""
+        """A resumed run leaves out the newest step, which its learner has not trained."""
         store, lease = self.leases["controller"]
         step = self.last_step()
         manifest = self.manifests[step]
@@ -377,7 +378,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(again=AGAIN)
     def reissue(self, again):
-        """The run starts again: who held a ticket holds it no more, and no attempt has been made."""
+        """The run is resumed: all claims are void, and attempts are counted from zero."""
         store, lease = self.leases["controller"]
         (failed,) = store.read(("HKEYS", "failed"))
         unplayed = self.open.keys() - {ticket.decode() for ticket in failed}
@@ -478,7 +479,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert {int(k): msgspec.json.decode(v, type=Manifest) for k, v in manifests.items()} == self.manifests
 
     def teardown(self):
-        """Never stuck: whatever happened, healthy parties finish all of it, and then there is room for more."""
+        """After any events, healthy processes can finish all work, and then there is room for more."""
         self.kill_learner(False)
         self.kill_controller(False)
         for name in WORKERS:

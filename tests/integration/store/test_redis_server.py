@@ -1,4 +1,4 @@
-"""The private Redis: whose it is, that it ends with its run, and that its data stay."""
+"""The private Redis: who may use it, that it ends with its run, and that its data stay."""
 
 import os
 import signal
@@ -75,7 +75,7 @@ def test_it_is_durable_private_and_never_evicts(tmp_path):
     "RESTORE gagpo:x 0 x", "SUBSCRIBE x", "PUBLISH x y", "GET other:key", "SET other:key 1",
     "EVAL return(redis.call('flushall')) 0", "EVAL return(redis.call('config','get','dir')) 0"])
 def test_the_runs_own_user_has_the_rights_that_our_scripts_need_and_no_others(server, command: str):
-    """So whoever finds the password of a run can neither write files nor reach other servers through its Redis."""
+    """A person who finds the password of a run can neither write files nor reach other servers through its Redis."""
     with connect(server.url) as client:
         client.set("gagpo:mine", "yes")
         with pytest.raises(redis.RedisError, match=r"(?i)permission|not allowed|can't run"):

@@ -1,5 +1,4 @@
-"""Cases that the model check does not reach: leases in time, order of calls, run state, misuse, a Redis that is
-away."""
+"""Cases outside the model test: expiry of leases, order of calls, run state, misuse, and a Redis that is down."""
 
 import itertools
 import signal

@@ -50,7 +50,7 @@ HANDLING = ("take", "move", "open", "close", "clean", "heat", "cool", "use", "sl
 
 
 class Pair:
-    """Both engines on one game; keeps what differed."""
+    """Both engines on one game, and the differences between them."""
 
     def __init__(self, data):
         self.own = OwnSession(parse_game(data))
@@ -79,7 +79,7 @@ class Pair:
 
 
 def play(data, *, seed, steps):
-    """Walkthrough, then random walk, bad input of every kind strewn in."""
+    """Plays the walkthrough, then a random walk, with every kind of bad input in between."""
     pair, rng, bad = Pair(data), random.Random(seed), itertools.cycle(BAD_INPUT.values())
     outcome = pair.reset()
     for command in data["walkthrough"]:
@@ -150,7 +150,7 @@ def test_every_official_walkthrough_wins_with_its_last_command():
 
 
 def test_corners_that_ordinary_games_rarely_reach():
-    """The agent starts at a receptacle; things are cool, open, in two places, in each other at the start."""
+    """The agent starts at a receptacle; things are cool, open, in two places, or in each other at the start."""
     data = generate("train", 8)
     game = parse_game(data)
     near = next(rs for rs in game.receptacles_at.values() if sum(fits(game, r) for r in rs) > 1)
@@ -191,5 +191,5 @@ def test_corners_that_ordinary_games_rarely_reach():
 
 
 def fits(game, receptacle):
-    """A knife can be put there."""
+    """Whether a knife can be put there."""
     return (game.receptacle_type[receptacle], "knifetype") in game.can_contain

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 @pytest.fixture(scope="session")
 def jar() -> Path:
-    """The reference itself."""
+    """Provides the jar of the reference."""
     given = os.environ.get("ANSERINI_JAR")
     if not given or shutil.which("javac") is None:
         pytest.skip("needs $ANSERINI_JAR (see record_lucene.py) and a JDK")
@@ -19,7 +19,7 @@ def jar() -> Path:
 
 @pytest.fixture(scope="session")
 def human() -> Path:
-    """The folder with human_goals.json and goal_query_map.json."""
+    """Provides the folder with human_goals.json and goal_query_map.json."""
     given = os.environ.get("WEBSHOP_DATA")
     if not given or not (Path(given) / "human_goals.json").is_file():
         pytest.skip("needs human_goals.json in $WEBSHOP_DATA")

@@ -28,7 +28,7 @@ Ranking = list[tuple[str, float]]
 
 @dataclass(frozen=True)
 class Corpus:
-    """Texts and what to search for in them."""
+    """Texts, and queries over them."""
 
     documents: list[tuple[str, str]]
     queries: list[str]
@@ -39,7 +39,7 @@ class Corpus:
 
 
 def rank(jar: Path, corpus: Corpus, k: int = K) -> list[Ranking]:
-    """The reference's hits of each query."""
+    """Returns the reference's hits of each query."""
     with tempfile.TemporaryDirectory() as folder:
         documents, queries, index = (Path(folder) / name for name in ("documents", "queries", "index"))
         documents.write_text("".join(f"{name}\t{text}\n" for name, text in corpus.documents))
@@ -50,7 +50,7 @@ def rank(jar: Path, corpus: Corpus, k: int = K) -> list[Ranking]:
 
 
 def terms(jar: Path, texts: Sequence[str]) -> list[list[str]]:
-    """The reference's index terms of each text."""
+    """Returns the reference's index terms of each text."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "texts"
         file.write_text("".join(f"{text}\n" for text in texts))
@@ -83,7 +83,7 @@ def catalogue(seed: int = 1) -> Corpus:
 
 
 def invented(seed: int = 2) -> Corpus:
-    """The invented world of search QA, one document a text and also many in one, for lengths of all sizes."""
+    """The invented world of search QA, one document per text and also many in one text, for lengths of all sizes."""
     from envservice.search.facts import world
 
     rng = random.Random(seed)
@@ -94,7 +94,7 @@ def invented(seed: int = 2) -> Corpus:
 
 
 def mixed(seed: int = 3) -> Corpus:
-    """Scraps with what product titles are full of: numbers, units, hyphens, apostrophes, signs, accents."""
+    """Pieces of product titles: numbers, units, hyphens, apostrophes, signs, accents."""
     rng = random.Random(seed)
     scraps = [
         "women's", "Men’s", "3/4", "x-large", "6.5", "1,000", "12:30", "a.b", "c:d", "t-shirt", "5'11", "16oz",
@@ -109,7 +109,7 @@ def mixed(seed: int = 3) -> Corpus:
 
 
 def goals(folder: Path, seed: int = 4) -> Corpus:
-    """The human instructions of WebShop: as documents, as queries, and the queries that people made of them."""
+    """WebShop's human instructions, as documents and as queries, and the queries that people made from them."""
     rng = random.Random(seed)
     texts = json.loads((folder / "human_goals.json").read_text())
     asked = json.loads((folder / "goal_query_map.json").read_text())
@@ -126,7 +126,7 @@ OURS = {"catalogue": catalogue, "invented": invented, "mixed": mixed}
 
 
 def write(name: str, corpus: Corpus, rankings: list[Ranking], *, whole: bool) -> None:
-    """`whole`: with the texts, so that the recording stands when what they were made of changes."""
+    """Writes a recording. `whole`: with the texts, so that it stays valid if their sources change."""
     body: dict[str, object] = {"digest": corpus.digest, "hits": rankings}
     if whole:
         body |= {"documents": corpus.documents, "queries": corpus.queries}
@@ -135,7 +135,7 @@ def write(name: str, corpus: Corpus, rankings: list[Ranking], *, whole: bool) ->
 
 
 def read(name: str) -> tuple[str, Corpus | None, list[Ranking]]:
-    """(digest of the corpus, the corpus where it is in the recording, hits)."""
+    """Returns (digest of the corpus, the corpus if the recording has it, hits)."""
     body = json.loads(gzip.decompress((HERE / f"{name}.json.gz").read_bytes()))
     hits = [[(one, score) for one, score in ranking] for ranking in body["hits"]]
     if "documents" not in body:
@@ -144,7 +144,7 @@ def read(name: str) -> tuple[str, Corpus | None, list[Ranking]]:
 
 
 def main(jar: Path, folder: Path | None) -> None:
-    """Writes all recordings anew."""
+    """Writes all recordings again."""
     for name, make in OURS.items():
         corpus = make()
         write(name, corpus, rank(jar, corpus), whole=True)

@@ -39,7 +39,7 @@ def test_live_rankings(jar: Path):
 
 
 def test_live_terms(jar: Path):
-    """Scraps of what words are made of, in any order."""
+    """Compares terms of random texts made from pieces of words."""
     rng = random.Random(13)
     scraps = "abysS'’:.,;_-10 9&éİΣ½×®™中あカ·"
     texts = ["x" + "".join(rng.choices(scraps, k=rng.randint(1, 12))) for _ in range(5000)]

@@ -27,7 +27,7 @@ def model_path(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def gang():
-    """One rank; a process has one process group."""
+    """Provides the group of one rank. A process has only one process group."""
     alone = RankGroup(0, 1)
     yield alone
     alone.leave()
@@ -35,6 +35,6 @@ def gang():
 
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory):
-    """A real one; runs in it have names of their own."""
+    """Provides the URL of a real Redis. Runs in it have different names."""
     with private_redis(tmp_path_factory.mktemp("redis")) as url:
         yield url

@@ -31,7 +31,7 @@ def make_step(rng, *, observation="s", reward=0.0, valid=True, step=0):
 
 
 def make_groups(seed, *, step=0, count=2, size=4):
-    """Groups of episodes that share states, with a win here and there."""
+    """Makes groups of episodes that share states, some of them won."""
     rng = np.random.default_rng(seed)
     groups = []
     for g in range(count):
@@ -69,7 +69,7 @@ VARIANTS = {
     "in-turn": CASES["sequence-actions"],
     "lora": {**CASES["token-tokens"], "lr": 5e-3, "lora": {"rank": 4, "alpha": 8.0}},
 }
-"""Further settings for gangs of several ranks. In-turn: layers are gathered one after another, as large models are."""
+"""Further settings for several ranks. In-turn: layers are gathered one after another, as in large models."""
 
 
 def critic_weights(learner):

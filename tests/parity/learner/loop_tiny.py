@@ -1,4 +1,4 @@
-"""One life of a training loop over a real Redis, and a worker that plays what was issued."""
+"""Runs a training loop over a real Redis, with a worker that plays the issued tickets."""
 
 import msgspec
 import numpy as np
@@ -36,7 +36,7 @@ def issue(store, numbers):
 
 
 def play(store, numbers, *, play_one=episode):
-    """Issues and finishes groups of four; policy step 0 samples all, so staleness must allow for it."""
+    """Issues and finishes groups of four. Policy step 0 samples all of them, so staleness must allow for it."""
     issue(store, numbers)
     while claims := store.claim("w", 100):
         for claim in claims:

@@ -14,7 +14,7 @@ BROKEN = "train/00000002"
 
 
 def with_a_broken_group(claim):
-    """Group 2 has a step with more logprobs than tokens, as no sampler should ever return."""
+    """Plays groups. Group 2 has a step with more logprobs than tokens, which no sampler should ever return."""
     played = episode(claim)
     if claim.ticket.group != BROKEN:
         return played
@@ -30,7 +30,7 @@ def store(redis_url, request):
 
 
 def lives(store, folder, model_path, gang, count):
-    """The errors that end `count` lives of the learner."""
+    """Returns the errors that end `count` processes of the learner."""
     errors = []
     for _ in range(count):
         with pytest.raises((ValueError, UserError)) as caught:
@@ -40,7 +40,7 @@ def lives(store, folder, model_path, gang, count):
 
 
 def test_the_last_attempt_names_step_groups_cause_and_remedies(store, model_path, gang, tmp_path):
-    """Step 2 takes groups 2 and 3. Step 1 is trained again in each life, and that resets no count but its own."""
+    """Step 2 trains on groups 2 and 3. Step 1 is trained again in each process, which resets only its own count."""
     *first, last = lives(store, tmp_path, model_path, gang, 3)
     assert [type(error) for error in first] == [ValueError, ValueError]
     assert str(last).startswith(

@@ -1,4 +1,4 @@
-"""Rows as they lie in a pack and rows in a rectangle give the same attention; only the kernel itself needs a GPU."""
+"""Rows in a pack and rows in a rectangle give the same attention. Only the kernel itself needs a GPU."""
 
 import inspect
 from itertools import pairwise
@@ -17,7 +17,7 @@ from learner.packing import make_rows, pack_rows, split
 
 def row_by_row(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale=None, window_size=(-1, -1),
                enable_gqa=False):
-    """Each row alone, as torch documents varlen_attn: query [S, H, d], key and value [S, H_kv, d]."""
+    """Computes each row alone, as torch documents varlen_attn. query [S, H, d], key and value [S, H_kv, d]."""
     assert torch.equal(cu_seq_q, cu_seq_k)
     assert cu_seq_q.dtype == torch.int32
     assert max_q == max_k == int(cu_seq_q.diff().max())

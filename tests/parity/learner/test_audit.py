@@ -1,4 +1,4 @@
-"""The audit of runs that a real learner trained over a real Redis."""
+"""The audit of runs that a real learner trained with a real Redis."""
 
 import pytest
 from learner_tiny import make_config

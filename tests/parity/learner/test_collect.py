@@ -1,4 +1,4 @@
-"""Which groups a learner step takes, over a real Redis."""
+"""The groups that a learner step trains on, over a real Redis."""
 
 import time
 
@@ -18,7 +18,7 @@ from services.telemetry.heartbeat import NO_SERVERS
 
 @pytest.fixture
 def collector(redis_url, tmp_path, request):
-    """`collector(staleness=0, ...)`: of a run with keys of its own."""
+    """Provides `collector(staleness=0, ...)` of a run with its own keys."""
     store = Store(redis_url, request.node.name.translate(str.maketrans(" []", "---")))
     with EpisodeArchive(tmp_path / "episodes") as archive:
         yield lambda **learner: GroupCollector(config=make_config(**learner), store=store, archive=archive,
@@ -30,7 +30,7 @@ def group(number):
 
 
 def finish(store, numbers):
-    """Plays the issued groups with these numbers; the worker keeps the other tickets."""
+    """Plays the issued groups with these numbers. The worker keeps the other tickets."""
     for claim in store.claim("w", 100, min_idle_s=0.0):
         if claim.ticket.group in map(group, numbers):
             assert store.commit_episode(claim, episode(claim)) == "accepted"
@@ -77,7 +77,7 @@ def test_a_straggler_that_finishes_while_the_learner_looks_is_not_overtaken(coll
 
 
 def test_a_group_that_hangs_is_dropped_at_staleness_0(collector):
-    """Nothing is finished after group 1: group 0 leaves, and group 2, issued in its place, is taken."""
+    """Nothing is finished after group 1: group 0 is dropped, and group 2, issued in its place, is taken."""
     made = collector(overdue_s=0.2)
     issue(made.store, range(2))
     finish(made.store, [1])
@@ -95,7 +95,8 @@ def test_a_group_that_hangs_is_dropped_at_staleness_0(collector):
 
 
 def test_no_group_is_dropped_while_nothing_at_all_is_finished(collector):
-    """The samplers or the environment are away, and no group hangs; the wait has its own end, which names its key."""
+    """The samplers or the environment are down, so no single group hangs. The wait has its own limit, and names its
+    key."""
     made = collector(overdue_s=0.1, wait_s=0.5)
     issue(made.store, range(2))
     with pytest.raises(DeadlineExceeded, match=r"0 of 2 groups .* in 0.5 s \(learner.wait_s\)"):
@@ -104,7 +105,7 @@ def test_no_group_is_dropped_while_nothing_at_all_is_finished(collector):
 
 
 def test_no_group_hangs_while_the_workers_wait_for_environment_servers(collector):
-    """The first look after the servers are back begins to count anew."""
+    """After the servers are back, waiting time is counted from zero."""
     made = collector(overdue_s=0.2)
     issue(made.store, range(2))
     finish(made.store, [1])
@@ -122,7 +123,7 @@ def test_no_group_hangs_while_the_workers_wait_for_environment_servers(collector
 
 
 def test_an_earlier_incarnation_of_the_same_step_is_as_good(collector):
-    """Replays reproduce the weights of each step, so the step of a version decides about its age, not its life."""
+    """Replays reproduce the weights of each step, so a version's step decides its age, and not its incarnation."""
     made = collector()
 
     def of_an_earlier_life(claim):

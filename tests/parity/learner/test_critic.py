@@ -1,4 +1,4 @@
-"""The critic against the stock model run row by row, and formulas written out."""
+"""The critic against the standard model, row by row, and formulas written out."""
 
 import numpy as np
 import pytest
@@ -22,14 +22,14 @@ def steps():
 
 @pytest.fixture
 def packs(steps):
-    """Two packs, and a filler that must not count."""
+    """Returns two packs, and a filler that must not count."""
     rows = make_rows(steps, advantages=SCORES, temperatures=[1.0] * 7, stale=[False] * 7)
     return [pack_rows(rows, np.array(indices, np.int64)) for indices in ([2, 0, 5], [1, 3, 4, 6], [])]
 
 
 @pytest.fixture
 def critic(any_model_path, gang):
-    """A head of its own numbers, which a fresh critic has not."""
+    """Returns a critic with a non-zero head, unlike a new critic."""
     made = make_critic(make_config(**CASES["critic"]), any_model_path, gang, Layout())
     torch.manual_seed(1)
     with torch.no_grad():
@@ -38,7 +38,7 @@ def critic(any_model_path, gang):
 
 
 def plain_values(folder, critic, steps):
-    """[row] of [T], each row alone through the stock body; the model and the head for their gradients."""
+    """Returns values [T] of each row, each row alone through the standard body; and model and head for gradients."""
     body = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").base_model
     head = critic.trainee.model.head.weight.full_tensor().detach().clone().requires_grad_()
     values = []
@@ -50,7 +50,7 @@ def plain_values(folder, critic, steps):
 
 
 def plain_advantages(values, gamma, lam):
-    """Every δ and every sum written out, row by row."""
+    """Computes every δ and every sum row by row, without shared code."""
     out = []
     for row, score in zip(values, SCORES, strict=True):
         v = [*row.tolist(), 0.0]
@@ -115,7 +115,8 @@ def test_a_fresh_critic_values_nothing_and_learns(model_path, gang):
 
 
 def test_a_steps_credit_is_the_mean_of_its_token_advantages(model_path, gang):
-    """The report's, as the archive and the figures take it. Of a fresh critic at γ = λ = 1: the scores, whitened."""
+    """Checks the report's advantages, which the archive and the metrics use: for a new critic at γ = λ = 1, whitened
+    scores."""
     options = CASES["critic"] | {"credit": {"estimator": "ppo", "gamma": 1.0, "lam": 1.0}}
     report = Learner(make_config(**options, token_budget=64), model_path, gang).train(make_groups(0))
     steps = [(step, episode.total_reward - 0.1 * (not step.valid)) for group in make_groups(0) for episode in group

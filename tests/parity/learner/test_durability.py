@@ -17,7 +17,7 @@ from services.store.store import Store
 
 
 def test_a_kill_right_after_a_checkpoint_loses_no_archive_file(redis_url, model_path, gang, tmp_path, monkeypatch):
-    """The archive writes as late as it may: only when it is flushed. The kill is a copy of the disk at that moment."""
+    """The archive writes only when it is flushed. The kill is a copy of the disk at that moment."""
     store, flushed = Store(redis_url, "archived"), []
     play(store, range(2 * STEPS))
     write, flush, commit = archive._write, EpisodeArchive.flush, Checkpoints.commit
@@ -55,7 +55,7 @@ def state_of(folder):
 
 @pytest.mark.parametrize("moment", ["trained", "saved", "exported"])
 def test_a_learner_that_lost_its_role_changes_no_file(redis_url, model_path, gang, tmp_path, monkeypatch, moment):
-    """Another driver starts another learner while this one trains step 2, or writes the checkpoint of step 2."""
+    """Another driver starts a learner while this one trains step 2, or writes the checkpoint of step 2."""
     store, other = Store(redis_url, f"orphan-{moment}"), Store(redis_url, f"orphan-{moment}")
     play(store, range(2 * STEPS))
     before, lost = [], threading.Event()

@@ -1,4 +1,4 @@
-"""Groups that teach nothing are replaced: controller, worker and learner over a real Redis, each in its turn."""
+"""Groups without spread are replaced: controller, worker and learner take turns over a real Redis."""
 
 import msgspec
 import numpy as np
@@ -21,7 +21,7 @@ from services.store.store import Store
 from services.telemetry.metrics_file import read_metrics
 
 UNIFORM = {0: 0.0, 2: 10.0, 3: 0.0, 5: 0.0}
-"""Groups whose four episodes all earn this; in the others the first wins."""
+"""Groups whose four episodes all earn this reward. In other groups the first episode wins."""
 
 
 class Crash(Exception):
@@ -29,7 +29,7 @@ class Crash(Exception):
 
 
 def an_episode(claim):
-    """A function of the ticket alone."""
+    """Returns an episode that depends only on the ticket."""
     ticket, number = claim.ticket, int(claim.ticket.group.removeprefix("train/"))
     rng = np.random.default_rng(seed_for(ticket.id))
     steps = [make_step(rng, observation=str(t), step=ticket.min_step) for t in range(2)]
@@ -40,7 +40,7 @@ def an_episode(claim):
 
 
 def life(store, folder, model_path, gang, *, crash_when=lambda counts: False, rounds=1):
-    """One life of controller, worker and learner; dies where `crash_when` says so of the store's counts."""
+    """Runs controller, worker and learner. They die when `crash_when` accepts the store's counts."""
     config = Config.model_validate(make_config(dynamic_sampling=rounds).model_dump() | {
         "steps": 2, "runs_dir": folder, "eval": {"every": 0}})
     controller = Controller(

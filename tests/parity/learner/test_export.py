@@ -1,4 +1,4 @@
-"""The digest of a folder is that of the weights that the learner publishes, so an export can stand in for them."""
+"""A folder has the digest of the weights that the learner publishes, so an export can replace them."""
 
 import pytest
 from learner_tiny import make_config
@@ -10,7 +10,7 @@ from services.weights.pack import pack_tensors
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_export_has_the_digest_of_what_was_published(any_model_path, gang, tmp_path, dtype):
-    """In either dtype, tied and untied; so has the initial policy's folder, which is stored in float32."""
+    """In both dtypes, tied and untied. The initial policy's folder, stored in float32, has the digest too."""
     config = make_config()
     config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
     learner = Learner(config, any_model_path, gang)

@@ -39,7 +39,7 @@ def rows():
 
 
 def rows_with(logprobs):
-    """Rows of random tokens, whose sampler reported these logprobs."""
+    """Returns rows of random tokens with these sampler logprobs."""
     rng, start, steps = np.random.default_rng(0), 0, []
     for p, r in LENGTHS:
         span = VersionSpan(version=Version(incarnation=1, step=0), start=0, end=r)
@@ -57,7 +57,7 @@ def probe(gang, *, half=False):
 
 @pytest.mark.parametrize("name", DENSE)
 def test_a_family_is_computed_as_its_own_code_does(folders, gang, rows, name):
-    """In float32 within the probe's bound, and its loss has a gradient for every weight."""
+    """In float32 the difference is within the probe's bound, and every weight has a gradient."""
     policy = load_policy(folders(name))
     probe(gang).check_packs(policy, rows)
     logprobs, entropies = policy(pack_rows(rows, np.arange(4)))
@@ -77,13 +77,13 @@ def test_a_mixture_of_experts_is_refused_by_name(folders, name):
 
 
 def test_sinks_are_kept(folders, gang, rows, monkeypatch):
-    """The mixture of GPT-OSS is refused, and its attention is right."""
+    """GPT-OSS's mixture of experts is refused, but its attention is right."""
     monkeypatch.setattr(model_family, "EXPERT_KEYS", ())
     probe(gang).check_packs(load_policy(folders("GPT-OSS")), rows)
 
 
 def without(**arguments):
-    """Replaces an argument of the packed attention, as an implementation does that does not know it."""
+    """Overrides arguments of the packed attention, like an implementation that does not support them."""
     whole = attention.packed_attention
 
     def broken(*args, **named):
@@ -124,7 +124,7 @@ def test_the_probe_refuses_a_state_that_leaks_from_row_to_row(folders, gang, row
 
 
 def test_a_learner_that_disagrees_with_its_sampler_is_refused_before_it_trains(folders, gang, rows):
-    """By 0.01 nats a token; the same batch with the logprobs of the very weights is trained on."""
+    """The difference is 0.01 nats a token. The same batch with the right logprobs is trained on."""
     folder = folders("Llama 3")
     with torch.no_grad():
         packed = pack_rows(rows, np.arange(4))

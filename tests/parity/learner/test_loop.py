@@ -1,4 +1,4 @@
-"""The training loop over a real Redis: what it leaves behind, and that a crash at any phase changes no bit."""
+"""The training loop over a real Redis: its results, and that a crash in any phase changes no bit."""
 
 import argparse
 import json
@@ -146,7 +146,8 @@ def test_the_ledger_has_each_step_once_with_its_manifest(redis_url, model_path, 
 
 
 def test_an_emptied_redis_goes_on_from_the_checkpoint(redis_url, model_path, gang, tmp_path):
-    """The checkpoint of step 2 wins: groups from 4 on are issued again, the incarnation goes on growing."""
+    """The store is reset to the checkpoint of step 2: groups from 4 on are issued again, and the incarnation keeps
+    growing."""
     store = Store(redis_url, "lost")
     play(store, range(2 * STEPS))
     with pytest.raises(Crash):
@@ -163,7 +164,7 @@ def test_an_emptied_redis_goes_on_from_the_checkpoint(redis_url, model_path, gan
 
 
 def test_export_gives_the_learners_weights(uninterrupted, tmp_path, capsys):
-    """gagpo export of the last checkpoint, read by transformers as any folder is, and told what it is by its card."""
+    """`gagpo export` of the last checkpoint: transformers reads it like any folder, and its card says what it is."""
     folder, _, learner, _, _ = uninterrupted
     config = Config(name="mine", steps=4, env={"prompt": "compact"}, rollout={"max_response_tokens": 17})
     dump_config(config, folder / "config.yaml")

@@ -1,4 +1,5 @@
-"""Adapters: merged weights are the same model, the model without them is the reference, checkpoints hold them alone."""
+"""Adapters: merged weights are the same model, the model without adapters is the reference, checkpoints have only
+adapters."""
 
 import json
 

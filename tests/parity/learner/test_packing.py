@@ -1,4 +1,4 @@
-"""Packed, padded and alone give the same logprobs, entropies and gradients; a split covers every row once."""
+"""Packed, padded and single rows give the same logprobs, entropies and gradients. A split covers every row once."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def rows(steps):
 
 
 def plain(hf, step, temperature):
-    """One row alone through the stock forward pass."""
+    """Computes one row alone with the standard forward pass."""
     ids = torch.tensor(np.concatenate([step.prompt_ids, step.response_ids]), dtype=torch.int64)[None]
     logits = hf(input_ids=ids).logits[0, len(step.prompt_ids) - 1 : -1] / temperature
     distribution = torch.distributions.Categorical(logits=logits)
@@ -81,7 +81,7 @@ def test_a_vocabulary_in_slices_changes_nothing(model_path, rows, monkeypatch):
 
 
 def test_sliding_window_is_kept(tmp_path, steps, rows):
-    """A window of 4 on all layers; without the mask the logprobs differ in the first digits."""
+    """All layers have a window of 4. Without the mask the logprobs differ in the first digits."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)

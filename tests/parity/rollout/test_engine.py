@@ -1,4 +1,4 @@
-"""The sampler against a plain Hugging Face forward pass of the weights it claims to hold, in float32."""
+"""The sampler against a plain Hugging Face forward pass of the weights that it reports, in float32."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 FIRST = Version(incarnation=0, step=0, digest="initial")
 
 TOLERANCE = 1e-4
-"""Nats per token. An update that left a stale head or a stale cache is off by 0.3 or more."""
+"""Tolerance in nats per token. With a stale head or cache the difference is 0.3 or more."""
 
 PROMPTS = [list(np.random.default_rng(i).integers(2, 500, 40 + 7 * i)) for i in range(6)]
 
 
 def reference(model, prompt, sample: Sample, temperature: float) -> np.ndarray:
-    """Logprobs [R] of the sampled tokens under `model`, in one forward pass."""
+    """Returns the logprobs [R] of the sampled tokens under `model`, from one forward pass."""
     ids = torch.tensor([[*map(int, prompt), *map(int, sample.ids)]])
     with torch.no_grad():
         logits = model(ids).logits[0, len(prompt) - 1 : -1].float() / temperature
@@ -82,14 +82,14 @@ async def test_requests_in_flight_hold_blocks_of_the_cache_and_give_them_back(sa
 
 
 async def test_tied_update(sampler: Engine, tiny_model):
-    """Before an update the sampler is the old model, after it the new one; the tied head included, prefix hits too."""
+    """Before an update the sampler is the old model, after it the new one, also for a tied head and for prefix hits."""
     old = tiny_model(tied=True, seed=1)
     await load(sampler, old, step=0)
     await check_update(sampler, old, tiny_model(tied=True, seed=2))
 
 
 async def test_untied_update(tmp_path, sampler_config, tiny_model):
-    """The same with a head of its own, starting from the exported folder."""
+    """The same for a model with a separate head, starting from the exported folder."""
     old = tiny_model(tied=False, seed=3)
     old.save_pretrained(tmp_path)
     engine = Engine(tmp_path, FIRST, config=sampler_config, dtype="float32")
@@ -121,7 +121,7 @@ async def test_requests_in_flight_are_kept(sampler: Engine, tiny_model):
 
 
 async def test_same_seed_draws_the_same_tokens(sampler: Engine, tiny_model):
-    """A retried episode repeats itself: the seed alone decides."""
+    """A retried episode repeats itself: only the seed decides."""
     await load(sampler, tiny_model(tied=True, seed=7), step=5)
     one, two = await sample_all(sampler, "once"), await sample_all(sampler, "twice")
     assert all(np.array_equal(a.ids, b.ids) for a, b in zip(one, two, strict=True))

@@ -1,4 +1,4 @@
-"""Records of small numbers."""
+"""Records with small numbers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,12 +21,12 @@ def make(arm: str, seed: int, heldout: float, **curves: list[float | None]) -> R
 
 @pytest.fixture
 def record() -> Callable[..., Record]:
-    """`record(arm, seed, heldout success, curve=[...])`."""
+    """Provides `record(arm, seed, heldout success, curve=[...])`."""
     return make
 
 
 @pytest.fixture
 def three_seeds() -> list[Any]:
-    """GAGPO .5, .6, .7 and GiGPO .4, .6, .5 on held-out games."""
+    """Provides records of GAGPO with .5, .6, .7 and GiGPO with .4, .6, .5 on held-out games."""
     return [make(arm, seed, value) for arm, values in (("gagpo", (0.5, 0.6, 0.7)), ("gigpo", (0.4, 0.6, 0.5)))
             for seed, value in enumerate(values)]

@@ -1,4 +1,4 @@
-"""The command line's way with mistakes, faults and signals."""
+"""How the command line reports mistakes, faults and signals."""
 
 import argparse
 import json
@@ -103,7 +103,7 @@ def test_ctrl_c_is_130(command):
 
 
 def start_sleeper(*prefix: str) -> subprocess.Popen[str]:
-    """A command of ours that waits in its own process and says what it cleans up."""
+    """Starts a command that waits in its own process and prints what it cleans up."""
     code = (
         "import time\nfrom deploy import cli\n"
         "def run(args):\n"

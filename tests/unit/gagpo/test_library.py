@@ -1,4 +1,4 @@
-"""The public names of the library, and what they do."""
+"""The public names of the library, and their functions."""
 
 import subprocess
 import sys

@@ -102,7 +102,7 @@ def test_a_log_ratio_beyond_the_cap_stays_finite():
 
 
 def plain_policy_loss(logp, ratio, over):
-    """Written out row by row and token by token with scalars; no shared helper."""
+    """Computes the loss row by row and token by token with scalars, without shared code."""
     total = 0
     for tokens, a in (([0, 1, 2], 1.5), ([3, 4], -0.7)):
         share = len(tokens) / 5 if over == "tokens" else 1 / 2

@@ -1,4 +1,4 @@
-"""Updates that are taken, and those that are not."""
+"""Updates that are taken, and updates that are skipped."""
 
 import math
 

@@ -27,7 +27,7 @@ def result(observation: str, *, reward: float = 0.0, done: bool = False, won: bo
 
 @dataclass
 class Game:
-    """Answers from a script; an exception in it is raised."""
+    """A game with scripted answers; an exception in the script is raised."""
 
     answers: list
     actions: list[str] = field(default_factory=list)

@@ -51,7 +51,7 @@ def test_a_file_and_the_table(monkeypatch, capsys, tmp_path):
 
 
 def test_the_table_shows_long_states_on_one_line(monkeypatch, capsys):
-    """As environments send them: line breaks, hundreds of characters."""
+    """Texts as environments send them, with line breaks and hundreds of characters."""
     text = "You arrive.\n\n" + "x" * 500
     lines = run(monkeypatch, capsys, group([[(text, 1)]]), "--table").splitlines()
     assert lines[1].split()[2:5] == ["You", "arrive.", "x" * 47 + "…"]
@@ -87,7 +87,7 @@ def test_weight_and_mode_reach_the_estimator(monkeypatch, capsys):
 
 
 def test_a_state_key_pools_texts(monkeypatch, capsys):
-    """The drawers are one state, named by the text that stands for them; a difference of one word keeps the fridge."""
+    """Both drawers are one state, named by their common text. A text with another word keeps its own state."""
     texts = [[("The drawer 1 is closed.", 8), ("The fridge 1 is open.", 0)], [("the Drawer 2 is closed", 0)]]
     for key, names in {
         "observation": {"The drawer 1 is closed.", "The fridge 1 is open.", "the Drawer 2 is closed"},

@@ -1,4 +1,4 @@
-"""Every file of a run's folder, damaged in every way: each command says so in one line, and none breaks."""
+"""Every file of a run's folder is damaged in every way. Each command says so in one line, and none crashes."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from learner.checkpoint import EXPORT, Checkpoints, Position
 from services.errors import UserError
 
 WALK = Path(__file__).parents[4] / "tests" / "integration" / "deploy" / "explorer" / "walk"
-"""A run that was recorded."""
+"""Folder of a recorded run."""
 FILES = [file.relative_to(WALK) for file in sorted(WALK.rglob("*")) if file.is_file() and file.suffix != ".parquet"]
 PAGES = ("/", "/walk/evaluations", "/walk/groups", "/walk/group/step-00000001/train/00000004",
          "/walk/episode/step-00000001/0/train/00000004")
@@ -30,11 +30,11 @@ KEYS = {
                       "grad_norm", "loss/entropy", "credit/flat_share"),
     "evaluations.jsonl": ("label", "temperature", "step", "version", "split", "tasks", "episodes", "success_rate",
                           "success_low", "success_high", "success_by_task")}
-"""The keys that commands read."""
+"""Keys that commands read."""
 
 
 def damaged(data: bytes) -> Iterator[bytes]:
-    """Cut off, bits flipped, other types, nested deeply, large, no text at all."""
+    """Yields damaged contents: cut off, bits flipped, other types, deeply nested, large, not text."""
     rng = random.Random(0)
     yield from (b"", data[: len(data) // 2], b'{"format": "x", "step": {}, "run": 3, "label": []}\n[]\n', b"[" * 50_000,
                 b"a: " + b"{a: " * 3000, bytes(range(256)) * 40, b'"' + b"x" * (2 << 20))
@@ -93,7 +93,7 @@ def test_a_damaged_archive_is_one_line_in_an_audit(tmp_path: Path, capsys: pytes
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, tiny_model) -> Path:
-    """A run's folder with a checkpoint and a trained model."""
+    """Provides a run's folder with a checkpoint and a trained model."""
     run = tmp_path_factory.mktemp("runs") / "walk"
     shutil.copytree(WALK, run)
     tiny_model(tied=True, seed=0).save_pretrained(run / "model")

@@ -16,7 +16,7 @@ GAGPO = (sys.executable, "-c", "from deploy.cli import main; raise SystemExit(ma
 
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """As in a shell of a newcomer, who has nothing on PYTHONPATH but this package, where it is not installed."""
+    """Runs a command as a new user does: PYTHONPATH has nothing but this package if it is not installed."""
     # A console script does not put the current folder on sys.path, and -P keeps `python -c` from doing so.
     command = (command[0], "-P", *command[1:])
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False,

@@ -165,7 +165,7 @@ def test_a_process_that_dies_again_and_again_has_a_line():
 
 @contextmanager
 def living(folder: RunFolder):
-    """A run whose worker samples 500 tokens a second, and its environment server at rest."""
+    """Provides a run whose worker samples 500 tokens a second, and its idle environment server."""
     began = time.time()
 
     def beats():

@@ -14,7 +14,7 @@ RESUMED = pytest.mark.parametrize("given", ["runs/mine", "mine"])
 
 @pytest.fixture(autouse=True)
 def roomy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """A machine with room for the plan, and the working directory that bare names refer to."""
+    """Provides a machine with room for the plan, and the working directory for bare names."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     monkeypatch.setattr(machine, "cpu_count", lambda: 8.0)
@@ -24,7 +24,7 @@ def roomy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 @pytest.fixture
 def mine() -> None:
-    """A run that has begun with settings of its own."""
+    """Provides a run that has begun with its own settings."""
     open_run(load_config("alfworld-tiny", ["name=mine", "learner.lr=3e-3", "steps=7"]), games="g", resume=False)
 
 

@@ -1,4 +1,4 @@
-"""Rates, time left, and lines that pass."""
+"""Rates, time left, and progress lines."""
 
 import io
 import threading
@@ -73,7 +73,7 @@ def test_each_part_has_its_line_and_a_long_one_has_more():
 
 
 def test_unlike_parts_have_no_time_left_and_a_silent_one_says_how_long_it_took():
-    """A second for the first of two parts says nothing of the second, which is silent for 25 s."""
+    """The first of two parts takes a second, which says nothing about the second part. That one is silent for 25 s."""
     out, clock = console(terminal=False), Clock()
     with StatusLines(out) as lines, Parts(lines, "bench webshop", every_s=0.05, clock=clock) as parts:
         parts.at("pages", 0, 2)

@@ -1,4 +1,4 @@
-"""`gagpo experiment`: what it refuses before anything starts, and what it makes of records alone."""
+"""`gagpo experiment` refuses mistakes before it starts anything, and makes tables from records alone."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The log-linear experiment: its policy, keys, statistics, and that what is there is not run again."""
+"""The log-linear experiment: its policy, keys and statistics, and that finished runs are not repeated."""
 
 import argparse
 import json
@@ -19,7 +19,7 @@ from services.errors import UserError
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch):
-    """Generated games, whatever the machine has."""
+    """Provides generated games, also on a machine with official ones."""
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     loglinear._environment.cache_clear()
     loglinear.cloned.cache_clear()

@@ -1,4 +1,5 @@
-"""Going on where an experiment stopped, and what ends one. Failing runs are real `gagpo train` processes."""
+"""Continuing an interrupted experiment, and the failures that end one. Failing runs are real `gagpo train`
+processes."""
 
 from pathlib import Path
 
@@ -69,7 +70,7 @@ def runner(config: Config, out: Path, said: list[str], **more) -> Runner:
 
 
 class Lines:
-    """A file that keeps what is written to it."""
+    """A file that keeps the written lines."""
 
     def __init__(self, said: list[str]) -> None:
         self.said = said

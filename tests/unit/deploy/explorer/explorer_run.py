@@ -73,7 +73,7 @@ def make_run(folder: Path, *, steps: int = 3, groups: int = 2, **credit: object)
 
 
 def columns(credit: Credit, episode: Episode, k: int) -> dict[str, object]:
-    """As the training loop hands them over, the learner's logprobs a little off the sampler's."""
+    """Returns columns as the training loop writes them, with learner logprobs a little different from the sampler's."""
     return credit_columns(credit, k) | {"learner_logprobs": [step.logprobs + 0.01 for step in episode.steps]}
 
 

@@ -1,4 +1,4 @@
-"""The pages over HTTP: each answers, escapes what files hold, and lets in whom it should."""
+"""The pages over HTTP: each page answers, escapes the contents of files, and admits the right clients."""
 
 import re
 from html import unescape

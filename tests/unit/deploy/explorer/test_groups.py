@@ -28,7 +28,7 @@ CREDITS = {
 
 @pytest.mark.parametrize("name", CREDITS)
 def test_the_numbers_of_the_episode_page_are_those_of_gagpo_credit(name, tmp_path, monkeypatch, capsys):
-    """By the very file and the very command that the page gives."""
+    """Uses the file and the command that the page offers."""
     run, = open_runs([make_run(tmp_path / name, steps=2, **CREDITS[name])])
     for entry in run.groups():
         if entry.outcome != "trained":

@@ -1,4 +1,4 @@
-"""The index: what it knows of groups, that it follows a run, and that it reads no more than it must."""
+"""The index: its content, that it follows a run, and that it reads only what it must."""
 
 import shutil
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Every placement that no GPUs can do is refused before anything starts, with the key that would make it fit."""
+"""Every GPU placement that cannot work is refused before anything starts, with the key that would make it fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys without an effect are told, and those with one are not."""
+"""Keys without an effect are reported, and keys with an effect are not."""
 
 import pytest
 

@@ -21,7 +21,7 @@ from services.errors import UserError
 
 @pytest.fixture(autouse=True)
 def roomy(monkeypatch: pytest.MonkeyPatch):
-    """A machine that is large enough, whatever it is that runs the tests, and generated games."""
+    """Provides a machine that is large enough on any test machine, and generated games."""
     monkeypatch.setattr(machine, "cpu_count", lambda: 2.0)
     monkeypatch.setattr(machine, "available_memory", lambda: 16 * machine.GIB)
     monkeypatch.setattr(cards, "visible", lambda: None)

@@ -1,4 +1,4 @@
-"""Panels are cut by their name alone."""
+"""The tasks of a set depend only on its name."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Whether a local server answers, whatever proxies the environment names."""
+"""A local server is found under any proxy variables."""
 
 import json
 import os
@@ -37,7 +37,7 @@ class Answer(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
+        """Logs nothing."""
 
 
 @pytest.fixture

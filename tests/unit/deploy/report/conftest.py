@@ -1,4 +1,4 @@
-"""Runs' folders as training leaves them, with small numbers."""
+"""Folders of runs as training leaves them, with small numbers."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -38,5 +38,5 @@ def make(folder: Path, *, seed: int = 0, success: float = 0.1, steps: int = 3, p
 
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., Path]:
-    """`run("name", seed=..., success=...)`: a folder."""
+    """Provides `run("name", seed=..., success=...)`, which makes a folder."""
     return lambda name, **options: make(tmp_path / name, **options)

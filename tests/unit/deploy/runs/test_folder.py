@@ -1,4 +1,4 @@
-"""Whose folder it is, and whether a run may start or go on in it."""
+"""The owner of a folder, and whether a run may start or continue in it."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Each rule on a run that breaks it, and on one that nearly does."""
+"""Each health rule on a run that breaks it, and on a run that nearly does."""
 
 from typing import Any
 
@@ -64,7 +64,7 @@ def test_shorter_episodes_are_a_finding_only_if_fewer_are_won():
 
 
 def evaluation(step: int, wins: int, label: str = "") -> dict[str, Any]:
-    """A hundred games, of which the first `wins` are won."""
+    """Returns an evaluation of a hundred games, of which the first `wins` are won."""
     return {"label": label or f"step-{step:06d}", "step": step, "success_rate": wins / 100, "temperature": 0.4,
             "success_by_task": {f"game-{i}": float(i < wins) for i in range(100)}}
 

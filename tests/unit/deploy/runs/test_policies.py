@@ -1,4 +1,4 @@
-"""Which model a command plays, and by which config."""
+"""The model that a command plays, and its config."""
 
 from pathlib import Path
 
@@ -77,7 +77,7 @@ def test_an_exported_folder_has_its_config_with_it(tmp_path: Path):
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run called `mine` in ./runs."""
+    """Provides a run called `mine` in ./runs."""
     monkeypatch.chdir(tmp_path)
     dump_config(Config(name="mine", steps=7), Path("runs/mine/config.yaml"))
 

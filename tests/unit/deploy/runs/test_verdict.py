@@ -10,7 +10,7 @@ from deploy.runs.verdict import interval, next_commands, points, verdicts
 
 
 def row(label: str, wins: str, *, step: int = 0, temperature: float = 1.0) -> dict[str, Any]:
-    """An evaluation whose game i was won if `wins[i]` is 1."""
+    """Returns an evaluation whose game i was won if `wins[i]` is 1."""
     by_task = {f"alfworld-gen/valid/look-{i}": float(won) for i, won in enumerate(wins)}
     mean = sum(by_task.values()) / len(by_task)
     return {"label": label, "step": step, "temperature": temperature, "tasks": len(by_task), "success_rate": mean,

@@ -1,4 +1,4 @@
-"""Commands as child processes: real ones, short ones."""
+"""Short real commands as child processes."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from deploy.training.child_runs import Child, ChildFailed, failed, run_child
 
 
 def servers() -> list[psutil.Process]:
-    """Environment servers that this process has started and that live."""
+    """Returns the living environment servers that this process has started."""
     return [child for child in psutil.Process().children()
             if child.status() != psutil.STATUS_ZOMBIE and "serve-env" in child.cmdline()]
 

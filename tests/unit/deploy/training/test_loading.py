@@ -1,4 +1,4 @@
-"""Nothing is said of games while the samplers load."""
+"""While samplers load, no message speaks of games."""
 
 from deploy.training.loading import Loading
 

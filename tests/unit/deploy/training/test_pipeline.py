@@ -1,4 +1,4 @@
-"""When a run evaluates what."""
+"""The steps that a run evaluates."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ from services.telemetry.metrics_file import append_row, read_evaluations
 
 @pytest.fixture
 def training(tmp_path: Path) -> TrainingRun:
-    """Evaluates every third of seven steps, and the last."""
+    """Provides a run that evaluates every third of seven steps, and the last."""
     config = Config.model_validate({"name": "t", "steps": 7, "runs_dir": tmp_path, "eval": {"every": 3}})
     task_sets = TaskSets(env_name="toy", engine="corridor 1", train=("toy/train/0",), validation=("toy/valid/0",),
                          validation_split="valid", heldout=(), heldout_split="test", heldout_digest="", games="",

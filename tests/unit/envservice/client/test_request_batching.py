@@ -1,4 +1,4 @@
-"""Micro-batches, asked of a real app through ASGI."""
+"""Micro-batches, sent to a real app through ASGI."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,7 +16,7 @@ TASK = "toy/train/00"
 
 
 class Wire(httpx.ASGITransport):
-    """The way to the app, noting how many elements each request carried; `answer` may stand in for the app."""
+    """The transport to the app. It counts the elements of each request; `answer` may replace the app."""
 
     def __init__(self, settings: Settings, answer: Callable[[int], httpx.Response | None] = lambda n: None) -> None:
         super().__init__(create_app(ToyEnvironment(), settings))

@@ -18,7 +18,7 @@ def program() -> Program:
 
 @pytest.fixture(scope="session")
 def simulator(program: Program) -> Iterator[Simulator]:
-    """One JVM for all tests that only load, read and step."""
+    """Provides one JVM for all tests that only load, read and step."""
     one = Simulator(program)
     yield one
     one.end()

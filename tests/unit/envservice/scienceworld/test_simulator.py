@@ -25,7 +25,7 @@ time.sleep(600)
 
 
 def runs(pid: int) -> bool:
-    """Whether the process is there and no zombie."""
+    """Whether the process runs and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

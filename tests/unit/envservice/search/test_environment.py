@@ -17,7 +17,7 @@ QUESTION = Question(question="Where?", golden_answers=("the Hague", "Den Haag"),
 
 
 class Library:
-    """Finds what it is asked for, and remembers it."""
+    """A retriever that finds every query and records it."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, int]] = []

@@ -1,4 +1,4 @@
-"""The HTTP face, asked through ASGI; tests/integration asks it through sockets."""
+"""The HTTP API through ASGI; tests/integration uses sockets."""
 
 from collections.abc import AsyncIterator
 from typing import Any

@@ -241,7 +241,7 @@ class Weather(ToyEnvironment):
 
 
 def past(answers: list[Answer]) -> list[dict[str, Any]]:
-    """The transcript that a client keeps: the results of all actions."""
+    """Returns the transcript that a client keeps: the results of all actions."""
     return [msgspec.json.decode(answer.body) for answer in answers[1:]]
 
 

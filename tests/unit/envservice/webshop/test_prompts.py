@@ -14,7 +14,7 @@ def wish(shop):
 
 
 def play(shop, *actions):
-    """First outcome, turns, last outcome."""
+    """Plays actions. Returns the first outcome, the turns and the last outcome."""
     session = shop.open(TASK)
     first = now = session.reset()
     turns = []

@@ -41,7 +41,7 @@ def goals(draw) -> ShoppingGoal:
 
 
 def slow(goal: ShoppingGoal, bought: Purchase) -> float:
-    """The definition, without short cuts."""
+    """Computes the score directly from the definition."""
     product = bought.product
     found = 0
     for wanted in goal.attributes:

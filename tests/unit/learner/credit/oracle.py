@@ -11,7 +11,8 @@ EPS = 1e-6
 
 
 def credit(name, groups, options):
-    """For each group of a batch {"returns", "values", "deltas", "raw", "advantages"}; values state -> (V, count)."""
+    """Returns {"returns", "values", "deltas", "raw", "advantages"} for each group of a batch; values: state -> (V,
+    count)."""
     return BATCHES[name](groups, options)
 
 
@@ -51,7 +52,7 @@ def std(numbers, ddof):
 
 
 def standardise(raw, sample, o, *, divide=True):
-    """(x - mean) / (std + ε); a sample of one has mean 0 and std 1, a constant one is not divided by."""
+    """Returns (x - mean) / (std + ε). A sample of one has mean 0 and std 1; equal numbers are not divided."""
     if len(sample) == 1:
         return dict(raw)
     constant = max(sample) == min(sample)
@@ -91,7 +92,7 @@ def gagpo_batch(groups, o):
 
 
 def row_scores(group, o):
-    """S_it, and the sample of its statistics: all S_it, or one R_i per episode."""
+    """Returns S_it and the sample of its statistics: all S_it, or one R_i per episode."""
     total = {i: sum(reward(group, i, t, o) for t in range(len(group[i]["steps"]))) for i in range(len(group))}
     rows = {(i, t): total[i] - local(group, i, t, o) for i, t in steps(group)}
     return rows, list(rows.values()) if o["statistics"] == "rows" else list(total.values())

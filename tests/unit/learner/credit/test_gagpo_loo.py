@@ -79,7 +79,7 @@ unit = st.sampled_from([0.0, 0.5, 0.8, 0.95, 1.0])
 
 
 def oracle(group, gamma, lam, prior):
-    """Straight from the formulas, sum by sum."""
+    """Computes the credit directly from the formulas, sum by sum."""
     def ret(episode, t):
         return sum(gamma ** (u - t) * step.reward for u, step in enumerate(episode) if u >= t)
 
@@ -115,7 +115,7 @@ def test_equals_the_slow_oracle(group, gamma, lam, prior):
 
 @given(st.data(), groups)
 def test_what_an_episode_earns_never_moves_its_own_baselines(data, group):
-    """The property that mends the sign error: plain GAGPO's singleton states are their own baseline."""
+    """This property corrects the sign error: in plain GAGPO, singleton states are their own baseline."""
     i = data.draw(st.integers(0, len(group) - 1))
     changed = [*group]
     changed[i] = [CreditStep(state=s.state, reward=s.reward + 7.0, invalid=s.invalid) for s in group[i]]

@@ -1,4 +1,4 @@
-"""An estimator declares which keys it reads, and the declaration is true."""
+"""The keys that an estimator declares are the keys that it reads."""
 
 import pytest
 from hypothesis import given

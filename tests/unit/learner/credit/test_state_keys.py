@@ -1,4 +1,4 @@
-"""Which steps share a value, for each state key."""
+"""The steps that share a value, for each state key."""
 
 import hashlib
 from difflib import SequenceMatcher
@@ -48,7 +48,7 @@ def keys(*group, **options):
 
 
 def pattern(rows):
-    """Keys numbered by first appearance: which are equal, and nothing else."""
+    """Returns keys numbered by first appearance, so that only their equality counts."""
     seen: dict[str, int] = {}
     return [[seen.setdefault(key, len(seen)) for key in row] for row in rows]
 
@@ -79,7 +79,7 @@ def test_two_groups_or_tasks_never_share_a_key(name):
 
 
 def changed(played, **fields):
-    """The episode with other fields of its steps: name -> a value for each step, None to leave it."""
+    """Returns the episode with changed fields of its steps: name -> a value for each step, None to keep it."""
     steps = [msgspec.structs.replace(step, **{name: values[t] for name, values in fields.items()
                                               if values[t] is not None}) for t, step in enumerate(played.steps)]
     return msgspec.structs.replace(played, steps=steps)
@@ -121,7 +121,7 @@ def test_with_stay_an_action_that_changed_nothing_leads_back_to_its_state(name):
 
 
 def test_prompt_pools_equal_tokens_whatever_the_text_says():
-    """The policy could not tell them apart; and the same text after another action is another state to it."""
+    """The policy cannot distinguish them. The same text after another action is another state for it."""
     group = [episode("Nothing happens.", "x", prompts=[[1, 2], [3]]),
              episode("Nothing happens.", "y", prompts=[[1, 2, 4], [3]])]
     assert pattern(keys(*group, state_key="prompt").steps) == [[0, 1], [2, 1]]

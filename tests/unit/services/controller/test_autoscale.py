@@ -1,4 +1,4 @@
-"""More processes where work waits, fewer where one less would do, always within the bounds."""
+"""More processes if work waits, fewer if one less is enough, always within the bounds."""
 
 import pytest
 

@@ -27,7 +27,7 @@ class Crew:
         return self.made[-1]
 
     def want(self, count: int) -> list[str]:
-        """Returns what happened since the last call."""
+        """Wants `count` members. Returns the events since the last call."""
         self.events.clear()
         self.fleet.want(count)
         self.supervisor.check()

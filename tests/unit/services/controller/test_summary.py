@@ -1,4 +1,4 @@
-"""The line that an evaluation becomes."""
+"""The row that an evaluation writes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A member that dies is started again, after growing pauses; the run ends only where no start can help."""
+"""A member that dies is restarted after growing pauses. The run ends only if no restart can help."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class World:
         return member
 
     def check(self, seconds: float = 0.0, *, step: float = 1.0) -> None:
-        """Goes on for so long, with a check every `step` seconds and one at the end."""
+        """Lets time pass, with a check every `step` seconds and one at the end."""
         end = self.now + seconds
         while self.now < end:
             self.supervisor.check()
@@ -83,7 +83,7 @@ def test_a_member_that_finished_stays_finished(world: World) -> None:
 
 
 def test_a_sick_member_is_tried_again_with_growing_pauses_while_the_others_go_on(world: World) -> None:
-    """Starts at 0, 0, 1, 3, 7, ... seconds; the run never ends for it."""
+    """It is started at 0, 0, 1, 3, 7, ... seconds, and the run never ends because of it."""
     world.add("healthy")
     sick = world.add("sick")
     world.check()

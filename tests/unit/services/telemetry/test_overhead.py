@@ -1,4 +1,4 @@
-"""CPU seconds that are counted for being watched."""
+"""CPU seconds that are counted for telemetry."""
 
 import time
 
