@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 from deploy.runs.policies import run_path
@@ -28,7 +29,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 
 
 def run(args: argparse.Namespace) -> int:
-    """Writes the page. Raises UserError for what holds no run, and for a run that is given twice."""
+    """Writes the page. Returns 1 if files of the runs are damaged.
+
+    Raises UserError for a folder that holds no run, and for a run that is given twice.
+    """
     from deploy.report.page import write_report
 
     places = [path.resolve() for path in args.runs]
@@ -37,4 +41,6 @@ def run(args: argparse.Namespace) -> int:
     out = args.out or (args.runs[0] if len(args.runs) == 1 else Path("report"))
     page, numbers = write_report(args.runs, out)
     print(json.dumps(numbers) if args.json else f"report: {page.absolute()}")
-    return 0
+    for text in numbers["damaged"]:
+        print(f"damaged: {text}", file=sys.stderr)
+    return int(bool(numbers["damaged"]))

@@ -15,7 +15,7 @@ from deploy.console.plain import span
 from deploy.runs.configs import load_config
 from deploy.runs.folder import RunFolder, go_on
 from deploy.runs.health import warnings
-from deploy.runs.history import RunHistory
+from deploy.runs.history import RunHistory, damage
 from deploy.runs.live_status import Seen, look, value
 from deploy.runs.policies import find_run, run_path
 from deploy.runs.stage import ENDED_WELL, read_stage
@@ -47,7 +47,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the status. It reads an active run twice, a heartbeat apart, so that it can show rates."""
+    """Prints the status. It reads an active run twice, a heartbeat apart, so that it can show rates.
+
+    Returns 1 if lines of the run's files are damaged.
+    """
     folder = find_run(args.run_folder)
     seen = Seen()
     seen.take(look(folder.path))
@@ -62,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
             clear = "\x1b[H\x1b[2J" if args.watch and sys.stdout.isatty() else ""
             print(clear + "\n".join([*summary(status), *table(seen, ranks=status["learner_ranks"])]), flush=True)
         if not args.watch:
-            return 0
+            return int(bool(status["damaged"]))
         time.sleep(WATCH_S)
         seen.take(look(folder.path))
 
@@ -83,6 +86,7 @@ def summary(status: Mapping[str, Any]) -> list[str]:
               f"[{line['success_low']:.1%}, {line['success_high']:.1%}] on {line['tasks']} games"
               for line in status["evaluations"]]
     lines += [f"  warning: {text}" for text in status["warnings"]]
+    lines += [f"  damaged: {text}" for text in status["damaged"]]
     lines += [f"  verdict: {text}" for text in status["verdicts"]]
     return lines + (["  next:", *(f"    {command}" for command in status["next"])] if status["next"] else [])
 
@@ -125,6 +129,7 @@ def read_status(folder: RunFolder) -> dict[str, Any]:
         "success_rate": last["success_rate"] if last else None,
         "evaluations": [{key: e[key] for key in shown} for e in evaluations],
         "warnings": [one.text for one in warnings(metrics, evaluations)],
+        "damaged": damage(folder),
         "verdicts": [one.text for one in verdicts(evaluations)],
         "next": [] if state == GOING_ON else next_commands(folder.path, evaluations) if state == FINISHED else
                 [go_on(folder.path)],

@@ -16,6 +16,7 @@ from deploy.report.figures import FIGURES, PAPER, pyplot, save, write_figures
 from deploy.report.runs import Compared, ReportedRun, applicable, compare_runs, read_run
 from deploy.runs.comparison import TITLES, Comparison, compare
 from deploy.runs.health import warnings
+from deploy.runs.history import damage
 from deploy.runs.verdict import verdicts
 from envservice.registry import stands_in_for
 from services.files import write_whole
@@ -33,7 +34,8 @@ STYLE = (
 def write_report(paths: Sequence[Path], out: Path) -> tuple[Path, dict[str, Any]]:
     """Writes figures/ and report.html into `out`, atomically. Returns the page and its numbers for machines.
 
-    Raises UserError for a folder that is not a run's, and for two runs with one config and seed.
+    `damaged` among the numbers has a sentence for each file that could not be read whole. Raises UserError for a folder
+    that is not a run's, and for two runs with one config and seed.
     """
     runs = [read_run(path) for path in paths]
     out.mkdir(parents=True, exist_ok=True)
@@ -41,7 +43,8 @@ def write_report(paths: Sequence[Path], out: Path) -> tuple[Path, dict[str, Any]
     design = _design(compared)
     single = runs[0] if len(runs) == 1 else None
     title = single.name if single else f"{len(runs)} runs"
-    sections = [_labels(runs)]
+    damaged = [text for run in runs for text in damage(run.folder)]
+    sections = [_labels(runs), _marked(damaged)]
     if single:
         sections += [f"<p class=verdict>{html.escape(one.text)}</p>" for one in verdicts(single.evaluations)]
         sections += [f"<p class=warning>Warning: {html.escape(one.text)}</p>"
@@ -51,7 +54,8 @@ def write_report(paths: Sequence[Path], out: Path) -> tuple[Path, dict[str, Any]
         sections.append(f"<h2>Before and after</h2>{_images([figure])}{_before_and_after(comparison)}")
     sections.append(_facts(single) if single else _overview(compared))
     sections += _numbers(compared, design)
-    sections += _pictures(compared, out / "figures")
+    pictures, unread = _pictures(compared, out / "figures")
+    sections += [_marked(unread), *pictures]
     if single:
         shown = yaml.safe_dump(applicable(single.config), sort_keys=True, allow_unicode=True)
         sections.append("<h2>Config</h2><p>The keys that this run used; config.yaml in its folder has all.</p>"
@@ -64,7 +68,7 @@ def write_report(paths: Sequence[Path], out: Path) -> tuple[Path, dict[str, Any]
     write_whole(target, page)
     return target, {"format": FORMAT, "runs": {arm: [str(path) for path in paths]
                                                for arm, paths in compared.paths.items()},
-                    **tables.summary_of(compared.records,
+                    "damaged": [*damaged, *unread], **tables.summary_of(compared.records,
                                         replace(design, columns=[*design.columns, *tables.SIZES[1:]]))}
 
 
@@ -80,6 +84,10 @@ def _labels(runs: Iterable[ReportedRun]) -> str:
     stand_ins = {run.env: name for run in runs if (name := stands_in_for(run.env))}
     return "".join(f"<p class=label>Played on {html.escape(env)}: these results are not results on {name}.</p>"
                    for env, name in stand_ins.items())
+
+
+def _marked(texts: Iterable[str]) -> str:
+    return "".join(f"<p class=label>{html.escape(text)}</p>" for text in texts)
 
 
 def _facts(run: ReportedRun) -> str:
@@ -135,7 +143,8 @@ def _numbers(compared: Compared, design: tables.Design) -> list[str]:
             for title, grid in grids.items() if grid and grid.rows]
 
 
-def _pictures(compared: Compared, folder: Path) -> list[str]:
+def _pictures(compared: Compared, folder: Path) -> tuple[list[str], list[str]]:
+    """Returns the figures as sections, and a warning for each archive file that cannot be read."""
     read = {arm: [advantages.advantages(path) for path in paths] for arm, paths in compared.paths.items()}
     found = {arm: [parts for parts, _ in runs] for arm, runs in read.items()}
     warnings = [warning for runs in read.values() for _, some in runs for warning in some]
@@ -148,10 +157,9 @@ def _pictures(compared: Compared, folder: Path) -> list[str]:
         more.append(_evaluations(folder / "evaluation.png", compared))
     parts = [f"{part}: {name}" for part in advantages.PARTS for name in ("IQR", "beyond 1")]
     table = advantages.rows(found)
-    return [*(f"<p class=label>{html.escape(warning)}</p>" for warning in warnings),
-            f"<h2>The paper's figures</h2>{_images(paper)}" if paper else "",
+    return [f"<h2>The paper's figures</h2>{_images(paper)}" if paper else "",
             f"<h2>Normalised advantages</h2>{_grid(['arm', *parts], table)}" if table else "",
-            f"<h2>More figures</h2>{_images(more)}" if more else ""]
+            f"<h2>More figures</h2>{_images(more)}" if more else ""], warnings
 
 
 def _evaluations(path: Path, compared: Compared) -> Path:

@@ -17,6 +17,7 @@ from services.files import Damaged
 from services.telemetry.metrics_file import (
     FILE_BYTES,
     MetricsRow,
+    damaged_lines,
     last_of_each_evaluation,
     last_of_each_step,
     whole_row,
@@ -68,6 +69,11 @@ class GrowingRows:
 def _size_and_file(descriptor: int) -> tuple[int, int]:
     stat = os.fstat(descriptor)
     return stat.st_size, stat.st_ino
+
+
+def damage(folder: RunFolder) -> list[str]:
+    """Returns a sentence for each JSON-lines file of the run that has damaged lines."""
+    return [text for path in (folder.metrics, folder.evaluations, folder.ledger) if (text := damaged_lines(path))]
 
 
 class RunHistory:

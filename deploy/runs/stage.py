@@ -15,6 +15,8 @@ from types import TracebackType
 import msgspec
 import psutil
 
+from services.files import read_json
+
 EVERY_S = 5.0
 ENDED_WELL = "finished"
 SILENT_S = 60.0
@@ -51,8 +53,11 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_stage(path: Path) -> Stage | None:
-    """Returns the last stage of a run, or None if its driver never wrote one."""
-    return msgspec.json.decode(path.read_bytes(), type=Stage) if path.exists() else None
+    """Returns the last stage of a run, or None if its driver never wrote one. Raises Damaged."""
+    try:
+        return read_json(path, Stage)
+    except FileNotFoundError:
+        return None
 
 
 class StageRecord:

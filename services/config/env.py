@@ -13,17 +13,19 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 LARGEST = 2**53
 """Largest whole number in a config. JSON readers that use floats would change a larger one."""
+FARTHEST = 1e9
+"""Largest other number in a config. In seconds it is 31 years, and a longer wait is more than threads can be told."""
 
 
 class Section(BaseModel):
-    """Unknown keys are errors; values cannot change after validation. Numbers are finite and at most LARGEST."""
+    """Unknown keys are errors; values cannot change after validation. Numbers are finite and within these limits."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @field_validator("*")
     @classmethod
     def _in_proportion(cls, value: Any) -> Any:
-        if isinstance(value, int) and abs(value) > LARGEST:
+        if isinstance(value, int | float) and abs(value) > (LARGEST if isinstance(value, int) else FARTHEST):
             raise ValueError("it should be a number that a run can reach")
         if isinstance(value, str | Path) and "\0" in str(value):
             raise ValueError("it should be text without a null byte")

@@ -125,6 +125,7 @@ def wait_for_two_steps(metrics: Path, cluster: dict[str, str]) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.attack
 def test_a_stopped_job_goes_on_from_its_checkpoint_uses_all_it_was_given_and_shows_no_secret(
         cluster: dict[str, str], tmp_path: Path):
     """It would have made no checkpoint before its end. The second job is what a supervisor would submit."""

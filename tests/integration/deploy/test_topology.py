@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
+import httpx
 import psutil
 import pytest
+from canaries import listening
 
 from deploy.launch.ray_cluster import _sweep
 from deploy.runs.configs import load_config
@@ -61,22 +63,43 @@ NEXT_JOB = "/ray.rpc.JobInfoGcsService/GetNextJobID"
 """A gRPC call without arguments that every client makes first."""
 
 
-def answer(address: str, token: str | None) -> str:
-    """Returns the answer of Ray's head to a client with this token."""
+CALLS = (NEXT_JOB, "/ray.rpc.NodeManagerService/GetNodeStats", "/ray.rpc.ObjectManagerService/Pull",
+         "/ray.rpc.CoreWorkerService/PushTask", "/ray.rpc.ReporterService/GetTraceback")
+"""A call of each kind of server that Ray starts: head, raylet, its object manager, workers, agent."""
+
+
+def answer(address: str, token: str | None, call: str = NEXT_JOB) -> str:
+    """Returns the answer of a server of Ray's to a client with this token."""
     metadata = [("authorization", f"Bearer {token}")] if token else []
     with grpc.insecure_channel(address) as channel:
         try:
-            channel.unary_unary(NEXT_JOB)(b"", timeout=10, metadata=metadata)
+            channel.unary_unary(call)(b"", timeout=10, metadata=metadata)
         except grpc.RpcError as error:
             return error.code().name
     return "OK"
 
 
-def listens_on(processes: list[psutil.Process]) -> set[str]:
-    """Returns the addresses at which these processes accept TCP connections."""
-    found = {connection.laddr.ip for process in processes if process.is_running()
-             for connection in process.net_connections("tcp") if connection.status == psutil.CONN_LISTEN}
-    return {address.removeprefix("::ffff:") for address in found}
+def ports(process: psutil.Process) -> list[int]:
+    """The TCP ports on which a process listens."""
+    return [connection.laddr.port for connection in process.net_connections("tcp")
+            if connection.status == psutil.CONN_LISTEN]
+
+
+def assert_no_port_serves_strangers(processes: list[psutil.Process]) -> None:
+    """Every port of Ray's processes refuses a call without a token; so does the agent that speaks HTTP."""
+    refused: set[str] = set()
+    for process in processes:
+        title = " ".join(process.cmdline())
+        if any(name in title for name in ("redis-server", "serve-env", "monitor.py")):
+            continue  # the last is Ray's autoscaler, which tells its metrics over HTTP and takes no orders
+        for port in ports(process):
+            if "RuntimeEnvAgent" in title:
+                assert httpx.post(f"http://127.0.0.1:{port}/get_or_create_runtime_env").status_code == 401
+                continue
+            said = {call: answer(f"127.0.0.1:{port}", None, call) for call in CALLS}
+            assert set(said.values()) == {"UNAUTHENTICATED", "UNIMPLEMENTED"}, (title, said)
+            refused |= {call for call, status in said.items() if status == "UNAUTHENTICATED"}
+    assert refused == set(CALLS)
 
 
 @pytest.fixture
@@ -90,6 +113,7 @@ def temporary() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_only_its_owner_gets_in_and_a_polite_end_leaves_nothing(
     tmp_path: Path, temporary: Path, number: signal.Signals, status: int,
@@ -112,7 +136,8 @@ def test_only_its_owner_gets_in_and_a_polite_end_leaves_nothing(
         started = psutil.Process(process.pid).children(recursive=True)
         titles = " ".join(" ".join(child.cmdline()) for child in started)
         assert [name for name in ("redis-server", "raylet", "serve-env", "WeightsShelf") if name not in titles] == []
-        assert listens_on([psutil.Process(process.pid), *started]) == {"127.0.0.1"}
+        assert listening([psutil.Process(process.pid), *started]) == {"127.0.0.1"}
+        assert_no_port_serves_strangers([psutil.Process(process.pid), *started])
         (token,) = temporary.glob("gagpo-ray-*/token")
         assert [stat.S_IMODE(path.stat().st_mode) for path in (token, token.parent)] == [0o600, 0o700]
         assert token.read_text() not in titles

@@ -12,6 +12,8 @@ import httpx
 import psutil
 import pytest
 
+pytestmark = pytest.mark.attack
+
 Start = Callable[..., Any]
 MIB = 1024**2
 

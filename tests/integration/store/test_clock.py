@@ -16,6 +16,8 @@ from services.store.store import Store
 SOURCE = Path(__file__).parents[2] / "toys/clock.c"
 HOUR = 3600
 
+pytestmark = pytest.mark.attack
+
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):

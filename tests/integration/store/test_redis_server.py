@@ -51,6 +51,7 @@ def ends_within(url, seconds):
     return False
 
 
+@pytest.mark.attack
 def test_it_is_durable_private_and_never_evicts(tmp_path):
     with private_redis(tmp_path) as url:
         client = connect(url)
@@ -68,6 +69,7 @@ def test_it_is_durable_private_and_never_evicts(tmp_path):
         assert connect(again).get("gagpo:kept") == b"yes"
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("command", [
     "FLUSHALL", "FLUSHDB", "KEYS *", "CONFIG GET requirepass", "CONFIG SET dir /tmp", "ACL LIST", "SHUTDOWN NOSAVE",
     "SAVE", "BGREWRITEAOF", "DEBUG SLEEP 0", "MONITOR", "REPLICAOF 127.0.0.1 1", "MODULE LIST", "SCRIPT FLUSH",

@@ -94,6 +94,7 @@ def add(file):
     (file.parent / "more.safetensors").write_text("")
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("name", ["data", "meta.json"])
 @pytest.mark.parametrize("damage", [cut, flip, link, add, os.remove])
 def test_a_damaged_newest_one_is_set_aside_for_the_newest_whole_one(tmp_path, name, damage):
@@ -116,6 +117,7 @@ def test_where_none_is_whole_all_stay_and_one_line_says_so(tmp_path):
         checkpoints.check(1)
 
 
+@pytest.mark.attack
 def test_a_pickled_checkpoint_is_refused_and_its_step_is_still_told(tmp_path):
     """A run that was finished by an older version keeps its report; it cannot be made longer."""
     checkpoints = kept(tmp_path, 4)

@@ -29,6 +29,7 @@ def own_environment(monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
 
+@pytest.mark.attack
 def test_a_gang_on_one_machine_meets_in_a_folder_of_its_user():
     ranks = [Rendezvous("127.0.0.1", rank, 2) for rank in range(2)]
     where = ranks[0].offer()
@@ -36,6 +37,7 @@ def test_a_gang_on_one_machine_meets_in_a_folder_of_its_user():
     meet(where, ranks)
 
 
+@pytest.mark.attack
 @pytest.mark.skipif(OUTSIDE is None, reason="this machine has only a loopback address")
 def test_a_gang_on_several_machines_listens_on_the_address_of_its_node_alone():
     ranks = [Rendezvous(OUTSIDE, rank, 2) for rank in range(2)]

@@ -41,6 +41,7 @@ def test_tensors_come_back_in_place_and_settings_stay(tmp_path):
     assert {path.suffix for path in tmp_path.iterdir()} == {".safetensors"}
 
 
+@pytest.mark.attack
 def test_nothing_is_unpickled(tmp_path):
     """The files by whose names PyTorch's own format pickles, in a folder that somebody else made."""
     folder, canary = tmp_path / "step", tmp_path / "canary"

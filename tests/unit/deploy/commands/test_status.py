@@ -33,7 +33,7 @@ STATUS = {
     "run": "runs/a", "state": "going on", "stage": "reinforcement learning", "stage_seconds": 75.0, "doing": "",
     "silent_seconds": 1.0, "ended": "", "step": 3, "steps": 30, "seconds_since_step": 4.2, "success_rate": 0.25,
     "version": "1.3", "staleness_mean": 0.5, "staleness_max": 1, "evaluations": [], "learner_ranks": 1,
-    "warnings": [], "verdicts": [], "next": []}
+    "warnings": [], "damaged": [], "verdicts": [], "next": []}
 
 
 def worker(at: float, tokens: float) -> Beat:

@@ -114,6 +114,7 @@ def test_a_folder_of_another_version_of_the_environment_is_refused_in_one_line(t
         "give this run another name (name=...), or the data and settings that it had")
 
 
+@pytest.mark.attack
 def test_a_folder_that_is_no_runs_is_never_written_to(tmp_path: Path):
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / "thesis.tex").write_text("years of work")
@@ -139,6 +140,7 @@ def test_the_second_process_learns_that_the_folder_is_taken_before_it_writes(tmp
         open_run(config(tmp_path), games=GAMES, resume=False)
 
 
+@pytest.mark.attack
 def test_a_run_is_its_owners_alone_unless_it_is_shared(tmp_path: Path):
     before = os.umask(0o022)
     try:

@@ -72,7 +72,7 @@ def test_a_last_part_that_several_sections_have_names_them_all(file: Path):
     "rollout.temperature=.inf", "eval.temperature=.nan", "eval.panel_temperatures=[.inf]", "sft.minutes=.inf",
     "eval.panel_temperatures=[0.0]", "steps=100000000000000000000000", "sft.minutes=1e30", "metrics.port=99999",
     f"seed={10**30}", 'runs_dir="a\\0b"', f"learner.lr={'[' * 5000}", "learner.loss.clip_high=.inf",
-    "rollout.cpus=.nan"])
+    "rollout.cpus=.nan", "rollout.sample_seconds=1e308", "learner.lr=1e22"])
 def test_what_no_run_can_mean_is_refused_in_one_line(file: Path, override: str):
     """`..` as a name once deleted what lay beside the folder of runs."""
     assert message(file, override)
