@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from learner.credit.registry import estimator
+from learner.credit.registry import estimator, options_of
 from learner.credit.state_keys import keys_of_group
 from learner.credit.types import Credit, CreditStep, nested
 from learner.packing import Floats, Rows, make_rows
-from services.config.tree import CreditSection
+from services.config.credit import CreditSection
+from services.errors import UserError
 from services.records import Episode
 
 Groups = Sequence[Sequence[Episode]]
@@ -19,9 +20,17 @@ Groups = Sequence[Sequence[Episode]]
 
 
 def assign_credit(groups: Groups, options: CreditSection) -> list[Credit]:
-    """Returns one credit per group. Raises UserError for an unknown estimator, ValueError for an empty episode."""
-    chosen = estimator(options.estimator)
-    return chosen.batch([chosen.group(credit_steps(group, options), options) for group in groups], options)
+    """One credit per group.
+
+    Raises UserError for an unknown estimator or option, and ValueError for an episode without steps.
+    """
+    chosen, options = estimator(options.estimator), options_of(options)
+    credits = chosen.batch([chosen.group(credit_steps(group, options), options) for group in groups], options)
+    for group, credit in zip(groups, credits, strict=True):
+        if [len(row) for row in credit.advantages] != [len(episode.steps) for episode in group]:
+            raise UserError(f"the estimator {options.estimator} returned another number of advantages than there are "
+                            "steps", "return one number for each step, [episode][step]")
+    return credits
 
 
 def credit_steps(group: Sequence[Episode], options: CreditSection) -> list[list[CreditStep]]:

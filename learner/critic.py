@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
+from learner.credit.ppo import PpoOptions
+from learner.credit.registry import options_of
 from learner.losses import token_gae, value_loss
 from learner.memory import Layout
 from learner.model import empty_policy, predicting_states
@@ -66,7 +68,7 @@ class Critic:
     @torch.no_grad()
     def judge(self, packs: Sequence[Pack]) -> list[Judgement]:
         """Returns the judgements of this rank's packs of a learner step. A collective: whitening uses all ranks."""
-        credit = self.section.credit
+        credit: PpoOptions = options_of(self.section.credit)
         values = [self.trainee.model(p) for p in packs]
         raw = [token_gae(v.double(), p.row, p.advantages.double(), gamma=credit.gamma, lam=credit.lam)
                for p, v in zip(packs, values, strict=True)]

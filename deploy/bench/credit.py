@@ -12,14 +12,13 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from deploy.bench.figures import Figure, Tell, silent
 from learner.batch import assign_credit, credit_steps
-from learner.credit.registry import ESTIMATORS
-from services.config.tree import CreditSection
+from learner.credit.registry import ESTIMATORS, make_options
 from services.records import Episode, Step, Ticket
 from services.seeds import seed_for
 
@@ -43,7 +42,7 @@ def run(tell: Tell = silent) -> list[Figure]:
     names = [name for name, each in ESTIMATORS.items() if not each.needs_critic]
     for number, name in enumerate(names):
         tell(name, number, len(names))
-        options = CreditSection(estimator=name)
+        options = make_options(name)
         credits, ours = _timed(lambda options=options: assign_credit(groups, options), _REPEATS)
         if name not in _REFERENCES:
             figures.append(Figure(name=name, value=1000 * ours, unit="ms"))
@@ -54,7 +53,7 @@ def run(tell: Tell = silent) -> list[Figure]:
         difference = max(np.abs(np.subtract(a, b)).max() for credit, expected in zip(credits, rows, strict=True)
                          for a, b in zip(credit.advantages, expected, strict=True))
         figures.append(Figure(name=f"{name}, largest difference", value=float(difference), unit="of an advantage"))
-    _, keys = _timed(lambda: [credit_steps(group, CreditSection()) for group in groups], _REPEATS)
+    _, keys = _timed(lambda: [credit_steps(group, make_options()) for group in groups], _REPEATS)
     return [*figures, Figure(name="of each, keys and records", value=1000 * keys, unit="ms")]
 
 
@@ -111,7 +110,7 @@ def _peers(group: Sequence[Episode], rows: Rows, text: str) -> np.ndarray:
                      for step, x in zip(episode.steps, row, strict=True) if step.observation == text])
 
 
-def _direct_gagpo(group: Sequence[Episode], options: CreditSection) -> Rows:
+def _direct_gagpo(group: Sequence[Episode], options: Any) -> Rows:
     rows = _returns(group, options.gamma)
     raw: Rows = []
     for episode in group:
@@ -125,7 +124,7 @@ def _direct_gagpo(group: Sequence[Episode], options: CreditSection) -> Rows:
     return [list((np.array(row) - everything.mean()) / (everything.std(ddof=1) + 1e-6)) for row in raw]
 
 
-def _direct_gigpo(group: Sequence[Episode], options: CreditSection) -> Rows:
+def _direct_gigpo(group: Sequence[Episode], options: Any) -> Rows:
     penalties = [[options.penalty * (not step.valid) for step in episode.steps] for episode in group]
     scores = [[episode.total_reward - p for p in row] for episode, row in zip(group, penalties, strict=True)]
     rows = [[x - p for x, p in zip(*pair, strict=True)]
@@ -142,7 +141,7 @@ def _direct_gigpo(group: Sequence[Episode], options: CreditSection) -> Rows:
     return out
 
 
-_REFERENCES: dict[str, Callable[[Sequence[Episode], CreditSection], Rows]] = {
+_REFERENCES: dict[str, Callable[[Sequence[Episode], Any], Rows]] = {
     "gagpo": _direct_gagpo,
     "gigpo": _direct_gigpo,
 }

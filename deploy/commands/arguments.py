@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from deploy.runs.configs import load_config
-from services.config.file import default_config
+from deploy.runs.configs import default_config, load_config
 from services.config.tree import Config, EnvSection
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
-from services.config.tree import CreditSection
+from services.config.credit import CreditSection
 
 if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
     from learner.credit.types import Credit
     from learner.logged_groups.form import LoggedGroup
 
@@ -24,43 +27,58 @@ examples:
 """
 
 
-class _Help(argparse.RawDescriptionHelpFormatter):
-    """Looks the estimators up when help is shown, for only then may it cost their imports."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.dest != "estimator":
-            return super()._get_help_string(action)
-        from learner.credit.registry import ESTIMATORS
-
-        return f"one of {', '.join(ESTIMATORS)}; default %(default)s"
-
-
 def add_parser(subparsers: Any) -> None:
     """Adds `credit`; the command is in `args.run`."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
-        "credit", help="step-level credit of your own episodes, from JSON", epilog=EXAMPLE, formatter_class=_Help,
+        "credit", help="step-level credit of your own episodes, from JSON", epilog=EXAMPLE,
         description="Reads groups of episodes as JSON, prints returns, values, deltas and advantages of their steps.")
     parser.add_argument("file", nargs="?", default="-", metavar="FILE",
                         help="JSON, or JSON lines; - or nothing: standard input")
     parser.add_argument("--from", dest="source", choices=("gagpo", "verl", "agents"), default="gagpo",
                         help="whose form the file has; verl: a rollout dump of verl or verl-agent; agents: episodes of "
                         "serve-agent --out; default %(default)s")
-    for name, field in CreditSection.model_fields.items():
-        _add_option(parser, name, field.default, get_args(field.annotation))
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one line of JSON for each group (the default)")
     form.add_argument("--table", action="store_true", help="print a table for people")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, complete=add_options)
 
 
-def _add_option(parser: argparse.ArgumentParser, name: str, default: Any, values: tuple[Any, ...]) -> None:
-    """A key of the config as an option; `values`: those of a Literal."""
-    option = f"--{name.replace('_', '-')}"
-    if isinstance(default, bool):
-        parser.add_argument(option, action=argparse.BooleanOptionalAction, default=default)
+def add_options(parser: argparse.ArgumentParser, arguments: Sequence[str] = ()) -> None:
+    """Adds the options of all estimators and state keys, also of the user's own one that `arguments` name.
+
+    Other commands do not import estimators, so the options come only when this command is asked for.
+    """
+    from learner.credit.registry import ESTIMATORS, models, option_tables
+    from learner.credit.state_keys import KEYS
+
+    named = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name, default in (("estimator", "gagpo"), ("state-key", "observation")):
+        named.add_argument(f"--{name}", nargs="?", const=default, default=default)
+    own = models(CreditSection.model_validate(vars(named.parse_known_args(arguments)[0])))
+    tables = {**option_tables(), "your own estimator": own[0], "your own key": own[1]}
+    parser.add_argument("--estimator", default="gagpo", help=(
+        f"one of {', '.join(ESTIMATORS)}, or module:Name of your own; default %(default)s"))
+    parser.add_argument("--state-key", default="observation", help=(
+        f"one of {', '.join(KEYS)}; default %(default)s"))
+    fields = {name: field for model in tables.values() for name, field in model.model_fields.items()}
+    for name, field in fields.items():
+        if name not in ("estimator", "state_key"):
+            readers = [title.removeprefix("estimator ") for title, model in tables.items()
+                       if name in model.model_fields and title in option_tables()]
+            for_all = name in CreditSection.model_fields or not readers
+            _add_option(parser, name, field, "" if for_all else f"; for {', '.join(readers)}")
+
+
+def _add_option(parser: argparse.ArgumentParser, name: str, field: FieldInfo, readers: str) -> None:
+    """Adds a key of the config as an option, whose value is not set if it is not given."""
+    option, told = f"--{name.replace('_', '-')}", f"default {field.default}{readers}"
+    if isinstance(field.default, bool):
+        parser.add_argument(option, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=told)
         return
-    parser.add_argument(option, type=type(default), default=default, choices=values or None,
-                        metavar="NUMBER" if isinstance(default, float) else None, help="default %(default)s")
+    number = isinstance(field.default, float)
+    kind = str if field.default is None else type(field.default)
+    parser.add_argument(option, type=kind, default=argparse.SUPPRESS, help=told,
+                        choices=get_args(field.annotation) or None, metavar="NUMBER" if number else None)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,7 +88,8 @@ def run(args: argparse.Namespace) -> int:
     from learner.logged_groups.form import credit_of, credit_options
     from learner.logged_groups.verl import read_verl
 
-    options = credit_options({name: getattr(args, name) for name in CreditSection.model_fields})
+    other = ("file", "source", "json", "table", "run", "complete", "command")
+    options = credit_options({name: value for name, value in vars(args).items() if name not in other})
     groups = {"gagpo": read_groups, "verl": read_verl, "agents": read_agents}[args.source](args.file)
     credits = credit_of(groups, options)
     for number, (group, credit) in enumerate(zip(groups, credits, strict=True), start=1):

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from deploy.report.arms import Arm
-from services.config.file import lay_over
+from deploy.runs.configs import lay_over
 from services.config.tree import Config
 from services.errors import UserError
 

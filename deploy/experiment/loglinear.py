@@ -11,9 +11,9 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -33,10 +33,10 @@ from deploy.experiment.loglinear_policy import (
 from deploy.experiment.loglinear_table import RATE, LoglinearRun, as_lines, read_runs
 from envservice.base import Environment
 from envservice.registry import open_environment
-from learner.credit.gagpo_graph import GagpoGraph
-from learner.credit.registry import estimator
+from learner.credit.registry import estimator, make_options
 from learner.credit.types import Credit, CreditStep, Estimator
-from services.config.tree import CreditSection, EnvSection
+from services.config.credit import CreditSection
+from services.config.env import EnvSection
 from services.errors import UserError
 from services.seeds import seed_for
 
@@ -51,42 +51,35 @@ RATES = (0.03, 0.08, 0.2)
 BETAS = (0.9, 0.999)
 CLONED_GAMES, CLONE_UPDATES, CLONE_ROWS = 150, 60, 400
 
-BASE = CreditSection(penalty=0.0)
-
-
 @dataclass(frozen=True, slots=True)
 class LoglinearArm:
     """An estimator with its options, and a state key."""
 
     estimator: str
     key: str
-    lam: float = BASE.lam
+    options: Mapping[str, float | bool] = field(default_factory=dict[str, "float | bool"])
 
     def make(self) -> tuple[Estimator, CreditSection]:
         """Returns the estimator and its options."""
-        options = BASE.model_copy(update={"estimator": self.estimator, "lam": self.lam})
-        if self.estimator == "graph":
-            return GagpoGraph(), options
-        if self.estimator == "graph_group":
-            return GagpoGraph(leave_out=False), options
-        return estimator(self.estimator), options
+        return estimator(self.estimator), make_options(self.estimator, penalty=0.0, **self.options)
 
 
+MONTE_CARLO = {"lam": 1.0}
 ARMS: dict[str, LoglinearArm] = {
     "grpo": LoglinearArm("grpo", "observation"),
     "gigpo": LoglinearArm("gigpo", "observation"),
     "gigpo+adm": LoglinearArm("gigpo", "admissible"),
     "gagpo": LoglinearArm("gagpo", "observation"),
-    "gagpo-mc": LoglinearArm("gagpo", "observation", 1.0),
+    "gagpo-mc": LoglinearArm("gagpo", "observation", MONTE_CARLO),
     "gagpo+adm": LoglinearArm("gagpo", "admissible"),
-    "gagpo-mc+adm": LoglinearArm("gagpo", "admissible", 1.0),
+    "gagpo-mc+adm": LoglinearArm("gagpo", "admissible", MONTE_CARLO),
     "gagpo+stay": LoglinearArm("gagpo", "stay"),
     "loo": LoglinearArm("gagpo_loo", "observation"),
     "loo+adm": LoglinearArm("gagpo_loo", "admissible"),
     "loo+stay": LoglinearArm("gagpo_loo", "stay"),
-    "graph+adm": LoglinearArm("graph", "admissible"),
-    "graph+stay": LoglinearArm("graph", "stay"),
-    "graph-group+adm": LoglinearArm("graph_group", "admissible"),
+    "graph+adm": LoglinearArm("gagpo_graph", "admissible"),
+    "graph+stay": LoglinearArm("gagpo_graph", "stay"),
+    "graph-group+adm": LoglinearArm("gagpo_graph", "admissible", {"leave_out": False}),
 }
 """Arms with their state keys: `observation` is the paper's; `admissible` adds the admissible actions; `stay` is
 `admissible`, but an action that changes nothing leads back to the same state."""

@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 
 from deploy.experiment.maze import Floats, Ints, View, make_maze, score_gradient, softmax
-from learner.credit.registry import estimator
-from services.config.tree import CreditSection
+from learner.credit.registry import estimator, make_options
+from services.config.credit import CreditSection
 from services.errors import UserError
 from services.statistics import mean_interval
 
@@ -50,16 +50,15 @@ GROUPS = 400
 MAZES = 12
 HALF_TRAINED = 0.25
 """Factor from the uniform policy's true advantages to the logits of a policy that can improve and tries all actions."""
-GAGPO = CreditSection()
 ARMS: dict[str, CreditSection] = {
-    "gagpo": GAGPO,
-    "gagpo_boot": GAGPO.model_copy(update={"estimator": "gagpo_boot"}),
-    "gagpo_loo": GAGPO.model_copy(update={"estimator": "gagpo_loo"}),
-    "gagpo_mc": GAGPO.model_copy(update={"lam": 1.0}),
-    "gagpo_td": GAGPO.model_copy(update={"lam": 0.0}),
-    "gigpo": GAGPO.model_copy(update={"estimator": "gigpo"}),
-    "grpo": GAGPO.model_copy(update={"estimator": "grpo"}),
-    "rloo": GAGPO.model_copy(update={"estimator": "rloo"}),
+    "gagpo": make_options(),
+    "gagpo_boot": make_options("gagpo_boot"),
+    "gagpo_loo": make_options("gagpo_loo"),
+    "gagpo_mc": make_options(lam=1.0),
+    "gagpo_td": make_options(lam=0.0),
+    "gigpo": make_options("gigpo"),
+    "grpo": make_options("grpo"),
+    "rloo": make_options("rloo"),
 }
 COLOURS = {"gagpo": "#0072B2", "gagpo_boot": "#56B4E9", "gagpo_loo": "#D55E00", "gagpo_mc": "#999999",
            "gagpo_td": "#F0E442", "gigpo": "#009E73", "grpo": "#E69F00"}
@@ -112,7 +111,7 @@ class _Sums:
 
 def credit_figures(arms: Sequence[str], seed: int) -> dict[str, dict[str, float]]:
     """Returns the credit measures in one maze, by arm."""
-    maze, rng = make_maze(seed, GAGPO.gamma), np.random.default_rng([seed, 1])
+    maze, rng = make_maze(seed, ARMS["gagpo"].gamma), np.random.default_rng([seed, 1])
     uniform = np.full((len(maze.win), maze.successor.shape[1]), 1 / maze.successor.shape[1])
     v, q = maze.values(uniform)
     policy = softmax(HALF_TRAINED * (q - v[:, None]))
@@ -162,7 +161,7 @@ def _bias_and_spread(raw: Floats, pairs: Ints, truth: Floats) -> dict[str, float
 
 def learning_curve(arm: str, view: View, step_size: float, seed: int) -> list[float]:
     """Returns the exact probability to win at steps 0, EVERY, 2 EVERY, ..., STEPS."""
-    maze, rng = make_maze(seed, GAGPO.gamma), np.random.default_rng([seed, 2])
+    maze, rng = make_maze(seed, ARMS["gagpo"].gamma), np.random.default_rng([seed, 2])
     logits, curve = np.zeros((len(maze.win), maze.successor.shape[1])), []
     for step in range(STEPS + 1):
         policy = softmax(logits)

@@ -240,21 +240,23 @@ def credit_input(group: Group, options: CreditSection) -> dict[str, Any]:
 
 
 def _pools_texts(options: CreditSection) -> bool:
-    from learner.credit.state_keys import TEXT_KEYS
+    from learner.credit.text_pools import TEXT_KEYS
 
     return options.state_key in TEXT_KEYS and not options.stay
 
 
 def credit_options(options: CreditSection) -> Sequence[str]:
     """Returns the options of `gagpo credit` with the run's values, where they differ from the defaults."""
+    from learner.credit.registry import declared
+
     given = options.model_dump()
     if not _pools_texts(options):
         given |= {"state_key": "observation", "stay": False}  # the run's keys take the place of the texts
-    if given["normalize"] == "batch":
+    if given.get("normalize") == "batch":
         given["normalize"] = "none"  # one group cannot be normalised over others, so compare Â
     words: list[str] = []
-    for name, default in CreditSection().model_dump().items():
-        if given[name] != default:
+    for name, default in declared(options).items():
+        if given.get(name, default) != default:
             option = name.replace("_", "-")
             plain = [f"--{option}"] if given[name] is True else [f"--{option}", f"{given[name]:g}"
                      if isinstance(given[name], float) else str(given[name])]

@@ -67,10 +67,12 @@ class ExploredRun:
 
     @cached_property
     def credit(self) -> CreditSection:
-        """Returns the run's credit settings, with defaults for keys that its config lacks."""
+        """Returns the options of the run's estimator, with defaults for keys that its config lacks."""
+        from learner.credit.registry import options_of
+
         learner = self.config.get("learner")
         try:
-            return CreditSection(**(learner or {}).get("credit", {}))
+            return options_of(CreditSection(**(learner or {}).get("credit", {})))
         except (ValidationError, AttributeError, TypeError) as error:
             raise UserError(f"learner.credit in {self.path}/config.yaml: {error}".splitlines()[0],
                             "fix it there, or explore with the version that trained the run") from None

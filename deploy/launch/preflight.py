@@ -185,8 +185,9 @@ def _scratch(config: Config) -> None:
 
 def _credit(config: Config) -> None:
     """Checks that the estimator exists, and that the loss and the group size suit it."""
-    from learner.credit.registry import estimator
+    from learner.credit.registry import estimator, options_of
 
+    options_of(config.learner.credit)
     learner, name = config.learner, config.learner.credit.estimator
     chosen = estimator(name)
     if chosen.needs_critic and learner.loss.ratio != "token":

@@ -25,6 +25,9 @@ def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentP
     """Returns the parsers of a parser's commands, by name."""
     for action in parser._actions:  # argparse has no public access to its commands
         if isinstance(action, argparse._SubParsersAction):  # pyright: ignore[reportPrivateUsage]
+            for command in action.choices.values():
+                if complete := command.get_default("complete"):
+                    complete(command)
             return dict(action.choices)
     return {}
 

@@ -15,7 +15,9 @@ from pydantic.fields import FieldInfo
 
 from deploy.reference.markdown import code, document, table
 from envservice.registry import BUILT_IN
-from learner.credit.registry import ESTIMATORS
+from learner.credit.registry import ESTIMATORS, option_tables
+from learner.credit.state_keys import KEYS
+from services.config.credit import CreditSection
 from services.config.tree import Config
 
 INTRODUCTION = """Every key of a config, by section. Keys are set in a YAML file or on the command line, as in \
@@ -25,7 +27,8 @@ not exist is an error that names the nearest one.
 A default in *italics* is not a value that you can write: *required* means that the key must be given, *none* that \
 nothing is set (in YAML: `null`)."""
 BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-OPEN = {"env.name": (*BUILT_IN, "module:attribute"), "learner.credit.estimator": tuple(ESTIMATORS)}
+OPEN = {"env.name": (*BUILT_IN, "module:attribute"), "learner.credit.estimator": (*ESTIMATORS, "module:Name"),
+        "learner.credit.state_key": (*KEYS, "module:Name")}
 """Values of keys whose names are registered in code and not listed in the type of the field."""
 PLAIN = {"int": "whole number", "float": "number", "bool": "true or false", "str": "text", "Path": "path"}
 
@@ -33,6 +36,7 @@ PLAIN = {"int": "whole number", "float": "number", "bool": "true or false", "str
 def page() -> str:
     """Returns the page."""
     blocks = [block for name, section in sections() for block in _section(name, section)]
+    blocks += [block for title, model in option_tables().items() for block in _options(title, model)]
     return document("Configuration", INTRODUCTION, *blocks)
 
 
@@ -45,7 +49,15 @@ def sections(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[tu
 
 
 def docstrings(section: type[BaseModel]) -> dict[str, str]:
-    """Returns the docstring below each field of `section`, which Python does not keep at run time."""
+    """Returns the docstring below each field of `section` and its bases, which Python does not keep at run time."""
+    found: dict[str, str] = {}
+    for model in reversed(section.__mro__):
+        if issubclass(model, BaseModel) and model is not BaseModel:
+            found |= _own_docstrings(model)
+    return found
+
+
+def _own_docstrings(section: type[BaseModel]) -> dict[str, str]:
     tree = ast.parse(inspect.getsource(sys.modules[section.__module__]))
     body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == section.__name__)
     return {
@@ -63,6 +75,17 @@ def _section(name: str, section: type[BaseModel]) -> Iterator[str]:
     yield f"## {name or 'The run'}"
     yield inspect.cleandoc(section.__doc__ or "")
     yield table(["key", "default", "values", "meaning"], rows)
+
+
+def _options(title: str, model: type[BaseModel]) -> Iterator[str]:
+    """Yields the table of the keys of `learner.credit` that an estimator or a state key adds."""
+    texts = docstrings(model)
+    rows = [[code(f"learner.credit.{key}"), _default(field), _values(key, field), texts.get(key, "")]
+            for key, field in model.model_fields.items() if key not in CreditSection.model_fields]
+    if rows:
+        yield f"## learner.credit: {title}"
+        yield inspect.cleandoc(model.__doc__ or "")
+        yield table(["key", "default", "values", "meaning"], rows)
 
 
 def _subsection(field: FieldInfo) -> type[BaseModel] | None:

@@ -32,7 +32,7 @@ def rows(runs: Mapping[str, Sequence[Path]]) -> list[list[str]]:
 
 
 def _naming(key: str) -> Callable[[Hashable], Hashable]:
-    from learner.credit.state_keys import fold
+    from learner.credit.text_pools import fold
 
     return (lambda text: fold(str(text))) if key == "normalized" else lambda state: state
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from deploy.runs.comparison import TITLES, TRAINED
-from deploy.runs.configs import load_config
+from deploy.runs.configs import lay_over, load_config
 from deploy.runs.folder import RunFolder, check_run
 from deploy.training.child_runs import ChildFailed, run_child
-from services.config.file import dump_config, lay_over
+from services.config.file import dump_config
 from services.config.tree import Config
 from services.errors import UserError
 from services.statistics import paired_gain, success_interval

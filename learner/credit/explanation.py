@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import chain
 
 from learner.credit.group_operations import average, center, rewards, scores
+from learner.credit.options import CreditOptions, RecursionOptions, StatisticsOptions
 from learner.credit.types import Credit, CreditStep, Group
-from services.config.tree import CreditSection
 
 VALUE, DELTA, RAW, ADVANTAGE = "V̄", "δ", "Â", "A"
 
@@ -55,7 +55,7 @@ def less(value: float) -> str:
     return f" {'−' if value >= 0 else '+'} {plain(abs(value))}"
 
 
-def penalty_of(step: CreditStep, options: CreditSection) -> float:
+def penalty_of(step: CreditStep, options: CreditOptions) -> float:
     """Returns the local penalty of a step; 0 for a valid step and in the other modes."""
     return options.penalty if step.invalid and options.penalty_mode == "local" else 0.0
 
@@ -76,7 +76,7 @@ def mean_line(sample: Sequence[float]) -> CalculationLine:
     return CalculationLine(formula=f"V̄ = mean R̂ of the {len(sample)} steps in this state", result=average(sample))
 
 
-def delta_line(reward: float, value: float, after: float | None, options: CreditSection) -> CalculationLine:
+def delta_line(reward: float, value: float, after: float | None, options: CreditOptions) -> CalculationLine:
     """Explains δ. `after`: the value of the next state; None if the episode ended."""
     taken = f"{reward:g}"
     if after is None:
@@ -108,7 +108,7 @@ class GroupScale:
     steps: int
 
     @classmethod
-    def of(cls, credit: Credit, options: CreditSection) -> GroupScale | None:
+    def of(cls, credit: Credit, options: RecursionOptions) -> GroupScale | None:
         """Returns the scale of a group; None if A is not normalised within the group."""
         if options.normalize != "group":
             return None
@@ -134,22 +134,22 @@ def scaled_line(raw: float, scale: GroupScale | None, *, penalty: float = 0.0,
         result=(raw - scale.mean) / scale.spread + added)
 
 
-def score_of(group: Group, options: CreditSection, episode: int, step: int) -> tuple[str, float]:
+def score_of(group: Group, options: CreditOptions, episode: int, step: int) -> tuple[str, float]:
     """Returns S of a step as a formula and its value: the episode's reward minus the step's local penalty."""
     total, off = sum(rewards(group, options)[episode]), penalty_of(group[episode][step], options)
     return (f"{plain(total)} − {off:g}" if off else plain(total)), total - off
 
 
-def deviation_line(group: Group, options: CreditSection, episode: int, step: int) -> CalculationLine:
+def deviation_line(group: Group, options: StatisticsOptions, episode: int, step: int) -> CalculationLine:
     """Explains Â of estimators that compare episodes: S minus the mean of S."""
-    _, sample = scores(group, options)
-    mean, _ = center(sample, options.ddof)
+    _, sample = scores(group, options, options.statistics)
+    mean, _ = center(sample, ddof=0)
     numbers, score = score_of(group, options, episode, step)
     over = f"{len(sample)} {'episodes' if options.statistics == 'trajectories' else 'steps'}"
     return CalculationLine(formula=f"Â = S − mean S of the group's {over} = {numbers}{less(mean)}", result=score - mean)
 
 
-def score_line(group: Group, options: CreditSection, episode: int, step: int) -> CalculationLine:
+def score_line(group: Group, options: CreditOptions, episode: int, step: int) -> CalculationLine:
     """Explains Â of estimators that compare nothing within the group: S itself."""
     numbers, score = score_of(group, options, episode, step)
     named = "R − penalty" if penalty_of(group[episode][step], options) else "R"

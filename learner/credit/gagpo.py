@@ -17,6 +17,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
+from pydantic import Field
+
 from learner.credit.explanation import (
     ADVANTAGE,
     DELTA,
@@ -45,26 +47,34 @@ from learner.credit.group_operations import (
     states,
 )
 from learner.credit.grpo import EPISODE, episode_term
+from learner.credit.options import EpisodeOptions, RecursionOptions
 from learner.credit.types import Credit, CreditStep, Group, Nested
-from services.config.tree import CreditSection
 
 Values = dict[str, tuple[float, int]]
 RECURSION = frozenset({"gamma", "lam", "penalty", "penalty_mode", "normalize", "ddof", "bootstrap", "state_key"})
 """The keys that GAGPO and its variants read."""
 
 
+class GagpoOptions(RecursionOptions, EpisodeOptions):
+    """Options of GAGPO. `mode` and `statistics` are those of the term that `broadcast` adds."""
+
+    broadcast: float = Field(default=0.0, ge=0)
+    """Weight of GRPO's episode-level advantage, which is added to every turn."""
+
+
 class Gagpo:
     """The method of the paper. docs/algorithms.md gives reasons for the choices that the paper leaves open."""
 
+    Options: ClassVar = GagpoOptions
     needs_tokens: ClassVar[bool] = False
     needs_critic: ClassVar[bool] = False
 
-    def reads(self, options: CreditSection) -> frozenset[str]:
+    def reads(self, options: GagpoOptions) -> frozenset[str]:
         """Returns the keys of the recursion, and GRPO's keys if its term is added."""
         own = RECURSION | {"broadcast"}
         return own | EPISODE if options.broadcast else own
 
-    def group(self, group: Group, options: CreditSection) -> Credit:
+    def group(self, group: Group, options: GagpoOptions) -> Credit:
         """Returns the credit of one group; see the module's formulas."""
         returns = discounted(group, options)
         values = state_values(group, returns)
@@ -76,15 +86,15 @@ class Gagpo:
         return finish(group, options, Credit(returns=returns, values=values, deltas=deltas, raw_advantages=raw,
                                              advantages=raw, states=states(group)))
 
-    def batch(self, credits: list[Credit], options: CreditSection) -> list[Credit]:
+    def batch(self, credits: list[Credit], options: GagpoOptions) -> list[Credit]:
         """Normalises all groups together if `normalize` is `batch`."""
         return normalized_together(credits, options)
 
-    def legend(self, options: CreditSection) -> dict[str, str]:
+    def legend(self, options: GagpoOptions) -> dict[str, str]:
         """V̄ is a mean over the group."""
         return family_legend("the mean R̂ of all steps of the group in that state", options)
 
-    def explain(self, group: Group, credit: Credit, options: CreditSection, episode: int) -> Explanation:
+    def explain(self, group: Group, credit: Credit, options: GagpoOptions, episode: int) -> Explanation:
         """Explains the numbers. The next step's Â enters before its own penalty, which comes after the recursion."""
         steps, raw = group[episode], credit.raw_advantages[episode]
         returns, scale = by_state(group, credit.returns), GroupScale.of(credit, options)
@@ -103,7 +113,7 @@ class Gagpo:
         return lines
 
 
-def family_legend(value: str, options: CreditSection) -> dict[str, str]:
+def family_legend(value: str, options: RecursionOptions) -> dict[str, str]:
     """Returns the legend of GAGPO and its variants. `value`: the meaning of V̄."""
     scaled = {"group": "Â on the scale of its group", "batch": "Â on the scale of all groups of the learner step",
               "none": "Â, not rescaled"}
@@ -112,7 +122,7 @@ def family_legend(value: str, options: CreditSection) -> dict[str, str]:
             ADVANTAGE: scaled[options.normalize]}
 
 
-def family_deltas(group: Group, credit: Credit, options: CreditSection, episode: int) -> list[CalculationLine]:
+def family_deltas(group: Group, credit: Credit, options: RecursionOptions, episode: int) -> list[CalculationLine]:
     """Returns the line of δ at each step, for GAGPO and its variants, which differ only in V."""
     steps, r = group[episode], rewards(group, options)[episode]
     v = [value_at(credit, episode, t) for t in range(len(steps))]
@@ -122,14 +132,14 @@ def family_deltas(group: Group, credit: Credit, options: CreditSection, episode:
     return [delta_line(*numbers, options) for numbers in zip(r, v, after, strict=True)]
 
 
-def value_after(last: CreditStep, values: Values, options: CreditSection) -> float:
+def value_after(last: CreditStep, values: Values, options: RecursionOptions) -> float:
     """Returns V̄ after an episode's last step."""
     if not options.bootstrap or last.cut_in is None:
         return 0.0
     return values.get(last.cut_in, (0.0, 0))[0]
 
 
-def finish(group: Group, options: CreditSection, credit: Credit) -> Credit:
+def finish(group: Group, options: GagpoOptions, credit: Credit) -> Credit:
     """Finishes the credit after the recursion: subtracts the local penalty, normalises, adds the broadcast term."""
     raw = penalized(credit.raw_advantages, group, options)
     advantages = normalized(raw, options.ddof) if options.normalize == "group" else raw

@@ -35,21 +35,22 @@ from learner.credit.group_operations import (
     state_values,
     states,
 )
+from learner.credit.options import RecursionOptions
 from learner.credit.types import Credit, Group, Nested
-from services.config.tree import CreditSection
 
 
 class GagpoBootstrapped:
     """A variant of gagpo.py with another V of states that only one episode met, and the penalty after normalising."""
 
+    Options: ClassVar = RecursionOptions
     needs_tokens: ClassVar[bool] = False
     needs_critic: ClassVar[bool] = False
 
-    def reads(self, options: CreditSection) -> frozenset[str]:  # noqa: ARG002 the same keys under all options
+    def reads(self, options: RecursionOptions) -> frozenset[str]:  # noqa: ARG002 the same keys under all options
         """Returns the keys of GAGPO's recursion."""
         return RECURSION
 
-    def group(self, group: Group, options: CreditSection) -> Credit:
+    def group(self, group: Group, options: RecursionOptions) -> Credit:
         """Returns the credit of one group; see the module's formulas."""
         returns, r = discounted(group, options), rewards(group, options)
         means, shared = state_values(group, returns), shared_states(group)
@@ -70,16 +71,16 @@ class GagpoBootstrapped:
         return Credit(returns=returns, values=means, deltas=deltas, raw_advantages=raw, baselines=baselines,
                       advantages=penalized(scaled, group, options), states=states(group))
 
-    def batch(self, credits: list[Credit], options: CreditSection) -> list[Credit]:
+    def batch(self, credits: list[Credit], options: RecursionOptions) -> list[Credit]:
         """Normalises all groups together if `normalize` is `batch`."""
         return normalized_together(credits, options)
 
-    def legend(self, options: CreditSection) -> dict[str, str]:
+    def legend(self, options: RecursionOptions) -> dict[str, str]:
         """Returns the legend. V̄ of a state that only one episode met comes from its successor."""
         return family_legend("the mean R̂ of the group's steps in that state; where no other episode was in it, "
                              "r + γ V̄ of the state that followed", options)
 
-    def explain(self, group: Group, credit: Credit, options: CreditSection, episode: int) -> Explanation:
+    def explain(self, group: Group, credit: Credit, options: RecursionOptions, episode: int) -> Explanation:
         """Explains the numbers. The penalty is subtracted from A."""
         steps, raw, shared = group[episode], credit.raw_advantages[episode], shared_states(group)
         returns, scale, r = by_state(group, credit.returns), GroupScale.of(credit, options), rewards(group, options)

@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from math import fsum
 from typing import ClassVar
 
+from pydantic import Field
+
 from learner.credit.explanation import (
     CalculationLine,
     Explanation,
@@ -42,21 +44,29 @@ from learner.credit.group_operations import (
     rewards,
     states,
 )
+from learner.credit.options import RecursionOptions
 from learner.credit.types import Credit, CreditStep, Group, Nested
-from services.config.tree import CreditSection
+
+
+class LeaveOneOutOptions(RecursionOptions):
+    """Options of leave-one-out values."""
+
+    prior: float = Field(default=2.0, ge=0)
+    """κ: weight of the previous turn's value, as a number of turns of other episodes."""
 
 
 class GagpoLeaveOneOut:
     """A variant of gagpo.py with another V, and the penalty after normalising."""
 
+    Options: ClassVar = LeaveOneOutOptions
     needs_tokens: ClassVar[bool] = False
     needs_critic: ClassVar[bool] = False
 
-    def reads(self, options: CreditSection) -> frozenset[str]:  # noqa: ARG002 the same keys under all options
+    def reads(self, options: LeaveOneOutOptions) -> frozenset[str]:  # noqa: ARG002 the same keys under all options
         """Returns the keys of GAGPO's recursion and the prior of the values."""
         return RECURSION | {"prior"}
 
-    def group(self, group: Group, options: CreditSection) -> Credit:
+    def group(self, group: Group, options: LeaveOneOutOptions) -> Credit:
         """Returns the credit of one group; see the module's formulas."""
         returns = discounted(group, options)
         values, compared = others_values(group, returns, options.prior)
@@ -72,16 +82,16 @@ class GagpoLeaveOneOut:
                       advantages=penalized(scaled, group, options), states=states(group),
                       baselines=[v[:len(row)] for v, row in zip(values, returns, strict=True)])
 
-    def batch(self, credits: list[Credit], options: CreditSection) -> list[Credit]:
+    def batch(self, credits: list[Credit], options: LeaveOneOutOptions) -> list[Credit]:
         """Normalises all groups together if `normalize` is `batch`."""
         return normalized_together(credits, options)
 
-    def legend(self, options: CreditSection) -> dict[str, str]:
+    def legend(self, options: LeaveOneOutOptions) -> dict[str, str]:
         """Returns the legend. V̄ leaves out the episode itself."""
         return family_legend("the mean R̂ of the other episodes' steps in that state, drawn towards V̄ of the step "
                              "before", options)
 
-    def explain(self, group: Group, credit: Credit, options: CreditSection, episode: int) -> Explanation:
+    def explain(self, group: Group, credit: Credit, options: LeaveOneOutOptions, episode: int) -> Explanation:
         """Explains the numbers. The penalty is subtracted from A; λ = 1 at a state that no other episode was in."""
         steps, raw, scale = group[episode], credit.raw_advantages[episode], GroupScale.of(credit, options)
         others = [row for i, row in enumerate(credit.returns) if i != episode]

@@ -10,22 +10,36 @@ A state with only one step gives A_S = 0. The value of a state is the mean of Q 
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+from pydantic import Field
+
+from learner.credit.base import WithinGroup
 from learner.credit.explanation import ADVANTAGE, RAW, VALUE, CalculationLine, Explanation, signed
-from learner.credit.group_operations import WithinGroup, by_state, center, discounted, penalized, plus, states
+from learner.credit.group_operations import by_state, center, discounted, penalized, plus, states
 from learner.credit.grpo import EPISODE, episode_term
+from learner.credit.options import EpisodeOptions
 from learner.credit.types import Credit, Group
-from services.config.tree import CreditSection
+
+
+class GigpoOptions(EpisodeOptions):
+    """Options of GiGPO."""
+
+    omega: float = Field(default=1.0, ge=0)
+    """Weight of the step-level term."""
 
 
 class Gigpo(WithinGroup):
     """Episode- and step-level credit."""
 
-    def reads(self, options: CreditSection) -> frozenset[str]:
+    Options: ClassVar = GigpoOptions
+
+    def reads(self, options: GigpoOptions) -> frozenset[str]:
         """Returns GRPO's keys and those of the step-level term."""
         own = EPISODE | {"gamma", "omega", "state_key"}
         return own - {"ddof"} if options.mode == "mean_norm" else own
 
-    def group(self, group: Group, options: CreditSection) -> Credit:
+    def group(self, group: Group, options: GigpoOptions) -> Credit:
         """Returns the credit of one group. raw_advantages are A without division by a spread."""
         returns = discounted(group, options)
         q = penalized(returns, group, options)
@@ -42,13 +56,13 @@ class Gigpo(WithinGroup):
                       raw_advantages=plus(raw_e, options.omega, raw_s),
                       advantages=plus(advantages_e, options.omega, advantages_s))
 
-    def legend(self, options: CreditSection) -> dict[str, str]:
+    def legend(self, options: GigpoOptions) -> dict[str, str]:
         """Returns the legend. V̄ is the mean of returns minus penalties, with which a step is compared."""
         divided = "" if options.mode == "mean_norm" else ", each term divided by its spread"
         return {VALUE: "the mean Q of all steps of the group in that state, Q a step's R̂ less its penalty",
                 RAW: "GRPO's S − mean, plus ω (Q − V̄)", ADVANTAGE: f"Â{divided}"}
 
-    def explain(self, group: Group, credit: Credit, options: CreditSection, episode: int) -> Explanation:
+    def explain(self, group: Group, credit: Credit, options: GigpoOptions, episode: int) -> Explanation:
         """Explains the two terms: undivided in Â, each divided by its spread in A."""
         q = penalized(credit.returns, group, options)
         samples = by_state(group, q)

@@ -12,33 +12,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from math import fsum, sqrt
-from typing import ClassVar
+from typing import Literal
 
+from learner.credit.options import CreditOptions, RecursionOptions
 from learner.credit.types import Credit, Group, Nested
-from services.config.tree import CreditSection
 
 EPSILON = 1e-6
 
 
-class WithinGroup:
-    """Base of the estimators that need neither tokens, nor a critic, nor other groups."""
-
-    needs_tokens: ClassVar[bool] = False
-    needs_critic: ClassVar[bool] = False
-
-    def batch(self, credits: list[Credit], options: CreditSection) -> list[Credit]:  # noqa: ARG002 the hook's form
-        """Returns the credits unchanged: all groups are on one scale already."""
-        return credits
-
-
-def rewards(group: Group, options: CreditSection) -> Nested:
+def rewards(group: Group, options: CreditOptions) -> Nested:
     """Returns r_t, minus the penalty in mode `reward`."""
     if options.penalty_mode == "reward":
         return [[step.reward - options.penalty * step.invalid for step in episode] for episode in group]
     return [[step.reward for step in episode] for episode in group]
 
 
-def penalized(rows: Nested, group: Group, options: CreditSection) -> Nested:
+def penalized(rows: Nested, group: Group, options: CreditOptions) -> Nested:
     """Returns the rows, minus the penalty of invalid steps in mode `local`; unchanged in the other modes."""
     if options.penalty_mode != "local":
         return rows
@@ -63,20 +52,21 @@ def backward_by_step(row: Sequence[float], decays: Sequence[float]) -> list[floa
     return out
 
 
-def discounted(group: Group, options: CreditSection) -> Nested:
+def discounted(group: Group, options: CreditOptions) -> Nested:
     """Returns R̂_t = r_t + γ R̂_{t+1}, with R̂ = 0 after the last step."""
     return [backward(row, options.gamma) for row in rewards(group, options)]
 
 
-def scores(group: Group, options: CreditSection) -> tuple[Nested, list[float]]:
-    """Returns row scores S_it, and the sample over which their mean and spread are taken.
+def scores(group: Group, options: CreditOptions,
+           statistics: Literal["rows", "trajectories"] = "rows") -> tuple[Nested, list[float]]:
+    """Row scores S_it, and the sample that their mean and spread are taken over.
 
     S_it = R_i, the episode's undiscounted reward, minus the local penalty of step (i, t). The sample has all S_it
     (statistics `rows`), or each R_i once, without a local penalty (`trajectories`).
     """
     totals = [fsum(row) for row in rewards(group, options)]
     rows = penalized([[total] * len(episode) for total, episode in zip(totals, group, strict=True)], group, options)
-    return rows, totals if options.statistics == "trajectories" else list(chain.from_iterable(rows))
+    return rows, totals if statistics == "trajectories" else list(chain.from_iterable(rows))
 
 
 def by_state(group: Group, rows: Nested) -> dict[str, list[float]]:
@@ -118,8 +108,8 @@ def normalized(rows: Nested, ddof: int) -> Nested:
     return [[(x - mean) / spread for x in row] for row in rows]
 
 
-def normalized_together(credits: list[Credit], options: CreditSection) -> list[Credit]:
-    """Normalises Â of all groups together if `normalize` is `batch`; else returns the credits unchanged.
+def normalized_together(credits: list[Credit], options: RecursionOptions) -> list[Credit]:
+    """Batch hook of `normalize: batch`: Â of all groups to one zero mean and unit spread; else the identity.
 
     An episode-level term that `group` added to Â keeps its own scale.
     """

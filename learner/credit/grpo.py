@@ -12,10 +12,13 @@ one step therefore lowers only that step, and if all R_i are equal it is not div
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+from learner.credit.base import WithinGroup
 from learner.credit.explanation import ADVANTAGE, RAW, CalculationLine, Explanation, deviation_line, plain
-from learner.credit.group_operations import WithinGroup, center, discounted, scores, states
+from learner.credit.group_operations import center, discounted, scores, states
+from learner.credit.options import EpisodeOptions
 from learner.credit.types import Credit, Group, Nested
-from services.config.tree import CreditSection
 
 EPISODE = frozenset({"penalty", "penalty_mode", "ddof", "mode", "statistics"})
 """Keys that GRPO's advantage reads, also when it is a term of another estimator."""
@@ -24,40 +27,42 @@ EPISODE = frozenset({"penalty", "penalty_mode", "ddof", "mode", "statistics"})
 class Grpo(WithinGroup):
     """Episode-level credit."""
 
-    def reads(self, options: CreditSection) -> frozenset[str]:
+    Options: ClassVar = EpisodeOptions
+
+    def reads(self, options: EpisodeOptions) -> frozenset[str]:
         """Returns GRPO's keys, without `ddof` if deviations are not divided by the spread."""
         return EPISODE - {"ddof"} if options.mode == "mean_norm" else EPISODE
 
-    def group(self, group: Group, options: CreditSection) -> Credit:
+    def group(self, group: Group, options: EpisodeOptions) -> Credit:
         """Returns the credit of one group. raw_advantages are the deviations S - mean."""
         raw, advantages = episode_term(group, options)
         return Credit(returns=discounted(group, options), values=None, deltas=None, raw_advantages=raw,
                       advantages=advantages, states=states(group))
 
-    def legend(self, options: CreditSection) -> dict[str, str]:
+    def legend(self, options: EpisodeOptions) -> dict[str, str]:
         """Returns the legend. States have no values."""
         over = "episodes" if options.statistics == "trajectories" else "steps"
         return {RAW: f"S − mean, S the episode's reward less the step's penalty, the mean over the group's {over}",
                 ADVANTAGE: "Â" if options.mode == "mean_norm" else "Â / σ, σ the standard deviation of S"}
 
-    def explain(self, group: Group, credit: Credit, options: CreditSection, episode: int) -> Explanation:
+    def explain(self, group: Group, credit: Credit, options: EpisodeOptions, episode: int) -> Explanation:
         """Explains the numbers, which are equal at all steps of an episode without a penalty."""
         raw = credit.raw_advantages[episode]
         return [[deviation_line(group, options, episode, t), _advantage_line(group, options, raw[t])]
                 for t in range(len(raw))]
 
 
-def _advantage_line(group: Group, options: CreditSection, raw: float) -> CalculationLine:
+def _advantage_line(group: Group, options: EpisodeOptions, raw: float) -> CalculationLine:
     if options.mode == "mean_norm":
         return CalculationLine(formula=f"A = Â = {plain(raw)}", result=raw)
-    _, spread = center(scores(group, options)[1], options.ddof)
+    _, spread = center(scores(group, options, options.statistics)[1], options.ddof)
     return CalculationLine(formula=f"A = Â / σ, σ the spread of S = {plain(raw)} / {plain(spread)}",
                            result=raw / spread)
 
 
-def episode_term(group: Group, options: CreditSection) -> tuple[Nested, Nested]:
+def episode_term(group: Group, options: EpisodeOptions) -> tuple[Nested, Nested]:
     """Returns S - mean, and A."""
-    rows, sample = scores(group, options)
+    rows, sample = scores(group, options, options.statistics)
     mean, spread = center(sample, options.ddof)
     raw = [[s - mean for s in row] for row in rows]
     if options.mode == "mean_norm":

@@ -1,25 +1,41 @@
-"""Estimators by name. A new one is a file beside gagpo.py and a line here."""
+"""Estimators by name, and their options. A new one is a file beside gagpo.py and a line here.
+
+`learner.credit.estimator` may also be `module:Name`, a class or an object of your own; learner/credit/base.py has the
+base. Each estimator declares its options as a pydantic model, and so does each state key. `options_of` turns the open
+section of a config into the model of its estimator, with all defaults, and refuses a key that nobody declares.
+"""
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
 from learner.credit.gagpo import Gagpo
 from learner.credit.gagpo_boot import GagpoBootstrapped
+from learner.credit.gagpo_graph import GagpoGraph
 from learner.credit.gagpo_loo import GagpoLeaveOneOut
 from learner.credit.gigpo import Gigpo
 from learner.credit.grpo import Grpo
+from learner.credit.options import CreditOptions
 from learner.credit.ppo import Ppo
 from learner.credit.reinforce_pp import ReinforcePlusPlus
 from learner.credit.reinforce_pp_baseline import ReinforcePlusPlusBaseline
 from learner.credit.rloo import Rloo
-from learner.credit.state_keys import CLUSTERED
+from learner.credit.state_keys import KEYS, find_key
 from learner.credit.types import NamedEstimator
-from services.config.tree import CreditSection
+from services.config.credit import CreditSection
+from services.config.file import one_line
 from services.errors import UserError
+from services.process.own_code import imported
 
 ESTIMATORS: dict[str, NamedEstimator] = {
     "gagpo": Gagpo(),
     "gagpo_loo": GagpoLeaveOneOut(),
     "gagpo_boot": GagpoBootstrapped(),
+    "gagpo_graph": GagpoGraph(),
     "gigpo": Gigpo(),
     "grpo": Grpo(),
     "rloo": Rloo(),
@@ -27,24 +43,106 @@ ESTIMATORS: dict[str, NamedEstimator] = {
     "reinforce_pp_baseline": ReinforcePlusPlusBaseline(),
     "ppo": Ppo(),
 }
+SECTION = "learner.credit."
+_PARTS = ("Options", "needs_tokens", "needs_critic", "group", "batch", "reads", "legend", "explain")
 
 
 def estimator(name: str) -> NamedEstimator:
-    """Returns the estimator of that name. Raises UserError that lists all names."""
-    found = ESTIMATORS.get(name)
-    if found is None:
-        raise UserError(f"there is no credit estimator {name!r}", f"use one of: {', '.join(ESTIMATORS)}")
+    """Returns the estimator of that name, or the user's own one if the name is `module:Name`.
+
+    Raises UserError for an unknown name, which lists those that exist, and for code that is no estimator.
+    """
+    if (found := ESTIMATORS.get(name)) is not None:
+        return found
+    if ":" not in name:
+        raise UserError(f"there is no credit estimator {name!r}",
+                        f"use one of: {', '.join(ESTIMATORS)}, or module:Name of your own")
+    own = imported(name, kind="estimator", key=f"{SECTION}estimator")
+    made: Any = own() if isinstance(own, type) else own
+    if lacks := [part for part in _PARTS if not hasattr(made, part)]:
+        raise UserError(f"{name} is no estimator, because it has no {lacks[0]}",
+                        "make it a subclass of learner.credit.base.WithinGroup")
+    if not (isinstance(made.Options, type) and issubclass(made.Options, CreditOptions)):
+        raise UserError(f"{name}.Options is no options model",
+                        "make it a subclass of learner.credit.options.CreditOptions")
+    return made
+
+
+def models(options: CreditSection) -> tuple[type[CreditOptions], type[BaseModel]]:
+    """Returns the options models of the estimator and of the state key. Raises UserError for unknown names."""
+    return estimator(options.estimator).Options, find_key(options.state_key).Options
+
+
+def declared(options: CreditSection) -> dict[str, Any]:
+    """Returns key -> default for all keys that `learner.credit` may have under this estimator and this state key.
+
+    The keys of all shipped ones are among them, so that a config can change its estimator and keep its other keys.
+    """
+    shipped: list[type[BaseModel]] = [*(each.Options for each in ESTIMATORS.values()),
+                                      *(key.Options for key in KEYS.values())]
+    return {name: field.default for model in (*shipped, *models(options)) for name, field in model.model_fields.items()}
+
+
+def options_of(section: CreditSection, prefix: str = SECTION) -> Any:
+    """Returns the options of the section's estimator, an instance of its `Options` with all defaults filled in.
+
+    `prefix`: how messages call a key. Raises UserError for an unknown estimator, key or value, in one line.
+    """
+    model, key_model = models(section)
+    if type(section) is model:
+        return section
+    given, known = section.model_dump(), declared(section)
+    for name in section.model_extra or {}:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+            raise UserError(f"unknown key {prefix}{name}: no option of the estimator {section.estimator}",
+                            f"did you mean {prefix}{near}?")
+    own_key = {name: given[name] for name in key_model.model_fields if name in given}
+    try:
+        own = key_model.model_validate(own_key).model_dump()
+        options = model.model_validate({**given, **_idle(given, model), **own})
+    except ValidationError as error:
+        raise one_line(error, "the config", prefix) from None
+    if getattr(options, "bootstrap", False) and not find_key(section.state_key).knows_cuts:
+        raise UserError(f"{prefix}bootstrap needs the state key of the last observation, and state_key="
+                        f"{section.state_key} has none", "choose another state key")
+    return options
+
+
+def _idle(given: Mapping[str, Any], model: type[CreditOptions]) -> dict[str, Any]:
+    """Returns the given keys of other estimators and state keys, as their models read them. Raises ValidationError."""
+    found: dict[str, Any] = {}
+    for other in (each.Options for each in (*ESTIMATORS.values(), *KEYS.values())):
+        names = (other.model_fields.keys() & given.keys()) - model.model_fields.keys() - found.keys()
+        found |= other.model_validate({name: given[name] for name in names}).model_dump(include=names) if names else {}
     return found
 
 
-def keys_read(options: CreditSection) -> frozenset[str]:
-    """Returns the keys of `learner.credit` that have an effect under these options. Other keys change nothing.
+def make_options(estimator: str = "gagpo", **given: Any) -> Any:
+    """Returns the options of an estimator from keys of `learner.credit`. Raises as options_of does."""
+    return options_of(CreditSection.model_validate({"estimator": estimator, **given}))
 
-    Raises UserError for an estimator that does not exist.
+
+def completed(section: CreditSection) -> CreditSection:
+    """Returns the section with every option of its estimator and key written out, and all keys that were given."""
+    return CreditSection.model_validate(options_of(section).model_dump())
+
+
+def keys_read(section: CreditSection) -> frozenset[str]:
+    """Returns the keys of `learner.credit` that do something; any other may be set and changes nothing.
+
+    Raises UserError as options_of does.
     """
-    read = estimator(options.estimator).reads(options) | {"estimator"}
+    options = options_of(section)
+    read = estimator(section.estimator).reads(options) | {"estimator"}
     if options.penalty_mode == "none":
         read -= {"penalty"}
-    if "state_key" in read and options.state_key in CLUSTERED:
-        read |= {"similarity"}
-    return read
+    if "state_key" in read:
+        read |= {"stay", *find_key(section.state_key).Options.model_fields}
+    return frozenset(read)
+
+
+def option_tables() -> Mapping[str, type[BaseModel]]:
+    """Returns title -> options model of every shipped estimator and of every shipped state key that has options."""
+    return {**{f"estimator {name}": each.Options for name, each in ESTIMATORS.items()},
+            **{f"state key {name}": key.Options for name, key in KEYS.items() if key.Options.model_fields}}

@@ -14,8 +14,8 @@ from typing import ClassVar
 
 from learner.credit.explanation import ADVANTAGE, RAW, Explanation, score_line
 from learner.credit.group_operations import EPSILON, discounted, scores, states
+from learner.credit.options import SpreadOptions
 from learner.credit.types import Credit, Group, Nested
-from services.config.tree import CreditSection
 
 WHITENED = "Â on the scale of all response tokens of the learner step"
 
@@ -23,31 +23,32 @@ WHITENED = "Â on the scale of all response tokens of the learner step"
 class ReinforcePlusPlus:
     """Batch-level credit without a group."""
 
+    Options: ClassVar = SpreadOptions
     needs_tokens: ClassVar[bool] = True
     needs_critic: ClassVar[bool] = False
 
-    def reads(self, options: CreditSection) -> frozenset[str]:  # noqa: ARG002 the same keys under all options
+    def reads(self, options: SpreadOptions) -> frozenset[str]:  # noqa: ARG002 the same keys under all options
         """Returns the keys of the score and the spread. Groups and states have no effect."""
         return frozenset({"penalty", "penalty_mode", "ddof"})
 
-    def group(self, group: Group, options: CreditSection) -> Credit:
+    def group(self, group: Group, options: SpreadOptions) -> Credit:
         """Returns the scores, which `batch` whitens. Raises ValueError for a step whose tokens are not known."""
         return scored(group, options, scores(group, options)[0])
 
-    def batch(self, credits: list[Credit], options: CreditSection) -> list[Credit]:
+    def batch(self, credits: list[Credit], options: SpreadOptions) -> list[Credit]:
         """Whitens the scores of all groups together."""
         return whitened(credits, options.ddof)
 
-    def legend(self, options: CreditSection) -> dict[str, str]:  # noqa: ARG002 the same under all options
+    def legend(self, options: SpreadOptions) -> dict[str, str]:  # noqa: ARG002 the same under all options
         """Returns the legend. States have no values, and groups are not compared."""
         return {RAW: "the episode's reward less the step's penalty", ADVANTAGE: WHITENED}
 
-    def explain(self, group: Group, credit: Credit, options: CreditSection, episode: int) -> Explanation:  # noqa: ARG002
+    def explain(self, group: Group, credit: Credit, options: SpreadOptions, episode: int) -> Explanation:  # noqa: ARG002
         """Explains the score. A has no line, because all groups of the learner step affect it."""
         return [[score_line(group, options, episode, t)] for t in range(len(group[episode]))]
 
 
-def scored(group: Group, options: CreditSection, raw: Nested) -> Credit:
+def scored(group: Group, options: SpreadOptions, raw: Nested) -> Credit:
     """Returns credit that still has to be whitened."""
     tokens = [[step.tokens for step in episode if step.tokens is not None] for episode in group]
     if any(len(row) < len(episode) for row, episode in zip(tokens, group, strict=True)):

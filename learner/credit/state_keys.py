@@ -12,12 +12,8 @@ A key is 32 hexadecimal digits over (group, task, a stand-in for the step). For 
 pooled texts have the same stand-in, chosen among all texts of the group. Steps of two groups or two tasks never share
 a key.
 
-Greedy: texts are taken once each, in order of first appearance, episode by episode. A text joins the first cluster
-whose first member it resembles, else it starts a new cluster. So clusters depend on the order of the episodes (the
-order of k, not of finishing); the other keys do not.
-
-The state in which a budget cut an episode is added after all others, so it changes no other step's cluster or value. No
-prompt was made from it, so `prompt` has no key for it.
+The state that an episode's budget cut it off in takes part after all others, so it moves no step to another cluster
+and no step's value. A prompt was never made of it: `prompt` has no key for it.
 
 With `stay`, a step after an action that changed nothing (Step.unchanged) has the key of the step before it, whatever
 its text says. Such an action then leads back to its own state, and its credit is what the lost turn costs there.
@@ -26,27 +22,21 @@ its text says. Such an action then leads back to its own state, and its credit i
 from __future__ import annotations
 
 import hashlib
-import re
-import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
-from functools import partial
-from itertools import chain
+from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
+from pydantic import BaseModel, Field
 
-from services.config.tree import CreditSection
+from learner.credit.text_pools import TEXT_KEYS, Pool, exact, pooled
+from services.config.credit import CreditSection
+from services.config.env import Section
 from services.errors import UserError
+from services.process.own_code import imported
 from services.records import Episode, Step
 
-Pool = Callable[[Sequence[str], float], dict[str, str]]
-"""(distinct texts in order of appearance, threshold) -> text's stand-in. It may depend on earlier texts only."""
 CUT: tuple[str, ...] = ("turns", "context")
 """Ends of episodes that a budget caused, not the game."""
-BUCKETS = 4096
-"""Number of buckets that trigrams are hashed into."""
 LISTED_KEY = "observation+admissible"
 CLUSTERED = frozenset({"similarity", "embedding"})
 """The keys that compare texts by the threshold `learner.credit.similarity`."""
@@ -64,13 +54,10 @@ class Keys:
 
 def keys_of_group(group: Sequence[Episode], options: CreditSection) -> Keys:
     """Returns the keys of the K episodes of one group, in their order."""
-    found = KEYS[options.state_key](group, options)
+    key = find_key(options.state_key)
+    found = key.keys(group, key.Options.model_validate(
+        {name: value for name, value in options if name in key.Options.model_fields}))
     return stayed(found, [[step.unchanged for step in episode.steps] for episode in group]) if options.stay else found
-
-
-def pooled(rows: Sequence[Sequence[str]], cuts: Iterable[str], pool: Pool, threshold: float) -> dict[str, str]:
-    """Returns text -> stand-in for all texts of a group: those of its steps, [episode][step], and those at cuts."""
-    return pool(list(dict.fromkeys(chain(chain.from_iterable(rows), cuts))), threshold)
 
 
 def state_key(group: str, task: str, anchor: str | bytes) -> str:
@@ -106,18 +93,69 @@ class StateText:
     of_end: Callable[[Episode], str]
 
 
-def _environment(group: Sequence[Episode], options: CreditSection) -> Keys:
-    for episode in group:
-        if not all(step.state for step in episode.steps):
-            raise UserError(f"learner.credit.state_key=environment, and the environment gave {episode.ticket.task} no "
-                            "state", "choose another state key (ALFWorld: or set env.alfworld.exact_state=true)")
-    return _text_keys(StateText(lambda step: step.state, lambda episode: episode.final_state), exact, group, options)
+class NoOptions(Section):
+    """A state key without options."""
 
 
-def _text_keys(words: StateText, pool: Pool, group: Sequence[Episode], options: CreditSection) -> Keys:
-    rows = [[words.of_step(step) for step in episode.steps] for episode in group]
-    cuts = [words.of_end(episode) if episode.end in CUT else "" for episode in group]
-    stand_in = pooled(rows, filter(None, cuts), pool, options.similarity)
+class ClusterOptions(Section):
+    """Options of the state keys that compare texts."""
+
+    similarity: float = Field(default=0.95, gt=0, lt=1)
+    """Least similarity of two states that count as the same."""
+
+
+class StateKey(Protocol):
+    """One way to say which steps are in the same state."""
+
+    Options: type[BaseModel]
+    """The keys of `learner.credit` that it adds."""
+    knows_cuts: bool
+    """Whether it has a key for the state in which an episode was cut off."""
+
+    def keys(self, group: Sequence[Episode], options: Any) -> Keys:
+        """Returns the keys of a group's episodes, in their order. Keys of two groups or tasks must differ."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TextKey:
+    """A key of texts, which `pool` gathers."""
+
+    text: StateText
+    pool: Pool
+    Options: type[BaseModel] = NoOptions
+    knows_cuts: bool = True
+
+    def keys(self, group: Sequence[Episode], options: Any) -> Keys:
+        """Returns the keys; see the module."""
+        return _text_keys(self.text, self.pool, group, similarity_of(options))
+
+
+class EnvironmentKey:
+    """The environment's own ids. Raises UserError if the environment gave none."""
+
+    Options: type[BaseModel] = NoOptions
+    knows_cuts = True
+
+    def keys(self, group: Sequence[Episode], options: Any) -> Keys:  # noqa: ARG002 the protocol's form
+        """Returns the keys."""
+        for episode in group:
+            if not all(step.state for step in episode.steps):
+                raise UserError(
+                    f"learner.credit.state_key=environment, and the environment gave {episode.ticket.task} no state",
+                    "choose another state key (ALFWorld: or set env.alfworld.exact_state=true)")
+        return _text_keys(StateText(lambda step: step.state, lambda one: one.final_state), exact, group, 0.0)
+
+
+def similarity_of(options: object) -> float:
+    """Returns the threshold of the keys that compare texts."""
+    return getattr(options, "similarity", ClusterOptions().similarity)
+
+
+def _text_keys(text: StateText, pool: Pool, group: Sequence[Episode], threshold: float) -> Keys:
+    rows = [[text.of_step(step) for step in episode.steps] for episode in group]
+    cuts = [text.of_end(episode) if episode.end in CUT else "" for episode in group]
+    stand_in = pooled(rows, filter(None, cuts), pool, threshold)
     steps: list[list[str]] = []
     cut_in: list[str | None] = []
     keys: dict[tuple[str, str], dict[str, str]] = {}
@@ -131,105 +169,17 @@ def _text_keys(words: StateText, pool: Pool, group: Sequence[Episode], options: 
     return Keys(steps=steps, cut_in=cut_in)
 
 
-def _prompt_keys(group: Sequence[Episode], options: CreditSection) -> Keys:  # noqa: ARG001 the registry's form
-    """As little-endian int32, whatever the platform."""
-    steps = [[state_key(episode.ticket.group, episode.ticket.task, step.prompt_ids.astype("<i4").tobytes())
-              for step in episode.steps] for episode in group]
-    return Keys(steps=steps, cut_in=[None] * len(group))
+class PromptKey:
+    """The prompt tokens as little-endian int32, whatever the platform."""
 
+    Options: type[BaseModel] = NoOptions
+    knows_cuts = False
 
-def exact(texts: Sequence[str], threshold: float) -> dict[str, str]:  # noqa: ARG001 the registry's form
-    """Returns each text as its own stand-in."""
-    return {text: text for text in texts}
-
-
-def normalized(texts: Sequence[str], threshold: float) -> dict[str, str]:  # noqa: ARG001 the registry's form
-    """Returns the folded text as stand-in of all texts that fold to it: see `fold`."""
-    return {text: fold(text) for text in texts}
-
-
-def similarity(texts: Sequence[str], threshold: float) -> dict[str, str]:
-    """Joins texts if SequenceMatcher(a=text, b=first member).ratio() >= threshold.
-
-    The ratio is 2 M / (characters of both), with M matched characters. M is at most the number of characters that both
-    texts share in any order, so counting characters excludes most pairs without changing the result.
-    """
-    alphabet = {c: i for i, c in enumerate(sorted(set(chain.from_iterable(texts))))}
-    counts = np.zeros((len(texts), len(alphabet)), dtype=np.int64)
-    for i, text in enumerate(texts):
-        counts[i] = np.bincount(np.array([alphabet[c] for c in text], dtype=np.intp), minlength=len(alphabet))
-    lengths = counts.sum(axis=1)
-    matchers: dict[int, SequenceMatcher[str]] = {}
-
-    def resembles(new: int, founders: npt.NDArray[np.intp]) -> int | None:
-        common = np.minimum(counts[founders], counts[new]).sum(axis=1)
-        possible = 2.0 * common / (lengths[founders] + lengths[new]) >= threshold
-        for founder in founders[possible].tolist():
-            matcher = matchers.setdefault(founder, SequenceMatcher(None, "", texts[founder]))
-            matcher.set_seq1(texts[new])
-            if matcher.ratio() >= threshold:
-                return founder
-        return None
-
-    return _greedy(texts, resembles)
-
-
-def embedding(texts: Sequence[str], threshold: float) -> dict[str, str]:
-    """Joins texts if the cosine of their trigram counts is >= threshold. The first member stands for its cluster.
-
-    A text's embedding is [BUCKETS] counts of the byte trigrams of its words (case and punctuation folded, numbers
-    kept), each hashed to a bucket. It depends on no other text. Sums of counts are exact, so the result is the same
-    on every machine.
-    """
-    vectors = np.stack([_embed(text) for text in texts])
-    norms = (vectors * vectors).sum(axis=1)
-
-    def resembles(new: int, founders: npt.NDArray[np.intp]) -> int | None:
-        alike = vectors[founders] @ vectors[new] >= threshold * np.sqrt(norms[founders] * norms[new])
-        return int(founders[alike.argmax()]) if alike.any() else None
-
-    return _greedy(texts, resembles)
-
-
-def fold(text: str) -> str:
-    """Returns the words of a text in lower case with one space between them, and `#` for each word with a digit.
-
-    In order: Unicode's compatibility form (NFKC) and case folding; numbers with inner . , : / become one digit, so
-    that 1,299.00 is one number; every character except letters and digits separates words; a word with a digit (7,
-    1st, b07xyz3) becomes `#`.
-    """
-    one = re.sub(r"\d+(?:[.,:/]\d+)*", "0", _plain(text))
-    return " ".join("#" if "0" in word else word for word in _WORDS.findall(one))
-
-
-_WORDS = re.compile(r"[^\W_]+")
-
-
-def _plain(text: str) -> str:
-    return unicodedata.normalize("NFKC", text).casefold()
-
-
-def _embed(text: str) -> npt.NDArray[np.float64]:
-    """Returns the embedding [BUCKETS]. A space is added at both ends, so that even an empty text has a trigram."""
-    spaced = f"  {' '.join(_WORDS.findall(_plain(text)))} "
-    data = np.frombuffer(spaced.encode("utf-8", "surrogatepass"), dtype=np.uint8).astype(np.uint32)
-    grams = data[:-2] << 16 | data[1:-1] << 8 | data[2:]
-    buckets = grams * np.uint32(2654435761) >> 20  # Knuth's multiplicative hash, its upper 12 bits
-    return np.bincount(buckets, minlength=BUCKETS).astype(np.float64)
-
-
-def _greedy(texts: Sequence[str], resembles: Callable[[int, npt.NDArray[np.intp]], int | None]) -> dict[str, str]:
-    """Clusters the texts. `resembles(new, founders)` returns the first of the founders (indices) that `new` joins."""
-    stand_in: dict[str, str] = {}
-    founders = np.empty(len(texts), dtype=np.intp)
-    count = 0
-    for new, text in enumerate(texts):
-        joined = resembles(new, founders[:count])
-        if joined is None:
-            joined = founders[count] = new
-            count += 1
-        stand_in[text] = texts[joined]
-    return stand_in
+    def keys(self, group: Sequence[Episode], options: Any) -> Keys:  # noqa: ARG002 the protocol's form
+        """Returns the keys."""
+        steps = [[state_key(episode.ticket.group, episode.ticket.task, step.prompt_ids.astype("<i4").tobytes())
+                  for step in episode.steps] for episode in group]
+        return Keys(steps=steps, cut_in=[None] * len(group))
 
 
 def listed(observation: str, choices: str) -> str:
@@ -240,8 +190,24 @@ def listed(observation: str, choices: str) -> str:
 OBSERVED = StateText(lambda step: step.observation, lambda episode: episode.final_observation)
 LISTED = StateText(lambda step: listed(step.observation, step.choices),
                lambda episode: listed(episode.final_observation, episode.final_choices))
-TEXT_KEYS: dict[str, Pool] = {
-    "observation": exact, "normalized": normalized, "similarity": similarity, "embedding": embedding}
-KEYS: dict[str, Callable[[Sequence[Episode], CreditSection], Keys]] = {
-    "prompt": _prompt_keys, LISTED_KEY: partial(_text_keys, LISTED, exact), "environment": _environment,
-    **{name: partial(_text_keys, OBSERVED, pool) for name, pool in TEXT_KEYS.items()}}
+KEYS: dict[str, StateKey] = {
+    **{name: TextKey(OBSERVED, pool, ClusterOptions if name in CLUSTERED else NoOptions)
+       for name, pool in TEXT_KEYS.items()},
+    LISTED_KEY: TextKey(LISTED, exact), "environment": EnvironmentKey(), "prompt": PromptKey()}
+
+
+def find_key(name: str) -> StateKey:
+    """Returns the state key of that name, or the user's own one if the name is `module:Name`, a class or an object.
+
+    Raises UserError for an unknown name, which lists those that exist, and for code that is no state key.
+    """
+    if (found := KEYS.get(name)) is not None:
+        return found
+    if ":" not in name:
+        raise UserError(f"there is no state key {name!r}", f"use one of: {', '.join(KEYS)}, or module:Name of your own")
+    own = imported(name, kind="state key", key="learner.credit.state_key")
+    made: Any = own() if isinstance(own, type) else own
+    if lacks := [part for part in ("Options", "knows_cuts", "keys") if not hasattr(made, part)]:
+        raise UserError(f"{name} is no state key, because it has no {lacks[0]}",
+                        "see StateKey in learner/credit/state_keys.py")
+    return made

@@ -10,16 +10,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from services.config.tree import CreditSection
-
 if TYPE_CHECKING:
     from learner.credit.explanation import Explanation
+    from learner.credit.options import CreditOptions
 
 Array = npt.NDArray[np.float64]
 Nested = list[list[float]]
@@ -71,18 +70,21 @@ class Credit:
 
 
 class Estimator(Protocol):
-    """One way to assign credit: one file, one class, two hooks, one entry in the registry."""
+    """One way to assign credit: one file, one class, two hooks, one entry in the registry. `options` is an instance of
+    its Options."""
 
+    Options: ClassVar[type[CreditOptions]]
+    """The keys of `learner.credit` that it knows."""
     needs_tokens: ClassVar[bool]
     """Whether every CreditStep must have its number of tokens."""
     needs_critic: ClassVar[bool]
     """Whether the advantages are scores that the learner turns into token advantages with a critic's values."""
 
-    def group(self, group: Group, options: CreditSection) -> Credit:
+    def group(self, group: Group, options: Any) -> Credit:
         """Returns the credit of one group. Pure. It needs all K episodes and no other group."""
         ...
 
-    def batch(self, credits: list[Credit], options: CreditSection) -> list[Credit]:
+    def batch(self, credits: list[Credit], options: Any) -> list[Credit]:
         """Returns the final credit of all groups of a learner step, in training order. Most estimators change none."""
         ...
 
@@ -90,20 +92,20 @@ class Estimator(Protocol):
 class NamedEstimator(Estimator, Protocol):
     """An estimator of the registry: it also returns the keys that it reads, and explains a step to people."""
 
-    def reads(self, options: CreditSection) -> frozenset[str]:
+    def reads(self, options: Any) -> frozenset[str]:
         """Returns the keys of `learner.credit` that can change an advantage under these options.
 
         registry.keys_read adds keys that only affect another key, such as `similarity` for `state_key`.
         """
         ...
 
-    def legend(self, options: CreditSection) -> dict[str, str]:
+    def legend(self, options: Any) -> dict[str, str]:
         """Returns the meaning of a step's numbers for people: symbol (V̄, δ, Â or A) -> text. Symbols that it lacks have
         no number."""
         ...
 
-    def explain(self, group: Group, credit: Credit, options: CreditSection, episode: int) -> Explanation:
-        """Returns lines for each step of one episode that explain its numbers, from the credit of its group.
+    def explain(self, group: Group, credit: Credit, options: Any, episode: int) -> Explanation:
+        """How the numbers of one episode come about, from the credit of its group: lines for each of its steps.
 
         A number that depends on other groups (whitening, `normalize: batch`) has no line.
         """

@@ -17,10 +17,12 @@ import msgspec
 import numpy as np
 from pydantic import ValidationError
 
-from learner.credit.registry import estimator
-from learner.credit.state_keys import LISTED_KEY, TEXT_KEYS, Keys, exact, listed, pooled, stayed
+from learner.credit.registry import estimator, options_of
+from learner.credit.state_keys import LISTED_KEY, Keys, listed, similarity_of, stayed
+from learner.credit.text_pools import TEXT_KEYS, exact, pooled
 from learner.credit.types import Credit, CreditStep, Estimator
-from services.config.tree import CreditSection
+from services.config.credit import CreditSection
+from services.config.file import one_line
 from services.errors import UserError
 from services.records import choices_digest
 
@@ -82,19 +84,16 @@ def parse_group(data: str | bytes | Mapping[str, Any], where: str = "") -> Logge
 
 
 def credit_options(given: Mapping[str, Any]) -> CreditSection:
-    """Returns the given keys of `learner.credit`, checked for logged groups. Raises UserError that names the option."""
-    if unknown := given.keys() - CreditSection.model_fields.keys():
-        raise UserError(f"option {min(unknown)}: learner.credit has no such key",
-                        f"use one of: {', '.join(CreditSection.model_fields)}")
-    if given.get("state_key") == "prompt":
-        raise UserError("option state_key prompt: the input has texts, and `prompt` compares the tokens of prompts",
-                        "choose another value")
+    """Options of an estimator from keys of `learner.credit`, checked for logged groups. Raises UserError that names
+    the option."""
     try:
-        options = CreditSection(**given)
+        section = CreditSection(**given)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise UserError(f"option {'.'.join(map(str, first['loc']))}: {first['msg']}",
-                        "see docs/reference/configuration.md for its range") from None
+        raise one_line(error, "the options", "option ") from None
+    if section.state_key == "prompt" or ":" in section.state_key:
+        raise UserError(f"option state_key {section.state_key}: the input has texts, and this key compares the records "
+                        "of a run", "choose another value")
+    options = options_of(section, "option ")
     _needs_only_the_input(options.estimator, estimator(options.estimator))
     return options
 
@@ -128,7 +127,7 @@ def _steps(group: LoggedGroup, options: CreditSection) -> list[list[CreditStep]]
     finals = [None if episode.final_state is None else text(episode.final_state, episode.final_admissible)
               for episode in group.episodes]
     state = pooled(rows, (final for final in finals if final is not None), TEXT_KEYS.get(options.state_key, exact),
-                   options.similarity)
+                   similarity_of(options))
     keys = Keys(steps=[[state[word] for word in row] for row in rows],
                 cut_in=[None if final is None else state[final] for final in finals])
     if options.stay:

@@ -21,6 +21,8 @@ from services.errors import UserError
 from services.files import read_bounded, write_whole
 
 FORMAT = 1
+OPEN_SECTION = "learner.credit."
+"""The section whose keys depend on the estimator."""
 CONFIG_BYTES = 1 << 20
 """Largest config file that is read. Ours have a few kilobytes."""
 
@@ -85,7 +87,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = (), *, shipped_in: 
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise _one_line(error, file) from None
+        raise one_line(error, file) from None
 
 
 def default_config(overrides: Sequence[str] = ()) -> Config:
@@ -96,7 +98,7 @@ def default_config(overrides: Sequence[str] = ()) -> Config:
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise _one_line(error, Path("the command line")) from None
+        raise one_line(error, Path("the command line")) from None
 
 
 def lay_over(config: Config, values: Mapping[str, object]) -> Config:
@@ -108,7 +110,7 @@ def lay_over(config: Config, values: Mapping[str, object]) -> Config:
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise _one_line(error, config.run_dir) from None
+        raise one_line(error, config.run_dir) from None
 
 
 def dump_config(config: Config, path: Path) -> None:
@@ -121,7 +123,8 @@ def dump_config(config: Config, path: Path) -> None:
 def flatten(config: Config) -> dict[str, Any]:
     """Returns a dict from dotted key to JSON value."""
     tree = config.model_dump(mode="json")
-    return {key: _at(tree, key) for key in config_keys()}
+    options = [f"{OPEN_SECTION}{name}" for name in config.learner.credit.model_extra or {}]
+    return {key: _at(tree, key) for key in (*config_keys(), *options)}
 
 
 def as_yaml(value: object) -> str:
@@ -213,6 +216,8 @@ def _check_key(key: str, where: str) -> None:
     keys = list(config_keys())
     if key in keys or any(known.startswith(f"{key}.") for known in keys):
         return
+    if key.startswith(OPEN_SECTION) and "." not in key.removeprefix(OPEN_SECTION):
+        return  # learner/credit/registry.py checks it, by the estimator
     raise UserError(f"unknown key {key} in {where}", f"did you mean {_nearest(key, keys)}?")
 
 
@@ -230,15 +235,16 @@ def _nearest(key: str, keys: list[str]) -> str:
     return max(keys, key=alike)
 
 
-def _one_line(error: ValidationError, file: Path) -> UserError:
+def one_line(error: ValidationError, where: Path | str, prefix: str = "") -> UserError:
+    """Returns the first finding of pydantic as a UserError. `where` is what to change, `prefix` goes before the key."""
     first, *others = error.errors(include_url=False)
-    key = ".".join(str(part) for part in first["loc"])
+    key = prefix + ".".join(str(part) for part in first["loc"])
     more = f" (and {len(others)} more)" if others else ""
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "missing":
-        return UserError(f"{key} is not set{more}", f"set it in {file} or give {key}=VALUE")
+        return UserError(f"{key} is not set{more}", f"set it in {where} or give {key}=VALUE")
     if first["type"] == "value_error":
-        return UserError(f"{key}: {message}{more}", f"change it in {file} or override it on the command line")
+        return UserError(f"{key}: {message}{more}", f"change it in {where} or override it on the command line")
     if first["type"] == "tuple_type":
         return UserError(f"{key} is a list and cannot be {first['input']!r}{more}", f"write [{first['input']}]")
     fix = re.sub(r"^(Input|String) should", "it should", message)

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from services.config.autoscale import AutoscaleSection
+from services.config.credit import CreditSection
 from services.config.env import EnvSection, Section
 from services.config.lora import LoraSection
 from services.config.objectives import CriticSection, LossSection
@@ -53,53 +54,6 @@ class ModelSection(Section):
     """Variables of the chat template, such as `{enable_thinking: false}`."""
     system_prompt: str | None = None
     """System message before every conversation. None: only the template's own, if it has one."""
-
-
-class CreditSection(Section):
-    """How the return of an episode is credited to its turns. docs/algorithms.md has the formulas."""
-
-    estimator: str = "gagpo"
-    """Name of the credit estimator. learner/credit/registry.py lists them."""
-    gamma: float = Field(default=0.95, ge=0, le=1)
-    """Discount γ per turn."""
-    lam: float = Field(default=0.8, ge=0, le=1)
-    """λ of GAE."""
-    penalty: float = Field(default=0.1, ge=0)
-    """Amount subtracted for an invalid turn; penalty_mode says from what."""
-    penalty_mode: Literal["local", "reward", "none"] = "local"
-    """Where the penalty is subtracted: from the step's own advantage (local), from its reward, or nowhere."""
-    normalize: Literal["group", "batch", "none"] = "group"
-    """GAGPO and its variants: normalise advantages over each group, over all groups of a learner step (batch), or not
-    at all (none)."""
-    ddof: Literal[0, 1] = 1
-    """1: sample standard deviation. 0: population standard deviation."""
-    bootstrap: bool = False
-    """GAGPO: an episode that ran out of turns ends with the value of its last state, if the group has visited it."""
-    broadcast: float = Field(default=0.0, ge=0)
-    """GAGPO: weight of GRPO's episode-level advantage, which is added to every turn."""
-    prior: float = Field(default=2.0, ge=0)
-    """GAGPO leave-one-out: weight of the previous turn's value, as a number of turns of other episodes."""
-    mode: Literal["mean_std_norm", "mean_norm"] = "mean_std_norm"
-    """GiGPO and GRPO: whether deviations from the mean are divided by the standard deviation."""
-    statistics: Literal["rows", "trajectories"] = "rows"
-    """GRPO, RLOO, group baselines, GiGPO's episode term: means are over the turns of a group (rows) or its episodes."""
-    omega: float = Field(default=1.0, ge=0)
-    """GiGPO: weight of the step-level term."""
-    state_key: Literal["observation", "observation+admissible", "environment", "prompt", "normalized", "similarity",
-                       "embedding"] = "observation"
-    """Which turns count as the same state and share a value (learner/credit/state_keys.py)."""
-    stay: bool = False
-    """Whether a turn after an action that changed nothing is in the state of the turn before it, whatever its text. The
-    environment says what changed nothing: ALFWorld answers "Nothing happens.", WebShop shows the same page."""
-    similarity: float = Field(default=0.95, gt=0, lt=1)
-    """Least similarity of two states that count as the same, for the keys `similarity` and `embedding`."""
-
-    @model_validator(mode="after")
-    def _cut(self) -> CreditSection:
-        if self.bootstrap and self.state_key == "prompt":
-            raise ValueError("bootstrap needs the state key of the last observation, and state_key=prompt has none "
-                             "because no prompt is made of it")
-        return self
 
 
 class LearnerSection(Section):

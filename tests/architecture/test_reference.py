@@ -9,6 +9,8 @@ from deploy.reference.commands import subcommands
 from deploy.reference.configuration import docstrings, sections
 from deploy.reference.markdown import code, table
 from deploy.reference.pages import FOLDER, pages
+from learner.credit.registry import option_tables
+from services.config.credit import CreditSection
 from services.config.file import config_keys
 from services.telemetry.names import CATALOGUE
 
@@ -25,7 +27,11 @@ def test_no_other_page_is_there():
 
 
 def test_each_config_key_has_one_row():
-    assert sorted(re.findall(r"^\| `([a-z_.]+)` \|", PAGES["configuration.md"], re.MULTILINE)) == sorted(config_keys())
+    """And each option of an estimator or a state key one below each that has it."""
+    options = [f"learner.credit.{name}" for model in option_tables().values() for name in model.model_fields
+               if name not in CreditSection.model_fields]
+    shown = re.findall(r"^\| `([a-z_.]+)` \|", PAGES["configuration.md"], re.MULTILINE)
+    assert sorted(shown) == sorted([*config_keys(), *options])
 
 
 def test_each_config_key_has_a_docstring():

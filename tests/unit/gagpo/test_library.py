@@ -49,8 +49,8 @@ def test_the_credit_of_one_group_and_of_several():
     assert first.advantages[0] == pytest.approx([5 / (50 / 3) ** 0.5], abs=1e-5)
     assert second.advantages == [[0.0], [0.0]]
     for bad, options, match in [([one, {"episodes": []}], {}, "group 1: episodes: "),
-                                (one, {"gama": 1}, "option gama: learner.credit has no such key"),
-                                (one, {"gamma": 2}, "option gamma: ")]:
+                                (one, {"gama": 1}, "unknown key option gama: .*did you mean option gamma"),
+                                (one, {"gamma": 2}, "option gamma cannot be 2")]:
         with pytest.raises(gagpo.UserError, match=match):
             gagpo.credit(bad, **options)
 

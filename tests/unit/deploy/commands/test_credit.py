@@ -1,20 +1,17 @@
-import argparse
 import io
 import json
 
 import pytest
 
-from deploy.commands import credit as command_credit
-from services.config.tree import CreditSection
+from deploy.cli import parse
+from learner.credit.registry import declared, make_options
 from services.errors import UserError
 
 EX2 = [[("S", 0), ("U", 0), ("M", 10)], [("S", 0), ("W", 0), ("M", 0), ("E", 0)]]
 
 
 def run(monkeypatch, capsys, text, *arguments):
-    parser = argparse.ArgumentParser()
-    command_credit.add_parser(parser.add_subparsers())
-    args = parser.parse_args(["credit", *arguments])
+    args = parse(["credit", *arguments])
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     assert args.run(args) == 0
     return capsys.readouterr().out
@@ -70,7 +67,7 @@ def test_every_key_of_the_config_is_an_option(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         run(monkeypatch, capsys, "", "--help")
     shown = capsys.readouterr().out
-    for name in CreditSection.model_fields:
+    for name in declared(make_options()):
         assert f"--{name.replace('_', '-')}" in shown
     assert "gagpo, " in shown
 

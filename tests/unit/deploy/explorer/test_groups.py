@@ -17,7 +17,7 @@ from deploy.explorer.app import Pages
 from deploy.explorer.graph import LAYER, LETTER, NARROWEST, draw
 from deploy.explorer.groups import NEWER, credit_input
 from deploy.explorer.runs import open_runs
-from learner.credit.state_keys import fold
+from learner.credit.text_pools import fold
 
 CREDITS = {
     "gagpo": {}, "cut": {"bootstrap": True, "lam": 0.5, "gamma": 0.9}, "batch": {"normalize": "batch"},

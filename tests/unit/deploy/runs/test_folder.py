@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from deploy.runs.configs import load_config
+from deploy.runs.configs import lay_over, load_config
 from deploy.runs.folder import check_run, differences, locked, open_run, standing
 from services.config.tree import Config
 from services.errors import UserError
@@ -21,7 +21,7 @@ GAMES = "3 games of alfworld-gen (ab), own 1"
 
 
 def config(folder: Path, **changes: object) -> Config:
-    return Config.model_validate({"name": "r", "steps": 3, "runs_dir": folder, **changes})
+    return lay_over(Config.model_validate({"name": "r", "steps": 3, "runs_dir": folder, **changes}), {})
 
 
 def test_a_fresh_folder_gets_an_identity_and_the_resolved_config(tmp_path: Path):

@@ -5,6 +5,7 @@ A group is a list of episodes, an episode {"steps": [{"state", "reward", "invali
 options are a dict. Results are dicts (i, t) -> number.
 """
 
+from fractions import Fraction
 from math import sqrt
 
 EPS = 1e-6
@@ -147,12 +148,72 @@ def ppo(group, o):
     return scored(group, o, rows, rows)
 
 
+def gagpo_graph(group, o):
+    """The system of each episode is solved in fractions, by elimination."""
+    found, starts = returns(group, o), [returns(group, o)[i, 0] for i in range(len(group))]
+    names = sorted({step["state"] for episode in group for step in episode["steps"]})
+    out = {"returns": found, "values": None, "deltas": {}, "raw": {}}
+    for i, episode in enumerate(group):
+        others = [j for j in range(len(group)) if j != i or not o["leave_out"]]
+        m = mean([starts[j] for j in others]) if others else 0.0
+        visits = {s: [(j, t) for j, t in steps(group) if j in others and at(group, j, t)["state"] == s] for s in names}
+        rows = []
+        for s in names:
+            row = {name: Fraction(0) for name in names}
+            row[s] += len(visits[s]) + Fraction(o["prior"])
+            total = Fraction(o["prior"]) * Fraction(m)
+            for j, t in visits[s]:
+                total += Fraction(reward(group, j, t, o))
+                if t + 1 < len(group[j]["steps"]):
+                    row[at(group, j, t + 1)["state"]] -= Fraction(o["gamma"])
+            rows.append(([row[name] for name in names], total))
+        values = dict(zip(names, eliminate(rows), strict=True))
+        path = [step["state"] for step in episode["steps"]]
+        cut = episode["cut_in"] if o["bootstrap"] else None
+        v, lam = [], []
+        for s in [*path, *([] if cut is None else [cut])]:
+            n = len(visits.get(s, []))
+            v.append(float(values[s]) if n else (v[-1] if v else m))
+            lam.append(1 - (1 - o["lam"]) * n / (n + o["prior"]))
+        v += [0.0] * (len(path) + 1 - len(v))
+        for t in range(len(path)):
+            out["deltas"][i, t] = reward(group, i, t, o) + o["gamma"] * v[t + 1] - v[t]
+        for t in range(len(path)):
+            total, factor = 0.0, 1.0
+            for u in range(t, len(path)):
+                total += factor * out["deltas"][i, u]
+                factor *= o["gamma"] * (lam[u + 1] if u + 1 < len(path) else 0.0)
+            out["raw"][i, t] = total
+    return out
+
+
+def eliminate(rows):
+    """Gauss-Jordan: [(coefficients, right side)] to the solution."""
+    rows = [[*coefficients, right] for coefficients, right in rows]
+    for c in range(len(rows)):
+        rows[c] = [x / rows[c][c] for x in rows[c]]
+        for other in range(len(rows)):
+            if other != c and rows[other][c]:
+                rows[other] = [x - rows[other][c] * y for x, y in zip(rows[other], rows[c], strict=True)]
+    return [row[-1] for row in rows]
+
+
+def gagpo_graph_batch(groups, o):
+    out = [gagpo_graph(group, o) for group in groups]
+    everything = [x for one in out for x in one["raw"].values()]
+    for group, one in zip(groups, out, strict=True):
+        sample = {"group": list(one["raw"].values()), "batch": everything, "none": [0.0]}[o["normalize"]]
+        one["advantages"] = {k: a - local(group, *k, o) for k, a in standardise(one["raw"], sample, o).items()}
+    return out
+
+
 def each(function):
     return lambda groups, o: [function(group, o) for group in groups]
 
 
 BATCHES = {
     "gagpo": gagpo_batch,
+    "gagpo_graph": gagpo_graph_batch,
     "gigpo": each(gigpo),
     "grpo": each(grpo),
     "rloo": each(rloo),

@@ -40,6 +40,8 @@ options = st.fixed_dictionaries({
     "mode": st.sampled_from(["mean_std_norm", "mean_norm"]),
     "statistics": st.sampled_from(["rows", "trajectories"]),
     "omega": st.sampled_from([0.0, 1.0, 0.7]),
+    "prior": st.sampled_from([0.5, 2.0]),
+    "leave_out": st.booleans(),
 })
 
 

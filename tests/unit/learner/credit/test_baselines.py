@@ -4,9 +4,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from learner.credit.registry import ESTIMATORS, estimator
+from learner.credit.registry import ESTIMATORS, estimator, make_options
 from learner.credit.state_keys import state_key
-from services.config.tree import CreditSection
 from services.errors import UserError
 
 FORK = ("SXY+", "SXZ-", "SZX+", "SY+")
@@ -18,7 +17,7 @@ FAIL = ("SS-", "SX!-", "SX-")
 
 
 def credit(name, *groups, **options):
-    section = CreditSection(estimator=name, **options)
+    section = make_options(estimator=name, **options)
     chosen = estimator(name)
     return chosen.batch([chosen.group(group, section) for group in groups], section)
 

@@ -4,14 +4,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from learner.credit.registry import estimator
+from learner.credit.registry import estimator, make_options
 from learner.credit.state_keys import state_key
 from learner.credit.types import statistics
-from services.config.tree import CreditSection
 
 
 def credit(group, **options):
-    return estimator("gagpo").group(group, CreditSection(**options))
+    return estimator("gagpo").group(group, make_options(**options))
 
 
 def close(found, expected, atol=1e-12):
@@ -136,7 +135,7 @@ def test_batch_norm_takes_one_mean_and_spread_over_all_groups(group):
     groups = group("A+", "A-", reward=8.0), group("A+", "A-", reward=2.0)
 
     def both(**options):
-        section = CreditSection(normalize="batch", **options)
+        section = make_options(normalize="batch", **options)
         return estimator("gagpo").batch([estimator("gagpo").group(each, section) for each in groups], section)
 
     one, two = both()
@@ -147,7 +146,7 @@ def test_batch_norm_takes_one_mean_and_spread_over_all_groups(group):
 
 
 def test_batch_leaves_groups_that_are_on_one_scale(group):
-    section = CreditSection()
+    section = make_options()
     credits = [estimator("gagpo").group(group("SX+", "SX-"), section)]
     assert estimator("gagpo").batch(credits, section) is credits
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from learner.credit.gagpo import Gagpo
 from learner.credit.gagpo_boot import GagpoBootstrapped, shared_states
+from learner.credit.registry import make_options
 from learner.credit.types import CreditStep
-from services.config.tree import CreditSection
 
 
 def episode(states, reward=0.0, invalid=()):
@@ -16,7 +16,7 @@ def episode(states, reward=0.0, invalid=()):
 
 
 def credit(group, **options):
-    return GagpoBootstrapped().group(group, CreditSection(estimator="gagpo_boot", **options))
+    return GagpoBootstrapped().group(group, make_options(estimator="gagpo_boot", **options))
 
 
 def test_the_singleton_example_by_hand():
@@ -52,7 +52,7 @@ def test_an_uncompared_state_hands_its_successors_credit_on(group):
 @given(groups)
 def test_equals_plain_gagpo_where_every_state_is_shared(group):
     doubled = [*group, *group]
-    plain = Gagpo().group(doubled, CreditSection(penalty_mode="none"))
+    plain = Gagpo().group(doubled, make_options(penalty_mode="none"))
     for row, other in zip(credit(doubled, penalty_mode="none").raw_advantages, plain.raw_advantages, strict=True):
         assert row == pytest.approx(other, abs=1e-9)
 

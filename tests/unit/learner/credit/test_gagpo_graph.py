@@ -6,10 +6,10 @@ import pytest
 
 from learner.credit.gagpo_graph import GagpoGraph, Graph
 from learner.credit.group_operations import discounted, rewards
+from learner.credit.registry import make_options
 from learner.credit.types import CreditStep
-from services.config.tree import CreditSection
 
-PLAIN = CreditSection(gamma=0.5, lam=0.8, prior=1.0, penalty=0.0, normalize="none")
+PLAIN = make_options("gagpo_graph", gamma=0.5, lam=0.8, prior=1.0, penalty=0.0, normalize="none")
 
 
 def episode(*states: str, reward: float = 0.0) -> list[CreditStep]:
@@ -55,7 +55,7 @@ def test_any_graph_solves_its_own_equations(seed: int):
     group = [episode(*(str(rng.randrange(6)) for _ in range(rng.randint(1, 12))), reward=float(rng.random() < 0.5))
              for _ in range(5)]
     options = PLAIN.model_copy(update={"gamma": 0.95, "prior": 2.0})
-    index = {state: i for i, state in enumerate(dict.fromkeys(s.state for e in group for s in e))}
+    index = {state: i for i, state in enumerate(sorted({s.state for e in group for s in e}))}
     for without in (None, 0, 3):
         solved, visits, mean = graph_of(group, options).values(without)
         kept = [e for i, e in enumerate(group) if i != without]
@@ -83,6 +83,6 @@ def test_a_lone_episode_is_judged_against_nothing():
 
 def test_values_of_the_whole_group_are_one_solution_for_all():
     group = [episode("a", "b", reward=1.0), episode("a", "b")]
-    credit = GagpoGraph(leave_out=False).group(group, PLAIN)
+    credit = GagpoGraph().group(group, PLAIN.model_copy(update={"leave_out": False}))
     assert credit.baselines is not None
     assert credit.baselines[0] == credit.baselines[1]

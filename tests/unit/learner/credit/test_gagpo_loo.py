@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner.credit.gagpo_loo import GagpoLeaveOneOut
+from learner.credit.registry import make_options
 from learner.credit.types import CreditStep
-from services.config.tree import CreditSection
 
 
 def episode(states, reward=0.0, invalid=(), cut_in=None):
@@ -19,7 +19,7 @@ def episode(states, reward=0.0, invalid=(), cut_in=None):
 
 
 def credit(group, **options):
-    return GagpoLeaveOneOut().group(group, CreditSection(estimator="gagpo_loo", **options))
+    return GagpoLeaveOneOut().group(group, make_options(estimator="gagpo_loo", **options))
 
 
 def test_the_singleton_example_by_hand():

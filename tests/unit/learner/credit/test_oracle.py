@@ -7,10 +7,9 @@ import random_groups
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.credit.registry import estimator
-from services.config.tree import CreditSection
+from learner.credit.registry import estimator, make_options
 
-EXAMPLES = {"gagpo": 1000}
+EXAMPLES = {"gagpo": 1000, "gagpo_graph": 100}
 
 
 def compare(found, expected, field):
@@ -22,7 +21,7 @@ def test_equals_the_slow_oracle(name):
     @settings(max_examples=EXAMPLES.get(name, 400), deadline=None)
     @given(st.lists(random_groups.groups, min_size=1, max_size=2), random_groups.options)
     def check(batch, options):
-        section = CreditSection(estimator=name, **options)
+        section = make_options(estimator=name, **options)
         chosen = estimator(name)
         found = chosen.batch([chosen.group(random_groups.credit_steps(g), section) for g in batch], section)
         for one, expected in zip(found, oracle.credit(name, batch, options), strict=True):

@@ -6,15 +6,14 @@ import random_groups
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from learner.credit.registry import ESTIMATORS, estimator
-from services.config.tree import CreditSection
+from learner.credit.registry import ESTIMATORS, estimator, make_options
 
 some = settings(max_examples=200, deadline=None)
 
 
 def credit(name, group, scale=1.0, **options):
     """Returns the credit of a batch that holds only this group."""
-    section = CreditSection(estimator=name, **options)
+    section = make_options(estimator=name, **options)
     chosen = estimator(name)
     return chosen.batch([chosen.group(random_groups.credit_steps(group, scale), section)], section)[0]
 

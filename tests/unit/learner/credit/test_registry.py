@@ -3,14 +3,20 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel, Field
 from random_groups import credit_steps, groups, options
 
-from learner.credit.registry import ESTIMATORS, estimator, keys_read
-from services.config.tree import CreditSection
+from learner.credit.base import WithinGroup
+from learner.credit.options import CreditOptions
+from learner.credit.registry import ESTIMATORS, completed, estimator, keys_read, make_options, option_tables
+from learner.credit.state_keys import Keys
+from learner.credit.types import Credit, CreditStep
+from services.config.credit import CreditSection
+from services.errors import UserError
 
 OTHER = {"gamma": 0.5, "lam": 0.25, "penalty": 3.0, "penalty_mode": "reward", "normalize": "none", "ddof": 0,
          "bootstrap": True, "broadcast": 2.0, "prior": 7.0, "mode": "mean_norm", "statistics": "trajectories",
-         "omega": 3.0}
+         "omega": 3.0, "leave_out": False}
 """A second value for each key that an estimator itself can read."""
 BY_THE_CRITIC = {("ppo", "gamma"), ("ppo", "lam")}
 """The learner reads these where it has the critic's values; learner/critic.py."""
@@ -28,7 +34,7 @@ def advantages(group, section):
 
 @given(groups, options, st.sampled_from(sorted(ESTIMATORS)))
 def test_a_key_that_is_not_read_changes_no_advantage(group, given_options, name):
-    before = CreditSection(**given_options, estimator=name)
+    before = make_options(**given_options, estimator=name)
     unread = OTHER.keys() - keys_read(before)
     after = before.model_copy(update={key: OTHER[key] for key in unread})
     assert advantages(credit_steps(group), after) == advantages(credit_steps(group), before)
@@ -37,7 +43,7 @@ def test_a_key_that_is_not_read_changes_no_advantage(group, given_options, name)
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_a_key_that_is_read_changes_some_advantage(name):
     cut = [{"steps": steps, "cut_in": "A" if k == 1 else None} for k, steps in enumerate(TELLING)]
-    before = CreditSection(estimator=name)
+    before = make_options(estimator=name, penalty=0.1)
     for key in keys_read(before) & OTHER.keys():
         if (name, key) not in BY_THE_CRITIC:
             after = before.model_copy(update={key: OTHER[key]})
@@ -45,9 +51,85 @@ def test_a_key_that_is_read_changes_some_advantage(name):
 
 
 def test_keys_of_keys_are_read_only_where_their_key_is():
-    assert "penalty" not in keys_read(CreditSection(penalty_mode="none"))
-    assert "similarity" not in keys_read(CreditSection())
-    assert "similarity" in keys_read(CreditSection(state_key="embedding"))
-    assert "similarity" not in keys_read(CreditSection(estimator="grpo", state_key="embedding"))
-    assert "statistics" not in keys_read(CreditSection())
-    assert "statistics" in keys_read(CreditSection(broadcast=0.5))
+    assert "penalty" not in keys_read(make_options(penalty_mode="none"))
+    assert "similarity" not in keys_read(make_options())
+    assert "similarity" in keys_read(make_options(state_key="embedding"))
+    assert "similarity" not in keys_read(make_options(estimator="grpo", state_key="embedding"))
+    assert "statistics" not in keys_read(make_options())
+    assert "statistics" in keys_read(make_options(broadcast=0.5))
+
+
+class Halves(WithinGroup):
+    """The estimator of a user: half of what the step earned, times `factor`."""
+
+    class Options(CreditOptions):
+        factor: float = Field(default=1.0, gt=0)
+        """Factor on the advantage."""
+
+    def group(self, group, options):
+        half = [[options.factor * step.reward / 2 for step in episode] for episode in group]
+        return Credit(returns=half, values=None, deltas=None, raw_advantages=half, advantages=half,
+                      states=[[step.state for step in episode] for episode in group])
+
+
+class ByLength:
+    """The state key of a user: the length of the observation, in units of `unit`."""
+
+    class Options(BaseModel):
+        unit: int = 1
+
+    knows_cuts = False
+
+    def keys(self, group, options):
+        return Keys(steps=[[str(len(step.observation) // options.unit) for step in episode.steps] for episode in group],
+                    cut_in=[None] * len(group))
+
+
+OWN = {"estimator": f"{__name__}:Halves", "state_key": f"{__name__}:ByLength"}
+
+
+def test_an_estimator_and_a_key_of_ones_own_have_options_that_are_checked():
+    options = make_options(**OWN, factor=3.0, unit=2)
+    assert advantages([[CreditStep(state="S", reward=4.0)]], options) == [[6.0]]
+    assert options.unit == 2
+    assert make_options(**OWN).factor == 1.0
+    assert {"factor", "unit"} <= keys_read(options)
+    with pytest.raises(UserError, match=r"^learner.credit.factor cannot be 0.0; it should be greater than 0$"):
+        make_options(**OWN, factor=0.0)
+    with pytest.raises(UserError, match=r"no option of the estimator gagpo; did you mean learner.credit"):
+        make_options(factor=1.0)
+    with pytest.raises(UserError, match="bootstrap needs the state key of the last observation"):
+        make_options(state_key=OWN["state_key"], bootstrap=True)
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("gagp", "there is no credit estimator 'gagp'; use one of: gagpo, "),
+    ("no_such_module:Name", "the estimator no_such_module:Name cannot be imported"),
+    (f"{__name__}:Nothing", "has no Nothing"), (f"{__name__}:ByLength", "is no estimator, because it has no")])
+def test_what_is_no_estimator_is_refused_in_one_line(name, message):
+    with pytest.raises(UserError) as caught:
+        make_options(name)
+    assert message in str(caught.value)
+
+
+def test_the_section_of_a_config_is_completed_with_the_options_of_its_estimator():
+    """Keys of other estimators stay, so a run of an older version reads as it was written."""
+    section = completed(CreditSection.model_validate({"estimator": "gigpo", "lam": 0.5, "prior": 9.0}))
+    written = section.model_dump()
+    assert (written["omega"], written["mode"], written["lam"], written["prior"]) == (1.0, "mean_std_norm", 0.5, 9.0)
+    assert completed(section) == section
+
+
+def test_the_options_of_shipped_estimators_are_the_frozen_ones():
+    """A new option is a reviewed decision."""
+    own = {title: sorted(set(model.model_fields) - set(CreditSection.model_fields))
+           for title, model in option_tables().items()}
+    recursion = ["bootstrap", "ddof", "lam", "normalize"]
+    assert own == {
+        "estimator gagpo": sorted([*recursion, "broadcast", "mode", "statistics"]),
+        "estimator gagpo_loo": sorted([*recursion, "prior"]), "estimator gagpo_boot": recursion,
+        "estimator gagpo_graph": sorted([*recursion, "leave_out", "prior"]),
+        "estimator gigpo": ["ddof", "mode", "omega", "statistics"], "estimator grpo": ["ddof", "mode", "statistics"],
+        "estimator rloo": ["statistics"], "estimator reinforce_pp": ["ddof"],
+        "estimator reinforce_pp_baseline": ["ddof", "statistics"], "estimator ppo": ["lam"],
+        "state key similarity": ["similarity"], "state key embedding": ["similarity"]}

@@ -2,7 +2,6 @@
 
 import hashlib
 from difflib import SequenceMatcher
-from typing import get_args
 
 import msgspec
 import numpy as np
@@ -11,18 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner.batch import credit_steps
+from learner.credit.registry import make_options
 from learner.credit.state_keys import (
     KEYS,
-    TEXT_KEYS,
-    embedding,
-    exact,
-    fold,
     keys_of_group,
-    normalized,
-    similarity,
     state_key,
 )
-from services.config.tree import CreditSection
+from learner.credit.text_pools import TEXT_KEYS, embedding, exact, fold, normalized, similarity
 from services.errors import UserError
 from services.records import Episode, Step, Ticket, Version, VersionSpan, choices_digest
 
@@ -44,7 +38,7 @@ def episode(*texts, group="train/1", task="t", end="won", final="", prompts=None
 
 
 def keys(*group, **options):
-    return keys_of_group(group, CreditSection(**options))
+    return keys_of_group(group, make_options(**options))
 
 
 def pattern(rows):
@@ -53,9 +47,13 @@ def pattern(rows):
     return [[seen.setdefault(key, len(seen)) for key in row] for row in rows]
 
 
-def test_every_key_of_the_config_exists_and_the_exact_text_is_the_default():
-    assert set(KEYS) == set(get_args(CreditSection.model_fields["state_key"].annotation))
-    assert CreditSection().state_key == "observation"
+def test_the_exact_text_is_the_default():
+    assert make_options().state_key == "observation"
+
+
+def test_an_unknown_key_is_refused_with_those_that_exist():
+    with pytest.raises(UserError, match=r"no state key 'obs'; use one of: observation, .*prompt"):
+        make_options(state_key="obs")
 
 
 def test_observation_is_the_hash_of_group_task_and_text():
@@ -255,7 +253,7 @@ def test_texts_alone_decide_where_nothing_is_greedy(data, rows, pool):
 @given(rows, st.lists(words.filter(bool), min_size=4, max_size=4), st.sampled_from(sorted(TEXT_KEYS)))
 def test_the_state_of_a_cut_moves_no_other(rows, finals, name):
     """Keys of all steps are those of the same group without it, and it has the key that a step there would have."""
-    options = CreditSection(state_key=name, similarity=0.6)
+    options = make_options(state_key=name, similarity=0.6)
     plain = keys_of_group([episode(*row, end="lost") for row in rows], options)
     cut = keys_of_group([episode(*row, end="turns", final=f) for row, f in zip(rows, finals, strict=False)], options)
     assert cut.steps == plain.steps
@@ -269,7 +267,7 @@ def test_steps_of_credit_know_their_tokens_and_the_state_of_a_cut():
     """Only the last step of an episode that its budget ended, and only where the text after it was recorded."""
     group = [episode("S", "X", end="turns", final="S"), episode("S", "X", end="context", final="Y"),
              episode("S", end="lost", final="X"), episode("S", final="X"), episode("S", "X", end="turns")]
-    made = credit_steps(group, CreditSection())
+    made = credit_steps(group, make_options())
     assert [step.tokens for step in made[0]] == [2, 3]
     assert [[step.cut_in for step in row] for row in made] == [
         [None, made[0][0].state], [None, state_key("train/1", "t", "Y")], [None], [None], [None, None]]
@@ -277,9 +275,9 @@ def test_steps_of_credit_know_their_tokens_and_the_state_of_a_cut():
 
 def test_prompts_have_no_state_of_a_cut():
     group = [episode("S", end="turns", final="S")]
-    assert credit_steps(group, CreditSection(state_key="prompt"))[0][0].cut_in is None
+    assert credit_steps(group, make_options(state_key="prompt"))[0][0].cut_in is None
 
 
 def test_an_episode_without_steps_is_refused():
     with pytest.raises(ValueError, match="has no steps"):
-        credit_steps([episode("S"), episode()], CreditSection())
+        credit_steps([episode("S"), episode()], make_options())

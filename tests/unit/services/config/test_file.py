@@ -90,7 +90,7 @@ def test_a_value_out_of_range_is_one_line(file: Path, override: str, expected: s
 
 def test_a_bootstrap_without_a_state_to_end_in_is_refused(file: Path):
     found = message(file, "learner.credit.bootstrap=true", "learner.credit.state_key=prompt")
-    assert "learner.credit: bootstrap needs the state key of the last observation" in found
+    assert "learner.credit.bootstrap needs the state key of the last observation" in found
 
 
 def test_what_must_be_set_is_named(file: Path):

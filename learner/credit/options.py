@@ -1,0 +1,44 @@
+"""Options that several estimators share. An estimator's `Options` combines these and adds its own."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from services.config.credit import CreditSection
+
+CreditOptions = CreditSection
+"""The base of all options models: what `learner.credit` has for every estimator."""
+
+
+class SpreadOptions(CreditSection):
+    """Which standard deviation divides."""
+
+    ddof: Literal[0, 1] = 1
+    """1: sample standard deviation. 0: population standard deviation."""
+
+
+class StatisticsOptions(CreditSection):
+    """The members of a group that means are over."""
+
+    statistics: Literal["rows", "trajectories"] = "rows"
+    """Whether means of scores are over the turns of a group (rows) or its episodes (trajectories)."""
+
+
+class EpisodeOptions(StatisticsOptions, SpreadOptions):
+    """GRPO's advantage, also as a term of other estimators."""
+
+    mode: Literal["mean_std_norm", "mean_norm"] = "mean_std_norm"
+    """Whether deviations from the mean are divided by the standard deviation."""
+
+
+class RecursionOptions(SpreadOptions):
+    """GAGPO's recursion, whatever the values are."""
+
+    lam: float = Field(default=0.8, ge=0, le=1)
+    """λ of GAE."""
+    normalize: Literal["group", "batch", "none"] = "group"
+    """Whether advantages are normalised over each group, over all groups of a learner step (batch), or not at all."""
+    bootstrap: bool = False
+    """Whether an episode that ran out of turns ends with the value of its last state, if the group has visited it."""
