@@ -1,0 +1,55 @@
+"""The promise of a simulated run: its speed, who waits, the cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deploy.bench.simulation.events import Simulation, Totals
+from deploy.bench.simulation.figures import Figures
+from services.config.tree import Config
+
+WARM = 2
+"""Learner steps that are not counted: the first ones fill the queues."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """Shares are of the time: 0.25 is a quarter of it. GPU hours and cost are of all learner steps of the config."""
+
+    steps_per_hour: float
+    learner_idle: float
+    """Share in which the learner waits for groups."""
+    workers_idle: float
+    """Share in which a rollout worker plays nothing."""
+    servers_busy: float
+    store_busy: float
+    controller_busy: float
+    gpus: float
+    hours: float
+    gpu_hours: float
+    cost: float
+
+
+def forecast(config: Config, figures: Figures, *, steps: int, price: float = 0.0, seed: int = 0) -> Forecast:
+    """Simulates `steps` learner steps of a run after WARM others. `price` is that of one GPU for one hour."""
+    history = Simulation(config=config, figures=figures, seed=seed).run(steps + WARM)
+    return promise(config, history[WARM - 1:], price=price)
+
+
+def promise(config: Config, history: Sequence[Totals], *, price: float) -> Forecast:
+    """Returns what happened from the first of the totals to the last, as a rate."""
+    first, last = history[0], history[-1]
+    seconds = last.time - first.time
+    rollout, learner = config.rollout, config.learner
+    servers = len(config.env.urls) or config.env.servers
+    gpus = rollout.workers * rollout.reserved_gpus + learner.ranks * learner.gpus
+    hours = config.steps * seconds / (last.step - first.step) / 3600
+    return Forecast(
+        steps_per_hour=config.steps / hours,
+        learner_idle=(last.learner_waits - first.learner_waits) / seconds,
+        workers_idle=1 - (last.workers_busy - first.workers_busy) / seconds / rollout.workers,
+        servers_busy=(last.servers_busy - first.servers_busy) / seconds / servers,
+        store_busy=(last.store_busy - first.store_busy) / seconds,
+        controller_busy=(last.controller_busy - first.controller_busy) / seconds,
+        gpus=gpus, hours=hours, gpu_hours=gpus * hours, cost=gpus * hours * price)

@@ -1,0 +1,62 @@
+"""`gagpo simulate`: the speed and the cost of a run that nobody has started."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from deploy.commands.arguments import add_config_arguments, config_from
+from deploy.runs.policies import find_run, run_path
+from services.errors import UserError
+
+STEPS = 10
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
+    """Registers the command."""
+    parser = subparsers.add_parser(
+        "simulate",
+        help="predict the speed and the cost of a run",
+        description="Predicts learner steps per hour, idle shares, GPU hours and cost of a config, by simulating the\n"
+        "events of its training loop. It starts no process. The times of the parts come from a run of yours at\n"
+        "staleness 0, or from a file with times.",
+        epilog="examples:\n  gagpo simulate --config alfworld-tiny --from runs/alfworld-tiny rollout.workers=2\n"
+        "  gagpo simulate --config alfworld-1.5b --figures gpu.json --price 2.5 rollout.workers=64 learner.ranks=32",
+    )
+    add_config_arguments(parser)
+    parser.add_argument("--from", dest="sources", metavar="RUN", type=run_path, action="append", default=[],
+                        help="take the times of this run: its folder, or its name in runs/; may be repeated")
+    parser.add_argument("--figures", metavar="FILE", type=Path, help="take the times of this file (docs/scaling.md)")
+    parser.add_argument("--price", metavar="X", type=float, default=0.0, help="price of one GPU for one hour")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, with the times under `figures`")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulates and prints the forecast."""
+    from deploy.bench.simulation.calibrate import calibrate
+    from deploy.bench.simulation.figures import read_figures
+    from deploy.bench.simulation.forecast import forecast
+
+    if bool(args.sources) == bool(args.figures):
+        raise UserError("the times of the parts are not given, or twice", "say --from RUN, or --figures FILE")
+    config = config_from(args)
+    figures = read_figures(args.figures) if args.figures else calibrate([find_run(one) for one in args.sources])
+    found = forecast(config, figures, steps=STEPS, price=args.price)
+    if args.json:
+        from msgspec import to_builtins
+
+        print(json.dumps({"format": 1, "forecast": asdict(found), "figures": to_builtins(figures)}))
+        return 0
+    learner, rollout = config.learner, config.rollout
+    print(f"{rollout.workers} rollout workers of {rollout.slots} slots, {learner.ranks} learner ranks, "
+          f"{found.gpus:g} GPUs, staleness {learner.staleness}\n"
+          f"steps per hour   {found.steps_per_hour:.4g}\n"
+          f"idle             learner {found.learner_idle:.0%}, rollout workers {found.workers_idle:.0%}\n"
+          f"busy             environment servers {found.servers_busy:.0%}, Redis {found.store_busy:.0%}, "
+          f"controller {found.controller_busy:.0%}\n"
+          f"{f'{config.steps} steps':<17}{found.hours:.4g} hours, {found.gpu_hours:.4g} GPU hours"
+          + (f", cost {found.cost:.4g}" if args.price else ""))
+    return 0
