@@ -1,7 +1,8 @@
 """The protocols of an environment. Each environment's folder implements these and nothing else.
 
 A session is a pure function of (task, actions), so any server can rebuild it. If its outcomes come from elsewhere, it
-is a function of (task, actions, outcomes): see server/sessions.py.
+is a function of (task, actions, outcomes): see server/sessions.py. A live session acts on the world, and nobody can
+rebuild it: if it is lost, its episode ends by a fault and is played again.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-Replay = Literal["pure", "transcript"]
+Replay = Literal["pure", "transcript", "live"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,8 @@ class Environment(Protocol):
     engine: str
     version: str
     replay: Replay
-    """`transcript`: `open` returns RecordedSessions, which are rebuilt from their outcomes, not by stepping again."""
+    """`transcript`: `open` returns RecordedSessions, which are rebuilt from their outcomes, not by stepping again.
+    `live`: sessions are never rebuilt."""
 
     def splits(self) -> list[str]: ...
 

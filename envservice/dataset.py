@@ -24,7 +24,7 @@ import msgspec
 from envservice.base import Environment, PromptTemplate, Replay, Session
 from envservice.gymnasium_text import plays_twice
 from envservice.plain_prompts import PLAIN
-from envservice.spec import LONGEST, EnvironmentSpec
+from envservice.spec import LONGEST, EnvironmentSpec, opens
 from services.errors import UserError
 from services.files import Damaged, read_json
 
@@ -51,9 +51,9 @@ class DatasetEnvironment:
 
     def __init__(self, make: Callable[[Row], Session], data: Path, *, name: str, version: str,
                  splits: tuple[str, str, str] = PUBLISHED, task_type: Callable[[Row], str] | None = None,
-                 replay: Replay = "pure") -> None:
+                 replayable: bool = True) -> None:
         self.name, self.version = name, version
-        self.replay: Replay = replay
+        self.replay: Replay = "pure" if replayable else "live"
         self._make, self._type = make, task_type
         self._tables = read_splits(data)
         self._training = splits
@@ -100,23 +100,25 @@ class DatasetEnvironment:
 def dataset_spec(
     make: Callable[[Row], Session], *, name: str, version: str = "1", max_steps: int = LONGEST,
     splits: tuple[str, str, str] = PUBLISHED, task_type: Callable[[Row], str] | None = None,
-    prompts: Mapping[str, Callable[[int], PromptTemplate]] = PLAIN, replay: Replay = "pure",
+    prompts: Mapping[str, Callable[[int], PromptTemplate]] = PLAIN, replayable: bool = True,
 ) -> EnvironmentSpec:
     """Makes the EnvironmentSpec of a dataset's rows, for `env.name` to point to. `env.data` says where the data is.
 
-    `make` returns a fresh Session of a row, `task_type` the kind of a row in one word.
+    `make` returns a fresh Session of a row, `task_type` the kind of a row in one word. `replayable`: whether the same
+    actions lead to the same outcomes again. If not, a lost session ends its episode, which is played anew.
     """
     @cache
     def opened(data: Path) -> DatasetEnvironment:
         return DatasetEnvironment(make, data, name=name, version=version, splits=splits, task_type=task_type,
-                                  replay=replay)
+                                  replayable=replayable)
 
     def open_data(env: Any) -> Environment:
         if env.data is None:
             raise UserError(f"{name} needs the rows of a dataset", "set env.data to a file or a folder")
         return opened(Path(env.data).expanduser())
 
-    return EnvironmentSpec(open=open_data, prompts=prompts, max_steps=max_steps, check=plays_twice,
+    return EnvironmentSpec(open=open_data, prompts=prompts, max_steps=max_steps,
+                           check=plays_twice if replayable else opens,
                            describe=lambda env: f"version {version}, rows of {env.data} as tasks")
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from envservice.base import Environment, Outcome, PromptTemplate, Replay, Session
 from envservice.plain_prompts import PLAIN
-from envservice.spec import LONGEST, EnvironmentSpec
+from envservice.spec import LONGEST, EnvironmentSpec, opens
 from services.errors import EnvFault, UserError
 
 _PROBED_STEPS = 8
@@ -57,13 +57,14 @@ class TextEnvironment:
     """An environment whose tasks are seeds: `sizes` are those of the training, validation and held-out splits."""
 
     engine = "gymnasium"
-    replay: Replay = "pure"
 
     def __init__(
-        self, make: Callable[[], TextGame], *, name: str, version: str, sizes: tuple[int, int, int]
+        self, make: Callable[[], TextGame], *, name: str, version: str, sizes: tuple[int, int, int],
+        replayable: bool = True,
     ) -> None:
         self.name = name
         self.version = version
+        self.replay: Replay = "pure" if replayable else "live"
         self._make = make
         train, valid, heldout = sizes
         self._seeds = {"train": range(train), "valid": range(train, train + valid),
@@ -104,15 +105,17 @@ class TextEnvironment:
 def text_spec(
     make: Callable[[], TextGame], *, name: str, version: str = "1", max_steps: int = LONGEST,
     sizes: tuple[int, int, int] = (1000, 100, 300),
-    prompts: Mapping[str, Callable[[int], PromptTemplate]] = PLAIN,
+    prompts: Mapping[str, Callable[[int], PromptTemplate]] = PLAIN, replayable: bool = True,
 ) -> EnvironmentSpec:
     """Makes the EnvironmentSpec of a game, for `env.name` to point to.
 
-    `make` returns a fresh game for every session. `sizes` are those of train, valid and heldout.
+    `make` returns a fresh game for every session. `sizes` are those of train, valid and heldout. `replayable`: whether
+    the same actions lead to the same outcomes again. If not, a lost session ends its episode, which is played anew.
     """
     return EnvironmentSpec(
-        open=lambda _: TextEnvironment(make, name=name, version=version, sizes=sizes), prompts=prompts,
-        describe=lambda _: f"version {version}, seeds as tasks", max_steps=max_steps, check=plays_twice)
+        open=lambda _: TextEnvironment(make, name=name, version=version, sizes=sizes, replayable=replayable),
+        prompts=prompts, describe=lambda _: f"version {version}, seeds as tasks", max_steps=max_steps,
+        check=plays_twice if replayable else opens)
 
 
 def plays_twice(environment: Environment, task: str) -> None:

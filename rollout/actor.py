@@ -92,7 +92,7 @@ class RolloutHost:
             shared: dict[str, Any] = {
                 "worker": self._worker, "engine": engine, "env": client, "text": text, "limits": limits,
                 "env_engine": f"{info.engine} {info.version}"}
-            runner = EpisodeRunner(**shared)
+            runner = EpisodeRunner(**shared, replayable=info.replay != "live")
             if self._config.agent.name is not None:
                 from rollout.agents.served import agent_runner
 

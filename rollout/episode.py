@@ -52,6 +52,8 @@ class EpisodeRunner:
     """Environment engine and version, from /v1/info."""
     text: PromptRenderer
     limits: Limits
+    replayable: bool = True
+    """Whether sessions can be rebuilt. If not, turns of another worker cannot be taken again."""
 
     async def play(self, ticket: Ticket, attempt: int, *, played: Sequence[PlayedTurn] = (),
                    keep: Keep = lambda *_: None) -> Episode:
@@ -60,6 +62,8 @@ class EpisodeRunner:
         `played` are turns that another worker finished: they are taken again without the sampler, and must lead to the
         same game. `keep` gets each turn that is finished here.
         """
+        if not self.replayable:
+            played, keep = (), lambda *_: None
         started = time.monotonic()
         game = self.env.episode(f"{ticket.id}~{attempt}~{uuid.uuid4().hex[:8]}", ticket.task)
         async with closing(game):

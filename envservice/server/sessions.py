@@ -11,9 +11,10 @@ The cases of a step of index i:
     more than i actions    check the digest, give the recorded result if the action is the same
     another history        conflict
 
-If the environment is pure, a replay takes the actions again. If it is not (`replay: transcript`), the replay uses the
-results that the client has kept, and the digest proves that they are those that the server gave. That finds mistakes,
-not lies: a client that may step an episode may also invent one.
+If the environment is live, the first two are session_lost: the client's episode ends by a fault. Nothing is opened, as
+that would act on the world. If the environment is pure, a replay takes the actions again. If it is not (`replay:
+transcript`), the replay uses the results that the client has kept, and the digest proves that they are those that the
+server gave. That finds mistakes, not lies: a client that may step an episode may also invent one.
 """
 
 from __future__ import annotations
@@ -88,6 +89,7 @@ class SessionStore:
         self._held = 0
         self._clock = clock
         self._tag = engine_tag(environment)
+        self._is_live = environment.replay == "live"
         self._contents: dict[str, str] = {}  # task -> digest of its content
         self._live: dict[str, _Live] = {}  # in order of use, so the first lease ends first
 
@@ -110,6 +112,8 @@ class SessionStore:
         self.expire()
         live = self._take(request.episode_id)
         rebuilt = live is None or len(live.actions) < len(request.actions)
+        if rebuilt and self._is_live:
+            raise Problem("session_lost", "this server does not hold the session, and a live one cannot be rebuilt")
         try:
             live = live or self._open(request.task, self._content(request.task), client)
             live.client = client
@@ -202,7 +206,12 @@ class SessionStore:
         return _Live(task=task, session=session, answers=[answer], recorded=_size(answer), client=client)
 
     def _make_room(self, client: str) -> bool:
-        """Drops the least recently used session of the client with the most, unless `client` has nearly as many."""
+        """Drops the least recently used session of the client with the most, unless `client` has nearly as many.
+
+        A live session is never dropped for another one.
+        """
+        if self._is_live:
+            return False
         held = Counter(live.client for live in self._live.values())
         greediest, most = held.most_common(1)[0]
         if most < held[client] + 2:
@@ -235,7 +244,8 @@ class SessionStore:
         live.expires = self._clock() + self._lease_s
         self._live[episode_id] = live
         self._held += live.recorded
-        while self._record_bytes is not None and self._held > self._record_bytes and len(self._live) > 1:
+        bound = None if self._is_live else self._record_bytes
+        while bound is not None and self._held > bound and len(self._live) > 1:
             self._take(next(iter(self._live)))
             self.expired += 1
 

@@ -5,6 +5,7 @@
     unknown_task        404
     conflict            409  this step was taken with another action, or the episode is over
     transcript_missing  409  to rebuild the session, this server needs the results of the actions too
+    session_lost        409  this server does not hold the session, and a live one cannot be rebuilt
     replay_diverged     409  the rebuilt session is not the recorded one
     engine_mismatch     409  the digest was made by another engine or version
     too_large           413  body, or number of elements
@@ -19,12 +20,13 @@ from typing import Literal
 
 ProblemType = Literal[
     "unauthorized", "not_found", "unknown_task", "conflict", "replay_diverged", "engine_mismatch", "transcript_missing",
+    "session_lost",    "session_lost",
     "too_large", "malformed", "env_fault", "full", "method_not_allowed",
 ]
 
 STATUS: dict[ProblemType, int] = {
     "unauthorized": 401, "not_found": 404, "unknown_task": 404, "method_not_allowed": 405, "conflict": 409,
-    "replay_diverged": 409, "engine_mismatch": 409, "transcript_missing": 409, "too_large": 413,
+    "replay_diverged": 409, "engine_mismatch": 409, "transcript_missing": 409, "session_lost": 409, "too_large": 413,
     "malformed": 422, "env_fault": 500, "full": 503,
 }
 

@@ -31,4 +31,8 @@ class Counter:
         return f"{self._now}", 0.25 + (self._now == 6), self._now >= 6, False, {"won": self._now == 6}
 
 
-SPEC = replace(text_spec(Counter, name="counter", max_steps=8), tools=TOOLS)
+def counter_spec(*, replayable: bool = True):
+    return replace(text_spec(Counter, name="counter", max_steps=8, replayable=replayable), tools=TOOLS)
+
+
+SPEC = counter_spec()

@@ -126,6 +126,18 @@ async def test_a_game_that_ends_without_a_win_is_lost():
     assert (episode.end, episode.won, episode.total_reward) == ("lost", False, 0.0)
 
 
+async def test_turns_of_another_worker_are_not_taken_again_in_a_live_game():
+    """The same actions may lead elsewhere now, so the episode begins anew and keeps no turns."""
+    turn = PlayedTurn(ids=np.array([103], np.int32), logprobs=np.zeros(1, np.float32), spans=[], action="g", digest="d")
+    env = SimpleNamespace(episode=lambda episode_id, task: game)
+    game, kept = Game([result("s0"), result("s1", done=True)]), []
+    player = EpisodeRunner(worker="w", engine=Sampler(["go"]), env=env, env_engine="own 1", text=Text(),
+                           limits=Limits(prompt_tokens=100, response_tokens=9, reward_scale=1.0), replayable=False)
+    episode = await player.play(TICKET, 2, played=[turn], keep=lambda *told: kept.append(told))
+    assert [step.action for step in episode.steps] == game.actions == ["go"]
+    assert kept == []
+
+
 async def test_a_full_context_is_a_finished_episode_with_its_true_reward():
     """The policy brought it about: what was earned before stays."""
     game = Game([result("s0"), result("s1" * 20, reward=0.3)])

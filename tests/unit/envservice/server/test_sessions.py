@@ -358,3 +358,38 @@ def test_a_full_store_is_shared_between_clients():
     assert (len(store), store.expired) == (4, 2)
     store.close("b1")
     assert store.step(request([], "go on", first.digest, episode="a0"), "a").rebuilt
+
+
+class LiveEnvironment(ToyEnvironment):
+    """Counts how often it is opened, as that acts on the world."""
+
+    replay = "live"
+    opened = 0
+
+    def open(self, task: str):
+        self.opened += 1
+        return super().open(task)
+
+
+def test_a_live_session_that_is_lost_stays_lost():
+    """Nothing is opened for it; a repeated step gets the recorded answer and acts on nothing."""
+    environment = LiveEnvironment()
+    store = SessionStore(environment)
+    answers = play(store, ["go on"])
+    assert store.step(request([], "go on", answers[0].digest)).body == answers[1].body
+    behind = refused(store, request(["go on", "go on"], "go on", answers[1].digest))
+    assert behind.kind == "session_lost"
+    store.clear()
+    for wanted in (request([], "go on", answers[0].digest), request(["go on"], "go on", answers[1].digest)):
+        assert refused(store, wanted).kind == "session_lost"
+    assert environment.opened == 1
+
+
+def test_no_live_session_is_dropped_for_another_one():
+    store = SessionStore(LiveEnvironment(), limit=2, record_bytes=1)
+    first = [store.reset(episode, TASK, "greedy") for episode in ("a", "b")]
+    with pytest.raises(Problem) as full:
+        store.reset("c", TASK, "another")
+    assert full.value.kind == "full"
+    for episode, answer in zip("ab", first, strict=True):
+        assert not store.step(request([], "go on", answer.digest, episode=episode)).rebuilt

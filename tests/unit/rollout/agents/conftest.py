@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from byte_tokenizer import byte_tokenizer
-from counter import SPEC
+from counter import SPEC, counter_spec
 from scripted_engine import ScriptedEngine
 
 from envservice.client.client import EnvClient
@@ -31,8 +31,8 @@ def text() -> PromptRenderer:
 def counting(text):
     """`async with counting(answers) as (runner, store)`: plays the counter with this script; the server's sessions."""
     @asynccontextmanager
-    async def made(answers, agent):
-        app = create_app(SPEC.open(EnvSection(name="counter:SPEC")), Settings())
+    async def made(answers, agent, *, replayable=True):
+        app = create_app(counter_spec(replayable=replayable).open(EnvSection(name="counter:SPEC")), Settings())
         listener = bind("127.0.0.1", 0)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         engine = ScriptedEngine(text, answers)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pytest
 
 from learner.batch import assign_credit, rows_of
 from rollout.agents.conversation import agent
 from services.config.tree import CreditSection
+from services.errors import EnvFault
 
 
 def call(name, **arguments):
@@ -60,6 +62,21 @@ async def test_a_lost_session_is_rebuilt_from_its_calls(counting, ticket):
     async with counting(["", ""], forgetful) as (runner, sessions):
         episode = await runner.play(ticket, 1)
     assert (episode.won, episode.replays, episode.total_reward) == (True, 2, 15.0)
+
+
+async def test_a_lost_live_session_is_a_fault_and_no_reward(counting, ticket):
+    async def unlucky(task, llm, env):
+        now = await env.reset()
+        await llm.chat([{"role": "user", "content": now.observation}])
+        sessions.drop_all()
+        try:
+            await env.call("double", {})
+        except EnvFault:
+            llm.earn(1.0)
+
+    async with counting([""], unlucky, replayable=False) as (runner, sessions):
+        with pytest.raises(EnvFault, match="session_lost"):
+            await runner.play(ticket, 1)
 
 
 async def test_an_edited_history_starts_a_row_of_its_own_and_is_counted(counting, ticket):
