@@ -22,19 +22,24 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("out", metavar="OUT", type=Path, help="a folder that does not exist yet")
     parser.add_argument("--which", default="latest", metavar="latest|best|STEP",
                         help="which checkpoint (best: by evaluation); default %(default)s")
+    parser.add_argument("--push", metavar="OWNER/NAME",
+                        help="also upload OUT to this repository of the Hugging Face hub, made private if it is new")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Copies and says what; 0. Raises UserError where there is no such checkpoint or OUT exists."""
+    """Copies and says what; 0. Raises UserError if there is no such checkpoint, OUT exists, or it cannot be pushed."""
     from deploy.runs.export import export
     from deploy.runs.folder import RunFolder
+    from deploy.runs.hub import push
     from learner.checkpoint import Checkpoints
 
     run = RunFolder(args.run_folder)
     step, model = find_checkpoint(run, args.which)
     Checkpoints(model.parents[1], keep=1).check(step)
     export(run, step, model, args.out)
-    print(json.dumps({"step": step, "path": str(args.out)}) if args.json else f"step {step} is in {args.out}")
+    told = {"step": step, "path": str(args.out)} | ({"url": push(args.out, args.push)} if args.push else {})
+    print(json.dumps(told) if args.json else f"step {step} is in {args.out}{' and at ' if args.push else ''}"
+          f"{told.get('url', '')}")
     return 0

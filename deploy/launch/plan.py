@@ -14,6 +14,7 @@ from deploy.launch.machine import GIB
 from deploy.launch.model_memory import model_shape, planned_training, sampler_bytes
 from deploy.launch.ray_address import ray_address
 from deploy.runs.folder import RunFolder, standing
+from deploy.runs.hub import origin
 from envservice.registry import find_spec
 from learner.memory import checkpoint_copy, host_moments, memory
 from services.config.tree import Config
@@ -75,7 +76,7 @@ def make_plan(config: Config) -> Plan:
     rows = episodes * config.env.max_steps
     return Plan(
         run_dir=str(config.run_dir),
-        model=str(config.model.path) if config.model.path else "Qwen2 architecture, from scratch",
+        model=origin(config.model.path) or str(config.model.path or "Qwen2 architecture, from scratch"),
         parameters=model_shape(config.model).parameters,
         processes=_processes(config),
         groups_per_step=learner.groups_per_step,

@@ -5,6 +5,7 @@ On a Ray cluster that already runs, CPUs, GPUs and memory are not checked: only 
 
 from __future__ import annotations
 
+import importlib.util
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +34,8 @@ from services.weights.headers import read_tokenizer, tensor_shapes
 PROBED_GAMES = 24
 """Number of games that are opened to check the data. Any other broken game drops its group at run time."""
 PROBE_S = 5.0
+NEEDS_TORCHVISION = "qwen3_5"
+"""Begins the names of the families for which vLLM imports torchvision, also where nothing is seen."""
 INFO_S = 60.0
 """Longest wait for a server's /v1/info: the server may have to read all its data first."""
 
@@ -124,12 +127,14 @@ def _model(config: Config) -> None:
         _scratch(config)
         return
     if not path.is_dir():
-        raise UserError(f"there is no model at {path}", "set model.path to a Hugging Face folder")
+        raise UserError(f"there is no model at {path}",
+                        "set model.path to a Hugging Face folder, or to a name of the hub with model.download=true")
     for patterns, what in ((("config.json",), "config.json"), (("*.safetensors", "*.bin"), "weights"),
                            (("tokenizer*.json",), "tokenizer")):
         if not any(file for pattern in patterns for file in path.glob(pattern)):
             raise UserError(f"the model at {path} has no {what}", "set model.path to a complete Hugging Face folder")
     check_family(path)
+    _sampled(path)
     _whole(path)
     longest = _positions(path)
     if not config.rollout.gpus:
@@ -138,6 +143,15 @@ def _model(config: Config) -> None:
     if longest is not None and wanted > longest:
         raise UserError(f"prompt and response may take {wanted} tokens, and the model has {longest} positions",
                         "lower rollout.max_prompt_tokens or rollout.max_response_tokens")
+
+
+def _sampled(path: Path) -> None:
+    """Raises UserError if vLLM needs a package for the model's family that is not installed."""
+    family = read_json(path / "config.json", dict[str, Any]).get("model_type")
+    if str(family).startswith(NEEDS_TORCHVISION) and importlib.util.find_spec("torchvision") is None:
+        raise UserError(f"the model at {path} is of the family {family}, for which vLLM needs torchvision, and "
+                        "scripts/setup removes it",
+                        "install the one that fits this torch, or choose a family of docs/models.md")
 
 
 def _positions(path: Path) -> int | None:

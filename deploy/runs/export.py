@@ -18,6 +18,7 @@ from typing import Any
 from deploy.runs.comparison import TRAINED
 from deploy.runs.configs import load_config
 from deploy.runs.folder import RunFolder
+from deploy.runs.hub import origin
 from deploy.runs.policies import EXPORTED_CONFIG
 from services.config.file import dump_config
 from services.config.tree import Config
@@ -66,13 +67,15 @@ def _generation(folder: Path, config: Config) -> tuple[list[str], dict[str, Any]
 
 def _card(run: RunFolder, step: int, config: Config, stops: list[str], *, title: str) -> str:
     env = config.env
-    base = f"the model `{config.model.path.name}`" if config.model.path else "a model made from scratch for this game"
+    hub, path = origin(config.model.path), config.model.path
+    base = f"the model `{hub or path.name}`" if path else "a model made from scratch for this game"
+    known = f"base_model: {hub.partition('@')[0]}\n" if hub else ""
     told = ", ".join(f"`{stop}`" for stop in stops)
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
 tags: [gagpo, reinforcement-learning, agent]
----
+{known}---
 # {title}
 
 An agent for `{env.name}`, trained with gagpo (step-level credit, arXiv 2605.13217).

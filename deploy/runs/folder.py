@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from deploy.runs.configs import load_config
+from deploy.runs.hub import origin
 from services.config.file import as_yaml, dump_config, flatten
 from services.config.tree import Config
 from services.errors import UserError
@@ -39,6 +40,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     format: int = FORMAT
     run: str = ""
     games: str = ""
+    model: str = ""
+    """`OWNER/NAME@REVISION` of the model that it started from, if that is a model of the Hugging Face hub."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +153,8 @@ def open_run(config: Config, *, games: str, resume: bool) -> tuple[RunFolder, st
     # The config first, so that a folder with an identity always has a config.
     dump_config(config, folder.config_file)
     if known is None:
-        known = Identity(run=f"{config.name}-{uuid.uuid4().hex[:8]}", games=games)
+        known = Identity(run=f"{config.name}-{uuid.uuid4().hex[:8]}", games=games,
+                         model=origin(config.model.path))
         write_whole(folder.identity_file, json.dumps(msgspec.structs.asdict(known), indent=1) + "\n")
     return folder, known.run
 

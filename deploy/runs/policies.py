@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.runs.configs import load_config
+from deploy.runs.configs import default_config, load_config
 from deploy.runs.folder import RunFolder
-from services.config.file import default_config
 from services.config.tree import Config
 from services.errors import UserError
 

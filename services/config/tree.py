@@ -34,7 +34,12 @@ class ModelSection(Section):
     """The policy: a local Hugging Face folder, or a small Qwen2 made from scratch by the cold start."""
 
     path: Path | None = None
-    """A local Hugging Face folder with the model to train. None: the cold start makes a model from scratch."""
+    """The model to train: a Hugging Face folder, or a name of the hub (`Qwen/Qwen2.5-1.5B-Instruct`) whose model is in
+    huggingface_hub's cache. None: the cold start makes a model from scratch."""
+    revision: str | None = None
+    """Commit, tag or branch of a model of the hub. None: its main branch, as it was when it was fetched."""
+    download: bool = False
+    """Whether a model of the hub is fetched over the network, if need be. false: it must be in the cache."""
     hidden: int = Field(default=64, ge=8)
     """Width of a model made from scratch."""
     layers: int = Field(default=3, ge=1)

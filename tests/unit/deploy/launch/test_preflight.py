@@ -1,5 +1,6 @@
 """Mistakes that are refused in one line before anything heavy starts."""
 
+import importlib.util
 import json
 import socket
 import time
@@ -244,3 +245,15 @@ def test_a_module_that_breaks_when_it_is_imported_is_refused_in_one_line(
     monkeypatch.syspath_prepend(tmp_path)
     assert refusal("env.name=broken_game:SPEC").startswith(
         "the environment broken_game:SPEC cannot be imported (ImportError: cannot import name 'no_such_name'")
+
+
+def test_a_family_for_which_vllm_needs_a_package_is_refused_by_name(tmp_path: Path):
+    """Set-up removes torchvision, as its CPU build does not fit. With it, the model is refused for its weights."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_5_text", "vocab_size": 8}))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    refused = refusal(f"model.path={tmp_path}", "sft.enabled=false")
+    if importlib.util.find_spec("torchvision") is None:
+        assert "of the family qwen3_5_text, for which vLLM needs torchvision, and scripts/setup removes it" in refused
+    else:
+        assert "torchvision" not in refused
