@@ -14,7 +14,7 @@ LOG = [
 
 
 def groups(log):
-    """One group per task. An episode's reward falls on its last call."""
+    """Returns one group per task. An episode's reward belongs to its last call."""
     found = {}
     for row in log:
         steps = [{"state": read, "action": call, "reward": 0.0} for read, call in row["calls"]]

@@ -1,4 +1,4 @@
-"""A game of one's own: say the words in the right order. Train on it by `env.name=own_game:SPEC`."""
+"""Your own game: say the words in the right order. Train on it with `env.name=own_game:SPEC`."""
 
 import random
 

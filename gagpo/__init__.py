@@ -3,7 +3,7 @@
     gagpo.credit(groups, ...)        which step of an episode earned the reward
     gagpo.train(config, ...)         a whole run, as `gagpo train`
     gagpo.evaluate(model, ...)       a model or a run on a fixed set of tasks, as `gagpo eval`
-    gagpo.open_run(path)             what a run left behind, as Arrow tables
+    gagpo.open_run(path)             the results of a run, as Arrow tables
     gagpo.Environment, EnvironmentSpec, text_spec, dataset_spec    what an environment of your own is made of
 
 These names are stable: a test freezes them. The packages below (deploy, learner and the others) are not.
@@ -67,5 +67,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names."""
+    """Returns the public names."""
     return __all__

@@ -8,7 +8,7 @@ from gagpo.installation import check
 
 
 def main() -> int:
-    """Runs the command line; 2 if a folder of the user's hides one of our packages."""
+    """Runs the command line. Returns 2 if a folder of the user hides one of our packages."""
     try:
         check()
     except ImportError as error:

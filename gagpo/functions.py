@@ -42,8 +42,8 @@ def train(config: Path | str, overrides: Mapping[str, object] | None = None, *, 
     """Trains an agent, as `gagpo train` does, and returns what the run left behind.
 
     `config`: a YAML file, or the name of a shipped config such as "alfworld-tiny". `overrides`: values by dotted key,
-    such as {"name": "mine", "learner.lr": 1e-6}. `resume`: go on with the run of that name, or start it. Progress goes
-    to stderr. Raises UserError for a mistake of the user's, before anything starts, and Fault for what broke.
+    such as {"name": "mine", "learner.lr": 1e-6}. `resume`: continue the run of that name, or start it. Progress goes
+    to stderr. Raises UserError for a user's mistake, before anything starts, and Fault for a failure.
     """
     from deploy.runs.configs import load_config
     from deploy.runs.results import RunResults
@@ -84,5 +84,5 @@ def open_run(path: Path | str) -> RunResults:
 
 
 def _words(overrides: Mapping[str, object] | None) -> list[str]:
-    """As the command line has them. JSON is YAML."""
+    """Returns overrides as the command line has them. JSON is YAML."""
     return [f"{key}={json.dumps(value, default=str)}" for key, value in (overrides or {}).items()]

@@ -1,7 +1,7 @@
 """A guard for our packages, whose names (`services`, `deploy` and three more) a project may have as well.
 
-Python imports whichever it finds first, for both. So a name that exists twice is an error in one line, before anything
-is imported. Imports nothing of ours: it would be the other one's.
+Python imports the package that it finds first, for both. So a name that exists twice is an error in one line, before
+anything is imported. This file imports none of our packages, because it could get the other one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def check() -> None:
 
 
 def _hidden(name: str, root: Path) -> Path | None:
-    """A folder of modules without __init__.py in the script's folder: Python would never find what is in it."""
+    """Returns a folder of modules without __init__.py in the script's folder, which our package would hide, or None."""
     folder = Path(sys.path[0] or ".").resolve() / name
     if folder.parent == root or (folder / "__init__.py").exists():
         return None

@@ -96,7 +96,7 @@ class Checkpoints:
         readable = (meta.position for step in self._newest_first() if (meta := self._meta(step)) is not None)
         found = next(readable, None)
         if found is None and self.steps():
-            raise UserError(f"no checkpoint in {self.root} can be read", "restore one, or start anew by name=...")
+            raise UserError(f"no checkpoint in {self.root} can be read", "restore one, or start a new run (name=...)")
         return found
 
     def newest_whole(self) -> Position | None:
@@ -123,7 +123,7 @@ class Checkpoints:
             return position
         if damaged:
             raise UserError(f"no checkpoint in {self.root} is whole ({next(iter(damaged.values()))})",
-                            "restore one, or start anew by name=...")
+                            "restore one, or start a new run (name=...)")
         return None
 
     def check(self, step: int) -> Position:

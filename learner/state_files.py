@@ -2,8 +2,8 @@
 
 Writing begins with a copy in host memory, and goes on in a thread while the state changes.
 
-Nothing here is unpickled. PyTorch's own format of distributed checkpoints pickles its metadata, so whoever can write
-into a shared run's folder could run code as whoever resumes that run. Tensors alone are written therefore; what else an
+Nothing here is unpickled. PyTorch's own format of distributed checkpoints pickles its metadata, so a person who can
+write into a shared run's folder could run code as the user who resumes it. So only tensors are written; what else an
 optimizer has (its rates, its betas) comes from the config.
 """
 

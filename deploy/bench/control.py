@@ -36,7 +36,7 @@ from services.store.store import Store
 
 WORKERS = (1, 16, 64, 256)
 SECONDS = 15.0
-"""Time for each number of workers."""
+"""Seconds for each number of workers."""
 MILESTONES = (100, 1_000, 10_000, 100_000)
 SLOTS = 32
 GROUP_SIZE = 8
@@ -45,7 +45,7 @@ NOWHERE = "http://127.0.0.1:9"
 
 
 def run(tell: Tell = silent) -> list[Figure]:
-    """Takes about ten minutes."""
+    """Runs the bench in about ten minutes."""
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory(prefix="gagpo-bench-") as folder, private_redis(Path(folder)) as url:
         for index, workers in enumerate(WORKERS):
@@ -63,7 +63,7 @@ def _config(name: str, *, groups: int, staleness: int) -> Config:
 
 
 async def _workers(url: str, number: int, folder: Path) -> list[Figure]:
-    """Figures of `number` workers that play for SECONDS."""
+    """Returns the figures of `number` workers that play for SECONDS."""
     # Enough tickets that no worker waits for the controller, which issues five times a second.
     made = SimulatedRun(url, _config(f"workers-{number}", groups=64, staleness=3), TASKS, folder)
     threads = [InThread("controller", made.controller().tick), InThread("learner", made.learn, pause_s=0)]
@@ -102,7 +102,7 @@ async def _workers(url: str, number: int, folder: Path) -> list[Figure]:
 
 
 def _growth(url: str, folder: Path) -> list[Figure]:
-    """Figures of the cost of a group at each milestone, over the tenth of the groups before it."""
+    """Returns the cost of a group at each milestone, over the tenth of the groups before it."""
     made = SimulatedRun(url, _config("growth", groups=20, staleness=0), TASKS, folder)
     controller, store, figures, done = made.controller(), Store(url, "growth"), list[Figure](), 0
     per_step = made.config.learner.groups_per_step

@@ -27,15 +27,15 @@ from services.store.redis_server import private_redis
 MINUTES = 30.0
 WORKERS, SLOTS, SERVERS = 64, 32, 2
 LATENCY_S = 8.0
-"""Median time of an answer: 2,048 games then take about 200 turns a second."""
+"""Median seconds of an answer: 2,048 games then take about 200 turns a second."""
 GROUPS, GROUP_SIZE, STALENESS, MAX_STEPS = 128, 8, 2, 10
-"""Tickets of three learner steps are out at once, 3,072, so that slots are the limit."""
+"""Sizes at which the tickets of three learner steps, 3,072, are out at once, so that slots are the limit."""
 CALL_S = 120.0
 LOOK_S = 2.0
 
 
 def run(tell: Tell = silent, *, minutes: float = MINUTES) -> list[Figure]:
-    """Plays for `minutes`, and some more until the games that were begun have ended."""
+    """Plays for `minutes`, then until the started games have ended."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gagpo-bench-")))
         url = stack.enter_context(private_redis(folder / "redis"))

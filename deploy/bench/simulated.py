@@ -34,7 +34,7 @@ from services.weights.pack import Manifest as Layout
 from services.weights.pack import Packed
 
 PROMPT, RESPONSE = 300, 12
-"""Tokens of a turn of the configs that train a small model."""
+"""Tokens of prompt and response of a turn in the configs that train a small model."""
 SPREAD = 0.7
 """Standard deviation of the logarithm of a latency."""
 LEASE_S = 600.0
@@ -43,18 +43,18 @@ NO_WEIGHTS = Packed(manifest=[], buffer=np.zeros(1, np.uint8), digest="")
 
 
 class Ended(Exception):
-    """Ends the wait for groups that nobody plays any more."""
+    """Raised to end the wait for groups that nobody plays any more."""
 
 
 class TimedStore(Store):
-    """A store that keeps how long each commit took, in seconds, and what it said."""
+    """A store that records the seconds and the verdict of each commit."""
 
     def __init__(self, url: str, run: str) -> None:
         super().__init__(url, run)
         self.commits: list[tuple[float, Verdict]] = []
 
     def commit_episode(self, claim: Claim, episode: Episode) -> Verdict:
-        """Commits as a store does."""
+        """Commits the episode, and records seconds and verdict."""
         began = time.monotonic()
         verdict = super().commit_episode(claim, episode)
         self.commits.append((time.monotonic() - began, verdict))
@@ -68,7 +68,7 @@ class SimulatedEngine(Engine):
         super().__init__(Path(), Version(incarnation=-1, step=0), config=settings, dtype="float32")
 
     async def update(self, version: Version, manifest: Layout, buffer: np.ndarray) -> None:  # noqa: ARG002
-        """Takes a version at once."""
+        """Takes the version at once."""
         self.version = version
 
 
@@ -108,7 +108,7 @@ class SimulatedRunner:
 
 
 def a_step(now: Outcome, action: str, version: Version, *, reward: float = 0.0) -> Step:
-    """A turn with tokens of a usual number."""
+    """Returns a turn with a usual number of tokens."""
     return Step(
         observation=now.observation, prompt_ids=np.arange(PROMPT, dtype=np.int32),
         response_ids=np.arange(RESPONSE, dtype=np.int32), logprobs=np.zeros(RESPONSE, np.float32), action=action,
@@ -117,7 +117,7 @@ def a_step(now: Outcome, action: str, version: Version, *, reward: float = 0.0) 
 
 
 def an_episode(ticket: Ticket, steps: list[Step], last: Outcome, *, attempt: int = 1, seconds: float = 0.0) -> Episode:
-    """A finished episode of these steps."""
+    """Returns a finished episode of these steps."""
     return Episode(ticket=ticket, steps=steps, won=last.won, end="won" if last.won else "turns", worker="simulated",
                    attempt=attempt, seconds=seconds, engine="simulated")
 
@@ -146,7 +146,7 @@ class SimulatedRun:
             raise Ended
 
     def controller(self) -> Controller:
-        """A controller with a store of its own and nobody to supervise."""
+        """Returns a controller with its own store and no members to supervise."""
         store = Store(self.url, self.config.name)
         return Controller(
             config=self.config, store=store, lease=store.acquire("controller", "bench", ttl_s=LEASE_S),
@@ -156,7 +156,7 @@ class SimulatedRun:
 
     @property
     def version(self) -> Version:
-        """The version that was published last."""
+        """Returns the version that was published last."""
         return Version(incarnation=self._incarnation, step=self._steps)
 
     def learn(self) -> int:
@@ -189,7 +189,7 @@ class InThread(threading.Thread):
         self._done = threading.Event()
 
     def run(self) -> None:
-        """Ends at the first error."""
+        """Calls `act` until `stop`, and ends at the first error."""
         try:
             while not self._done.wait(self._pause_s):
                 self._act()
@@ -209,7 +209,7 @@ class InThread(threading.Thread):
 
 def simulated_worker(name: str, store: Store, env: EnvClient, settings: RolloutSection, *, latency_s: float,
                      games: bool) -> RolloutWorker:
-    """A rollout worker with a simulated engine."""
+    """Returns a rollout worker with a simulated engine."""
     async def fetch(*_: object) -> Packed:
         return NO_WEIGHTS
 
@@ -219,7 +219,7 @@ def simulated_worker(name: str, store: Store, env: EnvClient, settings: RolloutS
 
 
 def redis_cpu(store: Store) -> float:
-    """CPU seconds that Redis has used."""
+    """Returns the CPU seconds that Redis has used."""
     about = store.redis.info("cpu")
     return about["used_cpu_user"] + about["used_cpu_sys"]
 

@@ -1,4 +1,4 @@
-"""The environment servers that `env.urls` name now. A name that leads to several addresses stands for as many servers.
+"""Finds the environment servers that `env.urls` name now. Each address of a name counts as one server.
 
 So servers behind a headless Service of Kubernetes, or behind the name of a scaled service of compose, come and go while
 a run goes on: the driver resolves the names again and again, and tells all workers the list.
@@ -14,11 +14,11 @@ from services.telemetry.logs import get_logger
 
 log = get_logger("discovery")
 RESOLVE_S = 5.0
-"""Between two looks at the names, the TTL of such names in Kubernetes."""
+"""Seconds between two look-ups of the names: the TTL of such names in Kubernetes."""
 
 
 class Discovery:
-    """Keeps the list of servers up to date until the block ends. `urls` never waits for a name server.
+    """Keeps the list of servers up to date during its block. `urls` never waits for a name server.
 
     A name that does not resolve keeps the addresses that it had.
     """
@@ -39,7 +39,7 @@ class Discovery:
         self._done.set()
 
     def urls(self) -> tuple[str, ...]:
-        """Returns the servers of now, each once."""
+        """Returns the present servers, each once."""
         return tuple(dict.fromkeys(one for found in self._found.values() for one in found))
 
     def look(self) -> None:

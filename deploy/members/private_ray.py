@@ -1,4 +1,4 @@
-"""The private Ray of this process: whether it still lives. All actors of a run stand on it and die with it."""
+"""Checks that the private Ray of this process lives. All actors of a run depend on it and die with it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CALL_S = 5.0
 
 
 class RayLost(Fault):
-    """The private Ray has died, and with it all actors of the run. The run can go on in a new one."""
+    """The private Ray has died, and with it all actors of the run. The run can continue in a new one."""
 
     boundary = "ray"
 
@@ -38,7 +38,7 @@ def check() -> None:
 
 
 def tell(call: Callable[[], object], what: str) -> None:
-    """Tells the cluster something that a dead one need not know. Returns within CALL_S, whatever the cluster does."""
+    """Makes a call that a dead cluster need not get. Returns within CALL_S, also if the cluster does not answer."""
     if dead_part():
         return
     thread = threading.Thread(target=call, name=what, daemon=True)

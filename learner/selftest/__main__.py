@@ -1,4 +1,4 @@
-"""Prints the table; exits with 1 if a line fails."""
+"""Prints the table, and exits with 1 if a line fails."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ from learner.selftest.table import Line
 
 
 def candidates(checks: Checks) -> Iterator[Line]:
-    """Forward and backward of one pack in bfloat16: as it is, compiled, with Liger; then smaller optimizers."""
+    """Measures forward and backward of one pack in bfloat16: as it is, compiled, with Liger; then smaller
+    optimizers."""
     if not checks.gauge.cuda:
         yield Line(name="candidates", found="not measured on a CPU")
         return
@@ -59,7 +60,7 @@ def _policy(checks: Checks) -> Policy:
 
 
 def _speed(checks: Checks, change: Callable[[Policy], Policy]) -> float:
-    """Tokens per second, forwards and backwards, over a pack of the middle size."""
+    """Returns the tokens per second, forwards and backwards, over a pack of the middle size."""
     policy = change(_policy(checks))
     rows = max(1, checks.scene.packs[0] // checks.scene.row)
     pack = checks.pack(rows, grid=not takes_varlen(checks.gang.device, half=True))
@@ -79,14 +80,14 @@ def _compiled(policy: Policy) -> Policy:
 
 
 def _with_liger(policy: Policy) -> Policy:
-    """Norms, rotary embeddings and feed-forward layers of Liger in the model that is already there."""
+    """Replaces norms, rotary embeddings and feed-forward layers of an existing model by Liger's."""
     _module("liger_kernel.transformers").apply_liger_kernel_to_qwen2(
         rope=True, rms_norm=True, swiglu=True, cross_entropy=False, fused_linear_cross_entropy=False, model=policy.hf)
     return policy
 
 
 def _optimizer(checks: Checks, package: str, make: Callable[..., torch.optim.Optimizer]) -> Line:
-    """Seconds and bytes of one update."""
+    """Measures seconds and bytes of one update."""
     policy = _policy(checks)
     parameters: list[Tensor] = list(policy.parameters())
     for parameter in parameters:

@@ -26,15 +26,15 @@ from services.weights.pack import pack_tensors
 DLOGP = 0.05
 """Largest mean difference of logprobs between the learner in bfloat16 and the plain model in float32, in nats."""
 MFU = 0.45
-"""Aim for model FLOPs over those of the measured matrix product, at the largest pack."""
+"""Aim of the share of model FLOPs in those of the measured matrix product, at the largest pack."""
 PLAN = 0.2
-"""Share by which measured memory may differ from the plan's."""
+"""Largest relative difference between measured and planned memory."""
 GIB = 1 << 30
 Lines = Iterator[Line]
 
 
 class Checks:
-    """All that the checks share: the sizes, a folder with a model, a gang of one rank."""
+    """The shared parts of the checks: the sizes, a folder with a model, a group of one rank."""
 
     def __init__(self, scene: Scene, folder: Path, gang: RankGroup) -> None:
         self.scene, self.folder, self.gang = scene, folder, gang
@@ -43,17 +43,17 @@ class Checks:
         """FLOPs per second of a large matrix product."""
 
     def learner(self, tokens: int, **learner: Any) -> Learner:
-        """A fresh learner on an emptied device."""
+        """Returns a new learner on an emptied device."""
         self.gauge.fresh()
         return Learner(config(tokens, self.gang.device, **learner), self.folder, self.gang)
 
     def rows(self, count: int) -> Rows:
-        """Rows with credit."""
+        """Returns rows with credit."""
         found = groups(self.scene, count)
         return rows_of(found, assign_credit(found, config(64, self.gang.device).learner.credit), policy_step=0)
 
     def pack(self, count: int, *, grid: bool) -> Pack:
-        """A pack of so many rows."""
+        """Returns a pack of `count` rows."""
         rows = self.rows(max(2, count))
         return pack_rows(rows, torch.arange(count).numpy(), self.gang.device, grid=grid)
 
@@ -68,7 +68,7 @@ class Checks:
                    aim=f"data sheet: {stated / 1e12:.0f}" if stated else "")
 
     def steps(self) -> Lines:
-        """Three steps with each pack size: speed, memory, and memory against the plan."""
+        """Takes three steps with each pack size: speed, memory, and memory against the plan."""
         peaks: dict[int, int] = {}
         for tokens in self.scene.packs:
             learner = self.learner(tokens)
@@ -106,7 +106,7 @@ class Checks:
                        passed=abs(found / planned - 1) <= PLAN)
 
     def numerics(self) -> Lines:
-        """Logprobs of the learner in bfloat16 against the plain model in float32."""
+        """Compares the learner's logprobs in bfloat16 with those of the plain model in float32."""
         learner = self.learner(self.scene.packs[0])
         varlen = takes_varlen(self.gang.device, half=True)
         with torch.no_grad():
@@ -126,7 +126,7 @@ class Checks:
                    found=f"mean {float(gap.mean()):.4f}, largest {float(gap.max()):.4f}", aim=f"mean < {DLOGP}")
 
     def attention(self) -> Lines:
-        """Each kernel forwards and backwards over the largest pack, and the kernels against each other."""
+        """Runs each kernel forwards and backwards over the largest pack, and compares the kernels."""
         count = self.scene.packs[-1] // self.scene.row
         grid, flat = self.pack(count, grid=True), self.pack(count, grid=False)
         heads, keys = self.scene.model["num_attention_heads"], self.scene.model["num_key_value_heads"]
@@ -147,7 +147,8 @@ class Checks:
             yield same("varlen against the rectangle", outputs["varlen"], outputs["rectangle"], 0.02)
 
     def persistence(self) -> Lines:
-        """Save, load, and one more step: as if nothing had been saved. Gathering and packing the weights."""
+        """Saves, loads and takes one more step, which must equal a step without saving. Gathers and packs the
+        weights."""
         learner, batch = self.learner(self.scene.packs[0]), groups(self.scene, 4)
         learner.train(batch)
         folder = self.folder / "saved"
@@ -178,7 +179,7 @@ class Checks:
                    aim="as without loading", passed=gap <= (1e-3 if self.gauge.cuda else 0.0))
 
     def adapters(self) -> Lines:
-        """LoRA: a step, and its merged weights against the layers with adapters."""
+        """Takes a step with LoRA, and compares merged weights with the layers with adapters."""
         tokens = self.scene.packs[-1]
         learner = self.learner(tokens, lr=1e-2, lora={"rank": self.scene.lora_rank})
         yield from self._three_steps(f"LoRA, {tokens} tokens a pack", learner, tokens, {})
@@ -193,7 +194,7 @@ class Checks:
                    aim=f"mean < {DLOGP}", passed=bool((adapted - merged).abs().mean() < DLOGP))
 
     def offload(self) -> Lines:
-        """Moments in host memory: the same update, with less memory and more time."""
+        """Compares updates with moments in host memory and on the device: same result, less memory, more time."""
         found: dict[bool, dict[str, Tensor]] = {}
         for offloaded in (False, True):
             learner, batch = self.learner(self.scene.packs[0], offload=offloaded), groups(self.scene, 4)
@@ -212,7 +213,7 @@ class Checks:
 
 
 def same(name: str, found: Tensor, expected: Tensor, most: float) -> Line:
-    """Passes if no element differs by more than `most`."""
+    """Returns a line that passes if no element differs by more than `most`."""
     gap = float((found - expected).abs().max())
     return Line(name=name, found=f"largest difference {gap:.2g}", aim=f"<= {most}", passed=gap <= most)
 

@@ -24,17 +24,17 @@ class Scene:
     model: Mapping[str, Any]
     """Arguments of transformers' Qwen2Config."""
     packs: tuple[int, ...]
-    """Token budgets to train with, ascending."""
+    """Token budgets of packs to train with, ascending."""
     prompt: int
     response: int
-    """Tokens of a row: every row is as long."""
+    """Response tokens of a row, the same for every row."""
     square: int
-    """Side of the matrices whose product measures the device."""
+    """Side of the square matrices whose product measures the device."""
     lora_rank: int = 16
 
     @property
     def row(self) -> int:
-        """Tokens of one row."""
+        """Number of tokens of one row."""
         return self.prompt + self.response
 
 
@@ -46,16 +46,16 @@ QWEN_1_5B: Mapping[str, Any] = {
 CARD = Scene(
     model=QWEN_1_5B,
     packs=(4096, 8192, 16_384), prompt=3584, response=512, square=8192)
-"""Rows of 4096 tokens."""
+"""The sizes for a GPU, with rows of 4096 tokens."""
 TINY = Scene(
     model={"vocab_size": 199, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
            "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True},
     packs=(64, 128), prompt=12, response=4, square=64, lora_rank=4)
-"""The same through the same code on any CPU, in seconds."""
+"""The sizes for any CPU: the same code runs in seconds."""
 
 
 def write_model(scene: Scene, folder: Path, device: torch.device) -> Path:
-    """A Hugging Face folder of random weights in bfloat16."""
+    """Writes a Hugging Face folder of random weights in bfloat16."""
     torch.manual_seed(0)
     with torch.device(device):
         model = Qwen2ForCausalLM(Qwen2Config(**scene.model))
@@ -65,7 +65,7 @@ def write_model(scene: Scene, folder: Path, device: torch.device) -> Path:
 
 
 def groups(scene: Scene, rows: int, *, seed: int = 0) -> list[list[Episode]]:
-    """One group of two episodes, `rows` steps in all (at least 2), the first of them won."""
+    """Returns one group of two episodes with `rows` steps in all (at least 2). The first episode is won."""
     rng = np.random.default_rng(seed)
     shares = (rows - rows // 2, rows // 2)
     return [[_episode(scene, rng, k, count) for k, count in enumerate(shares)]]
@@ -87,21 +87,21 @@ def _episode(scene: Scene, rng: np.random.Generator, k: int, count: int) -> Epis
 
 
 def config(tokens: int, device: torch.device, *, kl: float = 0.01, **learner: Any) -> Config:
-    """The settings of one measurement: bfloat16 over float32 weights, one update a step."""
+    """Returns the settings of one measurement: bfloat16 over float32 weights, one update a step."""
     return Config(name="selftest", steps=1, model={"dtype": "bfloat16"},  # pyright: ignore[reportArgumentType]
                   learner={"token_budget": tokens, "minibatch_rows": 1 << 20, "threads": 1,
                            "gpus": int(device.type == "cuda"), "loss": {"kl": kl}, **learner})  # pyright: ignore[reportArgumentType]
 
 
 class Gauge:
-    """Seconds and peak memory of what runs on one device."""
+    """Measures seconds and peak memory on one device."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.cuda = device.type == "cuda"
 
     def seconds(self, work: Callable[[], object], *, warm: int = 1, times: int = 3) -> float:
-        """Mean of `times` runs after `warm` others."""
+        """Returns the mean seconds of `times` runs after `warm` other runs."""
         for _ in range(warm):
             work()
         self.wait()
@@ -112,21 +112,21 @@ class Gauge:
         return (time.perf_counter() - start) / times
 
     def wait(self) -> None:
-        """Returns once the device has nothing left to do."""
+        """Waits until the device has finished all work."""
         if self.cuda:
             torch.cuda.synchronize(self.device)
 
     def fresh(self) -> None:
-        """Gives back what nobody uses, and measures the peak from here on."""
+        """Frees unused memory, and measures the peak from here on."""
         if self.cuda:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def peak(self) -> int | None:
-        """Bytes that tensors took at once since `fresh`; None on a CPU, which counts none."""
+        """Returns the peak bytes of tensors since `fresh`; None on a CPU, which does not count them."""
         return torch.cuda.max_memory_allocated(self.device) if self.cuda else None
 
     def matmul_rate(self, side: int) -> float:
-        """FLOPs per second of a product of two random bfloat16 matrices."""
+        """Returns the FLOPs per second of a product of two random bfloat16 matrices."""
         a, b = (torch.randn(side, side, device=self.device, dtype=torch.bfloat16) for _ in range(2))
         return 2 * side**3 / self.seconds(lambda: a @ b, warm=3, times=10)

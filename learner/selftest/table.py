@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One measurement. `passed` is None if there is nothing that it must reach on this machine."""
+    """One measurement. `passed` is None if the line has no aim on this machine."""
 
     name: str
     found: str
@@ -22,7 +22,7 @@ class Line:
 
 
 def attempt(name: str, check: Callable[[], Iterable[Line]]) -> list[Line]:
-    """The lines of one check. If it raises, the lines that it had made, and one that says what it raised."""
+    """Returns the lines of one check. If it raises, returns the lines so far and one line with the error."""
     lines: list[Line] = []
     try:
         lines.extend(check())

@@ -1,1 +1,1 @@
-"""`gagpo selftest`: shows on a GPU what no other machine can show."""
+"""`gagpo selftest`: checks what only a GPU can show."""

@@ -26,7 +26,7 @@ from services.records import Version
 
 UPDATES = 5
 GROWTH_MIB = 256
-"""Memory that may be added between the first update and the last."""
+"""Memory in MiB that may be added between the first update and the last."""
 PAUSE_S = 2.0
 """Longest pause of an update of 1.5B parameters on a GPU."""
 HOLDER = """
@@ -46,7 +46,7 @@ class EagerEngine(Engine):
 
 @contextmanager
 def held_memory(gib: float) -> Iterator[None]:
-    """Another process holds so much memory of the GPU while the block runs."""
+    """Lets another process hold that much memory of the GPU during the block."""
     if not gib:
         yield
         return

@@ -14,7 +14,7 @@ from services.telemetry.metrics_file import read_metrics
 
 NAME = "selftest"
 LATER = 5
-"""Learner steps after the run was taken up again."""
+"""Number of learner steps after the run was resumed."""
 LIMIT_S = 1800.0
 
 

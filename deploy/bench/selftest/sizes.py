@@ -26,7 +26,7 @@ class Size:
     held_gib: float
     """Memory that another process holds on the card while the engine starts."""
     requests: int
-    """In flight during an update."""
+    """Number of requests in flight during an update."""
     tokens: int
     """Response tokens of each request."""
     loop: tuple[str, ...]
@@ -54,7 +54,7 @@ CPU = Size(
 
 
 def make_model(size: Size, folder: Path, *, seed: int = SEED) -> Path:
-    """Writes a model of random weights with our tokenizer, as one that a user would give by model.path."""
+    """Writes a model of random weights with our tokenizer, in the form that model.path expects."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
