@@ -13,12 +13,15 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from learner.credit.g2po import G2po
 from learner.credit.gagpo import Gagpo
 from learner.credit.gagpo_boot import GagpoBootstrapped
 from learner.credit.gagpo_graph import GagpoGraph
 from learner.credit.gagpo_loo import GagpoLeaveOneOut
 from learner.credit.gigpo import Gigpo
+from learner.credit.graphgpo import Graphgpo
 from learner.credit.grpo import Grpo
+from learner.credit.hgpo import Hgpo
 from learner.credit.options import CreditOptions
 from learner.credit.ppo import Ppo
 from learner.credit.reinforce_pp import ReinforcePlusPlus
@@ -37,6 +40,9 @@ ESTIMATORS: dict[str, NamedEstimator] = {
     "gagpo_boot": GagpoBootstrapped(),
     "gagpo_graph": GagpoGraph(),
     "gigpo": Gigpo(),
+    "hgpo": Hgpo(),
+    "g2po": G2po(),
+    "graphgpo": Graphgpo(),
     "grpo": Grpo(),
     "rloo": Rloo(),
     "reinforce_pp": ReinforcePlusPlus(),

@@ -131,6 +131,91 @@ def gigpo(group, o):
     return out
 
 
+def hgpo(group, o):
+    """Groups are found by comparing the last k states of every pair of steps."""
+    found = returns(group, o)
+    q = {(i, t): found[i, t] - local(group, i, t, o) for i, t in steps(group)}
+
+    def last(i, t, k):
+        return None if k > t + 1 else [at(group, i, u)["state"] for u in range(t - k + 1, t + 1)]
+
+    out = {"returns": found, "values": {}, "deltas": None, "raw": {}, "advantages": {}}
+    for key in steps(group):
+        state = at(group, *key)["state"]
+        alike = same_state(group, state)
+        out["values"][state] = (mean([q[k] for k in alike]), len(alike))
+        raw, divided = [], []
+        for k in range(1, o["history"] + 2):
+            mine = last(*key, k)
+            peers = [] if mine is None else [q[other] for other in steps(group) if last(*other, k) == mine]
+            if len(peers) > 1 and max(peers) > min(peers):
+                apart = q[key] - mean(peers)
+                weight = (k + 1) ** o["alpha"]
+                if abs(apart) > 1e-9:
+                    raw.append((weight, apart))
+                scaled = apart / (std(peers, 0) + EPS) if o["mode"] == "mean_std_norm" else apart
+                if abs(scaled) > 1e-9:
+                    divided.append((weight, scaled))
+        for name, terms in (("raw", raw), ("advantages", divided)):
+            out[name][key] = sum(w * a for w, a in terms) / sum(w for w, _ in terms) if terms else 0.0
+    return out
+
+
+def g2po(group, o):
+    episode = grpo(group, o)
+    totals = [sum(reward(group, i, t, o) for t in range(len(group[i]["steps"]))) for i in range(len(group))]
+    visited = {at(group, *key)["state"] for key in steps(group)}
+    value = {s: mean([o["gamma"] ** (len(group[i]["steps"]) - t) * totals[i] for i, t in same_state(group, s)])
+             for s in visited}
+    led = {(i, t): value[at(group, i, t + 1)["state"]] if t + 1 < len(group[i]["steps"]) else totals[i]
+           for i, t in steps(group)}
+    x = {key: led[key] - local(group, *key, o) for key in led}
+    gain = {key: led[key] - value[at(group, *key)["state"]] for key in led}
+    out = {"returns": returns(group, o), "deltas": gain, "raw": {}, "advantages": {},
+           "values": {s: (v, len(same_state(group, s))) for s, v in value.items()}}
+    divide = o["mode"] == "mean_std_norm"
+    edges = [standardise(gain, list(gain.values()), o, divide=d) for d in (False, divide)]
+    if len(gain) == 1:
+        edges = [dict(gain), dict(gain)]
+    for key in steps(group):
+        peers = [x[k] for k in same_state(group, at(group, *key)["state"])]
+        apart = 0.0 if len(peers) == 1 or max(peers) == min(peers) else x[key] - mean(peers)
+        spread = std(peers, o["ddof"]) + EPS if divide and apart else 1.0
+        out["raw"][key] = episode["raw"][key] + o["omega"] * (apart + edges[0][key])
+        out["advantages"][key] = episode["advantages"][key] + o["omega"] * (apart / spread + edges[1][key])
+    return out
+
+
+def graphgpo(group, o):
+    """Distances by relaxing all transitions until nothing changes."""
+    episode = grpo(group, o)
+    totals = [sum(reward(group, i, t, o) for t in range(len(group[i]["steps"]))) for i in range(len(group))]
+
+    def target(i, t):
+        if t + 1 < len(group[i]["steps"]):
+            return at(group, i, t + 1)["state"]
+        return "goal" if totals[i] > 0 else group[i]["cut_in"]
+
+    near = {"goal": 0}
+    for _ in range(sum(len(one["steps"]) for one in group)):
+        for key in steps(group):
+            s, d = at(group, *key)["state"], near.get(target(*key))
+            if d is not None:
+                near[s] = min(near.get(s, d + 1), d + 1)
+    far = max(near.values()) + 1
+    won = max(totals) > 0
+    r = {key: max(totals) * o["decay"] ** near.get(target(*key), far) if won else 0.0 for key in steps(group)}
+    out = scored(group, o, {}, {})
+    for key in steps(group):
+        peers = [r[k] for k in same_state(group, at(group, *key)["state"])]
+        constant = len(peers) == 1 or max(peers) == min(peers)
+        apart = 0.0 if constant else r[key] - mean(peers)
+        out["raw"][key] = episode["raw"][key] + apart
+        spread = 1.0 if constant else std(peers, o["ddof"]) + EPS
+        out["advantages"][key] = episode["advantages"][key] + apart / spread
+    return out
+
+
 def reinforce(groups, o, *, baseline):
     out, tokens = [], []
     for group in groups:
@@ -215,6 +300,9 @@ BATCHES = {
     "gagpo": gagpo_batch,
     "gagpo_graph": gagpo_graph_batch,
     "gigpo": each(gigpo),
+    "hgpo": each(hgpo),
+    "g2po": each(g2po),
+    "graphgpo": each(graphgpo),
     "grpo": each(grpo),
     "rloo": each(rloo),
     "reinforce_pp": lambda groups, o: reinforce(groups, o, baseline=False),

@@ -16,11 +16,12 @@ from services.errors import UserError
 
 OTHER = {"gamma": 0.5, "lam": 0.25, "penalty": 3.0, "penalty_mode": "reward", "normalize": "none", "ddof": 0,
          "bootstrap": True, "broadcast": 2.0, "prior": 7.0, "mode": "mean_norm", "statistics": "trajectories",
-         "omega": 3.0, "leave_out": False}
+         "omega": 3.0, "leave_out": False, "history": 0,
+         "alpha": 3.0, "decay": 0.5}
 """A second value for each key that an estimator itself can read."""
 BY_THE_CRITIC = {("ppo", "gamma"), ("ppo", "lam")}
 """The learner reads these where it has the critic's values; learner/critic.py."""
-TELLING = [[{"state": s, "reward": 0.0, "invalid": s == "B", "tokens": 1 + i} for i, s in enumerate(text)]
+TELLING = [[{"state": s, "reward": 0.0, "invalid": s == "B" and i == 1, "tokens": 1 + i} for i, s in enumerate(text)]
            for text in ("ABC", "ABBD", "ACD", "EA")]
 TELLING[0][-1]["reward"] = 10.0
 TELLING[2][0]["reward"] = 2.0
@@ -129,6 +130,8 @@ def test_the_options_of_shipped_estimators_are_the_frozen_ones():
         "estimator gagpo": sorted([*recursion, "broadcast", "mode", "statistics"]),
         "estimator gagpo_loo": sorted([*recursion, "prior"]), "estimator gagpo_boot": recursion,
         "estimator gagpo_graph": sorted([*recursion, "leave_out", "prior"]),
+        "estimator hgpo": ["alpha", "history", "mode"], "estimator g2po": ["ddof", "mode", "omega", "statistics"],
+        "estimator graphgpo": ["ddof", "decay", "mode", "statistics"],
         "estimator gigpo": ["ddof", "mode", "omega", "statistics"], "estimator grpo": ["ddof", "mode", "statistics"],
         "estimator rloo": ["statistics"], "estimator reinforce_pp": ["ddof"],
         "estimator reinforce_pp_baseline": ["ddof", "statistics"], "estimator ppo": ["lam"],

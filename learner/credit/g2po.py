@@ -1,0 +1,103 @@
+"""G²PO: a step by the state that it leads to, among its state's steps and among all steps (arXiv 2606.22995).
+
+    V(s) = mean of γ^(T_i - t) R_i                 over all visits (i, t) of s, t from 0; R_i the episode's reward
+    U_t = V(s_{t+1}), after the last step R_i      the state that the step leads to
+    A_N = (X_t - mean) / (std + ε), X_t = U_t - p [step invalid]     over all steps in the same state; 0 for a lone one
+    A_G = (U_t - V(s_t) - mean) / (std + ε)        over all steps of the group
+    A_t = A_E + ω (A_N + A_G)                      A_E: GRPO's advantage; mode mean_norm divides nothing
+
+T_i is the number of steps, so the last step counts γ. We could not read the paper's own text: these formulas are those
+of the authors' code (Nala-YN/G2PO), in which a won episode ends in the value 10, its reward, and a lost one in 0.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from math import fsum
+from typing import ClassVar
+
+from learner.credit.base import WithinGroup
+from learner.credit.explanation import ADVANTAGE, DELTA, RAW, VALUE, CalculationLine, Explanation, plain, signed
+from learner.credit.gigpo import GigpoOptions
+from learner.credit.group_operations import (
+    by_state,
+    center,
+    discounted,
+    normalized,
+    penalized,
+    plus,
+    rewards,
+    state_values,
+    states,
+)
+from learner.credit.grpo import episode_term
+from learner.credit.types import Credit, Group, Nested
+
+
+class G2po(WithinGroup):
+    """Credit by nodes and edges of the group's state graph, beside the episode's."""
+
+    Options: ClassVar = GigpoOptions
+
+    def reads(self, options: GigpoOptions) -> frozenset[str]:
+        """Returns GRPO's keys and those of the two terms; ddof counts only where a spread divides."""
+        own = frozenset({"gamma", "penalty", "penalty_mode", "ddof", "mode", "statistics", "omega", "state_key"})
+        return own - {"ddof"} if options.mode == "mean_norm" else own
+
+    def group(self, group: Group, options: GigpoOptions) -> Credit:
+        """Returns the credit of one group. raw_advantages have no term divided by a spread."""
+        values, after = _values(group, options)
+        gains = [[u - values[step.state][0] for u, step in zip(row, episode, strict=True)]
+                 for row, episode in zip(after, group, strict=True)]
+        nodes, divided = _node_terms(group, after, options)
+        mean, _ = center(list(chain.from_iterable(gains)), options.ddof)
+        edges = [[x - mean for x in row] for row in gains]
+        raw_e, advantages_e = episode_term(group, options)
+        scaled = edges if options.mode == "mean_norm" else normalized(gains, options.ddof)
+        return Credit(returns=discounted(group, options), values=values, deltas=gains, states=states(group),
+                      raw_advantages=plus(raw_e, options.omega, plus(nodes, 1.0, edges)),
+                      advantages=plus(advantages_e, options.omega, plus(divided, 1.0, scaled)))
+
+    def legend(self, options: GigpoOptions) -> dict[str, str]:
+        """Returns the legend."""
+        divided = "" if options.mode == "mean_norm" else ", each term divided by its spread"
+        return {VALUE: "the mean of γ^(steps left) R over all steps of the group in that state",
+                DELTA: "V̄ of the state that the step led to, less V̄ of its own",
+                RAW: "GRPO's S − mean, plus ω times what the step led to, against its state's steps and as a gain",
+                ADVANTAGE: f"Â{divided}"}
+
+    def explain(self, group: Group, credit: Credit, options: GigpoOptions, episode: int) -> Explanation:  # noqa: ARG002
+        """Explains δ; the terms of Â and A need all steps of the group."""
+        values, after = _values(group, options)
+        lines: Explanation = []
+        for step, then in zip(group[episode], after[episode], strict=True):
+            value, count = values[step.state]
+            lines.append([
+                CalculationLine(formula=f"V̄ = mean of γ^(steps left) R over the {count} steps in this state",
+                                result=value),
+                CalculationLine(formula=f"δ = V̄(next) − V̄ = {plain(then)} − ({signed(value)})", result=then - value)])
+        return lines
+
+
+def _values(group: Group, options: GigpoOptions) -> tuple[dict[str, tuple[float, int]], Nested]:
+    """Returns state -> (V, visits), and U of each step."""
+    totals = [fsum(row) for row in rewards(group, options)]
+    ahead = [[options.gamma ** (len(episode) - t) * total for t in range(len(episode))]
+             for episode, total in zip(group, totals, strict=True)]
+    values = state_values(group, ahead)
+    after = [[*(values[step.state][0] for step in episode[1:]), total]
+             for episode, total in zip(group, totals, strict=True)]
+    return values, after
+
+
+def _node_terms(group: Group, after: Nested, options: GigpoOptions) -> tuple[Nested, Nested]:
+    """Returns X - mean over the steps of the same state, and A_N."""
+    x = penalized(after, group, options)
+    centers = {state: center(xs, options.ddof) if len(xs) > 1 else (xs[0], 1.0)
+               for state, xs in by_state(group, x).items()}
+    raw = [[a - centers[step.state][0] for a, step in zip(row, episode, strict=True)]
+           for row, episode in zip(x, group, strict=True)]
+    if options.mode == "mean_norm":
+        return raw, raw
+    return raw, [[a / centers[step.state][1] for a, step in zip(row, episode, strict=True)]
+                 for row, episode in zip(raw, group, strict=True)]

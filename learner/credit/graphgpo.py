@@ -1,0 +1,90 @@
+"""GraphGPO: a step by how near to success the state is that it leads to, on the group's graph (arXiv 2605.26684).
+
+    d(s) = fewest seen transitions from s to a won end      unreachable: the largest d of a reachable state + 1
+    R_t = C q^d(s_{t+1})                           q = decay; d = 0 after the last step of a won episode
+    A_G = (R_t - mean) / (std + ε)                 over all steps in the same state; 0 for a lone one
+    A_t = A_E + A_G                                A_E: GRPO's advantage
+
+An episode is won if its reward is positive, and C is the largest reward of the group. Equation 4 of the paper has one
+more factor q, which the norm takes out again. A group without a won episode has A_G = 0. After a lost episode comes
+the state that it was cut in, if the group knows it, else a state from which nothing is reached. We know the formulas
+from public reimplementations that cite the paper, and did not read its text.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import fsum
+from typing import ClassVar
+
+from pydantic import Field
+
+from learner.credit.base import WithinGroup
+from learner.credit.explanation import ADVANTAGE, RAW, Explanation
+from learner.credit.group_operations import by_state, center, discounted, plus, rewards, states
+from learner.credit.grpo import episode_term
+from learner.credit.options import EpisodeOptions
+from learner.credit.types import Credit, Group, Nested
+
+
+class GraphgpoOptions(EpisodeOptions):
+    """Options of GraphGPO. `mode` and `statistics` are those of the episode's term."""
+
+    decay: float = Field(default=0.1, gt=0, lt=1)
+    """q: factor on the value of a state for each further step to a won end."""
+
+
+class Graphgpo(WithinGroup):
+    """Credit by distances to success, beside the episode's."""
+
+    Options: ClassVar = GraphgpoOptions
+
+    def reads(self, options: GraphgpoOptions) -> frozenset[str]:  # noqa: ARG002 the same keys under all options
+        """Returns GRPO's keys and those of the graph's term, whose spread always divides."""
+        return frozenset({"penalty", "penalty_mode", "ddof", "mode", "statistics", "decay", "state_key"})
+
+    def group(self, group: Group, options: GraphgpoOptions) -> Credit:
+        """Returns the credit of one group. raw_advantages have no term divided by a spread."""
+        near = nearness(group, options)
+        centers = {state: center(xs, options.ddof) if len(xs) > 1 else (xs[0], 1.0)
+                   for state, xs in by_state(group, near).items()}
+        raw = [[x - centers[step.state][0] for x, step in zip(row, episode, strict=True)]
+               for row, episode in zip(near, group, strict=True)]
+        divided = [[x / centers[step.state][1] for x, step in zip(row, episode, strict=True)]
+                   for row, episode in zip(raw, group, strict=True)]
+        raw_e, advantages_e = episode_term(group, options)
+        return Credit(returns=discounted(group, options), values=None, deltas=None, states=states(group),
+                      raw_advantages=plus(raw_e, 1.0, raw), advantages=plus(advantages_e, 1.0, divided))
+
+    def legend(self, options: GraphgpoOptions) -> dict[str, str]:  # noqa: ARG002 the same under all options
+        """Returns the legend. No state has a value."""
+        return {RAW: "GRPO's S − mean, plus how near to a won end the step led, less the mean of its state's steps",
+                ADVANTAGE: "the same, each term divided by its spread"}
+
+    def explain(self, group: Group, credit: Credit, options: GraphgpoOptions, episode: int) -> Explanation:  # noqa: ARG002
+        """Returns no lines: the terms need the paths of the whole group."""
+        return [[] for _ in group[episode]]
+
+
+def nearness(group: Group, options: GraphgpoOptions) -> Nested:
+    """Returns R of each step."""
+    totals = [fsum(row) for row in rewards(group, options)]
+    best, goal = max(totals), ""  # "" is the key of no state
+    if best <= 0:
+        return [[0.0] * len(episode) for episode in group]
+    targets = [[*(step.state for step in episode[1:]), goal if total > 0 else episode[-1].cut_in]
+               for episode, total in zip(group, totals, strict=True)]
+    before: dict[str, set[str]] = {}
+    for episode, row in zip(group, targets, strict=True):
+        for step, target in zip(episode, row, strict=True):
+            if target is not None:
+                before.setdefault(target, set()).add(step.state)
+    distance, queue = {goal: 0}, deque([goal])
+    while queue:
+        for state in before.get(now := queue.popleft(), ()):
+            if state not in distance:
+                distance[state] = distance[now] + 1
+                queue.append(state)
+    unreachable = max(distance.values()) + 1
+    return [[best * options.decay ** (unreachable if target is None else distance.get(target, unreachable))
+             for target in row] for row in targets]

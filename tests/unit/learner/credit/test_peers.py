@@ -1,0 +1,54 @@
+"""HGPO, G²PO and GraphGPO on examples worked by hand."""
+
+import numpy as np
+import pytest
+
+from learner.credit.registry import estimator, make_options
+
+
+def credit(name, group, **options):
+    chosen = make_options(name, penalty=0.0, **options)
+    return estimator(name).group(group, chosen)
+
+
+def close(found, expected):
+    np.testing.assert_allclose(np.concatenate(found), expected, atol=1e-6)
+
+
+def test_hgpo_weighs_the_state_alone_and_the_longer_history(group):
+    """γ = 1/2, reward 8. X has Q 8 (after S) and 0 (after S), 8 (after Z): mean 16/3, so +8/3, -16/3, +8/3.
+
+    After S, X: Q 8 and 0, so +4 and -4. Weights 2 and 3: (2 · 8/3 + 3 · 4) / 5 = 52/15 and -(2 · 16/3 + 3 · 4) / 5.
+    X after Z and Z itself are alone. S has Q 4, 0 and 2: mean 2.
+    """
+    c = credit("hgpo", group("SX+", "SX-", "SZX+", reward=8.0), gamma=0.5, mode="mean_norm", history=1)
+    close(c.advantages, [2, 52 / 15, -2, -68 / 15, 0, 0, 8 / 3])
+    assert c.values["X"] == (pytest.approx(16 / 3), 3)
+
+
+def test_g2po_compares_what_steps_lead_to(group):
+    """γ = 1/2, reward 8, mean_norm. V(S) = (1/4 · 8 + 0) / 2 = 1, V(X) = 1/2 · 8 = 4, V(Z) = 0.
+
+    S leads to 4 and 0: A_N ±2, gains 3 and -1; X leads to 8: gain 4; Z to 0: gain 0; mean gain 3/2.
+    A_E: S - mean over rows = ±4.
+    """
+    c = credit("g2po", group("SX+", "SZ-", reward=8.0), gamma=0.5, mode="mean_norm")
+    close(c.advantages, [4 + 2 + 1.5, 4 + 0 + 2.5, -4 - 2 - 2.5, -4 + 0 - 1.5])
+    close(c.deltas, [3, 4, -1, 0])
+
+
+def test_graphgpo_gives_a_step_of_a_lost_episode_credit_for_getting_nearer(group):
+    """q = 1/2, reward 8: d(X) = 1, d(S) = 2. Episode 1 went S X and lost; episode 2 went S Z, unreachable, d = 3.
+
+    R at S: 4, 4, 1: mean 3, so +1, +1, -2. R at X: 8 and 1 (lost, nothing after it): +7/2 and -7/2. Z is alone.
+    raw adds S - mean over rows: 8 - 8/3 and -8/3.
+    """
+    c = credit("graphgpo", group("SX+", "SX-", "SZ-", reward=8.0), decay=0.5)
+    e, lost = 16 / 3, -8 / 3
+    close(c.raw_advantages, [e + 1, e + 3.5, lost + 1, lost - 3.5, lost - 2, lost])
+
+
+@pytest.mark.parametrize("name", ["hgpo", "g2po", "graphgpo"])
+@pytest.mark.parametrize("texts", [("S-", "S-"), ("SSS-", "SXS-"), ("SX-",)])
+def test_a_group_that_only_lost_has_no_credit(group, name, texts):
+    assert not np.concatenate(credit(name, group(*texts)).advantages).any()
