@@ -53,6 +53,8 @@ class LeaveOneOutOptions(RecursionOptions):
 
     prior: float = Field(default=2.0, ge=0)
     """κ: weight of the previous turn's value, as a number of turns of other episodes."""
+    soft: bool = False
+    """Whether λ_t grows from λ towards 1 as fewer other turns are in the state, instead of being 1 at none alone."""
 
 
 class GagpoLeaveOneOut:
@@ -64,7 +66,7 @@ class GagpoLeaveOneOut:
 
     def reads(self, options: LeaveOneOutOptions) -> frozenset[str]:  # noqa: ARG002 the same keys under all options
         """Returns the keys of GAGPO's recursion and the prior of the values."""
-        return RECURSION | {"prior"}
+        return RECURSION | {"prior", "soft"}
 
     def group(self, group: Group, options: LeaveOneOutOptions) -> Credit:
         """Returns the credit of one group; see the module's formulas."""
@@ -72,11 +74,10 @@ class GagpoLeaveOneOut:
         values, compared = others_values(group, returns, options.prior)
         deltas: Nested = []
         raw: Nested = []
-        for row, episode, v, known in zip(rewards(group, options), group, values, compared, strict=True):
+        for row, episode, v, counts in zip(rewards(group, options), group, values, compared, strict=True):
             after = v[1:] if options.bootstrap and episode[-1].cut_in is not None else [*v[1:len(row)], 0.0]
             deltas.append([r + options.gamma * after[t] - v[t] for t, r in enumerate(row)])
-            raw.append(backward_by_step(
-                deltas[-1], [options.gamma * (options.lam if compared_here else 1.0) for compared_here in known]))
+            raw.append(backward_by_step(deltas[-1], [options.gamma * lambda_at(count, options) for count in counts]))
         scaled = normalized(raw, options.ddof) if options.normalize == "group" else raw
         return Credit(returns=returns, values=None, deltas=deltas, raw_advantages=raw,
                       advantages=penalized(scaled, group, options), states=states(group),
@@ -100,16 +101,25 @@ class GagpoLeaveOneOut:
         for t, (step, delta) in enumerate(zip(steps, family_deltas(group, credit, options, episode), strict=True)):
             last = t + 1 == len(steps)
             before = value_at(credit, episode, t - 1) if t else _mean([row[0] for row in others])
-            known = last or steps[t + 1].state in elsewhere
+            count = 1 if last else len(elsewhere.get(steps[t + 1].state, []))
+            lam = lambda_at(count, options)
             recursion = recursion_line(
                 (credit.deltas or [])[episode][t], None if last else raw[t + 1],
-                options.gamma * (options.lam if known else 1.0),
-                named="γλ Â(next)" if known else "γ Â(next, a state that no other episode was in)")
+                options.gamma * lam,
+                named=f"γλ Â(next), λ = {lam:.3g}" if options.soft and count else
+                "γλ Â(next)" if count else "γ Â(next, a state that no other episode was in)")
             lines.append([_value_line(elsewhere.get(step.state, []), before, options.prior, first=not t), delta,
                           recursion])
             if options.normalize != "batch":
                 lines[t].append(scaled_line(raw[t], scale, penalty=penalty_of(step, options)))
         return lines
+
+
+def lambda_at(count: int, options: LeaveOneOutOptions) -> float:
+    """Returns λ_t of a state in which `count` steps of other episodes are."""
+    if options.soft and count:
+        return 1.0 - (1.0 - options.lam) * count / (count + options.prior)
+    return options.lam if count else 1.0
 
 
 def _value_line(returns: Sequence[float], before: float, prior: float, *, first: bool) -> CalculationLine:
@@ -130,19 +140,19 @@ def _mean(xs: Sequence[float]) -> float:
     return fsum(xs) / len(xs) if xs else 0.0
 
 
-def others_values(group: Group, returns: Nested, prior: float) -> tuple[Nested, list[list[bool]]]:
+def others_values(group: Group, returns: Nested, prior: float) -> tuple[Nested, list[list[int]]]:
     """Returns V_i(t) for each step t of each episode i, and for the state in which a budget cut it; and whether another
     episode has been in that state, n_i > 0."""
     everywhere = _sums(group, returns)
     starts = [row[0] for row in returns]
     rows: Nested = []
-    compared: list[list[bool]] = []
+    compared: list[list[int]] = []
     for i, (episode, own_returns) in enumerate(zip(group, returns, strict=True)):
         own = _sums([episode], [own_returns])
         before = starts[:i] + starts[i + 1:]
         value = _mean(before)
         row: list[float] = []
-        known: list[bool] = []
+        counts: list[int] = []
         for state in _passed(episode):
             total, count = everywhere.get(state, (0.0, 0))
             mine, often = own.get(state, (0.0, 0))
@@ -150,9 +160,9 @@ def others_values(group: Group, returns: Nested, prior: float) -> tuple[Nested, 
             if others:
                 value = (total - mine + prior * value) / (others + prior)
             row.append(value)
-            known.append(others > 0)
+            counts.append(others)
         rows.append(row)
-        compared.append(known)
+        compared.append(counts)
     return rows, compared
 
 
