@@ -137,7 +137,8 @@ class TrainingRun:
         parts.store.reissue(lease)
         clear(parts.store, lease)
         archive = EpisodeArchive(self.folder.path / "episodes")
-        follow = self._follow_metrics(tell)
+        history = RunHistory(self.folder)  # one for all: to read the files again at each step takes ever longer
+        follow = self._follow_metrics(tell, history)
 
         def tick() -> None:
             for one in (loading.tick, scaling.tick, follow):
@@ -145,6 +146,7 @@ class TrainingRun:
 
         def evaluated(summary: dict[str, Any], episodes: list[Episode]) -> None:
             self.keep_evaluation(summary, episodes, archive)
+            self._warn(history)
             tell.evaluation(summary)
 
         return Controller(
@@ -166,11 +168,9 @@ class TrainingRun:
         if summary["label"].startswith("step-") and summary["step"]:  # step 0 is the cold start: it has no checkpoint
             self._checkpoints().record_score(summary["step"], summary["success_rate"])
         self.progress.evaluation(summary)
-        self._warn()
 
-    def _warn(self) -> None:
+    def _warn(self, history: RunHistory) -> None:
         """Shows the present health warnings of the run."""
-        history = RunHistory(self.folder)
         found = warnings(history.metrics, history.evaluations)
         self.progress.warn({one.rule: one.text for one in found})
 
@@ -181,7 +181,7 @@ class TrainingRun:
         newest = self._checkpoints().latest()
         return 0 if newest is None else newest.step
 
-    def _follow_metrics(self, tell: Sinks) -> Callable[[], None]:
+    def _follow_metrics(self, tell: Sinks, history: RunHistory) -> Callable[[], None]:
         """Returns a function that shows the lines that were added to metrics.jsonl since its last call."""
         growing = GrowingRows(self.folder.metrics)
         shown = len(growing.rows())
@@ -194,7 +194,7 @@ class TrainingRun:
                 self.progress.step(line)
                 tell.step(line)
             if new:
-                self._warn()
+                self._warn(history)
             shown = len(lines)
 
         return tick
