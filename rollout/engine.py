@@ -37,15 +37,17 @@ from rollout.engine_settings import (
     prepare_environment,
     temporary_files_in,
 )
+from rollout.weights_file import weights_file, write_checked
 from services.config.tree import RolloutSection
 from services.errors import EngineFault
 from services.process.guard import ProcessGuard
 from services.records import Version, VersionSpan
 from services.telemetry.logs import get_logger
-from services.weights import pack
 from services.weights.headers import folder_parameters
 from services.weights.pack import ITEM_SIZES, Manifest
 
+LOOK_S = 0.5
+"""Between two looks whether vLLM's process lives."""
 EXTEND_S = 1.0
 """Seconds between two extensions of the requests' deadlines. Extending them at every engine step would cost more."""
 PROBE_IDS = list(range(2, 18))
@@ -94,6 +96,8 @@ class Engine:
         self._output: EngineOutput | None = None
         self._folder: Path | None = None
         self._guard_process: ProcessGuard | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._guarded: set[asyncio.Timeout] = set()
         self._waiting: set[asyncio.Timeout] = set()
         self._extended = 0.0
         self._released = asyncio.Event()
@@ -104,6 +108,7 @@ class Engine:
         prepare_environment(self._config)
         async with self._guard("start", self._config.start_seconds):
             self._llm = await asyncio.to_thread(self._build)
+            self._watch = asyncio.create_task(self._end_with(self._llm))
             await self._llm.update_weight_version(_name(self.version))
             await self._probe(self.version)
 
@@ -140,8 +145,8 @@ class Engine:
 
     async def _load(self, version: Version, manifest: Manifest, buffer: np.ndarray) -> None:
         async with self._updating, self._guard(f"update to {version.short}", self._config.update_seconds):
-            with tempfile.NamedTemporaryFile(dir=_shared_folder(), prefix="gagpo-weights-") as file:
-                await asyncio.to_thread(_checked_file, manifest, buffer, version.digest, file)
+            with weights_file() as file:
+                await asyncio.to_thread(write_checked, manifest, buffer, version.digest, file)
                 self._released.clear()
                 self._extend(self._config.update_seconds + self._config.sample_seconds)
                 started = time.monotonic()
@@ -159,6 +164,8 @@ class Engine:
 
     async def close(self) -> None:
         """Stops the engine's process and removes its temporary files."""
+        if self._watch is not None:
+            self._watch.cancel()
         if self._llm is not None:
             llm, self._llm = self._llm, None
             await asyncio.to_thread(llm.shutdown)
@@ -211,15 +218,8 @@ class Engine:
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         params = SamplingParams(
-            temperature=temperature,
-            seed=seed,
-            max_tokens=max_tokens,
-            stop_token_ids=list(stop),
-            logprobs=0,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-            skip_clone=True,
-        )
+            temperature=temperature, seed=seed, max_tokens=max_tokens, stop_token_ids=list(stop), logprobs=0,
+            detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY, skip_clone=True)
         final = None
         async for output in self._llm.generate(tokens_input(list(prompt_ids)), params, request_id):
             final = output.outputs[0]
@@ -251,11 +251,13 @@ class Engine:
         """
         try:
             async with asyncio.timeout(seconds) as timeout:
+                self._guarded.add(timeout)
                 if extended:
                     self._waiting.add(timeout)
                 try:
                     yield
                 finally:
+                    self._guarded.discard(timeout)
                     self._waiting.discard(timeout)
         except asyncio.CancelledError:
             raise
@@ -263,6 +265,17 @@ class Engine:
             self._fault = self._fault or EngineFault(f"{doing}: {self._reason(error, seconds)}")
             self._released.set()  # the waiting samples raise the fault
             raise self._fault from error
+
+    async def _end_with(self, llm: Any) -> None:
+        """Ends what waits when vLLM's process is gone: vLLM ends requests then, and lets its other calls wait."""
+        while not llm.errored:  # noqa: ASYNC110 - vLLM tells nobody
+            await asyncio.sleep(LOOK_S)
+        said = self._output.last_error() if self._output is not None else None
+        self._fault = self._fault or EngineFault(f"vLLM's process died ({said or 'it printed no error'})")
+        self._released.set()
+        for timeout in self._guarded:
+            if not timeout.expired():
+                timeout.reschedule(0.0)
 
     def _reason(self, error: Exception, seconds: float) -> str:
         """Returns the reason in one line. The output of the engine's process goes to the log."""
@@ -280,18 +293,3 @@ class Engine:
 
 def _name(version: Version) -> str:
     return f"{version.incarnation}.{version.step}.{version.digest}"
-
-
-def _shared_folder() -> Path | None:
-    """Returns the folder of shared memory, or None if there is none. Temporary files are on disk then."""
-    shared = Path("/dev/shm")  # noqa: S108  # a private name inside it, made with O_EXCL
-    return shared if shared.is_dir() else None
-
-
-def _checked_file(manifest: Manifest, buffer: np.ndarray, digest: str, file: Any) -> None:
-    """Writes the buffer into `file`. Raises ValueError if its bytes are not those of `digest`."""
-    found = pack.digest(manifest, buffer)
-    if found != digest:
-        raise ValueError(f"weights arrived with digest {found}, expected {digest}")
-    file.write(np.ascontiguousarray(buffer).data)
-    file.flush()

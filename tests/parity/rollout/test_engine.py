@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import tempfile
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rollout.engine import Engine, Sample
 from rollout.engine_settings import CPU_HEAD_SIZES, check_shape
 from services.errors import EngineFault, UserError
+from services.process.guard import processes_in
 from services.records import Version
 from services.weights import pack
 
@@ -158,6 +161,26 @@ async def test_an_engine_that_cannot_start_tells_the_last_error_of_its_process(t
         await engine.start()
     await engine.close()
     await asyncio.to_thread(temporary.rmdir)  # raises if a socket or a rendezvous file is left
+
+
+async def test_an_update_ends_when_vllms_process_dies_in_it(tied_folder, sampler_config, tiny_model):
+    """vLLM answers no call that its dead process has taken; the process is stopped first, so that the call is there."""
+    engine = Engine(tied_folder, FIRST, config=sampler_config, dtype="float32", load=False)
+    try:
+        await engine.start()
+        processes = processes_in(str(engine._folder))
+        for process in processes:
+            os.kill(process, signal.SIGSTOP)
+        update = asyncio.create_task(load(engine, tiny_model(tied=True, seed=2), step=1))
+        while engine._released.is_set():  # noqa: ASYNC110 - it becomes clear within milliseconds
+            await asyncio.sleep(0.01)
+        for process in processes:
+            os.kill(process, signal.SIGKILL)
+        with pytest.raises(EngineFault, match="vLLM's process died"):
+            async with asyncio.timeout(60):
+                await update
+    finally:
+        await engine.close()
 
 
 async def test_an_engine_that_starts_with_random_weights_takes_an_update_and_dies_of_wrong_bytes(
