@@ -18,7 +18,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "toy
 POLL_S = 0.1
 START_S = 150.0
 """Longest time in seconds for cold start, Ray and vLLM on two busy cores."""
-GONE_S = 10.0
+GONE_S = 60.0
 
 
 class Run:
