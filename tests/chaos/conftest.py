@@ -24,11 +24,12 @@ GONE_S = 60.0
 class Run:
     """One `gagpo train`; `started` are all processes below it that were ever seen."""
 
-    def __init__(self, folder: Path, *arguments: str, log: Path) -> None:
+    def __init__(self, folder: Path, *arguments: str, log: Path, temporary: Path | None) -> None:
         self.folder = folder
         self.log = log
         self.started: set[psutil.Process] = set()
         environment = {k: v for k, v in os.environ.items() if k not in ("ALFWORLD_DATA", "RAY_ADDRESS")}
+        environment |= {"TMPDIR": str(temporary)} if temporary else {}
         with log.open("ab") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "deploy.cli", "train", *arguments], stdout=out, stderr=out,
@@ -124,8 +125,8 @@ def train(tmp_path_factory: pytest.TempPathFactory):
     logs = tmp_path_factory.mktemp("logs")
     runs: list[Run] = []
 
-    def start(folder: Path, *arguments: str) -> Run:
-        runs.append(Run(folder, *arguments, log=logs / f"{len(runs)}.log"))
+    def start(folder: Path, *arguments: str, temporary: Path | None = None) -> Run:
+        runs.append(Run(folder, *arguments, log=logs / f"{len(runs)}.log", temporary=temporary))
         return runs[-1]
 
     yield start

@@ -41,7 +41,10 @@ class Watch(threading.Thread):
 
     def run(self) -> None:
         while not self._done.wait(PERIOD_S):
-            children = self._root.children(recursive=True)
+            try:
+                children = self._root.children(recursive=True)
+            except psutil.NoSuchProcess:  # it has ended, and all that it started
+                return
             if self._round % LISTENERS_EVERY == 0:
                 self.listening |= listening([self._root, *children])
             self._round += 1
