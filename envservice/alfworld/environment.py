@@ -14,6 +14,7 @@ from typing import Literal
 from envservice.alfworld import engine as own
 from envservice.alfworld.game import Game, load_game
 from envservice.alfworld.goal import TASK_TYPES
+from envservice.alfworld.levels import LevelGames
 from envservice.alfworld.tasks import DOWNLOAD, VARIABLE, Games, GeneratedGames, OfficialGames, task_type
 from envservice.alfworld.textworld_engine import TextworldSession, require_textworld
 from envservice.base import Replay, Session
@@ -104,7 +105,7 @@ def open_environment(env: EnvSection) -> AlfworldEnvironment:
     Raises UserError for missing data and for a missing reference engine.
     """
     data = data_folder(env)
-    return _environment(OfficialGames(data) if data else GeneratedGames(), env)
+    return _environment(_official(data, env) if data else GeneratedGames(), env)
 
 
 def holding(env: EnvSection, task: str) -> AlfworldEnvironment:
@@ -119,7 +120,7 @@ def holding(env: EnvSection, task: str) -> AlfworldEnvironment:
         raise KeyError(task)
     if data is None:
         raise UserError(f"{task} is an official game and {VARIABLE} is not set", DOWNLOAD)
-    return _environment(OfficialGames(data), env)
+    return _environment(_official(data, env), env)
 
 
 def data_folder(env: EnvSection) -> Path | None:
@@ -128,6 +129,12 @@ def data_folder(env: EnvSection) -> Path | None:
     return Path(data).expanduser() if data else None
 
 
+def _official(data: Path, env: EnvSection) -> OfficialGames:
+    return OfficialGames(data, all_games=env.alfworld.training_games == "all")
+
+
 def _environment(games: Games, env: EnvSection) -> AlfworldEnvironment:
+    if env.alfworld.level != "all":
+        games = LevelGames(games, env.alfworld.level, env.alfworld.unseen_types)
     return AlfworldEnvironment(games, engine=env.alfworld.engine, task_types=env.alfworld.task_types,
                                tells_state=env.alfworld.exact_state)

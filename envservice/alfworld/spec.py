@@ -24,7 +24,10 @@ def describe(env: EnvSection) -> str:
     """Names the source of the games, their types, and the engine in one line."""
     data = data_folder(env)
     where = f"official, in {data}" if data else "generated"
-    return f"{where}, types {', '.join(env.alfworld.task_types)}, engine {env.alfworld.engine}"
+    chosen = env.alfworld
+    unseen = ", ".join(chosen.unseen_types)
+    level = "" if chosen.level == "all" else f", level {chosen.level}, trained without {unseen}"
+    return f"{where}, types {', '.join(chosen.task_types)}{level}, engine {chosen.engine}"
 
 
 def check(environment: Environment, task: str) -> None:

@@ -47,7 +47,14 @@ class Games(Protocol):
     training_splits: tuple[str, str, str]
     """Returns the splits to train on, to choose the best checkpoint by, and to report on. They share no game."""
 
+    level_splits: tuple[str, str]
+    """The splits that levels of generalisation train on and choose by (levels.py). They share no game with `tested`."""
+
     def splits(self) -> list[str]: ...
+
+    def tested(self, *, seen_rooms: bool) -> tuple[str, ...]:
+        """Returns the test games in rooms that training has seen, or in rooms that it has not."""
+        ...
 
     def tasks(self, split: str) -> tuple[str, ...]:
         """Returns all task ids, sorted. Raises UserError for an unknown split and for missing or broken data."""
@@ -91,10 +98,12 @@ class OfficialGames:
     """The games of a data folder."""
 
     name = "alfworld"
-    training_splits: tuple[str, str, str] = ("train_kept", "valid_seen", "heldout")
+    level_splits: tuple[str, str] = ("train_kept", "heldout")
 
-    def __init__(self, data: Path) -> None:
-        """Raises UserError if `data` holds no games."""
+    def __init__(self, data: Path, *, all_games: bool = False) -> None:
+        """`all_games`: train on the whole of train, as the papers do. Raises UserError if `data` holds no games."""
+        self.training_splits: tuple[str, str, str] = ("train", "valid_seen", "valid_unseen") if all_games else \
+            ("train_kept", "valid_seen", "heldout")
         self._root = data / "json_2.1.1"
         if not self._root.is_dir():
             raise UserError(f"there are no ALFWorld games in {data}: no folder {self._root}", DOWNLOAD)
@@ -111,6 +120,9 @@ class OfficialGames:
             self._lists[split] = listed
             self._known |= set(listed)
         return self._lists[split]
+
+    def tested(self, *, seen_rooms: bool) -> tuple[str, ...]:
+        return self.tasks("valid_seen" if seen_rooms else "valid_unseen")
 
     def _list(self, split: str) -> tuple[str, ...]:
         if split in _PARTS:
@@ -149,6 +161,7 @@ class GeneratedGames:
 
     name = generator.FAMILY
     training_splits: tuple[str, str, str] = ("train", "valid", "heldout")
+    level_splits: tuple[str, str] = ("train", "valid")
 
     def splits(self) -> list[str]:
         return list(generator.GENERATED_SPLITS)
@@ -160,6 +173,11 @@ class GeneratedGames:
                 f"choose one of {', '.join(self.splits())}, or set ALFWORLD_DATA for official games",
             )
         return tuple(sorted(generator.task_id(split, index) for index in range(generator.GENERATED_SPLITS[split])))
+
+    def tested(self, *, seen_rooms: bool) -> tuple[str, ...]:
+        """In `heldout`, rounds of one game of each type in seen and in unseen rooms alternate (generator.py)."""
+        return tuple(task for task in self.tasks("heldout")
+                     if (generator.parse_task_id(task)[1] // len(generator.TYPES) % 2 == 0) == seen_rooms)
 
     def content(self, task: str) -> bytes:
         split, index = generator.parse_task_id(task)

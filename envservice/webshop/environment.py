@@ -43,14 +43,16 @@ class WebshopEnvironment:
         self.tagger = name
         self._goals = lru_cache(maxsize=_ORDERS)(self._draw)
         count = len(self._goals(SEED))
-        self._splits = splits.VerlAgent(count) if self._settings.verl_compat else splits.Fixed(count)
+        cut = splits.VerlAgent if self._settings.verl_compat else \
+            splits.First500 if self._settings.train_on_rest else splits.Fixed
+        self._splits: splits.Splits = cut(count)
         self._index = _index(stock)
         self._shop = Shop(
             search=self.search, by_asin=self._by_asin, nouns=nouns, observation=self._settings.observation,
             show_attributes=self._settings.show_attributes, strict_options=self._settings.strict_options)
 
     def splits(self) -> list[str]:
-        return list(splits.NAMES)
+        return list(self._splits.names)
 
     def training_splits(self) -> tuple[str, str, str]:
         return splits.NAMES
@@ -114,7 +116,7 @@ def _version(stock: Stock, settings: WebshopSection, tagger: str) -> str:
     parts += [settings.observation] if settings.observation != "text" else []
     chosen = {
         "attributes": settings.show_attributes, "strict-options": settings.strict_options,
-        "verl-compat": settings.verl_compat}
+        "train-on-rest": settings.train_on_rest, "verl-compat": settings.verl_compat}
     return "+".join([*parts, *(name for name, on in chosen.items() if on)])
 
 

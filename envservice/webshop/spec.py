@@ -25,7 +25,8 @@ def describe(env: EnvSection) -> str:
     """Names the source of the products, and settings that differ from the defaults, in one line."""
     chosen = env.webshop
     where = f"official products ({chosen.products}), in {env.data}" if env.data else "our own catalogue"
-    flags = {"strict options": chosen.strict_options, "verl-agent's splits": chosen.verl_compat}
+    flags = {"strict options": chosen.strict_options, "the first 500 held out": chosen.train_on_rest,
+             "verl-agent's splits": chosen.verl_compat}
     return ", ".join([where, f"{chosen.goals} goals", *(name for name, on in flags.items() if on)])
 
 

@@ -32,14 +32,24 @@ class Section(BaseModel):
         return value
 
 
+TaskType = Literal["pick", "look", "clean", "heat", "cool", "two"]
+
+
 class AlfworldSection(Section):
     """Which ALFWorld games, and which engine."""
 
     engine: Literal["own", "textworld"] = "own"
     """Our engine, or the one that ALFWorld ships (textworld), for comparisons."""
-    task_types: tuple[Literal["pick", "look", "clean", "heat", "cool", "two"], ...] = (
-        "pick", "look", "clean", "heat", "cool", "two")
+    task_types: tuple[TaskType, ...] = get_args(TaskType)
     """Task types to play."""
+    training_games: Literal["kept", "all"] = "kept"
+    """Official games to train on: train without the quarter that results are reported on (kept), or all 3,553 of train,
+    as the papers do (all); then results are reported on valid_unseen."""
+    level: Literal["all", "L0", "L1", "L2"] = "all"
+    """Games to report on: the usual split (all), or a level of generalisation: types and rooms seen in training (L0),
+    seen types in unseen rooms (L1), unseen_types in unseen rooms (L2). L0 to L2 train without unseen_types."""
+    unseen_types: tuple[TaskType, ...] = ("cool", "two")
+    """Task types that no level trains on. Read if `level` is L0, L1 or L2."""
     exact_state: bool = False
     """For research: outcomes carry the engine's exact state, for `learner.credit.state_key=environment`. The policy
     never sees it. A real environment would not tell it, so results with it are an upper bound. Needs engine=own."""
@@ -48,6 +58,11 @@ class AlfworldSection(Section):
     def _told(self) -> AlfworldSection:
         if self.exact_state and self.engine != "own":
             raise ValueError(f"exact_state needs engine=own, and engine={self.engine} does not tell its state")
+        if self.level != "all" and self.training_games == "all":
+            raise ValueError(f"level={self.level} chooses checkpoints by games of train that it holds back; "
+                             "set training_games=kept")
+        if self.level != "all" and not set(self.task_types) - set(self.unseen_types):
+            raise ValueError(f"level={self.level} has no type to train on; shorten unseen_types")
         return self
 
 
@@ -65,8 +80,17 @@ class WebshopSection(Section):
     strict_options: bool = False
     """A purchase earns the reward of an option only if it is exactly the option asked for. false: the original's fuzzy
     match decides."""
+    train_on_rest: bool = False
+    """Holds out the first 500 goals alone and trains on all others, as verl-agent does, but in one order for all, so
+    that no goal is in both. The split `first500` has all 500; runs choose by even ones and report on odd ones."""
     verl_compat: bool = False
     """Uses the shuffles and splits of verl-agent, in which train and test goals overlap."""
+
+    @model_validator(mode="after")
+    def _one_cut(self) -> WebshopSection:
+        if self.train_on_rest and self.verl_compat:
+            raise ValueError("train_on_rest and verl_compat are two ways to cut the goals; set one of them")
+        return self
 
 
 class SearchSection(Section):

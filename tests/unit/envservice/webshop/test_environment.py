@@ -110,3 +110,22 @@ def test_a_long_hostile_query_is_a_query(shop):
     session.reset()
     for text in ("lamp " * 20_000, "\x00\ud800", "a" * 200_000, "[]" * 1000):
         assert not session.step(f"search[{text}]").done
+
+
+def test_the_train_on_rest_goals_alone_are_held_out():
+    """As verl-agent cuts them, in the order that every other split has; two halves of them share no goal."""
+    cut, usual = shop_of(train_on_rest=True), shop_of()
+    assert cut.splits() == ["train", "eval", "test", "first500"]
+    numbers = {split: sorted(int(task.rpartition("/")[2]) for task in cut.tasks(split)) for split in cut.splits()}
+    count = sum(len(usual.tasks(split)) for split in usual.splits())
+    assert numbers["first500"] == list(range(500))
+    assert (numbers["eval"], numbers["test"]) == (list(range(0, 500, 2)), list(range(1, 500, 2)))
+    assert numbers["train"] == list(range(500, count))
+    assert cut.goal("webshop/first500/7") == cut.goal("webshop/test/7") == usual.goal("webshop/test/7")
+    assert cut.version.endswith("+train-on-rest")
+    with pytest.raises(KeyError):
+        usual.goal("webshop/first500/7")
+    with pytest.raises(KeyError):
+        cut.goal("webshop/eval/7")
+    with pytest.raises(ValueError, match="two ways to cut the goals"):
+        WebshopSection(train_on_rest=True, verl_compat=True)
