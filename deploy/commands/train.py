@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from deploy.commands.arguments import add_config_arguments, config_from
 from deploy.runs.configs import load_config
 from deploy.runs.policies import find_run, run_path
-from deploy.training.sweep import SWEEPS
+from deploy.training.paper_tables import SWEEPS
 from services.config.tree import Config
 from services.errors import UserError
 
@@ -39,7 +39,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     parser.add_argument("--skip-step", type=int, metavar="S",
                         help="with --resume: leave out the groups of learner step S, because it cannot be trained")
     parser.add_argument("--sweep", choices=tuple(SWEEPS), metavar="NAME",
-                        help="make one run per variant from one cold start, then a table: `ablations`, the paper's")
+                        help="make one run per variant from one cold start, then a table: table1 (RL methods, three\n"
+                        "seeds), table2 (ablations, three seeds), table3 (gamma and lambda), ablations (one seed)")
     parser.add_argument("--dry-run", action="store_true", help="validate and print the plan; start nothing")
     parser.add_argument("--json", action="store_true", help="print the plan or the result as one JSON object")
     parser.set_defaults(run=run)
@@ -92,11 +93,11 @@ def _resumed(path: Path, overrides: list[str]) -> Config:
 def _sweep(config: Config, args: argparse.Namespace) -> int:
     """Checks every variant before the first one starts, then runs them."""
     from deploy.launch import plan, preflight
-    from deploy.training import sweep
+    from deploy.training import paper_tables, sweep
     from deploy.training.child_runs import ChildFailed, failed
     from deploy.training.start import saying_how_to_go_on
 
-    variants = SWEEPS[args.sweep]
+    variants = SWEEPS[args.sweep](config)
     made = sweep.configs(config, variants)
     preflight.check(config, planned=args.dry_run)
     if args.dry_run:
@@ -111,7 +112,9 @@ def _sweep(config: Config, args: argparse.Namespace) -> int:
             lines = sweep.run_sweep(config, variants, resume=bool(args.resume), quiet=args.json)
     except ChildFailed as error:
         return failed(error)
-    print((config.run_dir / "sweep.json").read_text().strip() if args.json else "\n".join(sweep.as_text(lines)))
+    methods = paper_tables.write(config.run_dir, paper_tables.over_seeds(made, variants))
+    text = "\n".join([*sweep.as_text(lines), *methods])
+    print((config.run_dir / "sweep.json").read_text().strip() if args.json else text)
     return 0
 
 

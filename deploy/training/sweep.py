@@ -3,7 +3,8 @@
     runs/<name>/<variant>/   a whole run: its folder, report and figures
     runs/<name>/sweep.json   the table, paired by game against the first variant; sweep.txt for people
 
-All variants share the seed, the tasks and the first variant's cold start. They differ only in their overrides.
+All variants share the tasks and the first variant's cold start. They differ only in their overrides: also the seed is
+the config's, unless they set it. paper_tables.py has the sweeps that come with the package.
 """
 
 from __future__ import annotations
@@ -36,21 +37,8 @@ class Variant:
     name: str
     title: str
     overrides: Mapping[str, object]
-
-
-ABLATIONS = (
-    Variant(name="full", title="full", overrides={}),
-    Variant(name="no-temporal", title="without temporal credit (λ = 0)", overrides={"learner.credit.lam": 0.0}),
-    Variant(name="monte-carlo", title="Monte Carlo (λ = 1)", overrides={"learner.credit.lam": 1.0}),
-    Variant(name="token-ratio", title="without sequence ratio",
-            overrides={"learner.loss.ratio": "token", "learner.loss.aggregation": "tokens"}),
-    Variant(name="trajectory-reward", title="+ trajectory reward", overrides={"learner.credit.broadcast": 1.0}),
-    Variant(name="batch-norm", title="batch normalisation", overrides={"learner.credit.normalize": "batch"}),
-    Variant(name="no-norm", title="no normalisation", overrides={"learner.credit.normalize": "none"}),
-)
-"""The rows of the paper's ablation table (arXiv 2605.13217, table 2)."""
-
-SWEEPS: dict[str, tuple[Variant, ...]] = {"ablations": ABLATIONS}
+    method: str = ""
+    """The method that this variant is one seed of. Empty: it stands alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,11 +16,12 @@ from deploy.runs.configs import load_config
 from deploy.runs.folder import RunFolder
 from deploy.runs.records import read_records
 from deploy.training import sweep
+from deploy.training.paper_tables import ABLATIONS
 from services.config.tree import Config
 
 pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(280)]
 
-VARIANTS = sweep.ABLATIONS[:1]
+VARIANTS = ABLATIONS[:1]
 """Only this variant runs here. Unit tests check how the others differ."""
 
 

@@ -9,7 +9,8 @@ from deploy.runs.configs import load_config
 from deploy.runs.folder import RunFolder, open_run
 from deploy.training import sweep
 from deploy.training.child_runs import ChildFailed
-from deploy.training.sweep import ABLATIONS, Variant
+from deploy.training.paper_tables import ABLATIONS
+from deploy.training.sweep import Variant
 from services.config.file import dump_config
 from services.config.tree import Config
 from services.errors import UserError

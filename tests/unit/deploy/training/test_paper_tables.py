@@ -1,0 +1,81 @@
+"""The papers' tables as sweeps: their runs, and means over seeds."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from deploy.launch import preflight
+from deploy.runs.configs import SHIPPED, load_config
+from deploy.runs.folder import RunFolder
+from deploy.training import paper_tables, sweep
+from deploy.training.paper_tables import ABLATIONS, SWEEPS, over_seeds, with_seeds
+from deploy.training.sweep import Variant
+from learner.credit.registry import keys_read
+from services.config.tree import Config
+from services.telemetry.metrics_file import append_row
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return load_config("alfworld-tiny", [f"runs_dir={tmp_path}", "name=swept", "seed=5"])
+
+
+@pytest.mark.parametrize(("name", "runs"), [("ablations", 7), ("table1", 15), ("table2", 21), ("table3", 9)])
+def test_each_sweep_makes_runs_that_can_start(config: Config, name: str, runs: int):
+    """Each run has an estimator that reads its overrides, and what that needs."""
+    variants = SWEEPS[name](config)
+    made = sweep.configs(config, variants)
+    assert len(made) == runs
+    for one in made.values():
+        preflight._credit(one)
+    first = made[variants[0].name]
+    assert first.learner == config.learner
+
+
+def test_seeds_follow_that_of_the_config_and_come_one_after_another(config: Config):
+    made = sweep.configs(config, SWEEPS["table1"](config))
+    assert [one.seed for one in made.values()] == [5] * 5 + [6] * 5 + [7] * 5
+    assert list(made)[:2] == ["gagpo-seed5", "gigpo-seed5"]
+    assert len({one.model.path for one in list(made.values())[1:]}) == 1
+
+
+@pytest.mark.parametrize("base", ["alfworld-1.5b", "webshop-1.5b"])
+def test_table_1_has_the_methods_as_their_presets_have_them(base: str, tmp_path: Path):
+    """Equal in all that the learner does; steps and hardware are the sweep's config's."""
+    config = load_config(SHIPPED / "paper" / f"{base}-gagpo.yaml", [f"runs_dir={tmp_path}", "model.path=/model"])
+    made = sweep.configs(config, SWEEPS["table1"](config))
+    for method in ("gagpo", "gigpo", "grpo", "rloo", "ppo"):
+        preset = load_config(SHIPPED / "paper" / f"{base}-{method}.yaml").learner
+        mine = made[f"{method}-seed0"].learner
+        assert (mine.loss, mine.groups_per_step, mine.group_size) == (
+            preset.loss, preset.groups_per_step, preset.group_size)
+        read = keys_read(mine.credit)
+        assert {key: getattr(mine.credit, key) for key in read} == {key: getattr(preset.credit, key) for key in read}
+
+
+def test_means_over_seeds_by_hand(config: Config):
+    """Successes .5, .7 and .9: mean .7, sample deviation .2. One type and the score likewise; T=0.4 has one seed."""
+    variants = with_seeds(ABLATIONS[:1], 0)
+    made = sweep.configs(config, variants)
+    for one, rate in zip(made.values(), (0.5, 0.7, 0.9), strict=True):
+        append_row(RunFolder(one.run_dir).evaluations, {
+            "label": "panel-trained", "step": 3, "temperature": 1.0, "split": "heldout", "tasks": 10, "episodes": 10,
+            "success_rate": rate, "task_score": rate / 2, "success_by_type": {"pick": rate - 0.1},
+            "success_by_task": {"a": rate}})
+    (line,) = over_seeds(made, variants)
+    assert (line.method, line.seeds, line.panel) == ("full", 3, "heldout")
+    assert line.success == pytest.approx((0.7, 0.2))
+    assert line.by_type["pick"] == pytest.approx((0.6, 0.2))
+    assert line.score == pytest.approx((0.35, 0.1))
+    assert "70.0 ± 20.0" in paper_tables.as_text([line])[-1]
+    sweep.write(config.run_dir, sweep.table(made, variants))
+    paper_tables.write(config.run_dir, [line])
+    assert json.loads((config.run_dir / "sweep.json").read_text())["over_seeds"][0]["seeds"] == 3
+    assert "35.0 ± 10.0" in (config.run_dir / "sweep.txt").read_text()
+
+
+def test_variants_without_a_method_are_in_no_mean(config: Config):
+    variants = (Variant(name="full", title="full", overrides={}),)
+    assert over_seeds(sweep.configs(config, variants), variants) == []
+    assert paper_tables.write(config.run_dir, []) == []
