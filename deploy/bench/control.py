@@ -35,8 +35,10 @@ from services.store.redis_server import private_redis
 from services.store.store import Store
 
 WORKERS = (1, 16, 64, 256)
-SECONDS = 15.0
-"""Seconds for each number of workers."""
+LOOK_S = 0.1
+"""Between two looks at the number of tickets played."""
+TICKETS = 10_000
+"""Tickets that each number of workers plays."""
 MILESTONES = (100, 1_000, 10_000, 100_000)
 SLOTS = 32
 GROUP_SIZE = 8
@@ -63,7 +65,7 @@ def _config(name: str, *, groups: int, staleness: int) -> Config:
 
 
 async def _workers(url: str, number: int, folder: Path) -> list[Figure]:
-    """Returns the figures of `number` workers that play for SECONDS."""
+    """Returns the figures of `number` workers that play TICKETS tickets."""
     # Enough tickets that no worker waits for the controller, which issues five times a second.
     made = SimulatedRun(url, _config(f"workers-{number}", groups=64, staleness=3), TASKS, folder)
     threads = [InThread("controller", made.controller().tick), InThread("learner", made.learn, pause_s=0)]
@@ -78,7 +80,8 @@ async def _workers(url: str, number: int, folder: Path) -> list[Figure]:
         async with asyncio.TaskGroup() as group:
             for worker in workers:
                 group.create_task(worker.run())
-            await asyncio.sleep(SECONDS)
+            while sum(len(store.commits) for store in stores) < TICKETS:  # noqa: ASYNC110 - it looks seldom
+                await asyncio.sleep(LOOK_S)
             for worker in workers:
                 worker.drain()
     seconds, redis, process = time.monotonic() - began, redis_cpu(made.store) - before, time.process_time() - own

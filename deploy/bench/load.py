@@ -32,6 +32,8 @@ GROUPS, GROUP_SIZE, STALENESS, MAX_STEPS = 128, 8, 2, 10
 """Sizes at which the tickets of three learner steps, 3,072, are out at once, so that slots are the limit."""
 CALL_S = 120.0
 LOOK_S = 2.0
+STARTS_S = 0.1
+"""Between two looks whether the first game has begun."""
 
 
 def run(tell: Tell = silent, *, minutes: float = MINUTES) -> list[Figure]:
@@ -84,11 +86,14 @@ async def _load(url: str, urls: list[str], folder: Path, seconds: float, tell: T
 
 
 async def _play(stores: list[TimedStore], urls: list[str], seconds: float, tell: Tell) -> list[int]:
-    """Plays for so long and lets all games end. Returns how many were played at each look."""
-    settings, playing, until = RolloutSection(slots=SLOTS), list[int](), time.monotonic() + seconds
+    """Plays for so long after the first game began, and lets all games end. Returns their number at each look."""
+    settings, playing = RolloutSection(slots=SLOTS), list[int]()
     async with asyncio.TaskGroup() as group:
         workers = [_worker(f"rollout-{index}", store, urls, settings) for index, store in enumerate(stores)]
         lives = [group.create_task(worker.run()) for worker, _ in workers]
+        while not any(worker.playing for worker, _ in workers):  # noqa: ASYNC110 - it looks seldom
+            await asyncio.sleep(STARTS_S)
+        until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             await asyncio.sleep(min(LOOK_S, left))
             playing.append(sum(worker.playing for worker, _ in workers))

@@ -11,7 +11,7 @@ from services.store.store import Store
 
 def test_every_number_of_workers_and_of_groups_has_its_cost(monkeypatch):
     monkeypatch.setattr(control, "WORKERS", (1, 3))
-    monkeypatch.setattr(control, "SECONDS", 1.0)
+    monkeypatch.setattr(control, "TICKETS", 100)
     monkeypatch.setattr(control, "MILESTONES", (20, 60))
     figures = {figure.name: figure.value for figure in control.run()}
     for name in ("1 worker", "3 workers"):
