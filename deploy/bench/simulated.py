@@ -10,7 +10,7 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -159,18 +159,22 @@ class SimulatedRun:
         """Returns the version that was published last."""
         return Version(incarnation=self._incarnation, step=self._steps)
 
-    def learn(self) -> int:
-        """Takes one learner step: waits for its groups, holds each to its size, publishes and retires.
+    def learn(self, train: Callable[[int], object] = lambda _: None) -> int:
+        """Takes one learner step: waits for its groups, holds each to its size, trains, publishes and retires.
 
-        Returns the number of groups. Raises Ended.
+        `train` is called with the number of turns. Returns the number of groups. Raises Ended.
         """
         step = self._steps + 1
         groups = self._collector.collect(step)
         self.store.begin_step(self._lease, Manifest(step=step, incarnation=self._incarnation, groups=groups, drops=[]))
+        turns = 0
         for group in groups:
-            members = [episode.ticket.k for episode in self.store.episodes(group)]
+            episodes = self.store.episodes(group)
+            turns += sum(len(episode.steps) for episode in episodes)
+            members = [episode.ticket.k for episode in episodes]
             if members != list(range(self.config.learner.group_size)):
                 raise AssertionError(f"{group} was trained with the members {members}")
+        train(turns)
         self.store.renew(self._lease)
         self._steps = step
         self.store.publish_version(self._lease, self.version, "")

@@ -27,6 +27,7 @@ BENCHES = {
     "loop": "deploy.bench.loop",
     "overhead": "deploy.bench.overhead",
     "rollout": "deploy.bench.rollout",
+    "simulation": "deploy.bench.simulation.check",
     "soak": "deploy.bench.soak",
     "store": "deploy.bench.store",
     "webshop": "deploy.bench.webshop",
