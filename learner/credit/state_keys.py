@@ -107,10 +107,15 @@ class ClusterOptions(Section):
 class StateKey(Protocol):
     """One way to say which steps are in the same state."""
 
-    Options: type[BaseModel]
-    """The keys of `learner.credit` that it adds."""
-    knows_cuts: bool
-    """Whether it has a key for the state in which an episode was cut off."""
+    @property
+    def Options(self) -> type[BaseModel]:  # noqa: N802 a class, which implementations nest
+        """The keys of `learner.credit` that it adds."""
+        ...
+
+    @property
+    def knows_cuts(self) -> bool:
+        """Whether it has a key for the state in which an episode was cut off."""
+        ...
 
     def keys(self, group: Sequence[Episode], options: Any) -> Keys:
         """Returns the keys of a group's episodes, in their order. Keys of two groups or tasks must differ."""

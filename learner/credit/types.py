@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     from learner.credit.explanation import Explanation
-    from learner.credit.options import CreditOptions
 
 Array = npt.NDArray[np.float64]
 Nested = list[list[float]]
@@ -73,8 +72,8 @@ class Estimator(Protocol):
     """One way to assign credit: one file, one class, two hooks, one entry in the registry. `options` is an instance of
     its Options."""
 
-    Options: ClassVar[type[CreditOptions]]
-    """The keys of `learner.credit` that it knows."""
+    Options: ClassVar[Any]
+    """A subclass of CreditOptions: the keys of `learner.credit` that it knows."""
     needs_tokens: ClassVar[bool]
     """Whether every CreditStep must have its number of tokens."""
     needs_critic: ClassVar[bool]
