@@ -97,8 +97,14 @@ def test_what_is_no_run_is_told_the_nearest_or_all(mine):
 
 
 @pytest.mark.parametrize(("argv", "field"), [
-    (["status", "mine"], "run_folder"), (["export", "mine", "out"], "run_folder"), (["eval", "mine"], "model"),
+    (["status", "mine"], "run_folder"), (["export", "mine", "out"], "run_folder"),
     (["play", "task", "--agent", "mine"], "agent"), (["explore", "mine"], "runs"), (["report", "mine"], "runs")])
 def test_every_command_that_takes_a_run_takes_its_name(mine, argv: list[str], field: str):
     found = getattr(cli.parse(argv), field)
     assert found in (Path("runs/mine"), [Path("runs/mine")])
+
+
+def test_eval_takes_the_name_of_a_run_too(mine, capsys: pytest.CaptureFixture[str]):
+    """It tells the model from overrides after parsing, so its refusal shows which folder it means."""
+    assert cli.main(["eval", "mine"]) == 2
+    assert "error: runs/mine has no checkpoints" in capsys.readouterr().err
