@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,13 @@ import ray
 from learner.publisher import Publisher
 from learner.rendezvous import Rendezvous
 from services.config.tree import Config
-from services.errors import DeadlineExceeded, LeaseLost
+from services.errors import DeadlineExceeded
 from services.process.packages import check_one_installation
 from services.process.shared_storage import check_seen
 from services.process.threads import wait_politely
 from services.records import Version
-from services.store.lease import Lease
+from services.store.card import Card
+from services.store.lease_keeper import LeaseKeeper
 from services.store.store import Store
 from services.telemetry.heartbeat import Beating, Pulse
 from services.telemetry.logs import life_of
@@ -79,6 +82,16 @@ class LearnerRank:
                 self._lead(learner, stack)
         gang.leave()  # not after an error: the others may be inside another collective, and the supervisor ends them
 
+    def _card(self, store: Store, pulse: Pulse,
+              check: Callable[[], None]) -> Callable[[], AbstractContextManager[None]]:
+        """Returns what the loop holds while it trains: the card, if it shares one in turns."""
+        from learner.card_turn import card_turn
+
+        if not self._config.rollout.sleep:
+            return nullcontext
+        card = Card(store, f"{self._run}-learner")
+        return partial(card_turn, card, pulse, check=check, wait_s=self._config.learner.wait_s)
+
     def _lead(self, learner: Any, stack: ExitStack) -> None:
         from learner.checkpoint import Checkpoints
         from learner.loop import Leaving, TrainingLoop
@@ -107,52 +120,17 @@ class LearnerRank:
                                            f"{config.learner.wait_s:g} s (learner.wait_s)")
                 time.sleep(0.2)
 
-        beating = Beating(Pulse("learner-0", "learner"), store.beat)
+        pulse = stack.enter_context(Beating(Pulse("learner-0", "learner"), store.beat))
         finished = TrainingLoop(
             config=config, learner=learner, store=store, lease=lease,
             publish=publisher.publish, before_publish=before_publish,
             archive=stack.enter_context(EpisodeArchive(config.run_dir / "episodes")),
             checkpoints=Checkpoints(config.run_dir / "checkpoints", config.checkpoint.keep),
-            observer=Observer(metrics=config.run_dir / "metrics.jsonl", pulse=stack.enter_context(beating)),
-            check=check,
+            observer=Observer(metrics=config.run_dir / "metrics.jsonl", pulse=pulse),
+            check=check, card=self._card(store, pulse, check),
         ).run()
         if finished:
             learner.export(config.run_dir / "model")
-
-
-class LeaseKeeper:
-    """Renews a lease three times within its time to live, in its own thread, because a step may take longer."""
-
-    def __init__(self, store: Store, lease: Lease) -> None:
-        self._store = store
-        self._lease = lease
-        self._error: Exception | None = None
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="learner-lease", daemon=True)
-
-    def __enter__(self) -> LeaseKeeper:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join(self._lease.ttl_s)
-        if self._error is None:
-            self._store.release(self._lease)
-
-    def check(self) -> None:
-        """Raises LeaseLost if this process has lost the role or could not renew the lease."""
-        if self._error is not None:
-            raise LeaseLost(f"the learner's lease could not be renewed: {self._error}") from self._error
-
-    def _run(self) -> None:
-        """Renews until stopped. Keeps an error for the loop's thread; the store refuses writes without a lease."""
-        while not self._done.wait(self._lease.ttl_s / 3):
-            try:
-                self._store.renew(self._lease)
-            except Exception as error:
-                self._error = error
-                return
 
 
 LearnerActor = ray.remote(concurrency_groups={"control": 1})(LearnerRank)  # pyright: ignore[reportCallIssue]

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -66,6 +67,8 @@ class TrainingLoop:
     publish: Callable[[Version, Packed], None]
     before_publish: Callable[[Version], None]
     check: Callable[[], None] = lambda: None
+    card: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Held while the learner trains, if it shares a GPU with a rollout worker in turns."""
     incarnation: int = 0
     position: Position = field(default=Position(step=0, incarnation=0, next_group=0, trained=0))
     version: Version = field(default=Version(incarnation=0, step=0))
@@ -136,7 +139,7 @@ class TrainingLoop:
     def train(self, manifest: Manifest, groups: list[list[Episode]]) -> StepReport:
         """Takes one learner step and writes its episodes to the archive. Raises UserError if it failed too often."""
         limit = self.config.learner.step_attempts
-        with counted_attempt(self.store, self.lease, manifest, incarnation=self.incarnation, limit=limit):
+        with self.card(), counted_attempt(self.store, self.lease, manifest, incarnation=self.incarnation, limit=limit):
             report = self.learner.train(groups)
         last = max(int(group.removeprefix("train/")) for group in manifest.groups)
         self.position = Position(

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import RayError
 
+from rollout.card_turns import CardTurns
 from services.config.tree import Config
 from services.process.packages import check_one_installation
 from services.process.shared_storage import check_seen
 from services.records import Version
+from services.store.card import Card
 from services.telemetry.heartbeat import BEAT_S, NO_SERVERS, Beating, Pulse
 from services.telemetry.logs import life_of
 from services.telemetry.tracing import tracing
@@ -74,7 +76,9 @@ class RolloutHost:
         engine = Engine(
             self._model, UNPUBLISHED, config=rollout, dtype=self._config.model.dtype, seed=self._config.seed,
             load=False)
+        store = Store(self._store_url, self._run, settings=self._config.redis)
         async with AsyncExitStack() as stack:
+            card = await self._card(store, stack)
             stack.push_async_callback(engine.close)
             started = time.monotonic()
             await engine.start()
@@ -84,7 +88,6 @@ class RolloutHost:
             text = await asyncio.to_thread(load_text, str(self._model), env, self._config.model)
             client = await stack.enter_async_context(
                 EnvClient(self._env_urls, self._env_token, timeout_s=ENV_SECONDS, outage_s=env.outage_seconds))
-            store = Store(self._store_url, self._run, settings=self._config.redis)
             info = await self._environment(client, store)
             limits = Limits(
                 prompt_tokens=rollout.max_prompt_tokens, response_tokens=rollout.max_response_tokens,
@@ -97,9 +100,18 @@ class RolloutHost:
                 from rollout.agents.served import agent_runner
 
                 runner = await stack.enter_async_context(agent_runner(self._config, shared))
-            self._worker_loop = worker = RolloutWorker(
-                self._worker, store=store, engine=engine, runner=runner, fetch=self._fetch, settings=rollout)
-            await worker.run()
+            self._worker_loop = RolloutWorker(
+                self._worker, store=store, engine=engine, runner=runner, fetch=self._fetch, settings=rollout, card=card)
+            await self._worker_loop.run()
+
+    async def _card(self, store: Store, stack: AsyncExitStack) -> CardTurns | None:
+        """Takes a card that is used in turns, before the engine fills it; the end of the stack gives it up."""
+        if not self._config.rollout.sleep:
+            return None
+        turns = CardTurns(Card(store, self._worker), wait_s=self._config.learner.wait_s)
+        stack.push_async_callback(turns.give)
+        await turns.take()
+        return turns
 
     async def _environment(self, client: EnvClient, store: Store) -> Info:
         """Asks what the environment servers play. While none answers, heartbeats say that the worker waits for them."""

@@ -24,19 +24,14 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from rollout.engine_output import EngineOutput
-from rollout.engine_settings import (
-    card_bytes,
-    engine_arguments,
-    kv_bytes,
-    prepare_environment,
-    temporary_files_in,
-)
+from rollout.engine_settings import card_bytes, engine_arguments, kv_bytes, prepare_environment, temporary_files_in
+from rollout.sample import Sample
 from rollout.weights_file import weights_file, write_checked
 from services.config.tree import RolloutSection
 from services.errors import EngineFault
@@ -52,18 +47,6 @@ EXTEND_S = 1.0
 """Seconds between two extensions of the requests' deadlines. Extending them at every engine step would cost more."""
 PROBE_IDS = list(range(2, 18))
 log = get_logger("engine")
-
-
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to one prompt."""
-
-    ids: np.ndarray
-    """int32 [R], the stop token included."""
-    logprobs: np.ndarray
-    """float32 [R], of the distribution sampled from (temperature applied)."""
-    spans: list[VersionSpan]
-    """Spans that cover [0, R) in order."""
-    finished: Literal["stop", "length"]
 
 
 class Engine:
@@ -125,11 +108,13 @@ class Engine:
         """Samples one response. Raises EngineFault if the engine died or makes no step for rollout.sample_seconds."""
         self._raise_if_dead()
         started = time.monotonic()
-        async with self._turn, self._guard("sample", self._config.sample_seconds, extended=True):
-            sample = await self._generate(
-                prompt_ids, request_id, temperature=temperature, seed=seed, max_tokens=max_tokens, stop=stop_token_ids
-            )
-            await self._released.wait()
+        async with self._turn:
+            await self._released.wait()  # an engine that sleeps makes no steps, so no deadline runs
+            async with self._guard("sample", self._config.sample_seconds, extended=True):
+                sample = await self._generate(
+                    prompt_ids, request_id, temperature=temperature, seed=seed, max_tokens=max_tokens,
+                    stop=stop_token_ids)
+                await self._released.wait()
         self._raise_if_dead()
         self.listener(len(prompt_ids), len(sample.ids), time.monotonic() - started)
         return sample
@@ -160,6 +145,23 @@ class Engine:
             self.paused_seconds = time.monotonic() - started
             await self._probe(version)
             self.version = version
+        self._released.set()
+
+    async def sleep(self) -> None:
+        """Gives up the memory of weights and KV cache. Requests in flight are kept. Raises EngineFault."""
+        self._raise_if_dead()
+        async with self._updating, self._guard("sleep", self._config.update_seconds):
+            self._released.clear()
+            self._extend(None)
+            await self._llm.sleep(level=1, mode="keep")  # 1: weights wait in host memory, so no fetch
+
+    async def wake(self) -> None:
+        """Takes the memory again; requests recompute their KV under the same weights. Raises EngineFault."""
+        self._raise_if_dead()
+        async with self._updating, self._guard("wake up", self._config.update_seconds):
+            if not await self._llm.wake_up():
+                raise EngineFault("a part of it stays asleep")
+            self._extend(self._config.sample_seconds)
         self._released.set()
 
     async def close(self) -> None:
@@ -204,11 +206,12 @@ class Engine:
         if time.monotonic() - self._extended > EXTEND_S and self._released.is_set():
             self._extend(self._config.sample_seconds)
 
-    def _extend(self, seconds: float) -> None:
+    def _extend(self, seconds: float | None) -> None:
+        """Gives every request so many seconds from now; None: no deadline."""
         self._extended = time.monotonic()
         for timeout in self._waiting:
             if not timeout.expired():
-                timeout.reschedule(asyncio.get_running_loop().time() + seconds)
+                timeout.reschedule(None if seconds is None else asyncio.get_running_loop().time() + seconds)
 
     async def _generate(
         self, prompt_ids: Sequence[int], request_id: str, *, temperature: float, seed: int, max_tokens: int,

@@ -112,6 +112,7 @@ def engine_arguments(
             # vLLM wants this share of the card to be free before it looks at kv_cache_memory_bytes, and a learner may
             # hold most of the card.
             "gpu_memory_utilization": CUDA_FREE_SHARE,
+            "enable_sleep_mode": config.sleep,
         }
     return common | {
         "enforce_eager": True,  # compiling gains nothing for small models

@@ -26,6 +26,9 @@ def kv_listener(tell: Callable[[float], object]) -> type[PrometheusStatLogger]:
             if scheduler_stats is not None:
                 tell(scheduler_stats.kv_cache_usage)
 
+        def record_sleep_state(self, *_: Any, **__: Any) -> None:
+            pass
+
         def log_engine_initialized(self) -> None:
             pass
 

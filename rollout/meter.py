@@ -64,6 +64,10 @@ class Meter:
         self._meters("gagpo_rollout_update_seconds").observe(seconds)
         self._pulse.progressed()
 
+    def sleeps(self) -> None:
+        """Tells that the engine sleeps while the learner trains on the same GPU."""
+        self._pulse.doing("asleep while the learner trains")
+
     def fetches(self, version: Version) -> None:
         """Tells that the worker is about to fetch and load `version`."""
         self._pulse.doing(f"fetching weights {version.short}")

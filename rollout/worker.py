@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeVar
 from structlog.contextvars import bind_contextvars
 
 from envservice.client.client import EnvClient
+from rollout.card_turns import CardTurns
 from rollout.engine import Engine
 from rollout.meter import Meter, queued
 from rollout.turn_log import TurnLog
@@ -62,7 +63,7 @@ class RolloutWorker:
     """One rollout worker. Its engine must have started. `fetch` gets published weights."""
 
     def __init__(self, name: str, *, store: Store, engine: Engine, runner: TicketRunner, fetch: Fetch,
-                 settings: RolloutSection) -> None:
+                 settings: RolloutSection, card: CardTurns | None = None) -> None:
         self._name = name
         self._store = store
         self._engine = engine
@@ -77,6 +78,7 @@ class RolloutWorker:
         self._wake = asyncio.Event()
         self._meter = Meter(name, engine, slots=settings.slots)
         self._turns = TurnLog(lambda turns: self._ask(store.keep_turns, name, turns))
+        self._card = card
         self._draining = False
 
     async def run(self) -> None:
@@ -108,6 +110,8 @@ class RolloutWorker:
     async def _drive(self, group: asyncio.TaskGroup) -> None:
         while not self._draining or self._playing or self._held:
             self._wake.clear()
+            if self._card is not None:
+                await self._card.turn(self._engine, self._meter.sleeps)
             await self._claim()
             self._start(group)
             if await self._follow():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deploy.launch.cards import Cards
-from deploy.launch.gpu_plan import check_memory, gpus_needed
+from deploy.launch.gpu_plan import check_memory, gpus_needed, shares_a_card
 from services.config.tree import Config
 from services.errors import UserError
 from services.findings import installed
@@ -16,6 +16,7 @@ def check_gpus(config: Config, cards: Cards | None, *, private: bool) -> None:
     so `cards=None` means that there is no GPU at all.
     """
     _shares(config)
+    _sleep(config)
     needed = gpus_needed(config)
     there = cards.count if cards else 0
     if needed > there and (cards or private):
@@ -51,6 +52,14 @@ def _shares(config: Config) -> None:
     if 0 < learner.gpus < 1 and 0 < rollout.gpus < 1 and rollout.workers > 1:
         raise UserError(f"{rollout.workers} workers and a learner rank that take shares of GPUs may land on any GPU",
                         "set rollout.workers=1 to share one GPU, or learner.gpus=1")
+
+
+def _sleep(config: Config) -> None:
+    rollout, learner = config.rollout, config.learner
+    if rollout.sleep and not shares_a_card(config):
+        raise UserError(f"rollout.sleep=true is for a GPU that sampler and learner share, and rollout.gpus="
+                        f"{rollout.gpus:g} with learner.gpus={learner.gpus:g} is none",
+                        "set rollout.sleep=false, or shares such as rollout.gpus=0.4 and learner.gpus=0.6")
 
 
 def _fewer(config: Config, there: int) -> str:

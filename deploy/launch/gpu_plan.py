@@ -24,6 +24,8 @@ CONTEXT_GIB = 1.0
 """CUDA context and NCCL buffers of a learner rank. vLLM's own are in ENGINE_GIB. An estimate, not yet measured."""
 HEAD_ROOM = 0.05
 """Share of a card that must stay free, for what the allocator cannot use."""
+LASTING = ("weights", "moments", "reference", "critic", "CUDA context")
+"""Parts of a learner that stay between its steps."""
 ADAPTER_RANK = 16
 """Rank of the adapters that a refusal proposes."""
 
@@ -69,7 +71,8 @@ def gpu_plan(config: Config, cards: Cards | None) -> GpuPlan | None:
     shared, training = shares_a_card(config), _training(config, shape, cards)
     sampler = _sampler(config, shape, cards) if config.rollout.gpus else {}
     learner = _learner(memory(shape, training)) if config.learner.gpus else {}
-    seats = _seats(config, sampler, learner, shared=shared)
+    seats = (_in_turns(sampler, learner) if shared and config.rollout.sleep else
+             _seats(config, sampler, learner, shared=shared))
     return GpuPlan(cards=cards, seats=tuple(seats), checkpointing=training.checkpointing,
                    activations_per_token=saved_per_token(shape, half=training.half,
                                                          checkpointing=training.checkpointing, grid=training.grid))
@@ -109,6 +112,15 @@ def _seats(config: Config, sampler: dict[str, float], learner: dict[str, float],
         together = min(_workers_on_a_card(config), config.rollout.workers)
         yield Seat(name="sampler", gpus=_sampler_gpus(config),
                    holds={name: size * together for name, size in sampler.items()})
+
+
+def _in_turns(sampler: dict[str, float], learner: dict[str, float]) -> Iterator[Seat]:
+    """Yields what one GPU holds in each turn. A sampler that sleeps keeps what is vLLM's own, and a learner that waits
+    keeps its states."""
+    own = "vLLM itself"
+    yield Seat(name="learner, while the sampler sleeps", gpus=1, holds=learner | {own: sampler[own]})
+    states = {name: size for name, size in learner.items() if name in LASTING}
+    yield Seat(name="sampler, while the learner waits", gpus=1, holds=states | sampler)
 
 
 def _workers_on_a_card(config: Config) -> int:
@@ -183,6 +195,7 @@ def _changes(config: Config) -> Iterator[tuple[str, Config]]:
     yield (f"learner.token_budget={row} and learner.checkpointing=true",
            trained(checkpointing=True, token_budget=row))
     if shares_a_card(config):
+        yield "rollout.sleep=true", sampled(sleep=True)
         yield "rollout.gpus=1 and learner.gpus=1, on two GPUs", config.model_copy(update={
             "rollout": rollout.model_copy(update={"gpus": 1}), "learner": learner.model_copy(update={"gpus": 1})})
     else:

@@ -111,7 +111,7 @@ def _learner_gib(config: Config) -> float:
 def _worker_gib(config: Config, weights: float) -> float:
     """Returns the host memory of one rollout worker in GiB. With a GPU: its processes, and weights being received."""
     if config.rollout.gpus:
-        return 1.0 + 3.0 * config.rollout.tensor_parallel + weights
+        return 1.0 + 3.0 * config.rollout.tensor_parallel + weights * (2 if config.rollout.sleep else 1)
     return 0.8 + config.rollout.kv_cache_gb + 3 * weights
 
 

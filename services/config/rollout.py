@@ -28,6 +28,9 @@ class RolloutSection(Section):
     gpu_memory: float | None = Field(default=None, gt=0)
     """Memory that a worker may take on each of its GPUs: a value up to 1 is a share of the card, a larger one is GB.
     The KV cache gets what the weights leave. None: the KV cache has rollout.kv_cache_gb."""
+    sleep: bool = False
+    """Whether a sampler that shares a GPU with the learner sleeps while that trains: its weights wait in host memory,
+    and its KV cache is computed again. Then each may use nearly the whole GPU in its turn."""
     temperature: Temperature = 1.0
     """Sampling temperature of training episodes."""
     max_prompt_tokens: int = Field(default=2048, ge=16)

@@ -12,14 +12,17 @@ import pytest
 
 from envservice.base import ParsedAction
 from envservice.client.client import EnvClient
+from learner.card_turn import card_turn
+from rollout.card_turns import CardTurns
 from rollout.engine import Engine
 from rollout.episode import EpisodeRunner, Limits
 from rollout.worker import RolloutWorker
 from services.config.rollout import RolloutSection
 from services.records import Ticket, Version
 from services.seeds import seed_for
+from services.store.card import Card
 from services.store.store import Store
-from services.telemetry.heartbeat import NO_SERVERS, decode
+from services.telemetry.heartbeat import NO_SERVERS, Pulse, decode
 from services.telemetry.logs import configure_logs
 from services.weights.pack import Packed, pack_tensors
 
@@ -72,7 +75,8 @@ def issue(store: Store, lease, group: str, *, size: int = 4, min_step: int = 0, 
 
 
 @contextlib.asynccontextmanager
-async def working(world: SimpleNamespace, name: str = "rollout-0", text: type[TokenText] = TokenText):
+async def working(world: SimpleNamespace, name: str = "rollout-0", text: type[TokenText] = TokenText,
+                  card: CardTurns | None = None):
     """Runs a worker, `world.worker`, in its block. The test fails if the worker ends earlier."""
     async with EnvClient([world.url], timeout_s=3, outage_s=60) as client:
         runner = EpisodeRunner(worker=name, engine=world.engine, env=client, env_engine="corridor 1", text=text(),
@@ -80,7 +84,7 @@ async def working(world: SimpleNamespace, name: str = "rollout-0", text: type[To
         # A store of its own, as a process of its own would have: its first claim takes back what the dead one held.
         store = Store(world.redis_url, world.run)
         worker = RolloutWorker(name, store=store, engine=world.engine, runner=runner, fetch=world.shelf.fetch,
-                               settings=SETTINGS)
+                               settings=SETTINGS, card=card)
         world.worker, task = worker, asyncio.create_task(worker.run())
         try:
             yield task
@@ -139,6 +143,23 @@ async def test_claims_plays_and_completes_groups(world):
         step.prompt_ids.tolist(), temperature=1.0, seed=seed_for(episodes[5].ticket.seed, 0), max_tokens=8,
         stop_token_ids=[1], request_id="again")  # fmt: skip
     assert np.array_equal(again.ids, step.response_ids)
+
+
+async def test_a_worker_sleeps_while_the_learner_has_the_card_and_its_episodes_go_on(world):
+    world.shelf.publish(1)
+    for group in ("train/0", "train/1", "train/2"):
+        issue(world.store, world.lease, group, min_step=1)
+    turns = CardTurns(Card(Store(world.redis_url, world.run), "rollout-0"), wait_s=DEADLINE_S)
+    learner, pulse = Card(Store(world.redis_url, world.run), "run-learner"), Pulse("learner-0", "learner")
+    await turns.take()
+    async with working(world, card=turns) as worker:
+        turn = card_turn(learner, pulse, check=lambda: None, wait_s=DEADLINE_S)
+        await asyncio.to_thread(turn.__enter__)
+        beats = world.store.beats
+        await until(world, lambda: beats().get("rollout-0", {}).get("doing", "").startswith("asleep"), worker)
+        await asyncio.to_thread(turn.__exit__, None, None, None)
+        await until(world, lambda: len(world.store.ready("train")) == 3, worker)
+    await turns.give()
 
 
 async def test_a_killed_worker_costs_one_turn_and_each_group_is_finished_once(world, tmp_path):

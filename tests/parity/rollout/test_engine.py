@@ -123,6 +123,26 @@ async def test_requests_in_flight_are_kept(sampler: Engine, tiny_model):
             assert np.abs(by_version[span.version][part] - sample.logprobs[part]).max() < TOLERANCE
 
 
+async def test_requests_in_flight_sleep_and_go_on(sampler: Engine, tiny_model):
+    """vLLM's CPU build goes through the same states of sleep as on CUDA, and frees no memory."""
+    model = tiny_model(tied=True, seed=8)
+    version = await load(sampler, model, step=5)
+    running = asyncio.create_task(sample_all(sampler, "dreams", temperature=1.0, tokens=120))
+    while not sampler.kv_used:
+        assert not running.done()
+        await asyncio.sleep(0.005)
+    await sampler.sleep()
+    late = asyncio.create_task(sampler.sample([5] * 40, temperature=1.0, seed=0, max_tokens=4, stop_token_ids=[],
+                                              request_id="late"))
+    done, _ = await asyncio.wait([running, late], timeout=0.5)
+    assert (done, await sampler._llm.is_sleeping()) == (set(), True)
+    await sampler.wake()
+    samples = await running
+    assert worst(model, samples, 1.0) < TOLERANCE
+    assert all([span.version for span in sample.spans] == [version] for sample in samples)
+    assert (len((await late).ids), await sampler._llm.is_sleeping()) == (4, False)
+
+
 async def test_same_seed_draws_the_same_tokens(sampler: Engine, tiny_model):
     """A retried episode repeats itself: only the seed decides."""
     await load(sampler, tiny_model(tied=True, seed=7), step=5)

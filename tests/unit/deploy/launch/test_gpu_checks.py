@@ -61,6 +61,8 @@ def test_a_machine_without_a_gpu_is_told_so_and_a_cluster_is_left_to_its_schedul
     ("7b", ["rollout.kv_cache_gb=10", "learner.checkpointing=false"], LARGE,
      "set learner.offload=true and learner.checkpointing=true"),
     ("7b", [], LARGE, "set learner.offload=true, learner.checkpointing=true and rollout.kv_cache_gb=10"),
+    ("7b", ["learner.offload=true", "learner.checkpointing=true", "learner.token_budget=2560"],
+     Cards(1, 100 * 10**9), "set rollout.sleep=true"),
     ("7b", [], ONE, "set learner.lora.rank=16"),
     ("32b", [], ONE, "use more or larger GPUs"),
 ])
@@ -69,6 +71,25 @@ def test_what_does_not_fit_is_refused_with_the_key_that_makes_it_fit(
     with pytest.raises(UserError, match=r"would hold .* GiB") as error:
         gpu_checks.check_gpus(config(models, *keys, size=size), hardware, private=True)
     assert fix in error.value.fix
+
+
+def test_a_sampler_sleeps_only_on_a_card_that_it_shares(models: dict[str, Path]):
+    with pytest.raises(UserError, match=re.escape("rollout.gpus=1 with learner.gpus=1 is none")):
+        gpu_checks.check_gpus(config(models, "rollout.sleep=true", "rollout.gpus=1", "learner.gpus=1"), FOUR,
+                              private=True)
+
+
+def test_in_turns_each_side_has_the_card_but_for_what_the_other_keeps(models: dict[str, Path]):
+    """The learner gives up gradients, activations, logits and what it gathered; the sampler weights and KV cache."""
+    plan, split = (gpu_plan(config(models, f"rollout.sleep={sleep}"), ONE) for sleep in (True, False))
+    assert plan is not None
+    assert split is not None
+    training, playing = plan.seats
+    both = split.seats[0].holds
+    assert set(both) - set(training.holds) == {"sampler weights", "KV cache"}
+    assert set(both) - set(playing.holds) == {"gradients", "gathered", "activations", "logits"}
+    assert all(seat.holds[name] == both[name] for seat in plan.seats for name in seat.holds)
+    assert gpus_needed(config(models, "rollout.sleep=true")) == 1
 
 
 def test_a_gb_of_the_key_hardware_is_a_billion_bytes(models: dict[str, Path]):

@@ -1,0 +1,58 @@
+"""The worker's side of a card that it shares with a learner: asleep while that trains, awake otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from services.errors import DeadlineExceeded
+from services.store.card import Card
+
+POLL_S = 0.25
+
+
+class Sleeper(Protocol):
+    """An engine that can give its memory up for a while."""
+
+    async def sleep(self) -> None:
+        """Gives its memory up."""
+        ...
+
+    async def wake(self) -> None:
+        """Takes its memory again."""
+        ...
+
+
+class CardTurns:
+    """Takes the card and gives it. `wait_s` bounds each wait for it."""
+
+    def __init__(self, card: Card, *, wait_s: float) -> None:
+        self._card = card
+        self._wait_s = wait_s
+
+    async def take(self) -> None:
+        """Returns once the card is this worker's. A learner that wants it goes first. Raises DeadlineExceeded."""
+        started = time.monotonic()
+        while await asyncio.to_thread(self._card.wanted) or not await asyncio.to_thread(self._card.take):
+            if time.monotonic() - started > self._wait_s:
+                raise DeadlineExceeded(f"the learner kept the card for over {self._wait_s:g} s (learner.wait_s)")
+            await asyncio.sleep(POLL_S)
+
+    async def give(self) -> None:
+        """Gives the card up, if it is held."""
+        await asyncio.to_thread(self._card.give)
+
+    async def turn(self, engine: Sleeper, told: Callable[[], object]) -> None:
+        """If the learner wants the card: sleeps, gives it, and wakes up once it is back. `told` is called asleep.
+
+        Raises LeaseLost if the card was lost while the engine filled it.
+        """
+        self._card.check()
+        if await asyncio.to_thread(self._card.wanted):
+            await engine.sleep()
+            await self.give()
+            told()
+            await self.take()
+            await engine.wake()

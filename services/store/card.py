@@ -1,0 +1,60 @@
+"""The memory of a GPU that a rollout worker and a learner rank fill in turns (`rollout.sleep`).
+
+A lease in the store says whose turn it is, so the two never fill it at once, whoever of them dies.
+
+    worker    takes the card before its engine starts and to wake it up; gives it when the learner wants it, asleep
+    learner   wants it by its heartbeat, takes it when the worker has given it, trains, gives it
+
+A holder that dies loses the card when its lease expires.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from services.store.lease import LeaseHeld
+from services.store.lease_keeper import LeaseKeeper
+from services.store.store import Store
+from services.telemetry.heartbeat import Pulse, all_do
+
+ROLE = "card"
+WANTED = "waits for the card"
+"""Told by a learner that is about to train."""
+TTL_S = 15.0
+
+
+class Card:
+    """One side's hold on the card. `holder` names it, and stays the same over its restarts."""
+
+    def __init__(self, store: Store, holder: str) -> None:
+        self._store = store
+        self._holder = holder
+        self._held = ExitStack()
+        self._keeper: LeaseKeeper | None = None
+
+    def wanted(self) -> bool:
+        """Returns whether the learner waits for the card."""
+        return all_do(self._store.beats(), "learner", WANTED)
+
+    def tell(self, pulse: Pulse) -> None:
+        """Sends the learner's heartbeat at once, because the other side waits for what it says."""
+        self._store.beat(pulse.name, pulse.beat())
+
+    def take(self) -> bool:
+        """Takes the card and returns True, or False while another living process holds it."""
+        try:
+            lease = self._store.acquire(ROLE, self._holder, ttl_s=TTL_S)
+        except LeaseHeld:
+            return False
+        self._keeper = self._held.enter_context(LeaseKeeper(self._store, lease))
+        return True
+
+    def give(self) -> None:
+        """Gives the card up, if it is held."""
+        self._keeper = None
+        self._held.close()
+
+    def check(self) -> None:
+        """Raises LeaseLost if the card was held and is lost."""
+        if self._keeper is not None:
+            self._keeper.check()

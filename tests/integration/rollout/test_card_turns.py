@@ -1,0 +1,112 @@
+"""Worker and learner share one card in turns over a real Redis. The engine is a stand-in that fills no memory."""
+
+import asyncio
+import threading
+
+import pytest
+
+from learner.card_turn import card_turn
+from rollout.card_turns import CardTurns
+from services.errors import DeadlineExceeded, LeaseLost
+from services.store import card as cards
+from services.store.card import ROLE, Card
+from services.store.store import Store
+from services.telemetry.heartbeat import Pulse
+
+ROUNDS = 3
+DEADLINE_S = 60.0
+
+
+class Memory:
+    """The card's memory. It fits one side."""
+
+    def __init__(self):
+        self.full_of = None
+        self.turns = []
+
+    def fill(self, who):
+        assert self.full_of is None, f"{who} finds {self.full_of} in the memory"
+        self.full_of = who
+        self.turns.append(who)
+
+    def clear(self, who):
+        assert self.full_of == who
+        self.full_of = None
+
+
+class Sampler:
+    def __init__(self, memory):
+        self.memory = memory
+        self.woken = threading.Event()
+
+    async def sleep(self):
+        self.memory.clear("sampler")
+
+    async def wake(self):
+        self.memory.fill("sampler")
+        self.woken.set()
+
+
+def learner_turns(store, memory, woken):
+    """Trains ROUNDS times, each after the sampler has woken up."""
+    card, pulse = Card(store, "run-learner"), Pulse("learner-0", "learner")
+    for _ in range(ROUNDS):
+        assert woken.wait(DEADLINE_S)
+        woken.clear()
+        with card_turn(card, pulse, check=lambda: None, wait_s=DEADLINE_S):
+            memory.fill("learner")
+            memory.clear("learner")
+        pulse.doing("waits for groups")
+        card.tell(pulse)
+
+
+def test_the_two_never_fill_the_card_at_once(redis_url, run_name):
+    store, memory, slept = Store(redis_url, run_name), Memory(), []
+    sampler, turns = Sampler(memory), CardTurns(Card(store, "rollout-0"), wait_s=DEADLINE_S)
+    learner = threading.Thread(target=learner_turns, args=(Store(redis_url, run_name), memory, sampler.woken),
+                               daemon=True)
+
+    async def work():
+        async with asyncio.timeout(DEADLINE_S):
+            await turns.take()
+            await sampler.wake()
+            learner.start()
+            while learner.is_alive():
+                await turns.turn(sampler, lambda: slept.append(1))
+                await asyncio.sleep(0.01)
+        await turns.give()
+
+    asyncio.run(work())
+    assert memory.turns == ["sampler", *["learner", "sampler"] * ROUNDS]
+    assert len(slept) == ROUNDS
+
+
+def test_the_learner_gets_the_card_of_a_dead_worker_and_a_worker_that_starts_waits(redis_url, run_name):
+    store = Store(redis_url, run_name)
+    store.acquire(ROLE, "rollout-0", ttl_s=0.2)  # and never renews it
+    turns = CardTurns(Card(store, "rollout-0"), wait_s=0.0)
+    learner, pulse = Card(store, "run-learner"), Pulse("learner-0", "learner")
+    with (card_turn(learner, pulse, check=lambda: None, wait_s=DEADLINE_S),
+          pytest.raises(DeadlineExceeded, match=r"over 0 s \(learner\.wait_s\)")):
+        asyncio.run(turns.take())
+    asyncio.run(CardTurns(Card(store, "rollout-0"), wait_s=DEADLINE_S).take())
+    with (pytest.raises(DeadlineExceeded, match="the rollout worker kept the card"),
+          card_turn(learner, pulse, check=lambda: None, wait_s=0.0)):
+        pytest.fail("two hold it")
+
+
+def test_a_worker_that_lost_the_card_ends(redis_url, run_name, monkeypatch):
+    monkeypatch.setattr(cards, "TTL_S", 0.3)
+    store = Store(redis_url, run_name)
+    turns = CardTurns(Card(store, "rollout-0"), wait_s=DEADLINE_S)
+
+    async def work():
+        await turns.take()
+        store.acquire(ROLE, "rollout-0")  # the same worker, started again elsewhere
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                await turns.turn(Sampler(Memory()), lambda: None)
+                await asyncio.sleep(0.01)
+
+    with pytest.raises(LeaseLost, match="the lease of card could not be renewed"):
+        asyncio.run(work())
