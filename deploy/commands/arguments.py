@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from deploy.runs.configs import default_config, load_config
+from deploy.runs.configs import default_config, load_config, load_env
 from services.config.tree import Config, EnvSection
 
 
@@ -30,7 +30,7 @@ def add_env_arguments(parser: argparse.ArgumentParser) -> None:
 
 def env_from(args: argparse.Namespace) -> EnvSection:
     """Returns the settings of the environment that the command line names. Raises UserError."""
-    env = optional_config_from(args).env
+    env = load_env(args.config, args.overrides)
     return env if args.env is None else env.model_copy(update={"name": args.env})
 
 

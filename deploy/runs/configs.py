@@ -10,7 +10,7 @@ from pathlib import Path
 
 from deploy.runs.hub import with_local_model
 from services.config import file as config_file
-from services.config.tree import Config
+from services.config.tree import Config, EnvSection
 
 SHIPPED = Path(__file__).resolve().parents[1] / "configs"
 """The folder of the configs that come with the package."""
@@ -28,6 +28,17 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
 def default_config(overrides: Sequence[str] = ()) -> Config:
     """Returns the defaults, changed by `overrides`, for commands that need no run. Raises UserError as load_config."""
     return _with_options(config_file.default_config(overrides))
+
+
+def load_env(path: Path | str | None, overrides: Sequence[str] = ()) -> EnvSection:
+    """Returns the environment's section of a config file or a shipped config; None stands for the defaults.
+
+    It leaves the options of estimators alone: they need numpy, which the images of environment servers do not have.
+    Raises UserError as services.config.file.load_config does.
+    """
+    if path is None:
+        return config_file.default_config(overrides).env
+    return config_file.load_config(path, overrides, shipped_in=SHIPPED).env
 
 
 def lay_over(config: Config, values: Mapping[str, object]) -> Config:
