@@ -1,5 +1,8 @@
 """A run's rows in TensorBoard and W&B, read back from what they wrote."""
 
+import json
+import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,9 @@ ROW = {"format": 1, "step": 3, "version": "1.3", "time": 1.0, "success_rate": 0.
        "grad_norm": None}
 EVALUATION = {"format": 1, "label": "step-000003", "step": 3, "split": "valid", "temperature": 0.4, "tasks": 8,
               "success_rate": 0.5, "task_score": None, "success_by_type": {"pick": 0.75}, "success_by_task": {"a": 1.0}}
+
+BLOCK, WHOLE, LAST = 32 << 10, 1, 4
+"""LevelDB's log: the size of a block, and the kinds of a piece that ends a record."""
 
 
 def config(*names: str) -> Config:
@@ -37,13 +43,34 @@ def test_tensorboard_holds_every_figure_at_its_step(tmp_path: Path):
         "evaluation/valid-T0.4/success/pick": [(3, 0.75)]}
 
 
+def records(path: Path) -> Iterator[bytes]:
+    """The records of a W&B file: blocks of 32 KiB as in LevelDB's log, across whose borders a record may lie."""
+    content, record, at = path.read_bytes(), b"", 7  # the file begins with seven bytes of its own
+    while at + 7 <= len(content):
+        if BLOCK - at % BLOCK < 7:  # too small for a header: padding
+            at += BLOCK - at % BLOCK
+            continue
+        _, size, kind = struct.unpack_from("<IHB", content, at)
+        record += content[at + 7:at + 7 + size]
+        at += 7 + size
+        if kind in (WHOLE, LAST):
+            yield record
+            record = b""
+
+
 def test_wandb_writes_a_run_to_be_synchronised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from wandb.proto.wandb_internal_pb2 import Record
+
     monkeypatch.setenv("WANDB_MODE", "offline")
     sinks.check(config("wandb"))
     write(tmp_path, "wandb")
     (file,) = (tmp_path / "wandb").glob("offline-run-*/run-tiny-1.wandb")
-    content = file.read_bytes()
-    assert all(text in content for text in (b"loss/policy", b"-0.125", b"evaluation/valid-T0.4/success/pick", b"0.75"))
+    rows = [{item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            for record in map(Record.FromString, records(file)) if record.WhichOneof("record_type") == "history"]
+    logged = [{key: value for key, value in row.items() if not key.startswith("_")} for row in rows]
+    assert logged == [
+        {"step": 3, "success_rate": 0.25, "loss/policy": -0.125},
+        {"step": 3, "evaluation/valid-T0.4/success_rate": 0.5, "evaluation/valid-T0.4/success/pick": 0.75}]
 
 
 def test_a_sink_without_its_package_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch):
