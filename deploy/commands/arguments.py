@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from deploy.runs.configs import default_config, load_config, load_env
+from deploy.runs.configs import default_config, light_config, load_config
 from services.config.tree import Config, EnvSection
 
 
@@ -30,7 +30,7 @@ def add_env_arguments(parser: argparse.ArgumentParser) -> None:
 
 def env_from(args: argparse.Namespace) -> EnvSection:
     """Returns the settings of the environment that the command line names. Raises UserError."""
-    env = load_env(args.config, args.overrides)
+    env = light_config(args.config, args.overrides).env
     return env if args.env is None else env.model_copy(update={"name": args.env})
 
 

@@ -6,7 +6,8 @@ import argparse
 import os
 from pathlib import Path
 
-from deploy.commands.arguments import add_env_arguments, env_from, optional_config_from
+from deploy.commands.arguments import add_env_arguments, env_from
+from deploy.runs.configs import light_config
 from services.config.secrets import ENV_TOKEN_VARIABLE
 from services.process.addresses import is_local
 from services.telemetry.logs import adopt_libraries, configure_logs
@@ -55,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
         open_metrics=is_local(args.host) or args.run_folder is not None,  # a run's own server: Prometheus has no token
         threaded=spec.threaded(env), recycle_s=None if env.recycle_hours is None else 3600 * env.recycle_hours,
         recycle_bytes=None if env.recycle_gb is None else int(GIB * env.recycle_gb))
-    with tracing(optional_config_from(args).metrics.traces, process=process):
+    with tracing(light_config(args.config, args.overrides).metrics.traces, process=process):
         serve(
             lambda: spec.open(env), host=args.host, port=args.port, settings=settings,
             parent=args.exit_with_parent)

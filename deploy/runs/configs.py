@@ -10,7 +10,7 @@ from pathlib import Path
 
 from deploy.runs.hub import with_local_model
 from services.config import file as config_file
-from services.config.tree import Config, EnvSection
+from services.config.tree import Config
 
 SHIPPED = Path(__file__).resolve().parents[1] / "configs"
 """The folder of the configs that come with the package."""
@@ -30,15 +30,15 @@ def default_config(overrides: Sequence[str] = ()) -> Config:
     return _with_options(config_file.default_config(overrides))
 
 
-def load_env(path: Path | str | None, overrides: Sequence[str] = ()) -> EnvSection:
-    """Returns the environment's section of a config file or a shipped config; None stands for the defaults.
+def light_config(path: Path | str | None, overrides: Sequence[str] = ()) -> Config:
+    """Returns a config without the options of its estimator, for environment servers; None stands for the defaults.
 
-    It leaves the options of estimators alone: they need numpy, which the images of environment servers do not have.
-    Raises UserError as services.config.file.load_config does.
+    Those options need numpy, which the images of environment servers do not have. Raises UserError as
+    services.config.file.load_config does.
     """
     if path is None:
-        return config_file.default_config(overrides).env
-    return config_file.load_config(path, overrides, shipped_in=SHIPPED).env
+        return config_file.default_config(overrides)
+    return config_file.load_config(path, overrides, shipped_in=SHIPPED)
 
 
 def lay_over(config: Config, values: Mapping[str, object]) -> Config:

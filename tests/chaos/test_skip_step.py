@@ -64,7 +64,9 @@ def hand_in_a_broken_episode(folder: Path) -> bool:
     return True
 
 
-def test_a_run_without_a_step_that_cannot_be_trained_waits_for_servers_and_ends_well(train, tmp_path_factory):
+def test_a_run_without_a_step_that_cannot_be_trained_waits_for_servers_and_ends_well(
+        train, tmp_path_factory, monkeypatch):
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)  # the server shall play what the run plays
     folder = tmp_path_factory.mktemp("runs") / "broken"
     run = train(folder, *TINY, f"runs_dir={folder.parent}", "name=broken")
     run.wait_for("the first tickets", lambda: hand_in_a_broken_episode(folder), LIFE_S)
