@@ -34,7 +34,7 @@ def test_each_folder_of_the_tree_is_drawn_once():
 def test_deploy_has_one_module_at_its_root_and_few_folders():
     inside = [path for path in FILES if path.parts[0] == "deploy"]
     assert {path.name for path in inside if len(path.parts) == 2} == {"__init__.py", "cli.py"}
-    assert len({path.parts[1] for path in inside if len(path.parts) > 2}) <= 17
+    assert len({path.parts[1] for path in inside if len(path.parts) > 2}) <= 16
 
 
 def test_ten_questions_are_answered_by_paths_that_exist():

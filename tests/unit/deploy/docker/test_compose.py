@@ -12,7 +12,7 @@ import yaml
 
 from deploy.runs.configs import load_config
 
-FOLDER = Path(__file__).parents[4] / "deploy" / "compose"
+FOLDER = Path(__file__).parents[4] / "deploy" / "docker" / "compose"
 CONFIG = load_config(FOLDER / "run.yaml")
 FILE: dict[str, Any] = yaml.safe_load((FOLDER / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = FILE["services"]
@@ -37,7 +37,7 @@ def test_results_and_the_store_outlive_the_containers():
     folder = re.search(r"^dir (\S+)$", settings, re.MULTILINE)[1]
     (store,) = (volume.split(":")[0] for volume in SERVICES["redis"]["volumes"] if volume.endswith(f":{folder}"))
     assert store in FILE["volumes"]
-    assert settings == (FOLDER.parent / "kubernetes/base/redis.conf").read_text()
+    assert settings == (FOLDER.parents[1] / "kubernetes/base/redis.conf").read_text()
 
 
 def test_the_trainer_is_given_the_time_for_its_checkpoint():
