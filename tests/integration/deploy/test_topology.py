@@ -85,11 +85,20 @@ def ports(process: psutil.Process) -> list[int]:
             if connection.status == psutil.CONN_LISTEN]
 
 
-def assert_no_port_serves_strangers(processes: list[psutil.Process]) -> None:
-    """Every port of Ray's processes refuses a call without a token; so does the agent that speaks HTTP.
+def http_answer(port: int, title: str) -> httpx.Response | None:
+    """Returns the answer of a port that speaks HTTP; None if it does not."""
+    try:
+        if "RuntimeEnvAgent" in title:
+            return httpx.post(f"http://127.0.0.1:{port}/get_or_create_runtime_env", timeout=10)
+        return httpx.get(f"http://127.0.0.1:{port}/api/jobs/", timeout=10)
+    except httpx.TransportError:
+        return None
 
-    The ports of the autoscaler and of the dashboard, which Ray starts late and without its pages, answer every request
-    with metrics.
+
+def assert_no_port_serves_strangers(processes: list[psutil.Process]) -> None:
+    """Every port of Ray's processes refuses a call without a token, by gRPC or by HTTP.
+
+    Two answer every request with metrics: the autoscaler's, and the dashboard's, which has no pages here.
     """
     refused: set[str] = set()
     for process in processes:
@@ -97,11 +106,9 @@ def assert_no_port_serves_strangers(processes: list[psutil.Process]) -> None:
         if any(name in title for name in ("redis-server", "serve-env")):
             continue
         for port in ports(process):
-            if any(name in title for name in ("monitor.py", "dashboard.py")):
-                assert httpx.get(f"http://127.0.0.1:{port}/api/jobs/").text.startswith("# HELP ")
-                continue
-            if "RuntimeEnvAgent" in title:
-                assert httpx.post(f"http://127.0.0.1:{port}/get_or_create_runtime_env").status_code == 401
+            if (answered := http_answer(port, title)) is not None:
+                tells_metrics = any(name in title for name in ("monitor.py", "dashboard.py"))
+                assert answered.text.startswith("# HELP ") if tells_metrics else answered.status_code == 401, title
                 continue
             said = {call: answer(f"127.0.0.1:{port}", None, call) for call in CALLS}
             assert set(said.values()) == {"UNAUTHENTICATED", "UNIMPLEMENTED"}, (title, said)

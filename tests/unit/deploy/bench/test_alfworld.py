@@ -20,7 +20,6 @@ def test_the_bench_compares_both_engines_on_the_same_records(monkeypatch):
     for figure in (steps, start):
         assert figure.reference
         assert figure.ratio is not None
-        assert figure.ratio > 20
     assert steps.ratio == pytest.approx(steps.value / steps.reference)
     assert start.ratio == pytest.approx(start.reference / start.value)
     assert (differing.value, differing.unit) == (0, "of 9")

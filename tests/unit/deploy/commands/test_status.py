@@ -101,9 +101,10 @@ def test_after_an_interruption_it_says_how_where_and_what_goes_on(folder):
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    assert summary(read_status(folder)) == [
-        f"{folder.path}: interrupted by Ctrl-C, 0 s ago, in the stage `cold start`, learner step 0 of 30", "  next:",
-        f"    gagpo train --resume {folder.path}"]
+    first, *rest = summary(read_status(folder))
+    assert re.fullmatch(r"interrupted by Ctrl-C, \d+ s ago, in the stage `cold start`, learner step 0 of 30",
+                        first.removeprefix(f"{folder.path}: "))
+    assert rest == ["  next:", f"    gagpo train --resume {folder.path}"]
 
 
 def test_a_driver_that_was_killed_is_gone(folder):
@@ -112,7 +113,7 @@ def test_a_driver_that_was_killed_is_gone(folder):
     left = msgspec.structs.replace(read_stage(folder.stage_file), ended="", born=1.0, name="reinforcement learning")
     folder.stage_file.write_bytes(msgspec.json.encode(left))
     (line, *_) = summary(read_status(folder))
-    assert "interrupted: its process is gone, 0 s ago, in the stage `reinforcement learning`" in line
+    assert re.search(r"interrupted: its process is gone, \d+ s ago, in the stage `reinforcement learning`", line)
 
 
 def test_at_the_end_it_says_verdict_and_next_commands(folder):
@@ -135,7 +136,8 @@ def test_a_finished_run_whose_longer_life_failed_is_not_finished(folder):
     folder.summary.write_text("{}")
     with pytest.raises(ValueError, match="no such checkpoint"):
         failing()
-    assert summary(read_status(folder))[0].startswith(f"{folder.path}: ValueError: no such checkpoint, 0 s ago")
+    said = summary(read_status(folder))[0].removeprefix(f"{folder.path}: ")
+    assert re.match(r"ValueError: no such checkpoint, \d+ s ago", said)
 
 
 def test_warnings_are_shown():
