@@ -1,4 +1,5 @@
--- ARGV: holder, time to live in ms. Returns {epoch}, or {0, the living holder, its ms left}.
+-- Takes a lease if nobody holds it. ARGV: holder, time to live in ms. Returns {epoch}, or {0, the living holder, its ms
+-- left}.
 local held = redis.call('HMGET', lease, 'holder', 'expires')
 local time = now()
 if held[1] and held[1] ~= ARGV[1] and tonumber(held[2]) > time then

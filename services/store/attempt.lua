@@ -1,4 +1,4 @@
--- An incarnation is about to train the manifest of a step. ARGV: epoch, holder, step, incarnation.
+-- Counts that an incarnation is about to train the manifest of a step. ARGV: epoch, holder, step, incarnation.
 -- Returns {attempts of earlier incarnations, the last error of one, or ''}.
 local fenced = lost(ARGV[1], ARGV[2])
 if fenced then return fenced end

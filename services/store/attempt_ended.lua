@@ -1,4 +1,4 @@
--- ARGV: epoch, holder, step, and the error that ended the attempt; no error: the step is trained.
+-- Records how an attempt ended. ARGV: epoch, holder, step, and its error. Without an error the step is trained.
 local fenced = lost(ARGV[1], ARGV[2])
 if fenced then return fenced end
 if ARGV[4] then

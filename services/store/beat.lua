@@ -1,5 +1,5 @@
--- ARGV: name, snapshot as JSON, time to live in ms; without any it only reads.
--- Returns name, snapshot, ... of the living.
+-- Keeps the heartbeat of a process. ARGV: name, snapshot as JSON, time to live in ms. Without arguments it only reads.
+-- Returns the name and the snapshot of each process that is alive.
 local time, living = now(), {}
 if ARGV[1] then redis.call('HSET', beats, ARGV[1], string.format('%.0f ', time + ARGV[3]) .. ARGV[2]) end
 local all = redis.call('HGETALL', beats)

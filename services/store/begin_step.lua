@@ -1,4 +1,5 @@
--- The write-ahead record of a learner step. ARGV: epoch, holder, step, the manifest's JSON up to `"drops":[`, groups.
+-- Writes the record of a learner step ahead of it. ARGV: epoch, holder, step, the manifest's JSON up to `"drops":[`,
+-- groups.
 -- Returns the manifest that holds for this step: an earlier incarnation's, if there is one.
 local fenced = lost(ARGV[1], ARGV[2])
 if fenced then return fenced end

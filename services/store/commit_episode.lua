@@ -1,4 +1,5 @@
--- The first writer wins; the last member makes the group ready. ARGV: ticket id, entry, group, size, blob.
+-- Commits an episode. The first writer wins, and the last member makes the group ready. ARGV: ticket id, entry, group,
+-- size, blob.
 -- 1: accepted; 0: refused. Not fenced by a lease: being outstanding is the ticket's own fence.
 local id, entry, group, size, blob = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 if redis.call('HGET', outstanding, id) ~= entry then

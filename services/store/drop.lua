@@ -1,4 +1,4 @@
--- A group leaves for good, with its reason. ARGV: epoch, holder, group, kind, the drop as JSON.
+-- Drops a group for good, with its reason. ARGV: epoch, holder, group, kind, the drop as JSON.
 -- 1: dropped; 0: refused, because it is unknown or in a manifest.
 local fenced = lost(ARGV[1], ARGV[2])
 if fenced then return fenced end

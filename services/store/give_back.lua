@@ -1,4 +1,4 @@
--- ARGV: ticket id, entry, worker, attempt, task and reason.
+-- Gives a claimed ticket back. ARGV: ticket id, entry, worker, attempt, task and reason.
 -- 1: the ticket's attempts are used up; 0: it is for anyone to claim, or no longer ours to give back.
 local id, entry, worker, attempt, cause = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 if redis.call('HGET', outstanding, id) ~= entry then return 0 end

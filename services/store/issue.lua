@@ -1,4 +1,5 @@
--- One whole group. ARGV: epoch, holder, capacity, kind, group, number (train), packed tickets k = 0, 1, ...
+-- Issues the tickets of one whole group. ARGV: epoch, holder, capacity, kind, group, number (train), packed tickets k =
+-- 0, 1, ...
 -- 1: issued, now or before; 0: no capacity.
 local fenced = lost(ARGV[1], ARGV[2])
 if fenced then return fenced end

@@ -1,7 +1,7 @@
 -- A new life of the run: every unplayed ticket gets a new entry, in the old order, so that its attempts count from one
 -- and nobody of the former life holds it. Attempts to train a step count from one as well.
--- Finished turns stay: who plays the ticket next goes on after them.
--- ARGV: epoch, holder. Returns how many.
+-- Finished turns stay: the worker that plays the ticket next continues after them.
+-- ARGV: epoch, holder. Returns the number of tickets.
 local fenced = lost(ARGV[1], ARGV[2])
 if fenced then return fenced end
 redis.call('DEL', attempts)

@@ -1,4 +1,4 @@
--- ARGV: epoch, holder, time to live in ms; 0 gives the lease up.
+-- Renews a lease. ARGV: epoch, holder, time to live in ms. A time of 0 gives the lease up.
 local fenced = lost(ARGV[1], ARGV[2])
 if fenced then return fenced end
 if ARGV[3] == '0' then

@@ -1,5 +1,5 @@
--- ARGV: worker, then ticket id, entry and attempt of each claim. Returns the positions, from 0, of the claims that are
--- no longer the worker's.
+-- Renews claims. ARGV: worker, then ticket id, entry and attempt of each claim. Returns the positions, from 0, of the
+-- claims that are no longer the worker's.
 local gone = {}
 for i = 2, #ARGV, 3 do
   local id, entry, attempt = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2])

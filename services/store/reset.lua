@@ -5,7 +5,7 @@ if fenced then return fenced end
 local step, next, trained = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 for _, stream in ipairs({tickets, evals}) do
   if redis.call('EXISTS', stream) == 1 then
-    -- Not deleted: the stream goes on counting, so that no entry of old is ever mistaken for a new one.
+    -- The stream is not deleted: it continues to count, so that no old entry is ever mistaken for a new one.
     redis.call('XGROUP', 'DESTROY', stream, WORKERS)
     redis.call('XTRIM', stream, 'MAXLEN', 0)
     redis.call('XGROUP', 'CREATE', stream, WORKERS, '$')

@@ -1,4 +1,4 @@
--- ARGV: epoch, holder, URLs of the environment servers as JSON.
+-- Replaces the list of environment servers. ARGV: epoch, holder, their URLs as JSON.
 local fenced = lost(ARGV[1], ARGV[2])
 if fenced then return fenced end
 redis.call('HSET', counters, 'servers', ARGV[3])

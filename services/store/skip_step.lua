@@ -1,4 +1,4 @@
--- The newest manifest is taken back, and its groups leave for good. ARGV: epoch, holder, step, then as JSON the drops
+-- Takes the newest manifest back and drops its groups for good. ARGV: epoch, holder, step, then as JSON the drops
 -- that the manifest had taken and one drop for each of its groups.
 local fenced = lost(ARGV[1], ARGV[2])
 if fenced then return fenced end
