@@ -65,7 +65,7 @@ class EpisodeRunner:
         if not self.replayable:
             played, keep = (), lambda *_: None
         started = time.monotonic()
-        game = self.env.episode(f"{ticket.id}~{attempt}~{uuid.uuid4().hex[:8]}", ticket.task)
+        game = self.env.episode(attempt_id(ticket, attempt), ticket.task)
         async with closing(game):
             steps: list[Step] = []
             turns: list[Turn] = []
@@ -115,6 +115,11 @@ class EpisodeRunner:
             admissible=now.admits(answer.action), reward=after.reward * self.limits.reward_scale,
             choices=choices_digest(now.admissible_actions), state=now.state, unchanged=after.unchanged,
         )  # fmt: skip
+
+
+def attempt_id(ticket: Ticket, attempt: int) -> str:
+    """Returns the id under which servers know this try of an episode. A repeated attempt gets another one."""
+    return f"{ticket.id}~{attempt}~{uuid.uuid4().hex[:8]}"
 
 
 def score_of(last: Outcome) -> float | None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from deploy.commands.arguments import optional_config_from
+from deploy.runs.configs import lay_over
 from deploy.runs.policies import resolve, run_path
-from services.config.file import lay_over
 from services.config.tree import Config
 from services.errors import UserError
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from envservice.client.client import EnvClient
 from envservice.tool_calls import Tool
-from rollout.agents.session import AgentSession, end_of
+from rollout.agents.session import AgentSession
 from rollout.agents.world import AgentWorld
-from rollout.episode import Limits, closing, score_of
+from rollout.episode import Limits, attempt_id, closing, score_of
 from rollout.prompt_renderer import PromptRenderer
 from services.config.tree import AgentSection
 from services.errors import AgentFault, UserError
@@ -55,7 +54,7 @@ class AgentRunner:
         """
         del played, keep
         started = time.monotonic()
-        game = self.env.episode(f"{ticket.id}~{attempt}~{uuid.uuid4().hex[:8]}", ticket.task)
+        game = self.env.episode(attempt_id(ticket, attempt), ticket.task)
         llm = AgentSession(
             ticket=ticket, engine=self.engine, text=self.text, prompt_tokens=self.limits.prompt_tokens,
             response_tokens=self.limits.response_tokens, max_calls=self.settings.max_calls,
@@ -73,7 +72,7 @@ class AgentRunner:
         """Runs the agent to its end. After a budget has ended the episode, an error of the agent is no fault."""
         running = asyncio.ensure_future(self._called(ticket.task, llm, world))
         try:
-            ended = await end_of(running, self.settings.seconds)
+            ended, _ = await asyncio.wait({running}, timeout=self.settings.seconds)
         finally:
             running.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):

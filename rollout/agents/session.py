@@ -7,7 +7,6 @@ recorded step.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -154,9 +153,3 @@ def _content(message: Message) -> str:
     content = message.get("content")
     shown = content if isinstance(content, str) else "" if content is None else msgspec.json.encode(content).decode()
     return shown if not rest else f"{shown} {msgspec.json.encode(rest, order='sorted').decode()}"
-
-
-async def end_of(running: asyncio.Task[None], seconds: float) -> bool:
-    """Waits for a task. Returns whether it ended in time; if not, the caller must cancel it."""
-    done, _ = await asyncio.wait({running}, timeout=seconds)
-    return bool(done)

@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from folder_holder import held_folder
 
 from services.store.redis_server import private_redis
 
@@ -44,17 +45,11 @@ def test_a_name_that_leads_out_of_the_runs_changes_nothing_beside_them(tmp_path:
 
 
 def test_a_second_training_in_one_folder_is_refused_and_writes_nothing(tmp_path: Path):
-    hold = (f"from deploy.runs.folder import locked\nfrom services.config.tree import Config\nimport sys\n"
-            f"with locked(Config(name='r', steps=3, runs_dir={str(tmp_path)!r})):\n    print('held', flush=True)\n"
-            "    sys.stdin.read()\n")
-    with subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
+    with held_folder(tmp_path):
         for resume in ((), ("--resume",)):
             said = refused("train", *resume, "--config", "alfworld-tiny", f"runs_dir={tmp_path}", "name=r")
             assert "another process works in" in said
         assert [path.name for path in (tmp_path / "r").iterdir()] == [".lock"]
-        holder.kill()
 
 
 def test_a_password_in_a_url_is_shown_by_no_command(tmp_path: Path):

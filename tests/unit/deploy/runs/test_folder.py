@@ -2,12 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from folder_holder import held_folder
 from safetensors.torch import save_file
 
 from deploy.runs.configs import lay_over, load_config
@@ -126,16 +125,10 @@ def test_a_folder_that_is_no_runs_is_never_written_to(tmp_path: Path):
 
 def test_the_second_process_learns_that_the_folder_is_taken_before_it_writes(tmp_path: Path):
     """In a process of its own, as `gagpo train` is; killed, it leaves no lock behind."""
-    code = (f"from deploy.runs.folder import locked\nfrom services.config.tree import Config\nimport sys\n"
-            f"with locked(Config(name='r', steps=3, runs_dir={str(tmp_path)!r})):\n    print('held', flush=True)\n"
-            "    sys.stdin.read()\n")
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
+    with held_folder(tmp_path):
         with pytest.raises(UserError, match=r"another process works in .*; wait"), locked(config(tmp_path)):
             pass
         assert [path.name for path in (tmp_path / "r").iterdir()] == [".lock"]
-        holder.kill()
     with locked(config(tmp_path)):
         open_run(config(tmp_path), games=GAMES, resume=False)
 
