@@ -118,13 +118,15 @@ class _Trial:
         from services.weights.folder import pack_folder
 
         packed = await asyncio.to_thread(pack_folder, self.model, self.size.dtype)
-        flying = asyncio.create_task(_sample(engine, self.size, "flight"))
-        await asyncio.sleep(0.2)
+        landed = asyncio.Event()
+        flying = asyncio.create_task(_sample_until(landed, engine, self.size))
         seconds, memory = [], []
         for step in range(1, UPDATES + 1):
+            await asyncio.sleep(0.2)
             await engine.update(_version(step, packed.digest), packed.manifest, packed.buffer)
             seconds.append(engine.paused_seconds)
             memory.append(used_mib(self.size))
+        landed.set()
         samples = await flying
         split = sum(len(sample.spans) > 1 for sample in samples)
         whole = all(sample.finished == "stop" or len(sample.ids) == self.size.tokens for sample in samples)
@@ -144,6 +146,14 @@ async def _sample(engine: Engine, size: Size, name: str) -> list[Sample]:
     return await asyncio.gather(*(
         engine.sample(prompt, temperature=1.0, seed=k, max_tokens=size.tokens, stop_token_ids=[],
                       request_id=f"{name}/{k}") for k, prompt in enumerate(prompts)))
+
+
+async def _sample_until(end: asyncio.Event, engine: Engine, size: Size) -> list[Sample]:
+    """Samples round after round until `end` is set, so that every update meets answers in flight, however fast."""
+    samples: list[Sample] = []
+    while not end.is_set():
+        samples += await _sample(engine, size, f"flight{len(samples)}")
+    return samples
 
 
 async def _rate(engine: Engine, size: Size) -> float:
