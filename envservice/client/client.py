@@ -8,6 +8,7 @@ If a server has lost a session that cannot be rebuilt from its actions, it asks 
 Retries are safe because the API is idempotent: a repeated step gives its recorded result, or its session is rebuilt.
 The rendezvous hash of an episode's id chooses its first replica. The episode stays there until that replica fails.
 A replica that failed or is full gets no requests for a while; the next one in the episode's ranking serves meanwhile.
+If that one cannot rebuild the session, because the environment is live, the episode waits for its own replica.
 While all replicas are away or full, calls wait, and nothing counts against an episode.
 The list of replicas may change at any time. An episode whose replica has left goes on at another, which rebuilds it.
 """
@@ -38,6 +39,10 @@ LOOK_S = 1.0
 FULL_S = 1.0
 """Pause after the server had no room for one element of a request."""
 T = TypeVar("T")
+
+
+class HeldElsewhere(Unreachable):
+    """The session is live, and another replica holds it. Only that replica may go on with the episode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,11 +126,12 @@ class EnvClient:
         """Asks the first open replica until one answers. Returns the answer and that replica. Raises EnvFault.
 
         A failed request counts against the call only if some server has answered since the call's last failure. So a
-        request that brings every server down is given up, and one that meets an outage waits until it ends.
+        request that brings every server down is given up, and one that meets an outage waits until it ends. After
+        HeldElsewhere, every failed request counts: a server answers, and the call is not about an outage.
         """
         shut: dict[Replica, float] = {}
         last: Exception | None = None
-        failures, answers, began = 0, self._answers(), time.monotonic()
+        failures, answers, began, held = 0, self._answers(), time.monotonic(), False
         try:
             async with asyncio.timeout(self._timeout_s) as limit:
                 while failures < self._attempts:
@@ -134,7 +140,8 @@ class EnvClient:
                         return await ask(replica), replica
                     except Unreachable as error:
                         last, before, answers = error, answers, self._answers()
-                        if answers != before:
+                        held = held or isinstance(error, HeldElsewhere)
+                        if held or answers != before:
                             failures += 1
                             continue
                     except Full as error:
@@ -206,15 +213,21 @@ class EpisodeHandle:
             with suppress(Unreachable):
                 await self._home.ask("close", element)
 
-    def _ranking(self) -> list[Replica]:
-        return self._client.ranking(self.episode_id, self._home)
-
     async def _ask(self, verb: str, element: dict[str, Any]) -> Result:
         body = msgspec.json.encode(element)
+        waits_for_home = False
+
+        def ranking() -> list[Replica]:
+            ranked = self._client.ranking(self.episode_id, self._home)
+            return ranked[:1] if waits_for_home and ranked[0] is self._home else ranked
 
         async def ask(replica: Replica) -> ElementReply:
+            nonlocal waits_for_home
             parent = traceparent()
             reply = await replica.ask(verb, body, parent)
+            if reply.element.get("type") == "session_lost" and replica is not self._home and ranking()[0] is self._home:
+                waits_for_home = True
+                raise HeldElsewhere(f"{replica.url} does not hold this live session")
             if reply.element.get("type") == "transcript_missing":
                 whole = msgspec.json.encode({**element, "transcript": self._results})
                 reply = await replica.ask(verb, whole, parent)
@@ -223,7 +236,7 @@ class EpisodeHandle:
             return reply
 
         with span(f"environment {verb}") as told:
-            reply, replica = await self._client.call(self._ranking, ask)
+            reply, replica = await self._client.call(ranking, ask)
             if told:
                 told.set(server=replica.url, rebuilt=reply.rebuilt)
         self._home = replica

@@ -20,8 +20,7 @@ from typing import Literal
 
 ProblemType = Literal[
     "unauthorized", "not_found", "unknown_task", "conflict", "replay_diverged", "engine_mismatch", "transcript_missing",
-    "session_lost",    "session_lost",
-    "too_large", "malformed", "env_fault", "full", "method_not_allowed",
+    "session_lost", "too_large", "malformed", "env_fault", "full", "method_not_allowed",
 ]
 
 STATUS: dict[ProblemType, int] = {
