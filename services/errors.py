@@ -2,6 +2,7 @@
 
     GagpoError
     ├── UserError            a mistake of the user, in one line: what is wrong; how to fix it
+    │   └── Unanswered       a server that the config names does not answer
     └── Fault                our code or the machine failed
         ├── EnvFault         an environment server or its engine
         │   └── ReplayDiverged   a rebuilt session differs from the recorded one
@@ -39,6 +40,10 @@ class UserError(GagpoError):
     def __reduce__(self) -> tuple[type[UserError], tuple[str, str]]:
         """Pickle would call the class with the joined text alone, and an actor's UserError would not arrive."""
         return type(self), (self.what, self.fix)
+
+
+class Unanswered(UserError):
+    """A server that the config names does not answer: its address is wrong, or it is away for a while."""
 
 
 class Fault(GagpoError):

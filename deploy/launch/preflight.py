@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import importlib.util
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.launch import cards, machine
+from deploy.launch import cards, machine, reach
 from deploy.launch.gpu_checks import check_builds, check_gpus
 from deploy.launch.plan import Plan, make_plan
 from deploy.launch.ray_address import check_ray, ray_address
@@ -19,12 +18,10 @@ from deploy.launch.task_sets import TaskSets, open_task_sets
 from deploy.runs import sinks
 from envservice.registry import check_settings, find_spec, find_teacher, make_template, open_environment
 from envservice.server.capacity import session_limit
-from envservice.wire.schemas import Info
 from learner.cold_start.trajectories import read_trajectories
 from learner.model_family import check_family
 from rollout.agents.runner import find_agent
 from rollout.engine_settings import check_shape
-from services.config.secrets import ENV_TOKEN_VARIABLE, env_token, redis_url
 from services.config.tree import Config
 from services.errors import EnvFault, UserError
 from services.files import read_json
@@ -33,26 +30,28 @@ from services.weights.headers import read_tokenizer, tensor_shapes
 
 PROBED_GAMES = 24
 """Number of games that are opened to check the data. Any other broken game drops its group at run time."""
-PROBE_S = 5.0
 NEEDS_TORCHVISION = "qwen3_5"
 """Begins the names of the families for which vLLM imports torchvision, also where nothing is seen."""
-INFO_S = 60.0
-"""Longest wait for a server's /v1/info: the server may have to read all its data first."""
 
 
-def check(config: Config, *, planned: bool = False) -> TaskSets:
+def check(
+    config: Config, *, planned: bool = False, before: Config | None = None, tell: reach.Tell = print,
+) -> TaskSets:
     """Returns the run's task sets. Raises UserError for the first mistake that would stop the run.
 
     `planned`: nothing will be started here. If the config also sets `hardware`, this machine is not checked.
+    `before`: the config of the run that goes on, whose servers are waited for; `tell` takes a line about that.
     """
     _places(config)
-    check_parts(config, planned=planned)
+    check_parts(config, planned=planned, before=before, tell=tell)
     task_sets = _games(config)
-    check_versions(config.env.urls, env=task_sets.env_name, engine=task_sets.engine, token=env_token(config.env))
+    reach.check_played(config, before, tell, env=task_sets.env_name, engine=task_sets.engine)
     return task_sets
 
 
-def check_parts(config: Config, *, planned: bool = False) -> None:
+def check_parts(
+    config: Config, *, planned: bool = False, before: Config | None = None, tell: reach.Tell = print,
+) -> None:
     """Checks everything except the run's folder, its port and its games. Evaluations check those differently."""
     _environment(config)
     _model(config)
@@ -68,33 +67,10 @@ def check_parts(config: Config, *, planned: bool = False) -> None:
     elif not elsewhere:
         check_builds(config)
         _machine(config, plan)
-    _redis(config)
-    _servers(config.env.urls)
+    reach.check_redis(config, before, tell)
+    reach.check_servers(config, before, tell)
     if not config.env.urls:  # servers that already run reach their data themselves
         find_spec(config.env.name).reachable(config.env)
-
-
-def check_versions(urls: Sequence[str], *, env: str, engine: str, token: str | None = None) -> None:
-    """Raises UserError if a running server plays another environment or version than the results would name.
-
-    `engine`: the name that `engine_name` returns. Data is not compared: a task that a server lacks fails at run time.
-    """
-    import httpx
-
-    headers = {} if token is None else {"authorization": f"Bearer {token}"}
-    for url in urls:
-        try:
-            reply = httpx.get(f"{url}/v1/info", headers=headers, timeout=INFO_S, trust_env=False)
-            if reply.status_code == httpx.codes.UNAUTHORIZED:
-                raise UserError(f"{url} asks for another token",
-                                f"set {ENV_TOKEN_VARIABLE} or env.token_file to the server's token")
-            info = Info.model_validate_json(reply.raise_for_status().content)
-        except (httpx.HTTPError, ValueError) as error:
-            raise UserError(f"{url} does not say what it plays ({type(error).__name__})",
-                            "start it with `gagpo serve-env` of this version") from None
-        theirs, ours = f"{info.name} by {info.engine} {info.version}", f"{env} by {engine}"
-        if theirs != ours:
-            raise UserError(f"{url} plays {theirs}, and this config {ours}", "give both the same settings and packages")
 
 
 def _places(config: Config) -> None:
@@ -253,29 +229,6 @@ def _machine(config: Config, plan: Plan) -> None:
                         "lower rollout.kv_cache_gb, rollout.workers, learner.ranks or learner.token_budget")
     if config.hardware is not None:
         check_gpus(config, cards.visible(), private=True)
-
-
-def _redis(config: Config) -> None:
-    url = redis_url(config.redis)
-    if url is None:
-        from services.store.redis_server import find_redis
-
-        find_redis()
-        return
-    from services.store.connection import Connection
-
-    Connection(url, config.name, PROBE_S, config.redis).check()
-
-
-def _servers(urls: Sequence[str]) -> None:
-    import httpx
-
-    for url in urls:
-        try:
-            httpx.get(f"{url}/healthz", timeout=PROBE_S, trust_env=False).raise_for_status()
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise UserError(f"no environment server answers at {url} ({type(error).__name__})",
-                            "start one with `gagpo serve-env`, or leave env.urls out") from None
 
 
 def _games(config: Config) -> TaskSets:

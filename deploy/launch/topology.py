@@ -16,6 +16,7 @@ from typing import Any
 from deploy.launch.discovery import Discovery
 from deploy.launch.ray_address import ray_address
 from deploy.launch.ray_cluster import ray_cluster
+from deploy.launch.reach import until_answered
 from deploy.members import private_ray
 from deploy.members.env_server import EnvServer
 from deploy.members.learner_gang import LearnerGang
@@ -104,7 +105,7 @@ def topology(config: Config, *, run: str, folder: Path, config_file: Path, note:
         note("starting Redis" if config.redis.url is None else "connecting to Redis")
         url = redis_url(config.redis) or stack.enter_context(private_redis(folder / "redis", address))
         store = Store(url, run, settings=config.redis)
-        store.check()
+        until_answered(store.check, config.redis.outage_seconds, note)  # it has answered before, in the preflight
         supervisor = Supervisor(note, config.supervision, beats=store.beats, ground=private_ray.check)
         stack.callback(supervisor.stop)
         # The run's own servers get a secret token, because other users of this machine can reach them too.

@@ -218,12 +218,18 @@ def check_run(config: Config, *, resume: bool) -> None:
         raise UserError(*problem)
 
 
+def earlier(config: Config) -> Config | None:
+    """Returns the config of the run in the folder of `config`; None if there is no run."""
+    folder = RunFolder(config.run_dir)
+    return None if folder.known() is None else load_config(folder.config_file)
+
+
 def standing(config: Config, *, resume: bool) -> tuple[str, str] | None:
     """Returns what prevents a start of `config` in its folder and how to fix it, or None."""
-    folder = RunFolder(config.run_dir)
-    if folder.known() is None:
+    before = earlier(config)
+    if before is None:
         return None
-    if changed := differences(load_config(folder.config_file), config):
+    if changed := differences(before, config):
         return (f"{config.run_dir} belongs to a run with another config: {', '.join(changed)}",
                 "use its values to go on with it, or give this run another name (name=...)")
     if not resume:

@@ -65,8 +65,8 @@ def evaluate(config: Config, policy: PlayablePolicy, *, split: str | None, file:
 
 
 def _play(config: Config, model: Path, split: str | None, lines: StatusLines) -> dict[str, Any]:
-    from deploy.launch import preflight
     from deploy.launch.publishing import publish_folder
+    from deploy.launch.reach import check_versions
     from deploy.launch.task_sets import cut, engine_name
     from deploy.launch.topology import topology
     from envservice.registry import open_environment
@@ -75,7 +75,7 @@ def _play(config: Config, model: Path, split: str | None, lines: StatusLines) ->
 
     environment = open_environment(config.env)
     engine, token = engine_name(environment), env_token(config.env)
-    preflight.check_versions(config.env.urls, env=environment.name, engine=engine, token=token)
+    check_versions(config.env.urls, env=environment.name, engine=engine, token=token)
     train, _, heldout = environment.training_splits()
     everything = environment.tasks(chosen := split or heldout)
     tasks = cut(everything, config.eval.panel or len(everything), name=chosen)

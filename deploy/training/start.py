@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,10 +22,10 @@ def start(config: Config, *, resume: bool, skip_step: int | None = None, quiet: 
     `quiet`: show progress on stderr and keep stdout free. Raises UserError for a user's mistake.
     """
     from deploy.launch import preflight
-    from deploy.runs.folder import check_run, locked
+    from deploy.runs.folder import check_run, earlier, locked
 
     check_run(config, resume=resume)
-    task_sets = preflight.check(config)
+    task_sets = preflight.check(config, before=earlier(config), tell=partial(print, file=sys.stderr, flush=True))
     with locked(config):
         return _run(config, task_sets, resume=resume, skip_step=skip_step, quiet=quiet)
 

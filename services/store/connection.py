@@ -20,7 +20,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from services.config.redis import RedisSection
-from services.errors import LeaseLost, StoreFault, UserError
+from services.errors import LeaseLost, StoreFault, Unanswered, UserError
 from services.telemetry.logs import get_logger
 
 log = get_logger("store")
@@ -103,14 +103,18 @@ class Connection:
         return self._prefix + name
 
     def check(self) -> None:
-        """Tries once. Raises UserError if Redis is unreachable, refuses us, is a cluster, or is older than 6.2."""
+        """Tries once. Raises Unanswered if Redis is away, UserError if it refuses us, is a cluster, or older than 6.2.
+        """
         try:
             about = self.redis.info()
         except REFUSED as error:
             raise UserError(f"Redis refused the password ({error})", "correct redis.url") from error
         except redis.RedisError as error:
-            fix = "set redis.ca_file" if "CERTIFICATE" in str(error).upper() else "start it or correct redis.url"
-            raise UserError(f"Redis cannot be reached ({error})", fix) from error
+            told = f"Redis cannot be reached ({error})"
+            if "CERTIFICATE" in str(error).upper():
+                raise UserError(told, "set redis.ca_file") from error
+            kind = Unanswered if isinstance(error, AWAY) else UserError
+            raise kind(told, "start it or correct redis.url") from error
         version = str(about["redis_version"])
         if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
             raise UserError(f"Redis {version} is too old", "use 6.2 or newer, or leave redis.url out for a private one")

@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from deploy.launch import preflight
+from deploy.launch import reach
 from deploy.members.env_server import EnvServer
 from deploy.runs.configs import load_config
 from services.config.file import dump_config
@@ -62,9 +62,9 @@ def test_a_server_answers_once_started_and_is_gone_once_stopped(server: EnvServe
     assert server.poll() is None
     info = httpx.get(f"{server.url}/v1/info", timeout=5).json()
     assert (info["name"], info["replay"]) == ("alfworld-gen", "pure")
-    preflight.check_versions([server.url], env="alfworld-gen", engine="own 1")
+    reach.check_versions([server.url], env="alfworld-gen", engine="own 1")
     with pytest.raises(UserError, match="plays alfworld-gen by own 1, and this config alfworld-gen by textworld"):
-        preflight.check_versions([server.url], env="alfworld-gen", engine="textworld 1.6")
+        reach.check_versions([server.url], env="alfworld-gen", engine="textworld 1.6")
     pid = pid_of(server)
     server.stop()
     assert not psutil.pid_exists(pid)

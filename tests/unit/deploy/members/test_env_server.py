@@ -12,7 +12,7 @@ from threading import Thread
 
 import pytest
 
-from deploy.launch import machine, preflight
+from deploy.launch import machine, preflight, reach
 from deploy.members.env_server import answers
 from deploy.runs.configs import load_config
 from envservice.wire.schemas import Info
@@ -81,12 +81,12 @@ def test_servers_that_play_another_version_than_results_would_name_are_refused(p
 
     def refusal(where: str = url, *, engine: str = "corridor 1", token: str | None = "secret") -> str:
         with pytest.raises(UserError) as error:
-            preflight.check_versions([where], env="toy", engine=engine, token=token)
+            reach.check_versions([where], env="toy", engine=engine, token=token)
         return str(error.value)
 
     assert refusal(token=None) == (
         f"{url} asks for another token; set {ENV_TOKEN_VARIABLE} or env.token_file to the server's token")
-    preflight.check_versions([url], env="toy", engine="corridor 1", token="secret")
+    reach.check_versions([url], env="toy", engine="corridor 1", token="secret")
     assert refusal(engine="corridor 2") == (
         f"{url} plays toy by corridor 1, and this config toy by corridor 2; give both the same settings and packages")
     assert refusal(f"{url}/elsewhere").startswith(f"{url}/elsewhere does not say what it plays (HTTPStatusError)")

@@ -1,0 +1,106 @@
+"""Checks that the servers which a config names answer, and that they are the right ones.
+
+A new run with a wrong address is refused at once. A run that goes on with the addresses it had is not: it waits for
+servers that do not answer now, as long as it would wait for them in its middle.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import httpx
+
+from envservice.wire.schemas import Info
+from services.config.secrets import ENV_TOKEN_VARIABLE, env_token, redis_url
+from services.config.tree import Config
+from services.errors import Unanswered, UserError
+from services.store.connection import Connection
+from services.store.redis_server import find_redis
+
+PROBE_S = 5.0
+INFO_S = 60.0
+"""Longest wait for a server's /v1/info: the server may have to read all its data first."""
+PAUSE_S = 0.5
+"""Pause between two tries."""
+Tell = Callable[[str], object]
+
+
+def check_redis(config: Config, before: Config | None, tell: Tell) -> None:
+    """Checks the Redis of `config`, or that a private one can be started. Raises UserError.
+
+    `before` is the config of the run that goes on; None for a new run. `tell` takes a line if the run waits.
+    """
+    url = redis_url(config.redis)
+    if url is None:
+        find_redis()
+        return
+    known = before is not None and _address(before) == _address(config)
+    until_answered(Connection(url, config.name, PROBE_S, config.redis).check,
+                   config.redis.outage_seconds if known else 0.0, tell)
+
+
+def check_servers(config: Config, before: Config | None, tell: Tell) -> None:
+    """Checks that all running environment servers of `config` answer. Raises UserError. See check_redis."""
+    until_answered(lambda: _answer(config.env.urls), _patience(config, before), tell)
+
+
+def check_played(config: Config, before: Config | None, tell: Tell, *, env: str, engine: str) -> None:
+    """Makes `check_versions` for the running environment servers of `config`. Raises UserError. See check_redis."""
+    until_answered(lambda: check_versions(config.env.urls, env=env, engine=engine, token=env_token(config.env)),
+                   _patience(config, before), tell)
+
+
+def until_answered(check: Callable[[], None], seconds: float, tell: Tell) -> None:
+    """Makes a check again and again while it raises Unanswered. Raises that after `seconds`, other errors at once."""
+    deadline, told = time.monotonic() + seconds, False
+    while True:
+        try:
+            return check()
+        except Unanswered as error:
+            if time.monotonic() >= deadline:
+                raise
+            if not told:
+                tell(f"{error.what}; waiting for it for up to {seconds:g} s")
+            told = True
+            time.sleep(PAUSE_S)
+
+
+def check_versions(urls: Sequence[str], *, env: str, engine: str, token: str | None = None) -> None:
+    """Raises UserError if a running server plays another environment or version than the results would name.
+
+    `engine`: the name that `engine_name` returns. Data is not compared: a task that a server lacks fails at run time.
+    """
+    headers = {} if token is None else {"authorization": f"Bearer {token}"}
+    for url in urls:
+        try:
+            reply = httpx.get(f"{url}/v1/info", headers=headers, timeout=INFO_S, trust_env=False)
+            if reply.status_code == httpx.codes.UNAUTHORIZED:
+                raise UserError(f"{url} asks for another token",
+                                f"set {ENV_TOKEN_VARIABLE} or env.token_file to the server's token")
+            info = Info.model_validate_json(reply.raise_for_status().content)
+        except (httpx.HTTPError, ValueError) as error:
+            raise Unanswered(f"{url} does not say what it plays ({type(error).__name__})",
+                             "start it with `gagpo serve-env` of this version") from None
+        theirs, ours = f"{info.name} by {info.engine} {info.version}", f"{env} by {engine}"
+        if theirs != ours:
+            raise UserError(f"{url} plays {theirs}, and this config {ours}", "give both the same settings and packages")
+
+
+def _answer(urls: Sequence[str]) -> None:
+    for url in urls:
+        try:
+            httpx.get(f"{url}/healthz", timeout=PROBE_S, trust_env=False).raise_for_status()
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise Unanswered(f"no environment server answers at {url} ({type(error).__name__})",
+                             "start one with `gagpo serve-env`, or leave env.urls out") from None
+
+
+def _patience(config: Config, before: Config | None) -> float:
+    """Returns for how many seconds to wait for environment servers."""
+    return config.env.outage_seconds if before is not None and before.env.urls == config.env.urls else 0.0
+
+
+def _address(config: Config) -> object:
+    """Returns redis.url without its password, as the config in a run's folder has it."""
+    return config.model_dump(mode="json")["redis"]["url"]

@@ -1,0 +1,100 @@
+"""A run that goes on waits for its servers. A new run, or one with another address, is refused at once."""
+
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from deploy.launch import reach
+from deploy.runs.configs import load_config
+from services.config.tree import Config
+from services.errors import Unanswered, UserError
+from services.process.addresses import free_port
+from services.store.redis_server import RedisServer, find_redis
+
+
+def config(*overrides: str) -> Config:
+    return load_config("alfworld-tiny", overrides)
+
+
+def written(tmp_path: Path, *overrides: str) -> Config:
+    """Returns a config as the folder of a run has it: without the password."""
+    (tmp_path / "config.yaml").write_text(config(*overrides).model_dump_json())
+    return load_config(tmp_path / "config.yaml", ())
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    """Provides a Redis that is not started."""
+    made = RedisServer(tmp_path / "redis", find_redis())
+    yield made
+    made.stop()
+
+
+def test_a_run_that_goes_on_waits_until_its_redis_answers(server: RedisServer, tmp_path: Path):
+    told: list[str] = []
+
+    def start(line: str) -> None:
+        told.append(line)
+        server.start()
+
+    now = config(f"redis.url={server.url}")
+    reach.check_redis(now, written(tmp_path, f"redis.url={server.url}"), start)
+    assert len(told) == 1
+    assert "Redis cannot be reached" in told[0]
+    assert told[0].endswith("; waiting for it for up to 300 s")
+
+
+def test_a_new_address_of_redis_is_refused_at_once(server: RedisServer, tmp_path: Path):
+    before = written(tmp_path, "redis.url=redis://127.0.0.1:6379/0")
+    for run in (None, before):
+        with pytest.raises(Unanswered, match=r"start it or correct redis\.url"):
+            reach.check_redis(config(f"redis.url={server.url}"), run, pytest.fail)
+
+
+def test_a_wrong_password_is_refused_at_once(server: RedisServer, tmp_path: Path):
+    server.start()
+    wrong = f"redis.url={server.url.replace('@', 'x@')}"
+    with pytest.raises(UserError, match="refused the password"):
+        reach.check_redis(config(wrong), written(tmp_path, wrong), pytest.fail)
+
+
+class Healthy(BaseHTTPRequestHandler):
+    """Answers every GET with 200."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+def test_a_run_that_goes_on_waits_until_its_environment_servers_answer():
+    port, started = free_port(), list[HTTPServer]()
+
+    def start(_line: str) -> None:
+        started.append(HTTPServer(("127.0.0.1", port), Healthy))
+        Thread(target=started[0].serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+
+    now = config(f"env.urls=[http://127.0.0.1:{port}]")
+    with pytest.raises(Unanswered, match="no environment server answers"):
+        reach.check_servers(now, None, pytest.fail)
+    with pytest.raises(Unanswered, match="no environment server answers"):
+        reach.check_servers(now, config("env.urls=[http://127.0.0.1:1]"), pytest.fail)
+    reach.check_servers(now, now, start)
+    started[0].shutdown()
+    started[0].server_close()
+
+
+def test_the_wait_ends_with_the_last_refusal():
+    def never() -> None:
+        raise Unanswered("no answer", "start it")
+
+    told: list[str] = []
+    with pytest.raises(Unanswered, match="no answer; start it"):
+        reach.until_answered(never, 0.01, told.append)
+    assert told == ["no answer; waiting for it for up to 0.01 s"]
