@@ -167,7 +167,9 @@ def _report(error: Exception) -> int:
 
 
 def _say(text: str, status: int) -> int:
-    print(f"error: {' '.join(text.split())}", file=sys.stderr)
+    # Text of files and servers may hold escape sequences, which would act on the terminal.
+    shown = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in " ".join(text.split()))
+    print(f"error: {shown}", file=sys.stderr)
     return status
 
 

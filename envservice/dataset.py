@@ -26,7 +26,7 @@ from envservice.gymnasium_text import plays_twice
 from envservice.plain_prompts import PLAIN
 from envservice.spec import LONGEST, EnvironmentSpec, opens
 from services.errors import UserError
-from services.files import Damaged, read_json
+from services.files import Damaged, read_bounded, read_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,6 +36,8 @@ TRAIN, VALIDATION, TEST = PUBLISHED = ("train", "validation", "test")
 """Names of the splits of published datasets."""
 SPLIT = "split"
 """The column that names a row's split."""
+FILE_BYTES = 4 << 30
+"""Largest .jsonl file that is read."""
 _NUMBER = re.compile("[0-9]{8}")
 _SHARD = re.compile(r"(.+?)(-\d+-of-\d+)?\.(jsonl|parquet)")
 
@@ -128,7 +130,7 @@ def read_splits(data: Path) -> dict[str, pa.Table]:
         found = _cut(_read(data))
     elif (data / "dataset_dict.json").is_file():
         names = read_json(data / "dataset_dict.json", dict[str, list[str]]).get("splits", [])
-        found = {name: _saved(data / name) for name in names}
+        found = {Path(name).name: _saved(data / Path(name).name) for name in names}
     elif data.is_dir():
         found = _by_file_names(data)
     else:
@@ -150,16 +152,32 @@ def _by_file_names(folder: Path) -> dict[str, pa.Table]:
 
 def _read(path: Path) -> pa.Table:
     import pyarrow as pa
-    from pyarrow import json, parquet
+    from pyarrow import parquet
 
     try:
         if path.suffix == ".parquet":
-            return parquet.read_table(path)
+            return _valid(parquet.read_table(path))
         if path.suffix == ".jsonl":
-            return json.read_json(path)
-    except (pa.ArrowException, OSError) as error:
-        raise Damaged(f"{path} cannot be read ({str(error).splitlines()[0]})", "name a whole file") from None
+            return _json_lines(read_bounded(path, FILE_BYTES))
+    except (pa.ArrowException, OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        said = (str(error) or type(error).__name__).splitlines()[0]
+        raise Damaged(f"{path} cannot be read ({said})", "name a whole file") from None
     raise UserError(f"{path} is no .jsonl and no .parquet file", "set env.data to a file or a folder of a dataset")
+
+
+def _json_lines(data: bytes) -> pa.Table:
+    """Reads one object per line. pyarrow's own reader crashes on some broken files, and takes dates for numbers."""
+    import pyarrow as pa
+
+    rows = msgspec.json.Decoder(dict[str, Any]).decode_lines(data)
+    names = dict.fromkeys(name for row in rows for name in row)
+    return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
+
+
+def _valid(table: pa.Table) -> pa.Table:
+    """Returns the table. Raises ArrowInvalid for text that is none, and offsets that lead out of a made-up file."""
+    table.validate(full=True)
+    return table
 
 
 def _saved(folder: Path) -> pa.Table:
@@ -169,9 +187,10 @@ def _saved(folder: Path) -> pa.Table:
     try:
         files = [str(each["filename"]) for each in read_json(folder / "state.json", dict[str, Any])["_data_files"]]
         tables = [pa.ipc.open_stream(pa.memory_map(str(folder / Path(name).name))).read_all() for name in files]
-        return pa.concat_tables(tables)
+        return pa.concat_tables(map(_valid, tables))
     except (pa.ArrowException, OSError, KeyError, TypeError) as error:
-        raise Damaged(f"{folder} cannot be read ({type(error).__name__}: {error})", "save the dataset again") from None
+        said = str(error).partition("\n")[0]
+        raise Damaged(f"{folder} cannot be read ({type(error).__name__}: {said})", "save the dataset again") from None
 
 
 def _cut(table: pa.Table) -> dict[str, pa.Table]:

@@ -15,6 +15,10 @@ Message = Mapping[str, Any]
 """One message in OpenAI's form: role, content, and what tools need."""
 
 
+class ChatRefused(Exception):
+    """A chat template cannot write these messages, for the reason that this says."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatFormat:
     """A tokenizer's chat template with a run's settings for it."""
@@ -27,13 +31,21 @@ class ChatFormat:
 
     def text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None, *,
              answering: bool = True) -> str:
-        """Returns the conversation as text. `answering`: up to where the model's next answer begins."""
+        """Returns the conversation as text. `answering`: up to where the model's next answer begins.
+
+        Raises ChatRefused.
+        """
+        from jinja2 import TemplateError
+
         told = list(messages)
         if self.system is not None and (not told or told[0]["role"] != "system"):
             told.insert(0, {"role": "system", "content": self.system})
-        return str(self.tokenizer.apply_chat_template(
-            told, tools=list(tools) if tools else None, tokenize=False, add_generation_prompt=answering,
-            **self.arguments))
+        try:
+            return str(self.tokenizer.apply_chat_template(
+                told, tools=list(tools) if tools else None, tokenize=False, add_generation_prompt=answering,
+                **self.arguments))
+        except (TemplateError, TypeError, RecursionError) as error:
+            raise ChatRefused(str(error) or type(error).__name__) from error
 
     def prompt(self, text: str) -> str:
         """Returns one user message as the model reads it."""
@@ -53,16 +65,14 @@ class ChatFormat:
 
 def check_chat(chat: ChatFormat, folder: Path) -> None:
     """Raises UserError if the tokenizer of the model in `folder` has no chat template, or one that fails."""
-    from jinja2 import TemplateError
-
     if not chat.tokenizer.chat_template:
         raise UserError(f"the tokenizer in {folder} has no chat template",
                         "use env.prompt=compact, or set model.chat_template to a Jinja file that has one")
     try:
         chat.opening()
-    except (TemplateError, TypeError) as error:
+    except ChatRefused as error:
         refused = "a system prompt" if chat.system is not None else "a user's message"
-        raise UserError(f"the chat template of {folder} refuses {refused} ({str(error) or type(error).__name__})",
+        raise UserError(f"the chat template of {folder} refuses {refused} ({error})",
                         "look at model.system_prompt and model.chat_template_kwargs") from None
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import os
 
 from deploy.runs.policies import run_path
-from services.config.tree import EXPLORE_TOKEN_VARIABLE
+from services.config.secrets import EXPLORE_TOKEN_VARIABLE, token_from
 from services.errors import UserError
 
 
@@ -35,4 +34,4 @@ def run(args: argparse.Namespace) -> None:
     from deploy.explorer.runs import open_runs
     from deploy.explorer.server import serve
 
-    serve(open_runs(args.runs), host=args.host, port=args.port, token=os.environ.get(EXPLORE_TOKEN_VARIABLE) or None)
+    serve(open_runs(args.runs), host=args.host, port=args.port, token=token_from(EXPLORE_TOKEN_VARIABLE))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from services.config.secrets import AGENT_TOKEN_VARIABLE
+from services.config.secrets import AGENT_TOKEN_VARIABLE, token_from
 
 
 def add_parser(subparsers: Any) -> None:
@@ -42,8 +41,11 @@ def run(args: argparse.Namespace) -> int:
     from services.telemetry.logs import adopt_libraries, configure_logs
 
     config, policy = resolve_or_default(run_path(args.policy), args.config, args.overrides, which=args.which)
-    token = os.environ.get(AGENT_TOKEN_VARIABLE) or None
+    token = token_from(AGENT_TOKEN_VARIABLE)
     check_exposure(args.host, token, AGENT_TOKEN_VARIABLE)
+    if args.out is not None:
+        with args.out.open("ab"):  # rather now than at the end of the first episode
+            pass
     configure_logs(None, process="agents", show=None)
     adopt_libraries()
 

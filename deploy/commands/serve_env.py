@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 from deploy.commands.arguments import add_env_arguments, env_from
 from deploy.runs.configs import light_config
-from services.config.secrets import ENV_TOKEN_VARIABLE
+from services.config.secrets import ENV_TOKEN_VARIABLE, token_from
 from services.process.addresses import is_local
 from services.telemetry.logs import adopt_libraries, configure_logs
 from services.telemetry.tracing import tracing
@@ -52,7 +51,7 @@ def run(args: argparse.Namespace) -> None:
     spec = find_spec(env.name)
     settings = Settings(
         max_sessions=session_limit(env, spec.session_bytes), record_bytes=sessions_bytes(env),
-        token=os.environ.get(ENV_TOKEN_VARIABLE) or None,
+        token=token_from(ENV_TOKEN_VARIABLE),
         open_metrics=is_local(args.host) or args.run_folder is not None,  # a run's own server: Prometheus has no token
         threaded=spec.threaded(env), recycle_s=None if env.recycle_hours is None else 3600 * env.recycle_hours,
         recycle_bytes=None if env.recycle_gb is None else int(GIB * env.recycle_gb))

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.config.tree import EXPLORE_TOKEN_VARIABLE
+from services.config.secrets import EXPLORE_TOKEN_VARIABLE
 
 COOKIE = "gagpo_explore"
 YEAR_S = 365 * 24 * 3600

@@ -9,7 +9,7 @@ import uvicorn
 
 from deploy.explorer.app import create_app
 from deploy.explorer.runs import ExploredRun
-from services.config.tree import EXPLORE_TOKEN_VARIABLE
+from services.config.secrets import EXPLORE_TOKEN_VARIABLE
 from services.errors import UserError
 from services.http.server import bind, server_config
 from services.process.addresses import is_local

@@ -20,7 +20,7 @@ from deploy.launch.machine import port_is_free
 from deploy.members.env_server import POLL_S, answers
 from deploy.monitor.grafana import DASHBOARDS, FOLDER
 from deploy.runs.folder import targets_folder
-from services.config.secrets import ENV_TOKEN_VARIABLE
+from services.config.secrets import ENV_TOKEN_VARIABLE, token_from
 from services.errors import DeadlineExceeded, Fault, UserError
 from services.process.addresses import free_port
 from services.process.child_processes import end_with_parent, wait_or_kill
@@ -57,7 +57,7 @@ def prometheus(runs_dir: Path, *, port: int, ray: Path | None = None) -> Iterato
     home = runs_dir / ".monitor"
     for folder in (targets_folder(runs_dir), home / "prometheus"):
         folder.mkdir(parents=True, exist_ok=True)
-    token = _secret(home / "token", os.environ.get(ENV_TOKEN_VARIABLE))
+    token = _secret(home / "token", token_from(ENV_TOKEN_VARIABLE))
     config = home / "prometheus.yml"
     config.write_text(configuration(runs_dir, rules=RULES / "rules.yml", ray=ray, token=token))
     port = _port(port, "--port")
@@ -79,7 +79,9 @@ def grafana(runs_dir: Path, source: str, *, port: int) -> Iterator[str | None]:
     settings = {
         "GF_PATHS_DATA": str(home / "grafana"), "GF_PATHS_PROVISIONING": str(FOLDER / "provisioning"),
         "GF_SERVER_HTTP_ADDR": HOST, "GF_SERVER_HTTP_PORT": str(port), "GF_LOG_MODE": "console",
-        "GF_AUTH_ANONYMOUS_ENABLED": "true", "GF_ANALYTICS_REPORTING_ENABLED": "false",
+        # Everybody on this machine may look. Nobody can log in, because Grafana's first password is known to all.
+        "GF_AUTH_ANONYMOUS_ENABLED": "true", "GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION": "true",
+        "GF_ANALYTICS_REPORTING_ENABLED": "false",
         "GF_ANALYTICS_CHECK_FOR_UPDATES": "false", "GAGPO_PROMETHEUS": source, "GAGPO_DASHBOARDS": str(DASHBOARDS),
         "GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH": str(DASHBOARDS / "overview.json"),
     }

@@ -13,12 +13,41 @@ from pydantic import BaseModel, ConfigDict, Field
 from rollout.agents.session import ChatAnswer
 
 
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    text: str = ""
+
+
+class _Function(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    arguments: str | dict[str, Any] = "{}"
+
+
+class _Call(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    function: _Function
+
+
+class ChatMessage(BaseModel):
+    """The fields of a message whose form we rely on. Others go to the chat template as they came."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: str
+    content: str | list[_Part] | None = None
+    tool_calls: list[_Call] | None = None
+
+
 class ChatRequest(BaseModel):
     """The fields of a request that are used. The temperature is always the run's."""
 
     model_config = ConfigDict(extra="allow")
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1)
     model: str = "policy"
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
@@ -39,9 +68,12 @@ class ChatRequest(BaseModel):
             return "stop is set, and answers end where the model's own end tokens are: leave it out"
         if self.response_format is not None and self.response_format.get("type", "text") != "text":
             return "response_format is set, and answers are not constrained: a policy would not be what is trained"
-        if any("role" not in message for message in self.messages):
-            return "a message has no role"
         return None
+
+    @property
+    def conversation(self) -> list[dict[str, Any]]:
+        """The messages as chat templates expect them."""
+        return templated([message.model_dump(exclude_unset=True) for message in self.messages])
 
     @property
     def limit(self) -> int | None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import FastAPI, Request
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from envservice.client.client import EnvClient
 from envservice.tool_calls import Tool
@@ -36,8 +36,8 @@ from services.seeds import seed_for
 class Opening(BaseModel):
     """Asks for an episode. Without a seed, each episode of a task samples in its own way."""
 
-    task: str = ""
-    seed: int | None = None
+    task: str = Field(default="", max_length=400)
+    seed: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
 
 
 @dataclass(slots=True)
@@ -107,7 +107,10 @@ class OpenEpisodes:
         episode = episode_of(ended.llm, ended.world, worker="serve-agent", attempt=1,
                              seconds=time.monotonic() - ended.began, engine=self.engine)
         if episode.steps:
-            self.record(episode)
+            try:
+                self.record(episode)
+            except OSError as error:
+                raise Refused(507, f"the episode could not be written ({error.strerror})", "server_error") from None
         return episode
 
     async def expire(self) -> None:

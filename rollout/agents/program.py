@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from rollout.agents.session import AgentSession
 from rollout.agents.world import AgentWorld
+from services.config.secrets import VARIABLES
 
 LAST_LINES = 400
 """Number of characters of a failed program's output that its error repeats."""
@@ -19,7 +20,8 @@ class AgentProgram:
     """`AgentProgram("python", "my_agent.py")` as an agent. Any client of OpenAI's API in it talks to the episode.
 
     $GAGPO_TASK has the task, and $GAGPO_ENV_URL the environment's address (`/reset`, `/step`). The episode ends when
-    the program ends. Raises RuntimeError with the end of its output if its status is not 0.
+    the program ends. It does not get the run's passwords and tokens, because a model may decide what it does. Raises
+    RuntimeError with the end of its output if its status is not 0.
     """
 
     command: Sequence[str]
@@ -32,8 +34,9 @@ class AgentProgram:
         del env  # the program reaches it over HTTP
         told = {"OPENAI_BASE_URL": llm.base_url, "OPENAI_API_KEY": llm.api_key, "GAGPO_TASK": task,
                 "GAGPO_ENV_URL": f"{llm.base_url.removesuffix('/v1')}/env"}
+        environ = {name: value for name, value in os.environ.items() if name not in VARIABLES}
         process = await asyncio.create_subprocess_exec(
-            *self.command, env=os.environ | told, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+            *self.command, env=environ | told, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT)
         try:
             printed, _ = await process.communicate()

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from envservice.client.client import EnvClient
 from envservice.registry import find_spec
 from envservice.server.app import Settings
@@ -31,6 +29,7 @@ from services.config.tree import Config
 from services.errors import EngineFault
 from services.http.server import bind, serving_in_thread
 from services.records import Episode, Ticket, Version
+from services.telemetry.metrics_file import append_row
 
 LOOK_S = 5.0
 """Seconds between two looks for episodes that nobody uses."""
@@ -165,5 +164,4 @@ def append_episode(out: Path, episode: Episode) -> None:
                             "reward": episode.total_reward, "time": time.time(), "steps": steps}
     if episode.end in ("turns", "context"):
         line["final_state"] = episode.final_observation
-    with out.open("ab") as file:
-        file.write(msgspec.json.encode(line) + b"\n")
+    append_row(out, line)

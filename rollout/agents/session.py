@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from rollout.engine import Engine, Sample
 
 
+LARGEST_REWARD = 1e6
+"""Largest reward of one step, in the environment's units: sums and squares of such are exact enough for credit."""
+
+
 class EpisodeOver(Exception):
     """A budget of the episode is used up; `end` says which one. The episode keeps its true reward."""
 
@@ -85,7 +89,7 @@ class AgentSession:
 
         `state` names the state that the call is made in, for the credit; without it, it is the state of the episode's
         environment, and without that the conversation itself. The temperature is the run's. Raises EpisodeOver when a
-        budget of the episode is used up, and EngineFault.
+        budget of the episode is used up, ChatRefused if the chat template cannot write the messages, and EngineFault.
         """
         assert self.text.chat is not None
         prompt = self.text.tokenizer.encode(self.text.chat.text(messages, tools), add_special_tokens=False)
@@ -125,9 +129,14 @@ class AgentSession:
         self.steps = without(self.steps, [step.response_ids is answer.sample.ids for step in self.steps].index(True))
 
     def earn(self, reward: float) -> None:
-        """Gives the newest step a reward, in the environment's units. Raises ValueError before the first call."""
+        """Gives the newest step a reward, in the environment's units.
+
+        Raises ValueError before the first call, and for a reward that would leave the group without an advantage.
+        """
         if not self.steps:
             raise ValueError("a reward came before the first call of the model")
+        if not abs(reward) <= LARGEST_REWARD:
+            raise ValueError(f"the reward is {reward}, and it should be a number of at most {LARGEST_REWARD:g}")
         last = self.steps[-1]
         self.steps[-1] = msgspec.structs.replace(last, reward=last.reward + reward * self.reward_scale)
 

@@ -2,6 +2,8 @@
 
 A status of 429 or 5xx, a lost connection and a request that takes too long are tried again: after Retry-After if the
 server sends it, else after 1, 2, 4 ... 60 s. All calls wait meanwhile, not only the one that was refused.
+
+The server may be anybody's: its answers are bounded in time and size, and our key is not in what we repeat of them.
 """
 
 from __future__ import annotations
@@ -11,22 +13,55 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
+import msgspec
 
 from rollout.prompting.model import ContextFull, ModelAnswer
 from services.chat import Message
 from services.config.prompting import PromptingSection
+from services.config.secrets import HIDDEN
 from services.errors import UserError
 
 AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 """Statuses that may pass. Every other one is the user's to fix."""
 LONGEST_PAUSE_S = 60.0
+MOST_BYTES = 16 << 20
+"""Largest answer that is read. One of 100,000 tokens has less than one."""
 TOLD = 300
 """Characters of a server's refusal that our error repeats."""
 _TOO_LONG = ("context_length", "context length", "maximum context", "prompt is too long", "too many tokens")
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _Completion(msgspec.Struct):
+    choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
+    usage: _Usage | None = None
+
+
+class _Served(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Served]
+
+
+Form = TypeVar("Form", _Completion, _Models)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,18 +83,20 @@ class EndpointModel:
         """Raises UserError if the endpoint refuses, or fails for longer than prompting.wait_seconds."""
         body = {"model": self.model, "messages": list(messages), "temperature": self.temperature,
                 "max_tokens": self.max_tokens, "seed": seed}
-        return _answer(await self._request("POST", "chat/completions", body))
+        found = await self._request("POST", "chat/completions", body, _Completion)
+        usage = found.usage or _Usage()
+        return ModelAnswer(text=found.choices[0].message.content or "", prompt_tokens=usage.prompt_tokens,
+                           answer_tokens=usage.completion_tokens)
 
     async def choose_model(self) -> None:
         """Takes the only model that the endpoint serves. Raises UserError if it serves several or none."""
-        listed = await self._request("GET", "models", None)
-        names = [str(each.get("id")) for each in listed.get("data", [])]
+        names = [each.id for each in (await self._request("GET", "models", None, _Models)).data]
         if len(names) != 1:
             raise UserError(f"the endpoint serves {len(names)} models{': ' if names else ''}{', '.join(names[:8])}",
                             "choose one with --model")
         self.model = names[0]
 
-    async def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+    async def _request(self, method: str, path: str, body: Mapping[str, Any] | None, form: type[Form]) -> Form:
         failed_at: float | None = None
         attempt = 0
         while True:
@@ -67,12 +104,14 @@ class EndpointModel:
                 await self.sleep(pause)
             why, wait = "", None
             try:
-                reply = await self.http.request(method, path, json=body)
+                reply = await self._reply(method, path, body)
             except httpx.TransportError as error:
                 why = f"{type(error).__name__} {error}".strip()
+            except TimeoutError:
+                why = f"no whole answer within prompting.call_seconds={self.settings.call_seconds:g}"
             else:
                 if reply.status_code not in AGAIN:
-                    return _checked(reply)
+                    return _checked(reply, form, self.http.headers.get("authorization", "").removeprefix("Bearer "))
                 why, wait = f"status {reply.status_code}", retry_after(reply.headers, time.time())
             failed_at = self.clock() if failed_at is None else failed_at
             again = self.clock() + (min(LONGEST_PAUSE_S, 2.0**attempt) if wait is None else wait)
@@ -83,6 +122,17 @@ class EndpointModel:
                 self._not_before = again
                 self.tell(f"the endpoint fails ({why}); the next call is in {again - self.clock():.0f} s")
             attempt += 1
+
+    async def _reply(self, method: str, path: str, body: Mapping[str, Any] | None) -> httpx.Response:
+        """Returns a whole answer. Raises UserError if it is too large, TimeoutError and httpx.TransportError."""
+        data = bytearray()
+        async with asyncio.timeout(self.settings.call_seconds), self.http.stream(method, path, json=body) as reply:
+            async for part in reply.aiter_bytes():
+                data += part
+                if len(data) > MOST_BYTES:
+                    raise UserError(f"the endpoint's answer is larger than {MOST_BYTES >> 20} MiB", "check --endpoint")
+        told = {name: reply.headers[name] for name in ("retry-after",) if name in reply.headers}
+        return httpx.Response(reply.status_code, headers=told, content=bytes(data))
 
 
 def endpoint_client(url: str, key: str | None, settings: PromptingSection) -> httpx.AsyncClient:
@@ -113,29 +163,22 @@ def retry_after(headers: Mapping[str, str], now: float) -> float | None:
         return None
 
 
-def _checked(reply: httpx.Response) -> dict[str, Any]:
-    try:
-        found = reply.json()
-    except ValueError:
-        found = None
-    if reply.status_code == 200 and isinstance(found, dict):
-        return found
-    said = " ".join(reply.text.split())[:TOLD]
+def _checked(reply: httpx.Response, form: type[Form], key: str) -> Form:
+    wrong = ""
+    if reply.status_code == httpx.codes.OK:
+        try:
+            return msgspec.json.decode(reply.content, type=form)
+        except msgspec.ValidationError as error:
+            raise UserError(f"the endpoint's answer is none of OpenAI's API ({error})",
+                            "give the address of OpenAI's chat completions with --endpoint") from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            wrong = f", and no JSON ({error})"
+    said = " ".join(reply.text.split())
+    said = (said.replace(key, HIDDEN) if key else said)[:TOLD]
     if reply.status_code in (400, 413, 422) and any(words in reply.text.lower() for words in _TOO_LONG):
         raise ContextFull(said)
     if reply.status_code in (401, 403):
         raise UserError(f"the endpoint refuses the key (status {reply.status_code}: {said})",
                         "set prompting.key_file or $GAGPO_ENDPOINT_KEY")
-    raise UserError(f"the endpoint answers with status {reply.status_code}: {said or 'nothing'}",
+    raise UserError(f"the endpoint answers with status {reply.status_code}{wrong}: {said or 'nothing'}",
                     "check --endpoint (it often ends in /v1) and --model")
-
-
-def _answer(found: dict[str, Any]) -> ModelAnswer:
-    usage = found.get("usage") or {}
-    try:
-        text = found["choices"][0]["message"]["content"]
-    except (KeyError, IndexError, TypeError):
-        raise UserError("the endpoint's answer has no choices[0].message.content",
-                        "give the address of OpenAI's chat completions with --endpoint") from None
-    return ModelAnswer(text=text or "", prompt_tokens=usage.get("prompt_tokens"),
-                       answer_tokens=usage.get("completion_tokens"))

@@ -28,6 +28,11 @@ AGENT_TOKEN_VARIABLE = "GAGPO_AGENT_TOKEN"  # noqa: S105 - the variable's name
 """Environment variable with the bearer token of `gagpo serve-agent`."""
 ENDPOINT_KEY_VARIABLE = "GAGPO_ENDPOINT_KEY"
 """Environment variable with the key of the endpoint that `gagpo eval --policy` asks."""
+EXPLORE_TOKEN_VARIABLE = "GAGPO_EXPLORE_TOKEN"  # noqa: S105 - the variable's name
+"""Environment variable with the token that the explorer asks for if other machines can reach it."""
+VARIABLES = (REDIS_PASSWORD_VARIABLE, ENV_TOKEN_VARIABLE, AGENT_TOKEN_VARIABLE, ENDPOINT_KEY_VARIABLE,
+             EXPLORE_TOKEN_VARIABLE)
+"""Environment variables with secrets, which programs that we start for users do not get."""
 SECRET_BYTES = 4096
 
 
@@ -66,12 +71,32 @@ def _with_password(url: str, password: str) -> str:
 
 def env_token(env: EnvSection) -> str | None:
     """Returns the bearer token of the environment servers: from env.token_file, else $GAGPO_ENV_TOKEN."""
-    return read_secret(env.token_file) if env.token_file else os.environ.get(ENV_TOKEN_VARIABLE) or None
+    return _token(env.token_file, ENV_TOKEN_VARIABLE)
 
 
 def endpoint_key(prompting: PromptingSection) -> str | None:
     """Returns the key of the endpoint: from prompting.key_file, else $GAGPO_ENDPOINT_KEY."""
-    return read_secret(prompting.key_file) if prompting.key_file else os.environ.get(ENDPOINT_KEY_VARIABLE) or None
+    return _token(prompting.key_file, ENDPOINT_KEY_VARIABLE)
+
+
+def token_from(variable: str) -> str | None:
+    """Returns the bearer token in an environment variable, or None if it is empty or not set.
+
+    White space around it is dropped, because files of secrets end with a line end. Raises UserError if a header cannot
+    carry the token: HTTP libraries would repeat it in their error.
+    """
+    return _sendable(os.environ.get(variable, "").strip(), f"${variable}") or None
+
+
+def _token(file: Path | None, variable: str) -> str | None:
+    return token_from(variable) if file is None else _sendable(read_secret(file), str(file))
+
+
+def _sendable(token: str, where: str) -> str:
+    if not (token.isascii() and token.isprintable()) or " " in token:
+        raise UserError(f"the token in {where} holds a space or a character that no HTTP header can carry",
+                        "make one such as that of `openssl rand -hex 32`")
+    return token
 
 
 def read_secret(file: Path) -> str:

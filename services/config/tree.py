@@ -23,10 +23,6 @@ from services.config.redis import RedisSection
 from services.config.rollout import RolloutSection, SupervisionSection, Temperature
 from services.config.sft import SftSection
 
-EXPLORE_TOKEN_VARIABLE = "GAGPO_EXPLORE_TOKEN"  # noqa: S105 - the variable's name
-"""Environment variable with the token that the explorer asks for if other machines can reach it."""
-
-
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 

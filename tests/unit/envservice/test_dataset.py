@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pyarrow as pa
 import pytest
@@ -118,3 +119,56 @@ def test_mistakes_are_one_line(tmp_path):
     (tmp_path / "validation.jsonl").write_text("{broken\n")
     with pytest.raises(UserError, match=r"validation\.jsonl cannot be read"):
         opened(tmp_path)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("content", [
+    b"null", b"7", b"[1]", b"[" * 100_000, b'{"a": ' * 50_000, b"\xff\xfe", b'{"a": "\xab"}', b'{"a": NaN}',
+    b'{"a": "\\ud800"}', b'{"a": 1}\n{"a": "x"}', b'{"a": 1}\nnull', b'{"a": 1', b'{"a": 1e999}'],
+    ids=lambda content: str(content[:20]))
+def test_broken_lines_are_one_line_and_no_crash(tmp_path, content):
+    """pyarrow's own reader of JSON dies by a segmentation fault on the first."""
+    (tmp_path / "train.jsonl").write_bytes(content)
+    with pytest.raises(UserError, match=r"train.jsonl cannot be read") as error:
+        read_splits(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_flipped_bit_is_another_value_or_one_line(tmp_path, kind):
+    """Text that is no text, and offsets that lead out of the file, never reach a session."""
+    if kind == "arrow":
+        saved(tmp_path / "train", ROWS[:9])
+        (tmp_path / "dataset_dict.json").write_text('{"splits": ["train"]}')
+        file = tmp_path / "train" / "data-00000-of-00001.arrow"
+    else:
+        parquet.write_table(pa.Table.from_pylist(ROWS[:9]), file := tmp_path / "train.parquet")
+    good, draw = file.read_bytes(), random.Random(0)
+    refused = 0
+    for _ in range(60):
+        data = bytearray(good)
+        for _ in range(3):
+            data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        file.unlink()  # a mapped file that is overwritten in place ends the process that maps it
+        file.write_bytes(data)
+        try:
+            read_splits(tmp_path)["train"].to_pylist()
+        except UserError as error:
+            refused += 1
+            assert "\n" not in str(error)  # noqa: PT017 - either one line or rows
+    assert refused
+
+
+@pytest.mark.attack
+def test_a_split_is_named_by_a_word_and_leads_nowhere_else(tmp_path):
+    saved(tmp_path / "beside", ROWS[:4])
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dataset_dict.json").write_text('{"splits": ["../beside"]}')
+    with pytest.raises(UserError, match="cannot be read"):
+        read_splits(tmp_path / "data")
+
+
+def test_a_line_may_lack_a_key_and_dates_stay_text(tmp_path):
+    lines(tmp_path / "train.jsonl", [{"a": "2020-01-01"}, {"b": [1]}])
+    assert read_splits(tmp_path)["train"].to_pylist() == [{"a": "2020-01-01", "b": None}, {"a": None, "b": [1]}]

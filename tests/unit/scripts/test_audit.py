@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -69,7 +70,7 @@ def audit(osv: Osv, tmp_path: Path):
 def test_every_package_is_asked_for_by_its_version_alone(osv: Osv, audit):
     done = audit()
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.endswith(": 2 packages of lock-x.txt; 0 with known vulnerabilities\n")
+    assert done.stdout.endswith(": 2 packages of lock-x.txt; 0 with vulnerabilities known\n")
     assert [(one["package"], one["version"]) for one in osv.asked] == [
         ({"name": "redis", "ecosystem": "PyPI"}, "8.1.0"), ({"name": "torch", "ecosystem": "PyPI"}, "2.13.0")]
 
@@ -86,7 +87,7 @@ def test_a_known_vulnerability_is_named_and_the_status_is_1(osv: Osv, audit):
     done = audit()
     assert done.returncode == 1
     assert done.stdout.splitlines()[0] == "redis 8.1.0: https://osv.dev/GHSA-2, https://osv.dev/PYSEC-1"
-    assert "1 with known vulnerabilities" in done.stdout
+    assert "1 with vulnerabilities known" in done.stdout
 
 
 def test_no_answer_is_no_clean_bill(osv: Osv, audit, tmp_path: Path):
@@ -97,3 +98,52 @@ def test_no_answer_is_no_clean_bill(osv: Osv, audit, tmp_path: Path):
     for done, said in ((short, "answered 1 of 2"), (away, "Connection refused"), (missing, "none.txt")):
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
         assert said in done.stderr
+
+
+ENTRY = """id: PYSEC-{number}
+modified: "2026-0{number}-01T00:00:00Z"
+affected:
+- package: {{ecosystem: PyPI, name: {name}}}
+  ranges:
+  - type: ECOSYSTEM
+    events: [{{introduced: "0"}}, {{fixed: {fixed}}}]
+  versions: [{listed}]
+{more}
+"""
+
+
+def from_folder(folder: Path, lock: Path):
+    return subprocess.run([sys.executable, ROOT / "scripts/audit", "--database", folder, lock], capture_output=True,
+                          text=True, timeout=60, check=False, env=os.environ | {"OSV_URL": "http://127.0.0.1:1"})
+
+
+def test_a_clone_of_the_database_is_asked_without_a_network(tmp_path: Path):
+    """Entry 1 is fixed in the version that is locked, 2 is not, 3 lists it by name, 4 was withdrawn."""
+    (tmp_path / "lock-x.txt").write_text(LOCK)
+    entries = [("redis", "8.1.0", "1.0", ""), ("redis", "8.2", "1.0", ""), ("Torch", "2.0", "2.13.0", ""),
+               ("redis", "9.0", "8.1.0", "withdrawn: 2026-01-01T00:00:00Z")]
+    for number, (name, fixed, listed, more) in enumerate(entries, 1):
+        (file := tmp_path / "vulns" / name / f"{number}.yaml").parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(ENTRY.format(number=number, name=name, fixed=fixed, listed=listed, more=more))
+    done = from_folder(tmp_path, tmp_path / "lock-x.txt")
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.splitlines()[:2] == [
+        "redis 8.1.0: https://osv.dev/PYSEC-2", "torch 2.13.0: https://osv.dev/PYSEC-3"]
+    assert done.stdout.endswith(
+        "2 with vulnerabilities known to a database whose newest entry is of 2026-04-01\n")
+
+
+def test_a_clone_that_names_ranges_is_asked_too(tmp_path: Path):
+    (tmp_path / "lock-x.txt").write_text(LOCK)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "insecure.json").write_text(json.dumps(
+        {"$meta": {"timestamp": 1775023247}, "redis": ["<8.1.0", ">=8,<9"], "Torch": ["<2.0"]}))
+    done = from_folder(tmp_path, tmp_path / "lock-x.txt")
+    assert (done.returncode, done.stdout.splitlines()[0]) == (1, "redis 8.1.0: >=8,<9"), done.stderr
+    assert done.stdout.endswith("1 with vulnerabilities known to a database whose newest entry is of 2026-04-01\n")
+
+
+def test_a_folder_that_is_no_database_is_no_clean_bill(tmp_path: Path):
+    (tmp_path / "lock-x.txt").write_text(LOCK)
+    done = from_folder(tmp_path, tmp_path / "lock-x.txt")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

@@ -55,6 +55,8 @@ def test_every_container_is_bounded_as_in_kubernetes(name: str):
     assert all(re.fullmatch(r"\$\{GAGPO_\w+:\?.+\}", secret) for secret in service["environment"].values())
 
 
-def test_only_the_trainer_has_a_way_out():
-    assert FILE["networks"]["inside"] == {"internal": True}
-    assert [name for name, service in SERVICES.items() if service["networks"] != ["inside"]] == ["trainer"]
+@pytest.mark.attack
+def test_only_the_trainer_has_a_way_out_and_games_reach_no_store():
+    networks = {name: set(service["networks"]) for name, service in SERVICES.items()}
+    assert all(FILE["networks"][name] == {"internal": True} for name in ("store", "games"))
+    assert networks == {"redis": {"store"}, "environment": {"games"}, "trainer": {"store", "games", "metrics"}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -13,8 +14,11 @@ import pytest
 from scripted_engine import ScriptedEngine
 
 from learner.logged_groups.agents import read_agents
+from rollout.agents.program import AgentProgram
 from rollout.agents.serving import ServedPolicy, agents_url
+from rollout.agents.session import AgentSession
 from services.config.file import default_config
+from services.config.secrets import VARIABLES
 from services.errors import UserError
 from services.http.server import bind
 from services.process.addresses import check_exposure
@@ -125,3 +129,55 @@ def test_a_file_of_something_else_is_named_by_its_line(tmp_path):
         read_agents(str(file))
     with pytest.raises(UserError, match="GAGPO_AGENT_TOKEN"):
         check_exposure("0.0.0.0", None, "GAGPO_AGENT_TOKEN")
+
+
+USER = {"role": "user", "content": "x"}
+CALLS = ([7], [{}], [{"function": 7}], [{"function": {"name": 7}}], 7)
+WRONG_CHATS = [
+    *({"messages": [{"role": "user", "content": content}]} for content in (7, {"a": 1}, [7], [{"text": 7}])),
+    *({"messages": [{"role": role, "content": "x"}]} for role in (7, None, [])),
+    *({"messages": [{"role": "assistant", "tool_calls": calls}]} for calls in CALLS),
+    {"messages": [USER], "tools": [7]}, {"messages": [USER], "tools": {}}, {"messages": [USER], "max_tokens": 0},
+    {"messages": [USER], "model": "\ud800"}, {"messages": [{"role": "user", "content": "\ud800"}]},
+    {"messages": 7}, {"messages": []}, [], 7, None]
+WRONG = [
+    *(("/v1/chat/completions", json.dumps(body)) for body in WRONG_CHATS),
+    ("/v1/chat/completions", '{"messages": ' + "[" * 50_000), ("/v1/chat/completions", '{"messages": ["\\xff'),
+    ("/v1/chat/completions", '{"messages": [{"role": "user", "content": ' + "[" * 900 + "]" * 900 + "}]}"),
+    *(("/reward", f'{{"reward": {reward}}}') for reward in ("NaN", "Infinity", "1e999", "1e308", '"nan"', '"x"')),
+    ("/env/step", '{"action": 7}'), ("/env/step", '{"action": "\\ud800"}'), ("/env/call", '{"name": "\\ud800"}'),
+    ("/env/call", '{"name": "add", "arguments": {"n": NaN}}'), ("/episodes", '{"task": "\\ud800"}'),
+    ("/episodes", f'{{"task": "{"x" * 500}"}}'), ("/episodes", f'{{"task": "x", "seed": {10**30}}}')]
+
+
+@pytest.mark.attack
+async def test_a_request_that_no_client_sends_is_refused_and_harms_no_episode(text):
+    async with served(text, ["so"] * 5) as http:
+        head = bearer((await begin(http))["api_key"])
+        await http.post("/env/reset", headers=head)
+        await http.post("/v1/chat/completions", json={"messages": [USER]}, headers=head)
+        for path, body in WRONG:
+            reply = await http.post(path, content=body, headers=head | {"content-type": "application/json"})
+            assert 400 <= reply.status_code < 500, (path, body[:200], reply.text)
+        ended = (await http.delete("/episodes", headers=head)).json()
+    assert ended == {"task": TASK, "won": False, "end": "lost", "calls": 1, "reward": 0.0}
+
+
+@pytest.mark.attack
+async def test_a_record_that_cannot_be_written_is_told_and_no_crash(text):
+    async with served(text, ["so"] * 2, out=Path("/dev/full"), with_env=False) as http:
+        head = bearer((await begin(http))["api_key"])
+        await http.post("/v1/chat/completions", json={"messages": [USER]}, headers=head)
+        reply = await http.delete("/episodes", headers=head)
+    assert (reply.status_code, "No space left" in reply.text) == (507, True)
+
+
+@pytest.mark.attack
+async def test_a_program_of_an_agent_gets_no_secret_but_its_own_key(monkeypatch):
+    """A model may decide what such a program does."""
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "c4n4ry")
+    llm = AgentSession(ticket=None, engine=None, text=None, prompt_tokens=1, response_tokens=1, max_calls=1,
+                       base_url="http://127.0.0.1:1/v1", api_key="its own")
+    looks = "import os; assert os.environ['OPENAI_API_KEY'] == 'its own'; assert 'c4n4ry' not in os.environ.values()"
+    await AgentProgram(sys.executable, "-c", looks)("a task", llm, None)

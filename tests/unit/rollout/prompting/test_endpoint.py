@@ -1,5 +1,6 @@
 """The client of an endpoint: its requests, what it tries again, and how long it waits."""
 
+import asyncio
 import json
 from collections.abc import Callable
 
@@ -97,8 +98,8 @@ async def test_failures_end_after_the_deadline():
 @pytest.mark.parametrize(("reply", "error", "text"), [
     (httpx.Response(401, text="bad key"), UserError, "refuses the key .status 401: bad key."),
     (httpx.Response(404), UserError, "status 404: nothing"),
-    (httpx.Response(200, text="<html>"), UserError, "status 200: <html>"),
-    (httpx.Response(200, json={"object": "x"}), UserError, "no choices"),
+    (httpx.Response(200, text="<html>"), UserError, "status 200, and no JSON .*: <html>"),
+    (httpx.Response(200, json={"object": "x"}), UserError, "missing required field `choices`"),
     (httpx.Response(400, json={"error": {"code": "context_length_exceeded"}}), ContextFull, "context_length"),
     (httpx.Response(400, text="This model's maximum context length is 512 tokens"), ContextFull, "512"),
     (httpx.Response(400, text="no such parameter"), UserError, "no such parameter")])
@@ -141,3 +142,49 @@ def test_the_key_is_sent_as_a_bearer_token():
     client = endpoint_client("http://host/v1", "secret", PromptingSection(call_seconds=3))
     assert client.headers["authorization"] == "Bearer secret"
     assert (str(client.base_url), client.timeout.read) == ("http://host/v1/", 3.0)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("body", [
+    {"choices": []}, {"choices": {}}, {"choices": [7]}, {"choices": [{"message": {"content": 7}}]},
+    {"choices": [{"message": {"content": ["x"]}}]}, {**GOOD, "usage": 7}, {**GOOD, "usage": {"prompt_tokens": "7"}},
+    {**GOOD, "usage": {"completion_tokens": 1e99}}, [], 7], ids=str)
+async def test_an_answer_of_wrong_types_is_one_line(body):
+    with pytest.raises(UserError, match=r"is none of OpenAI's API") as error:
+        await model(lambda _: httpx.Response(200, json=body), Clock()).ask(ASKED, seed=0)
+    assert "\n" not in str(error.value)
+    with pytest.raises(UserError):
+        await model(lambda _: httpx.Response(200, json=body), Clock()).choose_model()
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("content", [b'{"x": ' + b"[" * 100_000, b"\xff\xfe", b'{"choices": NaN}', b"x" * (17 << 20)],
+                         ids=["deep", "no text", "no JSON", "large"])
+async def test_an_answer_without_form_or_end_is_one_line(content):
+    with pytest.raises(UserError, match=r"no JSON|larger than 16 MiB") as error:
+        await model(lambda _: httpx.Response(200, content=content), Clock()).ask(ASKED, seed=0)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 1000
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("status", [200, 400, 401, 404])
+async def test_a_server_that_repeats_the_key_does_not_have_it_shown(status):
+    asked = model(lambda request: httpx.Response(status, text=f"what is {request.headers['authorization']}?"), Clock())
+    asked.http.headers["authorization"] = "Bearer c4n4ry"
+    with pytest.raises(UserError, match=r"what is Bearer \*\*\*\?") as error:
+        await asked.ask(ASKED, seed=0)
+    assert "c4n4ry" not in str(error.value)
+
+
+@pytest.mark.attack
+async def test_an_answer_that_drips_is_given_up_after_its_time():
+    """Each byte comes in time, so no timeout of a single read ends it."""
+    async def drip():
+        while True:
+            yield b" "
+            await asyncio.sleep(0.01)
+
+    asked = model(lambda _: httpx.Response(200, content=drip()), Clock(), call_seconds=0.05, wait_seconds=0.5)
+    with pytest.raises(UserError, match=r"no whole answer within prompting.call_seconds=0.05"):
+        await asked.ask(ASKED, seed=0)

@@ -69,3 +69,25 @@ def test_a_broken_url_is_not_repeated_with_its_password(tmp_path: Path):
     with pytest.raises(UserError) as error:
         load_config(tmp_path / "c.yaml")
     assert CANARY not in str(error.value)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("token", [f"{CANARY}\nx-admin: 1", f"{CANARY} y", f"{CANARY}\x00", f"{CANARY}\u20ac"])
+def test_a_token_that_no_header_carries_is_refused_and_not_shown(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str):
+    """httpx would repeat such a header in its error."""
+    if "\0" not in token:
+        monkeypatch.setenv("GAGPO_ENV_TOKEN", token)
+        with pytest.raises(UserError, match=r"in \$GAGPO_ENV_TOKEN holds a space or") as error:
+            env_token(default_config().env)
+        assert CANARY not in str(error.value)
+    (tmp_path / "token").write_text(token)
+    if "\n" not in token:
+        with pytest.raises(UserError, match=r"/token holds a space or") as error:
+            env_token(default_config([f"env.token_file={tmp_path / 'token'}"]).env)
+        assert CANARY not in str(error.value)
+
+
+def test_a_secret_mounted_with_its_line_end_is_the_secret(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GAGPO_ENV_TOKEN", "variable\n")
+    assert env_token(default_config().env) == "variable"
