@@ -13,7 +13,10 @@ from typing import Annotated
 
 import msgspec
 
+from deploy.runs.configs import load_config
 from deploy.runs.folder import RunFolder
+from services.config.secrets import env_token
+from services.errors import UserError
 from services.files import Damaged, read_json
 from services.telemetry.heartbeat import Beat
 from services.telemetry.meters import Snapshot
@@ -64,27 +67,39 @@ def look(path: Path) -> dict[str, Beat]:
     if reply is None:
         return {}
     beats = msgspec.json.decode(reply, type=dict[str, Beat])
-    return beats | {f"env {target}": _server(f"{group.labels.get('__scheme__', 'http')}://{target}/metrics")
+    token = _token(path) if servers else None
+    return beats | {f"env {target}": _server(f"{group.labels.get('__scheme__', 'http')}://{target}/metrics", token)
                     for group in servers for target in group.targets}
 
 
-def _get(url: str) -> bytes | None:
+def _token(path: Path) -> str | None:
+    """Returns the token of servers that were given to the run, which guards their metrics; None if this machine does
+    not have it. A run's own servers show their metrics to all."""
+    env = load_config(RunFolder(path).config_file).env
+    try:
+        return env_token(env) if env.urls else None
+    except UserError:
+        return None
+
+
+def _get(url: str, token: str | None = None) -> bytes | None:
     """Returns the body of a good answer, else None. Ignores proxies in environment variables, which do not know a
     run's addresses."""
     import httpx
 
+    headers = {"authorization": f"Bearer {token}"} if token else {}
     try:
-        reply = httpx.get(url, timeout=ANSWER_S, trust_env=False)
+        reply = httpx.get(url, timeout=ANSWER_S, trust_env=False, headers=headers)
     except httpx.HTTPError:
         return None
     return reply.content if reply.status_code == httpx.codes.OK else None
 
 
-def _server(url: str) -> Beat:
+def _server(url: str, token: str | None) -> Beat:
     """Returns an environment server's metrics as a heartbeat. The start of its current activity is unknown."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    at, text = time.time(), _get(url)
+    at, text = time.time(), _get(url, token)
     families = text_string_to_metric_families("" if text is None else text.decode())
     metrics: Snapshot = {
         sample.name: [(sample.name, dict(sample.labels), sample.value)]

@@ -9,6 +9,7 @@ import os
 import socket
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -33,6 +34,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """Time when the stage began."""
     at: float
     host: str
+    """Where the process id `pid` counts: this_host() of the driver."""
     pid: int
     born: float
     """Start time of the driver's process, because its process id may be reused."""
@@ -44,12 +46,24 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
         """Returns whether the driver still runs."""
         if self.ended:
             return False
-        if self.host != socket.gethostname():
+        if self.host != this_host():
             return time.time() - self.at < SILENT_S
         try:
             return psutil.Process(self.pid).create_time() == self.born
         except psutil.NoSuchProcess:
             return False
+
+
+def this_host() -> str:
+    """Returns what tells this machine, and this container on it, from others: its processes have ids of their own.
+
+    The hostname alone does not, because every machine may be called localhost.
+    """
+    words = [socket.gethostname()]
+    with suppress(OSError):  # only Linux has these
+        words.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        words.append(str(Path("/proc/self/ns/pid").readlink()))
+    return " ".join(words)
 
 
 def read_stage(path: Path) -> Stage | None:
@@ -66,7 +80,7 @@ class StageRecord:
     def __init__(self, path: Path) -> None:
         self._path = path
         now = time.time()
-        self._stage = Stage(since=now, at=now, host=socket.gethostname(), pid=os.getpid(),
+        self._stage = Stage(since=now, at=now, host=this_host(), pid=os.getpid(),
                             born=psutil.Process().create_time())
         self._lock = threading.Lock()
         self._done = threading.Event()

@@ -7,8 +7,10 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import msgspec
 import pytest
@@ -210,6 +212,40 @@ def test_environment_servers_have_a_line_each_whatever_proxy_the_shell_names(fol
     assert "0 steps/s" in lines[0]
     assert lines[1].endswith("does not answer")
     assert "steps/s" not in lines[1]
+
+
+class Guarded(BaseHTTPRequestHandler):
+    """An environment server's metrics, for those who have its token."""
+
+    def do_GET(self) -> None:
+        right = self.headers.get("authorization") == "Bearer not-a-secret"
+        self.send_response(200 if right else 401)
+        self.end_headers()
+        if right:
+            self.wfile.write(b"gagpo_env_sessions 3\ngagpo_env_sessions_limit 64\n")
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+@pytest.mark.parametrize(("secret", "said"), [
+    ("not-a-secret", "3 of at most 64 sessions live"), (None, "does not answer")])
+def test_the_metrics_of_given_servers_are_asked_for_with_the_runs_token(tmp_path, monkeypatch, secret, said):
+    """A machine that lacks the token shows the rest of the run."""
+    monkeypatch.delenv("GAGPO_ENV_TOKEN", raising=False)
+    folder, token = RunFolder(tmp_path / "runs" / "a"), tmp_path / "token"
+    folder.path.mkdir(parents=True)
+    if secret:
+        token.write_text(secret)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Guarded) as guarded, serving(
+            dict, host="127.0.0.1", port=0) as address:
+        threading.Thread(target=guarded.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{guarded.server_port}"
+        dump_config(load_config("alfworld-tiny", (f"env.urls=[{url}]", f"env.token_file={token}")), folder.config_file)
+        folder.targets.parent.mkdir(parents=True)
+        folder.targets.write_text(json.dumps(target_groups("a", address, [url])))
+        assert [beat.doing for beat in look(folder.path).values()] == [said]
+        guarded.shutdown()
 
 
 def test_a_single_status_has_rates_for_people_and_machines(folder):

@@ -1,7 +1,7 @@
 """Whether a driver lives, and how it ended, as another process reads it."""
 
 import os
-import socket
+import shutil
 import subprocess
 import sys
 import time
@@ -10,12 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deploy.runs.stage import SILENT_S, Stage, StageRecord, read_stage
+from deploy.runs.stage import SILENT_S, Stage, StageRecord, read_stage, this_host
 
 
 def stage(**changes: object) -> Stage:
     now = time.time()
-    return Stage(**{"since": now, "at": now, "host": socket.gethostname(), "pid": os.getpid(),
+    return Stage(**{"since": now, "at": now, "host": this_host(), "pid": os.getpid(),
                     "born": psutil.Process().create_time(), **changes})
 
 
@@ -46,11 +46,25 @@ def test_the_end_is_written_with_its_reason(tmp_path: Path, error: BaseException
     assert (found.ended, found.doing, found.alive) == (ended, "half done", False)
 
 
+CODE = ("import sys, pathlib, deploy.runs.stage as s\n"
+        "with s.StageRecord(pathlib.Path(sys.argv[1])):\n    print('ready', flush=True); sys.stdin.read()")
+
+
+@pytest.mark.skipif(bool(os.geteuid()) or shutil.which("unshare") is None, reason="it needs root and unshare")
+def test_a_driver_in_a_container_is_seen_alive_although_its_process_id_means_nothing_outside(tmp_path: Path):
+    """The container has this machine's hostname."""
+    path = tmp_path / "stage.json"
+    inside = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", CODE, str(path)]
+    with subprocess.Popen(inside, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as one:
+        assert one.stdout is not None
+        assert one.stdout.readline() == b"ready\n"
+        assert getattr(read_stage(path), "alive", None) is True
+        one.kill()
+
+
 def test_a_driver_that_was_killed_is_dead_although_it_said_nothing(tmp_path: Path):
     path = tmp_path / "stage.json"
-    code = ("import sys, pathlib, deploy.runs.stage as s\n"
-            "with s.StageRecord(pathlib.Path(sys.argv[1])):\n    print('ready', flush=True); sys.stdin.read()")
-    command = [sys.executable, "-c", code, str(path)]
+    command = [sys.executable, "-c", CODE, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as one:
         assert one.stdout is not None
         assert one.stdout.readline() == b"ready\n"
