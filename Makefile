@@ -28,7 +28,7 @@ docs: setup  ## build the site into build/site
 setup:  ## make .venv
 	@scripts/setup
 
-clean:  ## delete what this folder made: .venv, caches and runs/
-	@echo "deleting .venv, caches, build outputs and runs/"
-	@rm -rf .venv runs build dist .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+clean:  ## delete what this folder made: .venv, .venv-third-party, caches and runs/
+	@echo "deleting .venv, .venv-third-party, caches, build outputs and runs/"
+	@rm -rf .venv .venv-third-party runs build dist .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
