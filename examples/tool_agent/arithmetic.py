@@ -79,16 +79,21 @@ class ToolPrompt:
         return ParsedAction(action=action or "none", valid=action is not None)
 
 
-class Solver:
-    """The scripted player that the cold start imitates: the right tool, then its result."""
+class Beginner:
+    """The scripted player that the cold start imitates. It knows how tools are called, and not which one a question is
+    about: it tries them in random order until the right one has answered, and answers what that one said."""
+
+    def __init__(self, first: Outcome, rng: random.Random) -> None:
+        self._a, self._word, self._b = first.observation.removeprefix("Question: ").removesuffix(".").split()
+        self._untried = rng.sample(list(WORDS.values()), len(WORDS))
+        self._tried = ""
 
     def act(self, now: Outcome) -> str:
         """Returns one call."""
-        head, *words = now.observation.removesuffix(".").split()
-        if head == "Result:":
-            return written("answer", value=int(words[0]))
-        a, word, b = words
-        return written(WORDS[word], a=int(a), b=int(b))
+        if self._tried == WORDS[self._word]:
+            return written("answer", value=int(now.observation.removeprefix("Result: ").removesuffix(".")))
+        self._tried = self._untried.pop()
+        return written(self._tried, a=int(self._a), b=int(self._b))
 
 
 def written(tool: str, **arguments: int) -> str:
@@ -99,4 +104,4 @@ def written(tool: str, **arguments: int) -> str:
 
 _GAME = text_spec(Arithmetic, name="arithmetic", version="1", max_steps=4, sizes=(400, 64, 256))
 SPEC = replace(_GAME, prompts={"tools": lambda _history: ToolPrompt()}, stops=(CALL_END,),
-               teacher=Teacher(player=lambda _first, _rng, _sft: Solver(), names="words"))
+               teacher=Teacher(player=lambda first, rng, _sft: Beginner(first, rng), names="words"))

@@ -1,5 +1,6 @@
 """The example of docs/tasks/own-agent.md: its game can be won by the scripted player, and its agent reads the same."""
 
+import random
 from types import SimpleNamespace
 
 import httpx
@@ -8,7 +9,7 @@ import pytest
 from envservice.base import Turn
 from envservice.gymnasium_text import plays_twice
 from examples.tool_agent import agent as example
-from examples.tool_agent.arithmetic import SPEC, Solver, ToolPrompt
+from examples.tool_agent.arithmetic import SPEC, Beginner, ToolPrompt
 from services.config.tree import EnvSection
 
 GAMES = SPEC.open(EnvSection(name="examples.tool_agent.arithmetic:SPEC", max_steps=4, prompt="tools"))
@@ -20,9 +21,10 @@ async def test_the_agent_sends_what_the_cold_start_was_trained_on(task, monkeypa
     plays_twice(GAMES, task)
     template, session, turns, prompts = ToolPrompt(), GAMES.open(task), [], []
     first = now = session.reset()
+    player = Beginner(first, random.Random(0))
     while not now.done:
         prompts.append(template.render(first, turns, now))
-        action = template.parse(Solver().act(now)).action
+        action = template.parse(player.act(now)).action
         turns.append(Turn(observation=now.observation, action=action, admissible=True))
         now = session.step(action)
     assert now.won
