@@ -1,6 +1,7 @@
 """The Python with the packages of others that tests talk to, which `scripts/setup --test` installs beside .venv.
 
-Their dependencies clash with those of gagpo: `langchain-openai` needs an older `openai` than vLLM, OpenEnv an older `mcp`.
+Their dependencies clash with those of gagpo: `langchain-openai` needs an older `openai` than vLLM, OpenEnv an older
+`mcp`.
 """
 
 from __future__ import annotations
