@@ -12,26 +12,26 @@ of the authors' code (Nala-YN/G2PO), in which a won episode ends in the value 10
 
 from __future__ import annotations
 
-from itertools import chain
 from math import fsum
 from typing import ClassVar
+
+import numpy as np
 
 from learner.credit.base import WithinGroup
 from learner.credit.explanation import ADVANTAGE, DELTA, RAW, VALUE, CalculationLine, Explanation, plain, signed
 from learner.credit.gigpo import GigpoOptions
 from learner.credit.group_operations import (
-    by_state,
     center,
     discounted,
-    normalized,
     penalized,
-    plus,
+    pool_centers,
     rewards,
+    state_numbers,
     state_values,
     states,
 )
 from learner.credit.grpo import episode_term
-from learner.credit.types import Credit, Group, Nested
+from learner.credit.types import Credit, Group, Nested, flat, nested
 
 
 class G2po(WithinGroup):
@@ -46,17 +46,19 @@ class G2po(WithinGroup):
 
     def group(self, group: Group, options: GigpoOptions) -> Credit:
         """Returns the credit of one group. raw_advantages have no term divided by a spread."""
-        values, after = _values(group, options)
-        gains = [[u - values[step.state][0] for u, step in zip(row, episode, strict=True)]
-                 for row, episode in zip(after, group, strict=True)]
-        nodes, divided = _node_terms(group, after, options)
-        mean, _ = center(list(chain.from_iterable(gains)), options.ddof)
-        edges = [[x - mean for x in row] for row in gains]
+        values, own, after = _values(group, options)
+        gains = flat(after) - flat(own)
+        x = flat(penalized(after, group, options))
+        means, spreads = pool_centers(x, state_numbers(group), options.ddof)
+        gain, spread = center(gains.tolist(), options.ddof)
+        if options.mode == "mean_norm":
+            spreads, spread = np.ones_like(spreads), 1.0
+        nodes, edges = x - means, gains - gain
         raw_e, advantages_e = episode_term(group, options)
-        scaled = edges if options.mode == "mean_norm" else normalized(gains, options.ddof)
-        return Credit(returns=discounted(group, options), values=values, deltas=gains, states=states(group),
-                      raw_advantages=plus(raw_e, options.omega, plus(nodes, 1.0, edges)),
-                      advantages=plus(advantages_e, options.omega, plus(divided, 1.0, scaled)))
+        return Credit(returns=discounted(group, options), values=values, deltas=nested(gains, group),
+                      states=states(group),
+                      raw_advantages=nested(flat(raw_e) + options.omega * (nodes + edges), group),
+                      advantages=nested(flat(advantages_e) + options.omega * (nodes / spreads + edges / spread), group))
 
     def legend(self, options: GigpoOptions) -> dict[str, str]:
         """Returns the legend."""
@@ -68,7 +70,7 @@ class G2po(WithinGroup):
 
     def explain(self, group: Group, credit: Credit, options: GigpoOptions, episode: int) -> Explanation:  # noqa: ARG002
         """Explains δ; the terms of Â and A need all steps of the group."""
-        values, after = _values(group, options)
+        values, _, after = _values(group, options)
         lines: Explanation = []
         for step, then in zip(group[episode], after[episode], strict=True):
             value, count = values[step.state]
@@ -79,25 +81,11 @@ class G2po(WithinGroup):
         return lines
 
 
-def _values(group: Group, options: GigpoOptions) -> tuple[dict[str, tuple[float, int]], Nested]:
-    """Returns state -> (V, visits), and U of each step."""
+def _values(group: Group, options: GigpoOptions) -> tuple[dict[str, tuple[float, int]], Nested, Nested]:
+    """Returns state -> (V, visits); then V and U of each step."""
     totals = [fsum(row) for row in rewards(group, options)]
     ahead = [[options.gamma ** (len(episode) - t) * total for t in range(len(episode))]
              for episode, total in zip(group, totals, strict=True)]
     values = state_values(group, ahead)
-    after = [[*(values[step.state][0] for step in episode[1:]), total]
-             for episode, total in zip(group, totals, strict=True)]
-    return values, after
-
-
-def _node_terms(group: Group, after: Nested, options: GigpoOptions) -> tuple[Nested, Nested]:
-    """Returns X - mean over the steps of the same state, and A_N."""
-    x = penalized(after, group, options)
-    centers = {state: center(xs, options.ddof) if len(xs) > 1 else (xs[0], 1.0)
-               for state, xs in by_state(group, x).items()}
-    raw = [[a - centers[step.state][0] for a, step in zip(row, episode, strict=True)]
-           for row, episode in zip(x, group, strict=True)]
-    if options.mode == "mean_norm":
-        return raw, raw
-    return raw, [[a / centers[step.state][1] for a, step in zip(row, episode, strict=True)]
-                 for row, episode in zip(raw, group, strict=True)]
+    own = [[values[step.state][0] for step in episode] for episode in group]
+    return values, own, [[*row[1:], total] for row, total in zip(own, totals, strict=True)]

@@ -14,10 +14,14 @@ from itertools import chain
 from math import fsum, sqrt
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from learner.credit.options import CreditOptions, RecursionOptions
-from learner.credit.types import Credit, Group, Nested
+from learner.credit.types import Array, Credit, Group, Nested
 
 EPSILON = 1e-6
+Integers = npt.NDArray[np.int64]
 
 
 def rewards(group: Group, options: CreditOptions) -> Nested:
@@ -96,10 +100,34 @@ def center(sample: Sequence[float], ddof: int) -> tuple[float, float]:
     """
     if len(sample) == 1:
         return 0.0, 1.0
-    mean = average(sample)
     if min(sample) == max(sample):
-        return mean, 1.0
-    return mean, sqrt(fsum([(x - mean) ** 2 for x in sample]) / (len(sample) - ddof)) + EPSILON
+        return sample[0], 1.0
+    mean = fsum(sample) / len(sample)
+    deviations = [x - mean for x in sample]
+    return mean, sqrt(fsum([x * x for x in deviations]) / (len(sample) - ddof)) + EPSILON
+
+
+def state_numbers(group: Group) -> Integers:
+    """Returns a number for the state of each step, [N] over the steps of the group. Equal states have equal numbers."""
+    number: dict[str, int] = {}
+    return np.array([number.setdefault(step.state, len(number)) for episode in group for step in episode])
+
+
+def pool_centers(xs: Array, pools: Integers, ddof: int) -> tuple[Array, Array]:
+    """Returns `center` of all numbers in the same pool, for each number: means and spreads, [N].
+
+    They do not depend on the order of the numbers. A number that is alone in its pool has its own value and 1.
+    """
+    order = np.lexsort((xs, pools))
+    x, pool = xs[order], pools[order]
+    starts = np.flatnonzero(np.append(True, pool[1:] != pool[:-1]))
+    counts = np.diff(starts, append=len(x))
+    low, equal = x[starts], x[starts] == x[starts + counts - 1]
+    means = np.repeat(np.where(equal, low, np.add.reduceat(x, starts) / counts), counts)
+    squares = np.add.reduceat((x - means) ** 2, starts) / np.maximum(counts - ddof, 1)
+    spreads = np.repeat(np.where(equal, 1.0, np.sqrt(squares) + EPSILON), counts)
+    back = np.argsort(order)
+    return means[back], spreads[back]
 
 
 def normalized(rows: Nested, ddof: int) -> Nested:

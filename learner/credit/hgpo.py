@@ -12,17 +12,24 @@ no episode-level term. Its code adds ε to the sum of weights, which is left out
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from typing import ClassVar, Literal, NamedTuple
 
+import numpy as np
 from pydantic import Field
 
 from learner.credit.base import WithinGroup
 from learner.credit.explanation import ADVANTAGE, RAW, VALUE, CalculationLine, Explanation, plain, signed
-from learner.credit.group_operations import average, center, discounted, penalized, state_values, states
+from learner.credit.group_operations import (
+    discounted,
+    penalized,
+    pool_centers,
+    state_numbers,
+    state_values,
+    states,
+)
 from learner.credit.options import CreditOptions
-from learner.credit.types import ZERO, Credit, Group, Nested
-
-History = tuple[str, ...]
+from learner.credit.types import ZERO, Array, Credit, Group, Nested, flat, nested
 
 
 class HgpoOptions(CreditOptions):
@@ -48,8 +55,8 @@ class Hgpo(WithinGroup):
         terms = _terms(group, q, options)
         return Credit(
             returns=returns, values=state_values(group, q), deltas=None, states=states(group),
-            raw_advantages=[[_weighed([(k, a) for k, a, _ in step], options) for step in row] for row in terms],
-            advantages=[[_weighed([(k, a) for k, _, a in step], options) for step in row] for row in terms])
+            raw_advantages=nested(_weighed([term.deviations for term in terms], options), q),
+            advantages=nested(_weighed([term.advantages for term in terms], options), q))
 
     def legend(self, options: HgpoOptions) -> dict[str, str]:
         """Returns the legend: V̄ is the mean under the shortest history, the state alone."""
@@ -60,40 +67,56 @@ class Hgpo(WithinGroup):
     def explain(self, group: Group, credit: Credit, options: HgpoOptions, episode: int) -> Explanation:
         """Explains the numbers: the terms of all lengths of history that have one."""
         q = penalized(credit.returns, group, options)
-        values, row = state_values(group, q), _terms(group, q, options)[episode]
+        values, terms = state_values(group, q), _terms(group, q, options)
+        first = sum(len(row) for row in q[:episode])
         return [[CalculationLine(formula=f"V̄ = mean Q of the {values[step.state][1]} steps in this state",
                                  result=values[step.state][0]),
-                 _line("Â", [(k, a) for k, a, _ in terms], options), _line("A", [(k, a) for k, _, a in terms], options)]
-                for step, terms in zip(group[episode], row, strict=True)]
+                 _line("Â", [float(term.deviations[first + t]) for term in terms], options),
+                 _line("A", [float(term.advantages[first + t]) for term in terms], options)]
+                for t, step in enumerate(group[episode])]
 
 
-def _terms(group: Group, q: Nested, options: HgpoOptions) -> list[list[list[tuple[int, float, float]]]]:
-    """Returns for each step its (k, deviation, A_k), for each k whose group has several steps."""
-    samples: dict[History, list[float]] = {}
-    for row, keys in zip(q, states(group), strict=True):
-        for t, x in enumerate(row):
-            for history in _histories(keys, t, options):
-                samples.setdefault(history, []).append(x)
-    divide = options.mode == "mean_std_norm"
-    centers = {history: (average(xs), center(xs, ddof=0)[1] if divide else 1.0)
-               for history, xs in samples.items() if len(xs) > 1}
-    return [[[(len(history), x - centers[history][0], (x - centers[history][0]) / centers[history][1])
-              for history in _histories(keys, t, options) if history in centers] for t, x in enumerate(row)]
-            for row, keys in zip(q, states(group), strict=True)]
+class _Term(NamedTuple):
+    """The credit for one k, [N] over the steps of the group; 0 for a step whose last k states no other step has."""
+
+    deviations: Array
+    """Q_t - mean."""
+    advantages: Array
+    """A_k."""
 
 
-def _histories(keys: list[str], t: int, options: HgpoOptions) -> list[History]:
-    return [tuple(keys[t - k + 1:t + 1]) for k in range(1, min(options.history, t) + 2)]
+def _terms(group: Group, q: Nested, options: HgpoOptions) -> list[_Term]:
+    """Returns the terms for k = 1 ... history + 1."""
+    xs, last = flat(q), state_numbers(group)
+    position = np.concatenate([np.arange(len(row)) for row in q])
+    terms: list[_Term] = []
+    history = np.zeros_like(last)
+    for k in range(1, options.history + 2):
+        # A number for each list of k states; it means nothing where fewer steps came before.
+        pairs = np.append(0, history[:-1]) * (last.max() + 1) + last
+        history = np.unique(pairs, return_inverse=True)[1]
+        alone = -1 - np.arange(len(xs))
+        means, spreads = pool_centers(xs, np.where(position >= k - 1, history, alone), ddof=0)
+        deviations = xs - means
+        terms.append(_Term(deviations, deviations if options.mode == "mean_norm" else deviations / spreads))
+    return terms
 
 
-def _weighed(terms: list[tuple[int, float]], options: HgpoOptions) -> float:
-    """Returns the weighted mean of the numbers that are not zero."""
-    kept = [((k + 1) ** options.alpha, a) for k, a in terms if abs(a) > ZERO]
-    return sum(w * a for w, a in kept) / sum(w for w, _ in kept) if kept else 0.0
+def _weighed(terms: Sequence[Array] | Array, options: HgpoOptions) -> Array:
+    """Returns the weighted mean over k of the numbers that are not zero, elementwise; 0 if there is none."""
+    weights = [weight * (np.abs(a) > ZERO) for weight, a in zip(_weights(options), terms, strict=True)]
+    total = sum(weight * a for weight, a in zip(weights, terms, strict=True))
+    over = np.sum(weights, axis=0)
+    return np.divide(total, over, out=np.zeros_like(over), where=over > 0)
 
 
-def _line(symbol: str, terms: list[tuple[int, float]], options: HgpoOptions) -> CalculationLine:
-    kept = [f"{plain((k + 1) ** options.alpha)} · ({signed(a)})" for k, a in terms if abs(a) > ZERO]
+def _weights(options: HgpoOptions) -> list[float]:
+    return [(k + 1) ** options.alpha for k in range(1, options.history + 2)]
+
+
+def _line(symbol: str, terms: list[float], options: HgpoOptions) -> CalculationLine:
+    kept = [f"{plain(weight)} · ({signed(a)})" for weight, a in zip(_weights(options), terms, strict=True)
+            if abs(a) > ZERO]
     shown = f"({' + '.join(kept)}) / Σ w" if kept else "0, as no step with this history differs"
     return CalculationLine(formula=f"{symbol} = Σ w_k · (deviation for k states) / Σ w_k = {shown}",
-                           result=_weighed(terms, options))
+                           result=float(_weighed(np.array(terms)[:, None], options)[0]))
