@@ -1,0 +1,1 @@
+"""Our step-level estimators inside other trainers: verl and SkyRL, by their registries of advantage estimators."""

@@ -1,0 +1,101 @@
+"""Rows of a trainer's batch that are steps, and the advantages of such a batch.
+
+Registries of advantage estimators hand over rewards, a mask and the id of each row's group, and nothing else. So the id
+carries what step-level credit needs: StepUid is the group's id, a text as before, that knows which step its row is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from learner.credit.registry import ESTIMATORS
+from learner.logged_groups.form import LoggedEpisode, LoggedGroup, LoggedStep, credit_of, credit_options
+from services.config.credit import CreditSection
+from services.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Advantages = Callable[..., "tuple[Tensor, Tensor]"]
+STEP_LEVEL = tuple(name for name, each in ESTIMATORS.items()
+                   if not each.needs_critic and not each.needs_tokens
+                   and "state_key" in each.reads(each.Options(estimator=name)))
+"""Names of the estimators that compare steps by their states. No trainer has them under these names."""
+
+
+class StepUid(str):
+    """The id of a row's group that also says which step of which episode the row is.
+
+    It equals, hashes and prints as the id alone, so that estimators of the trainer still group by it.
+    """
+
+    __slots__ = ("episode", "invalid", "observation", "turn")
+
+    episode: str
+    """Id of the episode, different from all other episodes of the group."""
+    turn: int
+    """Place of the step in its episode, from 0."""
+    observation: str
+    """The text before the action. Steps of a group with the same text share a value."""
+    invalid: bool
+    """Whether the output was malformed, which the penalty touches."""
+
+    def __new__(cls, group: str, episode: str, turn: int, observation: str, *, invalid: bool = False) -> StepUid:
+        uid = super().__new__(cls, group)
+        uid.episode, uid.turn, uid.observation, uid.invalid = episode, turn, observation, invalid
+        return uid
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Returns the parts for pickle, by which rows travel between processes."""
+        return _restored, (str(self), self.episode, self.turn, self.observation, self.invalid)
+
+
+def _restored(group: str, episode: str, turn: int, observation: str, invalid: bool) -> StepUid:
+    return StepUid(group, episode, turn, observation, invalid=invalid)
+
+
+def step_advantages(uids: Sequence[str], rewards: Sequence[float], options: CreditSection) -> list[float]:
+    """Returns the advantage of each row, [N]. The rows may have any order.
+
+    `uids`: a StepUid for each row. `rewards`: what each step alone earned, not its episode. A row that repeats another
+    one's step, as trainers do to fill a batch, gets the same advantage and counts once. Raises UserError for a row
+    whose id is no StepUid, and for an episode in which a turn is missing.
+    """
+    rows: dict[str, dict[str, dict[int, LoggedStep]]] = {}
+    for uid, reward in zip(uids, rewards, strict=True):
+        if not isinstance(uid, StepUid):
+            raise UserError(f"the group id {uid!r} of a row does not say which step the row is",
+                            "make it a gagpo.integrations.steps.StepUid")
+        step = LoggedStep(state=uid.observation, reward=float(reward), invalid=uid.invalid)
+        rows.setdefault(str(uid), {}).setdefault(uid.episode, {}).setdefault(uid.turn, step)
+    credits = credit_of([_group(group, episodes) for group, episodes in rows.items()], options)
+    advantages = {(group, episode): row for (group, episodes), credit in zip(rows.items(), credits, strict=True)
+                  for episode, row in zip(episodes, credit.advantages, strict=True)}
+    return [advantages[str(uid), uid.episode][uid.turn] for uid in uids if isinstance(uid, StepUid)]
+
+
+def _group(name: str, episodes: dict[str, dict[int, LoggedStep]]) -> LoggedGroup:
+    for episode, steps in episodes.items():
+        if missing := set(range(len(steps))) - steps.keys():
+            raise UserError(f"episode {episode} of group {name} has {len(steps)} steps and no turn {min(missing)}",
+                            "count turns from 0, and give all steps of an episode in one batch")
+    return LoggedGroup(id=name, episodes=[LoggedEpisode(steps=[steps[t] for t in range(len(steps))])
+                                          for steps in episodes.values()])
+
+
+def advantage_function(name: str, given: dict[str, Any]) -> Advantages:
+    """Returns the function that registries take: (token_level_rewards [N, T], response_mask [N, T], index [N], ...) ->
+    advantages and returns, [N, T] each, both the step's advantage at each of its response tokens.
+
+    A row's reward is the sum of its token rewards. Raises UserError for an unknown estimator or option.
+    """
+    options = credit_options({"estimator": name, **given})
+
+    def advantages(token_level_rewards: Tensor, response_mask: Tensor, index: Sequence[str],
+                   **_: object) -> tuple[Tensor, Tensor]:
+        steps = step_advantages(index, token_level_rewards.sum(dim=-1).tolist(), options)
+        tokens = token_level_rewards.new_tensor(steps)[:, None] * response_mask
+        return tokens, tokens.clone()
+
+    return advantages

@@ -1,0 +1,115 @@
+"""Step-level credit inside other trainers: ids that know their step, and the registries of verl and SkyRL.
+
+The tests named after a trainer ask its installed package. Where it is not installed they are skipped, and the published
+signatures alone are tested: the arguments that verl 0.9.1 and SkyRL 0.3.0 give to a function of their registry.
+"""
+
+import pickle
+import random
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import gagpo
+from gagpo.integrations.steps import STEP_LEVEL, StepUid, advantage_function, step_advantages
+from learner.logged_groups.form import credit_options
+from services.errors import UserError
+
+OPTIONS = {"gamma": 0.9, "penalty": 0.5}
+GROUP = {"episodes": [
+    {"steps": [{"state": "S", "reward": 0.0}, {"state": "X", "reward": 10.0}]},
+    {"steps": [{"state": "S", "reward": 0.0, "invalid": True}, {"state": "X", "reward": 0.0},
+               {"state": "Z", "reward": 0.0}]}]}
+OTHER = {"episodes": [{"steps": [{"state": "S", "reward": 1.0}]}, {"steps": [{"state": "S", "reward": 0.0}]}]}
+
+
+def rows():
+    """Each step of both groups: id, reward, advantage."""
+    found = []
+    for name, group in (("a", GROUP), ("b", OTHER)):
+        credit = gagpo.credit(group, **OPTIONS)
+        for k, (episode, advantages) in enumerate(zip(group["episodes"], credit.advantages, strict=True)):
+            for t, (step, advantage) in enumerate(zip(episode["steps"], advantages, strict=True)):
+                uid = StepUid(name, f"episode {k}", t, step["state"], invalid=step.get("invalid", False))
+                found.append((uid, step["reward"], advantage))
+    return found
+
+
+def batch(*, shuffled=True):
+    """Arguments of a function of a registry, and the advantages. Rows are shuffled, and the first one comes twice."""
+    steps = rows()
+    steps = [*steps, steps[0]]
+    if shuffled:
+        random.Random(0).shuffle(steps)
+    mask = torch.tensor([[1.0, 1.0, 0.0]] * len(steps))
+    rewards = torch.zeros_like(mask)
+    rewards[:, 1] = torch.tensor([reward for _, reward, _ in steps])
+    index = np.array([uid for uid, _, _ in steps], dtype=object)
+    expected = torch.tensor([advantage for _, _, advantage in steps])[:, None] * mask
+    return {"token_level_rewards": rewards, "response_mask": mask, "index": index}, expected
+
+
+def test_an_id_is_the_id_of_its_group_and_survives_the_way_to_another_process():
+    uid = StepUid("g", "e", 3, "hall", invalid=True)
+    again = pickle.loads(pickle.dumps(uid))
+    assert uid == again == "g"
+    assert {uid: 1}["g"] == 1
+    assert (again.episode, again.turn, again.observation, again.invalid) == ("e", 3, "hall", True)
+
+
+@pytest.mark.parametrize("others", [
+    {"config": None, "reward_baselines": None},
+    {"values": None, "grpo_norm_by_std": True, "gamma": 1.0, "lambd": 1.0, "config": None}], ids=["verl", "SkyRL"])
+def test_rows_in_any_order_get_the_credit_of_their_groups(others):
+    arguments, expected = batch()
+    advantages, returns = advantage_function("gagpo", OPTIONS)(**arguments, **others)
+    torch.testing.assert_close(advantages, expected)
+    torch.testing.assert_close(returns, expected)
+
+
+def test_every_step_level_estimator_is_offered():
+    assert {"gagpo", "gagpo_loo", "gigpo", "hgpo"} <= set(STEP_LEVEL)
+    assert not {"grpo", "rloo", "ppo"} & set(STEP_LEVEL)
+    arguments, _ = batch()
+    for name in STEP_LEVEL:
+        assert advantage_function(name, {})(**arguments)[0].isfinite().all()
+
+
+def test_what_is_wrong_is_said():
+    options = credit_options({})
+    with pytest.raises(UserError, match="'g' of a row does not say which step"):
+        step_advantages(["g"], [0.0], options)
+    with pytest.raises(UserError, match="episode e of group g has 1 steps and no turn 0"):
+        step_advantages([StepUid("g", "e", 1, "hall")], [0.0], options)
+    with pytest.raises(UserError, match="unknown key"):
+        advantage_function("gagpo", {"gama": 0.9})
+
+
+def test_verl_finds_the_registered_estimator_and_gets_our_advantages():
+    core_algos = pytest.importorskip("verl.trainer.ppo.core_algos")
+    from verl import DataProto
+    from verl.trainer.ppo.ray_trainer import compute_advantage
+
+    from gagpo.integrations.verl import register
+
+    register(**OPTIONS)
+    assert set(STEP_LEVEL) <= set(core_algos.ADV_ESTIMATOR_REGISTRY)
+    arguments, expected = batch()
+    index = arguments.pop("index")
+    data = DataProto.from_dict(tensors=arguments, non_tensors={"uid": index})
+    data = DataProto.concat(data.chunk(1))
+    torch.testing.assert_close(compute_advantage(data, "gagpo").batch["advantages"], expected)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="pydantic refuses SkyRL 0.3.0 on Python 3.11")
+def test_skyrl_finds_the_registered_estimator_and_gets_our_advantages():
+    ppo_utils = pytest.importorskip("skyrl.backends.skyrl_train.utils.ppo_utils")
+    from gagpo.integrations.skyrl import register
+
+    register(**OPTIONS)
+    arguments, expected = batch()
+    arguments["index"] = list(arguments["index"])
+    found, _ = ppo_utils.compute_advantages_and_returns(**arguments, adv_estimator="gagpo", config=None)
+    torch.testing.assert_close(found, expected)
