@@ -19,7 +19,7 @@ from learner.credit.explanation import ADVANTAGE, RAW, VALUE, CalculationLine, E
 from learner.credit.group_operations import by_state, center, discounted, penalized, plus, states
 from learner.credit.grpo import EPISODE, episode_term
 from learner.credit.options import EpisodeOptions
-from learner.credit.types import Credit, Group
+from learner.credit.types import Credit, Group, Nested
 
 
 class GigpoOptions(EpisodeOptions):
@@ -43,15 +43,8 @@ class Gigpo(WithinGroup):
         """Returns the credit of one group. raw_advantages are A without division by a spread."""
         returns = discounted(group, options)
         q = penalized(returns, group, options)
-        samples = by_state(group, q)
-        centers = {state: center(xs, options.ddof) if len(xs) > 1 else (xs[0], 1.0) for state, xs in samples.items()}
-        raw_s = [[x - centers[step.state][0] for x, step in zip(row, episode, strict=True)]
-                 for row, episode in zip(q, group, strict=True)]
-        advantages_s = raw_s if options.mode == "mean_norm" else [
-            [x / centers[step.state][1] for x, step in zip(row, episode, strict=True)]
-            for row, episode in zip(raw_s, group, strict=True)]
+        values, raw_s, advantages_s = step_term(group, q, options)
         raw_e, advantages_e = episode_term(group, options)
-        values = {state: (centers[state][0], len(xs)) for state, xs in samples.items()}
         return Credit(returns=returns, values=values, deltas=None, states=states(group),
                       raw_advantages=plus(raw_e, options.omega, raw_s),
                       advantages=plus(advantages_e, options.omega, advantages_s))
@@ -77,6 +70,19 @@ class Gigpo(WithinGroup):
                 _sum_line("Â = (S − mean S) + ω (Q − V̄)", raw_e[episode][t], options.omega, x - mean),
                 _sum_line("A = A_E + ω A_S", advantages_e[episode][t], options.omega, term)])
         return lines
+
+
+def step_term(group: Group, q: Nested, options: EpisodeOptions) -> tuple[dict[str, tuple[float, int]], Nested, Nested]:
+    """Returns state -> (mean of Q, occurrences), then Q - mean and A_S of each step."""
+    samples = by_state(group, q)
+    centers = {state: center(xs, options.ddof) if len(xs) > 1 else (xs[0], 1.0) for state, xs in samples.items()}
+    raw = [[x - centers[step.state][0] for x, step in zip(row, episode, strict=True)]
+           for row, episode in zip(q, group, strict=True)]
+    values = {state: (centers[state][0], len(xs)) for state, xs in samples.items()}
+    if options.mode == "mean_norm":
+        return values, raw, raw
+    return values, raw, [[x / centers[step.state][1] for x, step in zip(row, episode, strict=True)]
+                         for row, episode in zip(raw, group, strict=True)]
 
 
 def _sum_line(formula: str, episode_level: float, omega: float, step_level: float) -> CalculationLine:

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from learner.credit.adastep import Adastep
 from learner.credit.g2po import G2po
 from learner.credit.gagpo import Gagpo
 from learner.credit.gagpo_boot import GagpoBootstrapped
@@ -40,6 +41,7 @@ ESTIMATORS: dict[str, NamedEstimator] = {
     "gagpo_boot": GagpoBootstrapped(),
     "gagpo_graph": GagpoGraph(),
     "gigpo": Gigpo(),
+    "adastep": Adastep(),
     "hgpo": Hgpo(),
     "g2po": G2po(),
     "graphgpo": Graphgpo(),

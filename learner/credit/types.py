@@ -38,6 +38,8 @@ class CreditStep(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Whether the output was malformed. The penalty applies to it."""
     tokens: int | None = None
     """Number of response tokens, for estimators that weigh steps by it; None if unknown."""
+    action: str | None = None
+    """The action as the environment got it, for estimators that compare actions; None if unknown."""
     cut_in: str | None = None
     """Key of the state in which a budget cut the episode, only at its last step. None: the game ended."""
 

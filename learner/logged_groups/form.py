@@ -38,7 +38,7 @@ class LoggedStep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=Fa
     reward: Reward
     """r_t, the reward of this step alone."""
     action: str | None = None
-    """The action, for people. Credit does not read it."""
+    """The action, for people and for estimators that compare actions."""
     invalid: bool = False
     """Malformed output, which the penalty touches."""
     admissible: list[str] | None = None
@@ -132,7 +132,7 @@ def _steps(group: LoggedGroup, options: CreditSection) -> list[list[CreditStep]]
                 cut_in=[None if final is None else state[final] for final in finals])
     if options.stay:
         keys = stayed(keys, [[step.unchanged for step in episode.steps] for episode in group.episodes])
-    return [[CreditStep(state=key, reward=step.reward, invalid=step.invalid,
+    return [[CreditStep(state=key, reward=step.reward, invalid=step.invalid, action=step.action,
                         cut_in=cut if step is episode.steps[-1] else None)
              for step, key in zip(episode.steps, row, strict=True)]
             for episode, row, cut in zip(group.episodes, keys.steps, keys.cut_in, strict=True)]

@@ -131,6 +131,27 @@ def gigpo(group, o):
     return out
 
 
+def adastep(group, o):
+    """GiGPO's terms, the second one times 1 - (variance within actions) / variance."""
+    episode, whole = grpo(group, o), gigpo(group, {**o, "omega": 1.0})
+    q = {(i, t): whole["returns"][i, t] - local(group, i, t, o) for i, t in steps(group)}
+
+    def variance(keys):
+        return mean([(q[k] - mean([q[j] for j in keys])) ** 2 for k in keys])
+
+    def weight(state):
+        alike = same_state(group, state)
+        parts = [[k for k in alike if at(group, *k)["action"] == a] for a in {at(group, *k)["action"] for k in alike}]
+        if len(parts) < 2 or min(map(len, parts)) < 2 or len({q[k] for k in alike}) == 1:
+            return 1.0
+        return 1 - sum(len(part) / len(alike) * variance(part) for part in parts) / variance(alike)
+
+    for field in ("raw", "advantages"):
+        whole[field] = {key: episode[field][key] + weight(at(group, *key)["state"]) * (x - episode[field][key])
+                        for key, x in whole[field].items()}
+    return whole
+
+
 def hgpo(group, o):
     """Groups are found by comparing the last k states of every pair of steps."""
     found = returns(group, o)
@@ -300,6 +321,7 @@ BATCHES = {
     "gagpo": gagpo_batch,
     "gagpo_graph": gagpo_graph_batch,
     "gigpo": each(gigpo),
+    "adastep": each(adastep),
     "hgpo": each(hgpo),
     "g2po": each(g2po),
     "graphgpo": each(graphgpo),

@@ -1,9 +1,10 @@
-"""HGPO, G²PO and GraphGPO on examples worked by hand."""
+"""AdaStep, HGPO, G²PO and GraphGPO on examples worked by hand."""
 
 import numpy as np
 import pytest
 
 from learner.credit.registry import estimator, make_options
+from learner.credit.types import CreditStep
 
 
 def credit(name, group, **options):
@@ -13,6 +14,29 @@ def credit(name, group, **options):
 
 def close(found, expected):
     np.testing.assert_allclose(np.concatenate(found), expected, atol=1e-6)
+
+
+def single_steps(*steps):
+    """Episodes of one step in the state S: (action, reward) each."""
+    return [[CreditStep(state="S", action=action, reward=reward)] for action, reward in steps]
+
+
+def test_adastep_weighs_the_step_by_what_its_actions_explain():
+    """Returns x: 8, 4 and y: 2, 2. Mean 4, variance (16 + 0 + 4 + 4) / 4 = 6, within x 4, within y 0: ŵ = 1 - 2 / 6.
+
+    The episode's term is the same Q - mean here, so A = (1 + 2/3) (Q - mean).
+    """
+    c = credit("adastep", single_steps(("x", 8.0), ("x", 4.0), ("y", 2.0), ("y", 2.0)), mode="mean_norm")
+    close(c.advantages, [20 / 3, 0, -10 / 3, -10 / 3])
+
+
+@pytest.mark.parametrize("steps", [
+    (("x", 8.0), ("x", 4.0), ("y", 3.0)),
+    (("x", 8.0), ("x", 4.0), ("x", 3.0)),
+    ((None, 8.0), (None, 4.0), ("x", 3.0), ("x", 1.0))], ids=["one step of an action", "one action", "unknown action"])
+def test_adastep_is_gigpo_if_the_weight_cannot_be_estimated(steps):
+    group = single_steps(*steps)
+    close(credit("adastep", group).advantages, np.concatenate(credit("gigpo", group).advantages))
 
 
 def test_hgpo_weighs_the_state_alone_and_the_longer_history(group):
@@ -48,7 +72,7 @@ def test_graphgpo_gives_a_step_of_a_lost_episode_credit_for_getting_nearer(group
     close(c.raw_advantages, [e + 1, e + 3.5, lost + 1, lost - 3.5, lost - 2, lost])
 
 
-@pytest.mark.parametrize("name", ["hgpo", "g2po", "graphgpo"])
+@pytest.mark.parametrize("name", ["adastep", "hgpo", "g2po", "graphgpo"])
 @pytest.mark.parametrize("texts", [("S-", "S-"), ("SSS-", "SXS-"), ("SX-",)])
 def test_a_group_that_only_lost_has_no_credit(group, name, texts):
     assert not np.concatenate(credit(name, group(*texts)).advantages).any()

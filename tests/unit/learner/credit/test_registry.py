@@ -132,6 +132,7 @@ def test_the_options_of_shipped_estimators_are_the_frozen_ones():
         "estimator gagpo_graph": sorted([*recursion, "leave_out", "prior"]),
         "estimator hgpo": ["alpha", "history", "mode"], "estimator g2po": ["ddof", "mode", "omega", "statistics"],
         "estimator graphgpo": ["ddof", "decay", "mode", "statistics"],
+        "estimator adastep": ["ddof", "mode", "statistics"],
         "estimator gigpo": ["ddof", "mode", "omega", "statistics"], "estimator grpo": ["ddof", "mode", "statistics"],
         "estimator rloo": ["statistics"], "estimator reinforce_pp": ["ddof"],
         "estimator reinforce_pp_baseline": ["ddof", "statistics"], "estimator ppo": ["lam"],

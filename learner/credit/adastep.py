@@ -1,0 +1,94 @@
+"""AdaStep: GiGPO with a weight for each state, by how much of its returns the actions explain (arXiv 2610.03223).
+
+    A_E, Q_t, A_S                                  as in GiGPO (gigpo.py)
+    ŵ(s) = 1 - Σ_a (n_sa / N_s) Var_sa / Var_s     (equation 17)
+    A_t = A_E + ŵ(s_t) A_S                         (equation 18)
+
+Var_s is the variance of Q over the N_s steps in state s, Var_sa that over the n_sa of them with the action a, both with
+the number of steps as divisor, and before any division by a spread. ŵ is between 0 (returns do not depend on the
+action) and 1 (they depend on nothing else). It needs two actions, two steps of each and Var_s > 0; otherwise it is 1,
+the paper's choice. We could not read the paper's own text: the equations are as three public summaries and a
+reimplementation give them, which agree. That Q has the local penalty follows GiGPO's code.
+"""
+
+from __future__ import annotations
+
+from math import fsum
+from typing import ClassVar
+
+from learner.credit.base import WithinGroup
+from learner.credit.explanation import ADVANTAGE, RAW, VALUE, CalculationLine, Explanation, plain, signed
+from learner.credit.gigpo import step_term
+from learner.credit.group_operations import average, discounted, penalized, plus, states
+from learner.credit.grpo import EPISODE, episode_term
+from learner.credit.options import EpisodeOptions
+from learner.credit.types import Credit, Group, Nested
+
+
+class Adastep(WithinGroup):
+    """Episode-level credit, and step-level credit as far as actions explain returns."""
+
+    Options: ClassVar = EpisodeOptions
+
+    def reads(self, options: EpisodeOptions) -> frozenset[str]:
+        """Returns GRPO's keys and those of the step-level term."""
+        own = EPISODE | {"gamma", "state_key"}
+        return own - {"ddof"} if options.mode == "mean_norm" else own
+
+    def group(self, group: Group, options: EpisodeOptions) -> Credit:
+        """Returns the credit of one group. raw_advantages are A without division by a spread."""
+        returns = discounted(group, options)
+        q = penalized(returns, group, options)
+        values, raw_s, advantages_s = step_term(group, q, options)
+        raw_e, advantages_e = episode_term(group, options)
+        weight = _weights(group, q)
+        return Credit(returns=returns, values=values, deltas=None, states=states(group),
+                      raw_advantages=plus(raw_e, 1.0, _times(weight, raw_s, group)),
+                      advantages=plus(advantages_e, 1.0, _times(weight, advantages_s, group)))
+
+    def legend(self, options: EpisodeOptions) -> dict[str, str]:
+        """Returns the legend."""
+        divided = "" if options.mode == "mean_norm" else ", each term divided by its spread"
+        return {VALUE: "the mean Q of all steps of the group in that state, Q a step's R̂ less its penalty",
+                RAW: "GRPO's S − mean, plus ŵ (Q − V̄), ŵ the share of the state's variance that actions explain",
+                ADVANTAGE: f"Â{divided}"}
+
+    def explain(self, group: Group, credit: Credit, options: EpisodeOptions, episode: int) -> Explanation:
+        """Explains ŵ and Â."""
+        q = penalized(credit.returns, group, options)
+        values, raw_s, _ = step_term(group, q, options)
+        weight, (raw_e, _) = _weights(group, q), episode_term(group, options)
+        return [[CalculationLine(formula=f"ŵ = 1 − (variance within actions) / variance, over the "
+                                         f"{values[step.state][1]} steps in this state", result=weight[step.state]),
+                 CalculationLine(formula=f"Â = (S − mean S) + ŵ (Q − V̄) = {signed(e)} + {plain(weight[step.state])} · "
+                                         f"({signed(s)})", result=e + weight[step.state] * s)]
+                for step, e, s in zip(group[episode], raw_e[episode], raw_s[episode], strict=True)]
+
+
+def _times(weight: dict[str, float], rows: Nested, group: Group) -> Nested:
+    return [[weight[step.state] * x for x, step in zip(row, episode, strict=True)]
+            for row, episode in zip(rows, group, strict=True)]
+
+
+def _weights(group: Group, q: Nested) -> dict[str, float]:
+    """Returns ŵ of each state."""
+    samples: dict[str, dict[str | None, list[float]]] = {}
+    for row, episode in zip(q, group, strict=True):
+        for x, step in zip(row, episode, strict=True):
+            samples.setdefault(step.state, {}).setdefault(step.action, []).append(x)
+    return {state: _weight(actions) for state, actions in samples.items()}
+
+
+def _weight(actions: dict[str | None, list[float]]) -> float:
+    """Returns ŵ from the numbers of each action. Steps with an unknown action (None) give 1."""
+    everything = [x for xs in actions.values() for x in xs]
+    if len(actions) < 2 or None in actions or min(map(len, actions.values())) < 2 or min(everything) == max(everything):
+        return 1.0
+    within = fsum([_squares(xs) for xs in actions.values()])
+    return min(max(1.0 - within / _squares(everything), 0.0), 1.0)
+
+
+def _squares(xs: list[float]) -> float:
+    """Returns the sum of squared deviations from the mean. Divided by the same N_s, such sums are equation 17's."""
+    mean = average(xs)
+    return fsum([(x - mean) ** 2 for x in xs])
