@@ -50,20 +50,27 @@ def cut(tasks: list[str], count: int, *, name: str) -> tuple[str, ...]:
 
 
 def open_task_sets(config: Config) -> TaskSets:
-    """Reads the splits of the run's environment. Raises UserError for missing data or a set larger than its split."""
+    """Reads the splits of the run's environment.
+
+    Raises UserError for missing data, a set larger than its split, and evaluations on an empty panel.
+    """
+    if config.eval.on_panel and not config.eval.panel:
+        raise UserError("eval.on_panel is true, and eval.panel=0 leaves no games to evaluate on", "set eval.panel")
     environment = open_environment(config.env)
     train, validation, heldout = environment.training_splits()
     training = environment.tasks(train)
     engine = engine_name(environment)
     ids = hashlib.blake2b("\n".join(training).encode(), digest_size=4).hexdigest()
+    panel = cut(environment.tasks(heldout), config.eval.panel, name="heldout")
     return TaskSets(
         env_name=environment.name,
         engine=engine,
         games=f"{len(training)} games of {environment.name} ({ids}), {engine}",
         train=tuple(training),
-        validation=cut(environment.tasks(validation), config.eval.episodes, name="validation"),
-        validation_split=validation,
-        heldout=cut(environment.tasks(heldout), config.eval.panel, name="heldout"),
+        validation=panel if config.eval.on_panel else cut(environment.tasks(validation), config.eval.episodes,
+                                                          name="validation"),
+        validation_split=heldout if config.eval.on_panel else validation,
+        heldout=panel,
         heldout_split=heldout,
         heldout_digest=environment.digest(heldout),
         task_type=environment.task_type,

@@ -138,6 +138,9 @@ class EvalSection(Section):
     """Sampling temperatures of the before/after table."""
     panel_samples: int = Field(default=1, ge=1)
     """Episodes per held-out game and temperature."""
+    on_panel: bool = False
+    """Evaluations during training play the held-out games of the table instead of validation games, for planned
+    experiments that average the last ones. The best checkpoint is then chosen by the games of the table."""
     compare_cold_start: bool = False
     """Also trains a second cold start for as many minutes as RL took, and adds it to the before/after table."""
 

@@ -1,5 +1,7 @@
 """The experiment's numbers, by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from deploy.experiment.tables import as_lines, parts_of, planned
@@ -18,6 +20,15 @@ def test_one_value_a_run(record):
     assert values == pytest.approx({
         "heldout": 0.5, "step_2": 0.25, "area": 0.5, "length": 10.0, "volatility": 0.692820, "iqr": 0.75, "tail": 0.2,
         "singletons": 0.3, "minutes": 3.0}, abs=1e-6)
+
+
+def test_the_last_three_evaluations_are_averaged(record):
+    run = record("gagpo", 0, 0.5)
+    rows = [{"label": f"step-{step}", "step": step, "split": "heldout", "success_rate": rate}
+            for step, rate in ((12, 0.6), (3, 0.0), (18, 0.3), (6, 0.3))]
+    run = replace(run, evaluations=[*rows, {"label": "panel-trained", "step": 18, "success_rate": 0.9}])
+    (last,) = [measure for measure in measures([run]) if measure.name == "last"]
+    assert last.of(run) == pytest.approx(0.4)
 
 
 def test_means_are_over_seeds(three_seeds):

@@ -44,6 +44,16 @@ def test_a_runs_panels_are_disjoint_and_do_not_depend_on_its_seed(monkeypatch: p
     assert open_task_sets(load_config("alfworld-tiny", ["seed=7", "eval.episodes=8", "eval.panel=16"])) == panels
 
 
+def test_evaluations_on_the_panel_play_its_games(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    on_panel = ["eval.episodes=8", "eval.on_panel=true"]
+    panels = open_task_sets(load_config("alfworld-tiny", [*on_panel, "eval.panel=16"]))
+    assert panels.validation == panels.heldout
+    assert panels.validation_split == panels.heldout_split
+    with pytest.raises(UserError, match=r"eval\.panel=0 leaves no games to evaluate on; set eval\.panel"):
+        open_task_sets(load_config("alfworld-tiny", [*on_panel, "eval.panel=0"]))
+
+
 def test_panels_say_what_plays_them_and_so_does_the_name_that_a_folder_is_held_to():
     """verl_compat changes prices and splits: its results are others, and a run never goes on from one to the other."""
     small = ["eval.episodes=8", "eval.panel=8"]
