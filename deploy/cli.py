@@ -43,6 +43,7 @@ from deploy.commands import (
     tasks,
     train,
 )
+from deploy.console.printable import printable
 from services.errors import Fault, UserError
 from services.process.packages import check_one_installation
 from services.process.threads import wait_politely
@@ -167,9 +168,7 @@ def _report(error: Exception) -> int:
 
 
 def _say(text: str, status: int) -> int:
-    # Text of files and servers may hold escape sequences, which would act on the terminal.
-    shown = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in " ".join(text.split()))
-    print(f"error: {shown}", file=sys.stderr)
+    print(f"error: {printable(' '.join(text.split()))}", file=sys.stderr)
     return status
 
 

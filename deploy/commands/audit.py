@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deploy.console.printable import printable
 from services.errors import StoreFault, UserError
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"format": 1, **msgspec.to_builtins(result)}))
     else:
-        print("\n".join([*(line(fate) for fate in result.fates if args.groups), *summary(result)]))
+        print(printable("\n".join([*(line(fate) for fate in result.fates if args.groups), *summary(result)])))
     return 1 if result.findings else 0
 
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
+from deploy.console.printable import printable
 from services.config.credit import CreditSection
 
 if TYPE_CHECKING:
@@ -144,5 +145,5 @@ def _cell(value: Any) -> str:
     """Four digits; a text on one line of at most 60 characters; nothing for None."""
     if isinstance(value, float):
         return f"{value:.4f}"
-    text = "" if value is None else " ".join(str(value).split())
+    text = "" if value is None else printable(" ".join(str(value).split()))
     return text if len(text) <= 60 else f"{text[:59]}…"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.commands.arguments import optional_config_from
+from deploy.console.printable import printable
 from deploy.runs.configs import lay_over
 from deploy.runs.policies import resolve, run_path
 from services.config.tree import Config
@@ -137,7 +138,7 @@ def _endpoint_config(args: argparse.Namespace) -> Config:
 def _show(summary: dict[str, Any]) -> None:
     from deploy.console.progress import as_score, left_out
 
-    print(f"{summary['policy']}:\n"
+    print(f"{printable(summary['policy'])}:\n"
           f"{summary['success_rate']:.1%} [{summary['success_low']:.1%}, {summary['success_high']:.1%}] on "
           f"{summary['tasks']} games of {summary['split']} ({summary['env']}, {summary['engine']}), "
           f"T={summary['temperature']:g}, mean length {summary['episode_length']:.1f}"

@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from deploy.commands.arguments import add_env_arguments, env_from
+from deploy.console.printable import printable
 from deploy.runs.policies import run_path
 from services.errors import UserError
 
@@ -103,8 +104,8 @@ def _watch(args: argparse.Namespace) -> None:
             over = outcome.done or step == limit
             _print_record(outcome, step, done=over, action=move.action, answer=move.answer)
         else:
-            console.print(f"{step}> {move.answer}", style="bold", markup=False)
-            console.print(f"{outcome.observation}\n", markup=False)
+            console.print(f"{step}> {printable(move.answer)}", style="bold", markup=False)
+            console.print(f"{printable(outcome.observation)}\n", markup=False)
     if not args.json:
         console.print(f"{'won' if outcome.won else 'not won'} after {step} steps")
 
@@ -140,6 +141,6 @@ def _play(session: Session, max_steps: int | None) -> None:
 
 
 def _show(console: Console, outcome: Outcome) -> None:
-    console.print(f"{outcome.observation}\n", markup=False)
+    console.print(f"{printable(outcome.observation)}\n", markup=False)
     if not outcome.done:
-        console.print(" | ".join(outcome.admissible_actions), style="dim", markup=False)
+        console.print(printable(" | ".join(outcome.admissible_actions)), style="dim", markup=False)

@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+from deploy.console.printable import printable
 from deploy.runs.policies import run_path
 from services.errors import UserError
 
@@ -42,5 +43,5 @@ def run(args: argparse.Namespace) -> int:
     page, numbers = write_report(args.runs, out)
     print(json.dumps(numbers) if args.json else f"report: {page.absolute()}")
     for text in numbers["damaged"]:
-        print(f"damaged: {text}", file=sys.stderr)
+        print(f"damaged: {printable(text)}", file=sys.stderr)
     return int(bool(numbers["damaged"]))

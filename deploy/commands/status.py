@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from deploy.console.plain import span
+from deploy.console.printable import printable
 from deploy.runs.configs import load_config
 from deploy.runs.folder import RunFolder, go_on
 from deploy.runs.health import warnings
@@ -63,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
             print(json.dumps({"format": 1, **status, "processes": processes(seen)}), flush=True)
         else:
             clear = "\x1b[H\x1b[2J" if args.watch and sys.stdout.isatty() else ""
-            print(clear + "\n".join([*summary(status), *table(seen, ranks=status["learner_ranks"])]), flush=True)
+            lines = [*summary(status), *table(seen, ranks=status["learner_ranks"])]
+            print(clear + printable("\n".join(lines)), flush=True)
         if not args.watch:
             return int(bool(status["damaged"]))
         time.sleep(WATCH_S)

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
+from deploy.console.printable import printable
+
 EVERY_S = 10.0
 """Seconds between two plain lines about the same work."""
 
@@ -78,14 +80,14 @@ class StatusLines:
 
     def note(self, text: str) -> None:
         """Prints a permanent line."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def passing(self, text: str) -> None:
         """Shows the current activity. Without a terminal it is a plain line."""
         if self._status is None:
             self.note(text)
         else:
-            self._status.update(escape(text))
+            self._status.update(escape(printable(text)))
 
     def waiting(self, text: str) -> None:
         """Shows what is awaited and for how long. Without a terminal it prints a line every ten seconds."""

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deploy.console.plain import EVERY_S, Pace, span
+from deploy.console.printable import printable
 
 BARS = "▁▂▃▄▅▆▇█"
 KEEP_NOTES = 6
@@ -174,7 +175,7 @@ class ProgressView:
         self._record(text)
         if self._live is None:
             line = f"[{_clock(self._said_at - self._started)}] {text}"
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
     def render(self) -> Group:
         """Returns the live view."""

@@ -28,6 +28,7 @@ FEWEST = 3
 """Learner steps from which two times can be told apart."""
 LEAST_SPREAD = 0.02
 """Relative spread of the episodes that play at once, below which two times cannot be told apart."""
+LONGEST_S = 1e6
 TRAINING = ("credit", "pack", "forward_backward", "optimizer")
 REDIS_TURN = 1 / 28_000
 """Seconds of Redis for one turn of 2,000 tokens: `gagpo bench store`, docs/reproduction.md."""
@@ -84,6 +85,8 @@ def _samples(folder: RunFolder) -> tuple[list[StepTimes], list[float]]:
     samples, checkpoints, played = [], [], _played(folder)
     for row in RunHistory(folder).metrics:
         before = row["step"] - 1
+        if not all(_is_time(row[f"seconds/{phase}"]) for phase in (*TRAINING, "wait", "publish", "checkpoint")):
+            continue  # a line of another version, or a damaged one
         if before and (before % config.checkpoint.every == 0 or config.evaluates(before)):
             checkpoints.append(row["seconds/checkpoint"])  # it is in the row of the step after it
         if not before or config.evaluates(before) or row["step"] not in played:
@@ -94,6 +97,10 @@ def _samples(folder: RunFolder) -> tuple[list[StepTimes], list[float]]:
             sum(lengths) / config.learner.ranks, sum(row[f"seconds/{phase}"] for phase in TRAINING),
             row["seconds/publish"]))
     return samples, checkpoints
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value < LONGEST_S
 
 
 def two_times(first: Sequence[float], second: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
@@ -114,7 +121,7 @@ def _played(folder: RunFolder) -> dict[int, tuple[list[int], int]]:
     played: dict[int, tuple[list[int], int]] = {}
     for step, path in sorted(files.items()):
         tables, _ = read_columns([path], ["group", "k", "worker"])
-        if not tables:
+        if not tables or not tables[0].num_rows:
             continue
         lengths: Counter[tuple[str, int]] = Counter()
         by_worker: Counter[str] = Counter()

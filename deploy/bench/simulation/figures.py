@@ -43,7 +43,7 @@ def read_figures(path: Path) -> Figures:
     """Returns the figures in a file. Raises UserError if it is not JSON of this form, or a number makes no sense."""
     try:
         figures = msgspec.json.decode(read_bounded(path, MOST_BYTES), type=Figures)
-    except (msgspec.DecodeError, FileNotFoundError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, FileNotFoundError) as error:
         raise UserError(f"{path} has no figures ({error})",
                         "make one by `gagpo simulate --from RUN --json`, whose `figures` it has") from error
     numbers = [getattr(figures, name) for name in figures.__struct_fields__ if name != "turns"]

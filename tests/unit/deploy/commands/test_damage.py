@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from fastapi.testclient import TestClient
 
@@ -85,7 +86,9 @@ READS = {
     "report": ("config.yaml", "run.json", "metrics.jsonl", "evaluations.jsonl", "summary.json",
                "episodes/step-00000001.parquet"),
     "export": ("config.yaml", "checkpoints/latest.json", "checkpoints/step-00000001/meta.json"),
-    "eval": ("config.yaml", "checkpoints/latest.json", "checkpoints/step-00000001/meta.json")}
+    "eval": ("config.yaml", "checkpoints/latest.json", "checkpoints/step-00000001/meta.json"),
+    "train --dry-run --resume": ("config.yaml", "run.json"),
+    "simulate --config alfworld-tiny --from": ("config.yaml", "metrics.jsonl")}
 """Each command and the files by which it decides."""
 CASES = [(command, file) for command, read in READS.items()
          for file in ([*map(str, FILES), *OTHERS, "episodes/step-00000001.parquet"] if FULL else read)]
@@ -116,7 +119,7 @@ def test_fuzz_of_files_and_commands(command: str, file: str, tmp_path: Path, cap
         if not (FULL or beyond_doubt or number == 7):
             continue
         (run / file).write_bytes(data)
-        status = main([command, str(run), *([str(tmp_path / "out")] if command == "export" else [])])
+        status = main([*command.split(), str(run), *([str(tmp_path / "out")] if command == "export" else [])])
         said = capsys.readouterr()
         assert status in (0, 1, 2), said
         assert "Traceback" not in said.out + said.err, said
@@ -140,6 +143,18 @@ def test_a_key_that_a_line_lacks_or_that_is_null_breaks_no_command(
                 main(argv)
                 assert "Traceback" not in capsys.readouterr().err, (key, argv)
             assert all(client.get(page).status_code == 200 for page in ("/", "/walk/evaluations")), key
+
+
+def test_text_of_a_folder_gives_the_terminal_no_orders(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    shutil.copytree(WALK, run := tmp_path / "walk")
+    told = msgspec.json.decode(OTHERS["stage.json"]) | {"ended": "\x1b]0;owned\x07\x9b2J"}
+    (run / "stage.json").write_bytes(msgspec.json.encode(told))
+    assert main(["status", str(run)]) == 0
+    assert main(["status", str(tmp_path / "\x1b[31mred")]) == 2
+    said = capsys.readouterr()
+    assert "owned" in said.out
+    assert "[31mred" in said.err
+    assert not {"\x1b", "\x07", "\x9b"} & set(said.out + said.err)
 
 
 def test_a_damaged_archive_is_one_line_in_an_audit(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -197,7 +212,7 @@ def test_a_damaged_model_is_one_line(argv: list[str], name: str, damage: bytes, 
 AS_NOBODY = """
 import os, sys
 from deploy.cli import main
-commands = [["status"], ["report"], ["audit"], ["export"], ["train", "--resume"]]
+commands = [["status"], ["report"], ["audit"], ["export"], ["train", "--resume"], ["scale"]]
 def all_of(run):
     return [main([*command, run, *(["never"] if command == ["export"] else [])]) for command in commands]
 all_of("/nonexistent")  # imports what the commands need, while it may still be read
@@ -214,8 +229,15 @@ def test_a_folder_of_another_user_is_one_line(trained: Path):
                           check=False)
     said = done.stderr.partition("now\n")[2]
     assert "Traceback" not in said, said
-    assert said.count("error: ") == said.count("\n") == 5, said
+    assert said.count("error: ") == said.count("\n") == 6, said
     assert "0" not in done.stdout
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"x": ' * 100_000, "null", "\x00", '{"turns": [-1]}'])
+def test_damaged_figures_are_one_line(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "gpu.json").write_text(text)
+    assert main(["simulate", "--config", "alfworld-tiny", "--figures", str(tmp_path / "gpu.json")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 @pytest.mark.parametrize("text", [

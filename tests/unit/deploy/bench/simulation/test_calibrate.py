@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -62,6 +63,19 @@ def test_a_run_that_does_not_show_its_times_is_refused(tmp_path: Path):
         (tmp_path / "episodes" / f"step-{step:08d}.parquet").unlink()
     with pytest.raises(UserError, match="2 learner steps show the times of parts, and 3 are needed"):
         calibrate([run])
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("damage", [{"seconds/wait": None}, {"seconds/pack": "x"}, {"seconds/optimizer": -1},
+                                    {"seconds/credit": []}, {"seconds/publish": 1e308}, {"step": 9}], ids=str)
+def test_a_damaged_line_and_an_archive_without_rows_show_nothing(tmp_path: Path, damage: dict):
+    """Three other steps are left, and they show what the run shows."""
+    run = a_run(tmp_path, LENGTHS | {7: [2, 6], 8: [8, 1]})
+    *lines, last = run.metrics.read_text().splitlines()
+    run.metrics.write_text("\n".join([*lines, json.dumps(json.loads(last) | damage)]) + "\n")
+    pq.write_table(pa.table({"group": pa.array([], pa.string()), "k": pa.array([], pa.int64()),
+                             "worker": pa.array([], pa.string())}), tmp_path / "episodes" / "step-00000009.parquet")
+    assert calibrate([run]).turn_alone == pytest.approx(2.0)
 
 
 def test_steps_that_are_all_alike_tell_two_times_only_beside_those_of_another_run(tmp_path: Path):
