@@ -21,11 +21,14 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
         description="Serves an environment over HTTP until it is stopped, and prints its URL when it is ready. Its\n"
         "log is on stderr: short lines on a terminal, otherwise JSON. If stdout is not a terminal, it gets one\n"
         f"line with the URL. Other machines may reach it only with a bearer token, taken from ${ENV_TOKEN_VARIABLE}.",
-        epilog="example:\n  gagpo serve-env --config alfworld-tiny --port 8100 env.max_sessions=4096",
+        epilog="examples:\n  gagpo serve-env --config alfworld-tiny --port 8100 env.max_sessions=4096\n"
+        "  gagpo serve-env --env webshop --openenv",
     )
     add_env_arguments(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
     parser.add_argument("--port", type=int, default=8100, help="0: a free one, printed (default: 8100)")
+    parser.add_argument("--openenv", action="store_true",
+                        help="speak OpenEnv's protocol over WebSockets instead, for its clients")
     parser.add_argument("--exit-with-parent", type=int, metavar="PID", help="stop when PID, which started it, ends")
     parser.add_argument("--run-folder", type=Path, metavar="FOLDER",
                         help="log to log.jsonl in this folder instead, as the environment server --rank of a run")
@@ -49,6 +52,12 @@ def run(args: argparse.Namespace) -> None:
     from envservice.server.process import serve
 
     spec = find_spec(env.name)
+    if args.openenv:
+        from envservice.openenv.server import serve_openenv
+
+        serve_openenv(lambda: spec.open(env), host=args.host, port=args.port,
+                      limit=session_limit(env, spec.session_bytes), token=token_from(ENV_TOKEN_VARIABLE))
+        return
     settings = Settings(
         max_sessions=session_limit(env, spec.session_bytes), record_bytes=sessions_bytes(env),
         token=token_from(ENV_TOKEN_VARIABLE),

@@ -1,0 +1,224 @@
+"""Our environments for clients of OpenEnv, over WebSockets. The protocol is in the package's docstring.
+
+A reset takes `task`, or `split` and `seed` (task number `seed` of the split, modulo their number); without any of them
+it takes a random task of the training split. An action is `{"action": "text"}`.
+
+The session lives as long as its connection. One thread opens and steps all sessions, as engines are not thread-safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import importlib.util
+import random
+import signal
+import socket
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from envservice.base import Environment, Outcome, Session
+from envservice.wire.schemas import MAX_ACTION
+from services.config.secrets import ENV_TOKEN_VARIABLE
+from services.errors import UserError
+from services.http.server import bind
+from services.process.addresses import check_exposure
+from services.telemetry.logs import get_logger
+
+if TYPE_CHECKING:
+    from websockets.asyncio.server import Server, ServerConnection
+    from websockets.http11 import Request, Response
+
+log = get_logger("openenv")
+MAX_MESSAGE = 1024 * 1024
+"""The most bytes of one message of a client."""
+TEXT = {"type": "string"}
+SCHEMA = {
+    "action": {"type": "object", "required": ["action"], "properties": {"action": TEXT}},
+    "observation": {"type": "object", "properties": {
+        "text": TEXT, "admissible_actions": {"type": "array", "items": TEXT}, "won": {"type": "boolean"},
+        "task": TEXT}},
+    "state": {"type": "object", "properties": {"episode_id": TEXT, "step_count": {"type": "integer"}, "task": TEXT}},
+}
+
+
+class Refused(Exception):
+    """A message that is answered by an error of OpenEnv."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(slots=True)
+class Play:
+    """The episode of one connection."""
+
+    environment: Environment
+    task: str = ""
+    episode_id: str = ""
+    steps: int = 0
+    session: Session | None = None
+    last: Outcome | None = None
+
+    def reset(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Opens the task that is asked for. Raises Refused for one that there is not."""
+        self.task, self.session = self._task(asked), None
+        try:
+            self.session = self.environment.open(self.task)
+        except KeyError:
+            raise Refused("VALIDATION_ERROR", f"there is no task {self.task!r}") from None
+        self.steps, self.episode_id = 0, str(asked.get("episode_id") or uuid.uuid4())
+        self.last = self.session.reset()
+        return self._told(self.last)
+
+    def step(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Takes an action. Raises Refused if there is none or the episode is not going on."""
+        action = asked.get("action")
+        if not isinstance(action, str) or len(action) > MAX_ACTION:
+            raise Refused("VALIDATION_ERROR", f'an action is {{"action": "text"}} of at most {MAX_ACTION} characters')
+        if self.session is None or self.last is None or self.last.done:
+            raise Refused("EXECUTION_ERROR", "the episode is over: reset" if self.last else "reset comes first")
+        self.last = self.session.step(action)
+        self.steps += 1
+        return self._told(self.last)
+
+    def state(self, _: dict[str, Any]) -> dict[str, Any]:
+        """Returns the episode's id, its task and its number of steps."""
+        return {"episode_id": self.episode_id, "step_count": self.steps, "task": self.task}
+
+    def _task(self, asked: dict[str, Any]) -> str:
+        if isinstance(task := asked.get("task"), str):
+            return task
+        seed = asked.get("seed")
+        number = seed if isinstance(seed, int) else random.getrandbits(32)
+        try:
+            tasks = self.environment.tasks(str(asked.get("split") or self.environment.training_splits()[0]))
+        except UserError as error:
+            raise Refused("VALIDATION_ERROR", str(error)) from None
+        return tasks[number % len(tasks)]
+
+    def _told(self, now: Outcome) -> dict[str, Any]:
+        observation = {"text": now.observation, "admissible_actions": now.admissible_actions, "won": now.won,
+                       "task": self.task}
+        return {"observation": observation, "reward": now.reward, "done": now.done, "metadata": now.info}
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenEnvServer:
+    """Serves one environment to at most `limit` clients at once. `token`: the bearer token, if clients need one."""
+
+    environment: Environment
+    limit: int
+    token: str | None = None
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="engine"))
+    _playing: int = 0
+
+    async def start(self, listener: socket.socket) -> Server:
+        """Listens from now on. Pages of browsers, which send an Origin, are refused."""
+        from websockets.asyncio.server import serve
+
+        return await serve(self._play, sock=listener, process_request=self._before, origins=[None], compression=None,
+                           max_size=MAX_MESSAGE, max_queue=2, server_header=None)
+
+    async def run(self, listener: socket.socket, ready: Callable[[], object]) -> None:
+        """Serves until SIGTERM or SIGINT. `ready` is called once clients can connect."""
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        async with await self.start(listener):
+            ready()
+            await stop.wait()
+        self._thread.shutdown(cancel_futures=True)
+
+    def _before(self, connection: ServerConnection, request: Request) -> Response | None:
+        """Answers what is no WebSocket, and refuses clients without the token."""
+        path = request.path.partition("?")[0]
+        given = request.headers.get("Authorization", "")
+        if path == "/health":
+            return _json(connection, {"status": "healthy"})
+        if self.token is not None and not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
+            return connection.respond(HTTPStatus.UNAUTHORIZED, "this server asks for its bearer token\n")
+        if path == "/schema":
+            return _json(connection, SCHEMA)
+        if path == "/metadata":
+            made = self.environment
+            return _json(connection, {"name": made.name, "description": f"{made.name} ({made.engine}), played as text",
+                                      "version": made.version})
+        return None if path == "/ws" else connection.respond(HTTPStatus.NOT_FOUND, "sessions are at /ws\n")
+
+    async def _play(self, connection: ServerConnection) -> None:
+        from websockets.exceptions import ConnectionClosed
+
+        if self._playing >= self.limit:
+            await connection.send(_error("CAPACITY_REACHED", f"all {self.limit} sessions are taken"))
+            return
+        self._playing += 1
+        play = Play(self.environment)
+        try:
+            while (answer := await self._answer(play, await connection.recv())) is not None:
+                await connection.send(answer)
+        except ConnectionClosed:
+            return
+        finally:
+            self._playing -= 1
+
+    async def _answer(self, play: Play, message: str | bytes) -> str | None:
+        """Returns the answer to one message; None ends the session."""
+        try:
+            asked: Any = msgspec.json.decode(message)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return _error("INVALID_JSON", str(error))
+        if not isinstance(asked, dict) or not isinstance(data := asked.get("data", {}), dict):
+            return _error("VALIDATION_ERROR", 'a message is {"type": ..., "data": {...}}')
+        verbs = {"reset": play.reset, "step": play.step, "state": play.state}
+        verb: Any = asked.get("type")
+        if verb == "close":
+            return None
+        if verb not in verbs:
+            return _error("UNKNOWN_TYPE", f"there is no {verb!r}; send {', '.join(verbs)} or close")
+        try:
+            told = await asyncio.get_running_loop().run_in_executor(self._thread, partial(verbs[verb], data))
+        except Refused as refused:
+            return _error(refused.code, str(refused))
+        except Exception as error:
+            log.exception("the engine failed", task=play.task)
+            play.session = None
+            return _error("EXECUTION_ERROR", f"{type(error).__name__}: {error}")
+        return msgspec.json.encode({"type": "state" if verb == "state" else "observation", "data": told}).decode()
+
+
+def serve_openenv(open_environment: Callable[[], Environment], *, host: str, port: int, limit: int,
+                  token: str | None) -> None:
+    """Serves until SIGTERM or SIGINT, and prints the URL when it is ready.
+
+    Raises UserError for a port in use, a host that others can reach without a token, missing packages or data.
+    """
+    check_exposure(host, token, ENV_TOKEN_VARIABLE)
+    if importlib.util.find_spec("websockets") is None:
+        raise UserError("the package websockets is not installed", "pip install websockets")
+    with contextlib.closing(bind(host, port)) as listener:
+        made = open_environment()
+        url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+        with made if isinstance(made, contextlib.AbstractContextManager) else contextlib.nullcontext():
+            asyncio.run(OpenEnvServer(environment=made, limit=limit, token=token).run(
+                listener, lambda: print(f"serving {made.name} by OpenEnv's protocol on {url}", flush=True)))
+
+
+def _error(code: str, message: str) -> str:
+    return msgspec.json.encode({"type": "error", "data": {"message": message, "code": code}}).decode()
+
+
+def _json(connection: ServerConnection, body: dict[str, Any]) -> Response:
+    response = connection.respond(HTTPStatus.OK, msgspec.json.encode(body).decode())
+    del response.headers["Content-Type"]
+    response.headers["Content-Type"] = "application/json"
+    return response

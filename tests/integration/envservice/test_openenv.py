@@ -1,0 +1,84 @@
+"""OpenEnv's own package on the other end: its client plays our environments, and its server is an environment."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from third_party import PYTHON, needs_third_party
+
+from envservice.openenv.client import openenv_spec
+from envservice.registry import open_environment
+from services.config.env import EnvSection
+from services.errors import UserError
+
+pytestmark = needs_third_party
+PROGRAMS = Path(__file__).parent / "openenv_programs"
+ROOT = Path(__file__).parents[3]
+DEADLINE_S = 240
+
+
+def test_its_client_plays_a_game_of_ours():
+    environment = open_environment(EnvSection(name="alfworld"))
+    task = environment.tasks("valid")[0]
+    session = environment.open(task)
+    wanted = [session.reset()]
+    actions = [wanted[0].admissible_actions[0], "fly to the moon", "look"]
+    wanted += [session.step(action) for action in actions]
+    plain = {name: value for name, value in os.environ.items() if name != "ALFWORLD_DATA"}
+    command = [sys.executable, "-m", "deploy.cli", "serve-env", "--env", "alfworld", "--openenv", "--port", "0"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=plain) as server:
+        try:
+            url = server.stdout.readline().split()[-1]
+            played = subprocess.run([PYTHON, PROGRAMS / "play.py", url, task, *actions], capture_output=True, text=True,
+                                    timeout=DEADLINE_S, check=True)
+        finally:
+            server.terminate()
+    told = json.loads(played.stdout)
+    assert told["state"]["step_count"] == 3
+    assert told["state"]["task"] == task
+    for one, outcome in zip(told["results"], wanted, strict=True):
+        assert one == {"reward": outcome.reward, "done": outcome.done, "observation": {
+            "text": outcome.observation, "admissible_actions": outcome.admissible_actions, "won": outcome.won,
+            "task": task}}
+
+
+@pytest.fixture(scope="module")
+def guessing():
+    """The spec of a game on OpenEnv's own server."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with subprocess.Popen([PYTHON, PROGRAMS / "guess.py", str(port)]) as server:
+        try:
+            spec = openenv_spec(f"http://127.0.0.1:{port}", name="guess", write=lambda text: {"number": text},
+                                read=lambda observation: observation["said"], max_steps=5, sizes=(9, 9, 9),
+                                replayable=True)
+            end = time.monotonic() + DEADLINE_S
+            while True:
+                try:
+                    spec.reachable(EnvSection())
+                    break
+                except UserError:
+                    assert server.poll() is None, "the server ended"
+                    assert time.monotonic() < end
+                    time.sleep(0.1)
+            yield spec
+        finally:
+            server.terminate()
+
+
+def test_its_server_is_an_environment(guessing):
+    environment = guessing.open(EnvSection())
+    guessing.check(environment, "guess/train/00000004")
+    session = environment.open("guess/train/00000004")
+    assert session.reset().observation == "Guess a number from 1 to 9."
+    outcomes = [session.step(action) for action in ("3", "a word", "7", "5")]
+    assert [one.observation for one in outcomes] == ["More.", "More.", "Less.", "Right."]
+    assert [(one.reward, one.done, one.won) for one in outcomes] == [(0.0, False, False)] * 3 + [(1.0, True, True)]
+    assert [environment.open("guess/train/00000001").reset().observation for _ in range(20)] == [
+        "Guess a number from 1 to 9."] * 20, "sessions that are forgotten are closed: the server takes 8 at once"

@@ -1,0 +1,128 @@
+"""OpenEnv's protocol with our client and our server over real WebSockets."""
+
+import asyncio
+import contextlib
+import threading
+
+import httpx
+import msgspec
+import pytest
+from toy_environment import ToyEnvironment
+from websockets.exceptions import InvalidHandshake
+from websockets.sync.client import connect
+
+from envservice.openenv.client import OpenEnvGame, openenv_spec, read_text, write_action
+from envservice.openenv.server import OpenEnvServer
+from services.config.env import EnvSection
+from services.errors import EnvFault, UserError
+from services.http.server import bind
+
+
+@contextlib.contextmanager
+def serving(**settings):
+    """Serves the toy environment in a thread, and yields its URL."""
+    listener, loop = bind("127.0.0.1", 0), asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    async def start():
+        return await OpenEnvServer(environment=ToyEnvironment(), **{"limit": 4, **settings}).start(listener)
+
+    async def stop():
+        server.close()
+        await server.wait_closed()
+
+    server = asyncio.run_coroutine_threadsafe(start(), loop).result(60)
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        asyncio.run_coroutine_threadsafe(stop(), loop).result(60)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(60)
+        loop.close()
+
+
+@pytest.fixture(scope="module")
+def url():
+    with serving() as made:
+        yield made
+
+
+def told(socket, message) -> dict:
+    socket.send(message if isinstance(message, str) else msgspec.json.encode(message).decode())
+    return msgspec.json.decode(socket.recv(60))
+
+
+def test_our_environment_is_played_through_openenv_as_it_is_without(url):
+    spec = openenv_spec(url, name="far", max_steps=20, sizes=(5, 2, 2))
+    spec.reachable(EnvSection())
+    far = spec.open(EnvSection()).open("far/train/00000003")
+    environment = ToyEnvironment()
+    near = environment.open(environment.tasks("train")[3])
+    now, same = far.reset(), near.reset()
+    while not now.done:
+        assert (now.observation, now.admissible_actions) == (same.observation, same.admissible_actions)
+        action = next(a for a in ("open door", "take key", "go on", "go back") if a in now.admissible_actions)
+        now, same = far.step(action), near.step(action)
+    assert (now.observation, now.reward, now.won) == (same.observation, 1.0, True)
+
+
+def test_each_mistake_of_a_client_is_an_error_and_the_session_goes_on(url):
+    with connect(f"ws{url.removeprefix('http')}/ws") as socket:
+        for message, code in (("{", "INVALID_JSON"), ("[]", "VALIDATION_ERROR"), ({"type": "fly"}, "UNKNOWN_TYPE"),
+                              ({"type": "step", "data": {"action": "go on"}}, "EXECUTION_ERROR"),
+                              ({"type": "reset", "data": {"task": "toy/train/none"}}, "VALIDATION_ERROR"),
+                              ({"type": "reset", "data": {"split": "none"}}, "VALIDATION_ERROR")):
+            answer = told(socket, message)
+            assert (answer["type"], answer["data"]["code"]) == ("error", code), message
+        first = told(socket, {"type": "reset", "data": {"task": "toy/train/00", "episode_id": "mine"}})
+        assert first["data"]["observation"]["text"] == "You stand in a corridor. Place 0."
+        assert told(socket, {"type": "step", "data": {"action": 7}})["data"]["code"] == "VALIDATION_ERROR"
+        assert told(socket, {"type": "step", "data": {"action": "jump"}})["data"]["done"] is False
+        assert told(socket, {"type": "state"})["data"] == {
+            "episode_id": "mine", "step_count": 1, "task": "toy/train/00"}
+        broken = told(socket, {"type": "step", "data": {"action": "crash"}})
+        assert broken["data"]["message"] == "EnvFault: the engine broke"
+        assert told(socket, {"type": "step", "data": {"action": "go on"}})["data"]["code"] == "EXECUTION_ERROR"
+        assert told(socket, {"type": "reset", "data": {"seed": 1}})["type"] == "observation"
+
+
+def test_a_full_server_says_so_and_takes_the_next_when_one_leaves():
+    with serving(limit=1) as url:
+        address = f"ws{url.removeprefix('http')}/ws"
+        with connect(address) as first:
+            assert told(first, {"type": "reset"})["type"] == "observation"
+            with connect(address) as second:
+                assert msgspec.json.decode(second.recv(60))["data"]["code"] == "CAPACITY_REACHED"
+        for _ in range(200):  # the server notices the end of a connection a little later than its client
+            with connect(address) as third:
+                if told(third, {"type": "reset"})["type"] == "observation":
+                    return
+        pytest.fail("the place of the first client was not freed")
+
+
+def test_pages_and_clients_without_the_token_are_refused():
+    with serving(token="secret") as url:
+        address = f"ws{url.removeprefix('http')}/ws"
+        head = {"Authorization": "Bearer secret"}
+        for given in ({}, {"additional_headers": head, "origin": "http://page.example"}):
+            with pytest.raises(InvalidHandshake), connect(address, **given):
+                pass
+        with connect(address, additional_headers=head) as socket:
+            assert told(socket, {"type": "reset"})["type"] == "observation"
+        assert httpx.get(f"{url}/health").json() == {"status": "healthy"}
+        assert httpx.get(f"{url}/schema").status_code == 401
+        assert httpx.get(f"{url}/schema", headers=head).json()["action"]["required"] == ["action"]
+        assert httpx.get(f"{url}/metadata", headers=head).json()["name"] == "toy"
+        assert httpx.get(f"{url}/else", headers=head).status_code == 404
+
+
+def test_what_a_server_does_wrong_is_a_fault(url):
+    game = OpenEnvGame(url, lambda text: {"say": text}, read_text, 60)
+    game.reset(seed=0)
+    with pytest.raises(EnvFault, match="VALIDATION_ERROR"):
+        game.step("go on")
+    with pytest.raises(EnvFault, match="with the fields text, admissible_actions, won, task: KeyError 'words'"):
+        OpenEnvGame(url, write_action, lambda observation: observation["words"], 60).reset(seed=0)
+    with pytest.raises(UserError, match="failed to reset: ConnectionRefusedError"):
+        openenv_spec("http://127.0.0.1:1", name="far").reachable(EnvSection())
