@@ -50,7 +50,7 @@ SCHEMA = {
 }
 
 
-class Refused(Exception):
+class OpenEnvError(Exception):
     """A message that is answered by an error of OpenEnv."""
 
     def __init__(self, code: str, message: str) -> None:
@@ -59,7 +59,7 @@ class Refused(Exception):
 
 
 @dataclass(slots=True)
-class Play:
+class OpenEnvPlay:
     """The episode of one connection."""
 
     environment: Environment
@@ -70,23 +70,23 @@ class Play:
     last: Outcome | None = None
 
     def reset(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Opens the task that is asked for. Raises Refused for one that there is not."""
+        """Opens the task that is asked for. Raises OpenEnvError for one that there is not."""
         self.task, self.session = self._task(asked), None
         try:
             self.session = self.environment.open(self.task)
         except KeyError:
-            raise Refused("VALIDATION_ERROR", f"there is no task {self.task!r}") from None
+            raise OpenEnvError("VALIDATION_ERROR", f"there is no task {self.task!r}") from None
         self.steps, self.episode_id = 0, str(asked.get("episode_id") or uuid.uuid4())
         self.last = self.session.reset()
         return self._told(self.last)
 
     def step(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Takes an action. Raises Refused if there is none or the episode is not going on."""
+        """Takes an action. Raises OpenEnvError if there is none or the episode is not going on."""
         action = asked.get("action")
         if not isinstance(action, str) or len(action) > MAX_ACTION:
-            raise Refused("VALIDATION_ERROR", f'an action is {{"action": "text"}} of at most {MAX_ACTION} characters')
+            raise OpenEnvError("VALIDATION_ERROR", f'an action is {{"action": "text"}}, up to {MAX_ACTION} characters')
         if self.session is None or self.last is None or self.last.done:
-            raise Refused("EXECUTION_ERROR", "the episode is over: reset" if self.last else "reset comes first")
+            raise OpenEnvError("EXECUTION_ERROR", "the episode is over: reset" if self.last else "reset comes first")
         self.last = self.session.step(action)
         self.steps += 1
         return self._told(self.last)
@@ -103,7 +103,7 @@ class Play:
         try:
             tasks = self.environment.tasks(str(asked.get("split") or self.environment.training_splits()[0]))
         except UserError as error:
-            raise Refused("VALIDATION_ERROR", str(error)) from None
+            raise OpenEnvError("VALIDATION_ERROR", str(error)) from None
         return tasks[number % len(tasks)]
 
     def _told(self, now: Outcome) -> dict[str, Any]:
@@ -162,7 +162,7 @@ class OpenEnvServer:
             await connection.send(_error("CAPACITY_REACHED", f"all {self.limit} sessions are taken"))
             return
         self._playing += 1
-        play = Play(self.environment)
+        play = OpenEnvPlay(self.environment)
         try:
             while (answer := await self._answer(play, await connection.recv())) is not None:
                 await connection.send(answer)
@@ -171,7 +171,7 @@ class OpenEnvServer:
         finally:
             self._playing -= 1
 
-    async def _answer(self, play: Play, message: str | bytes) -> str | None:
+    async def _answer(self, play: OpenEnvPlay, message: str | bytes) -> str | None:
         """Returns the answer to one message; None ends the session."""
         try:
             asked: Any = msgspec.json.decode(message)
@@ -187,7 +187,7 @@ class OpenEnvServer:
             return _error("UNKNOWN_TYPE", f"there is no {verb!r}; send {', '.join(verbs)} or close")
         try:
             told = await asyncio.get_running_loop().run_in_executor(self._thread, partial(verbs[verb], data))
-        except Refused as refused:
+        except OpenEnvError as refused:
             return _error(refused.code, str(refused))
         except Exception as error:
             log.exception("the engine failed", task=play.task)
