@@ -16,7 +16,7 @@ from services.telemetry.metrics_file import read_rows
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "toys")]
 POLL_S = 0.1
-START_S = 150.0
+START_S = 600.0
 """Longest time in seconds for cold start, Ray and vLLM on two busy cores."""
 GONE_S = 60.0
 
@@ -85,7 +85,7 @@ class Run:
     def end(self, seconds: float = START_S) -> int:
         """Waits for the run's end. Returns its exit status."""
         status = self.process.wait(seconds)
-        self._watch.join(5)
+        self._watch.join(60)
         return status
 
     def survivors(self) -> list[str]:

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from canaries import Watch, files_with, plant_pickles, private_secrets
 
-pytestmark = [pytest.mark.attack, pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.attack, pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(1800)]
 
-LIFE_S = 300.0
+LIFE_S = 600.0
 TINY = (
     "--config", "alfworld-tiny", "env.max_steps=4", "model.layers=1", "model.intermediate=64", "sft.demos_per_game=1",
     "sft.minutes=0.05", "rollout.slots=4", "rollout.kv_cache_gb=0.25", "learner.groups_per_step=2",
@@ -57,7 +57,7 @@ def watched(train, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched
 
 def test_a_private_run_shows_none_of_its_own_secrets_and_leaves_none(watched: Watched):
     assert len(set(watched.secrets.values())) == 3
-    assert watched.watch.samples > 1000
+    assert {"redis-server", "gcs_server", "raylet"} <= watched.watch.names
     assert watched.watch.found == set()
     found, count = files_with(watched.secrets, watched.traces)
     assert count > 20

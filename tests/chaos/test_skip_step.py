@@ -23,17 +23,18 @@ from services.store.redis_server import url_served_from
 from services.store.store import Claim, Store
 from services.telemetry.metrics_file import read_rows
 
-pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(1800)]
 
 STEPS = 4
-LIFE_S = 300.0
+LIFE_S = 600.0
 TICKETS_AHEAD = 12
 """Number of tickets that a run at staleness 2 issues before its first step: 3 steps of 2 groups of 2 episodes."""
+GROUP_SIZE = 2
 TINY = (
     "--config", "alfworld-tiny-async", f"steps={STEPS}", "env.max_steps=6", "model.layers=1", "model.intermediate=64",
     "sft.demos_per_game=1", "sft.minutes=0.05", "rollout.slots=8", "rollout.kv_cache_gb=0.25", "learner.staleness=2",
-    "learner.groups_per_step=2", "learner.group_size=2", "learner.step_attempts=2", "eval.every=0", "eval.panel=0",
-    "eval.compare_cold_start=false", "checkpoint.every=1",
+    "learner.groups_per_step=2", f"learner.group_size={GROUP_SIZE}", "learner.step_attempts=2", "eval.every=0",
+    "eval.panel=0", "eval.compare_cold_start=false", "checkpoint.every=1",
 )
 
 
@@ -49,19 +50,18 @@ def broken(ticket: Ticket) -> Episode:
 
 
 def hand_in_a_broken_episode(folder: Path) -> bool:
-    """Commits the episode for the newest ticket, which no worker plays yet. The first writer wins."""
+    """Commits the episode for the newest ticket, unless its worker was faster. The first writer wins."""
     url = url_served_from(folder / "redis") if (folder / "run.json").exists() else None
     if url is None:
         return False
     store = Store(url, json.loads((folder / "run.json").read_text())["run"])
     entries = store.read(("XRANGE", "tickets", "-", "+"))[0]
-    if len(entries) < TICKETS_AHEAD:
+    if store.counts().next_group * GROUP_SIZE < TICKETS_AHEAD or not entries:
         return False
     entry, fields = entries[-1]
     ticket = msgspec.msgpack.decode(fields[b"ticket"], type=Ticket)
     claim = Claim(ticket=ticket, attempt=1, entry=entry.decode(), worker="rogue")
-    assert store.commit_episode(claim, broken(ticket)) == "accepted"
-    return True
+    return store.commit_episode(claim, broken(ticket)) == "accepted"
 
 
 def test_a_run_without_a_step_that_cannot_be_trained_waits_for_servers_and_ends_well(
@@ -94,7 +94,7 @@ def test_a_run_without_a_step_that_cannot_be_trained_waits_for_servers_and_ends_
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     assert 1 <= max(row["staleness_max"] for row in rows) <= 2
     done = subprocess.run([sys.executable, "-m", "deploy.cli", "audit", str(folder), "--groups"], capture_output=True,
-                          text=True, timeout=60, check=False)
+                          text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout
     assert "clean: no group was lost or trained twice" in done.stdout
     assert done.stdout.count("skipped by --skip-step") == 2

@@ -155,7 +155,7 @@ def test_a_stopped_job_goes_on_from_its_checkpoint_uses_all_it_was_given_and_sho
     assert f"goes on after learner step {durable}" in said
     assert "the Ray cluster asks for no token" in left
     _is_complete(folder, durable + 1)
-    assert watch.samples > 1000
+    assert {"gcs_server", "raylet"} <= watch.names
     assert watch.found == set()
     assert not any(secret in said for secret in planted.values())
     found, count = files_with(planted, [runs, Path(cluster["TMPDIR"])])

@@ -26,8 +26,9 @@ CHUNK = 1 << 20
 class Watch(threading.Thread):
     """Samples the command lines of all processes, and the environments of those below `root`, until end().
 
-    `found` names each secret that was seen, and the process that showed it; `listening` has the addresses on which
-    processes below `root` accept TCP connections. The process `holder` may have a secret in its environment.
+    `found` names each secret that was seen, and the process that showed it; `names` are those of the processes below
+    `root` that were looked at; `listening` has the addresses on which these accept TCP connections. The process
+    `holder` may have a secret in its environment.
     """
 
     def __init__(self, root: int, secrets: Mapping[str, str], holder: int | None = None) -> None:
@@ -35,12 +36,12 @@ class Watch(threading.Thread):
         self._root, self._secrets, self._holder = psutil.Process(root), secrets, holder
         self._done = threading.Event()
         self._round = 0
-        self.samples = 0
+        self.names: set[str] = set()
         self.listening: set[str] = set()
         self.found: set[str] = set()
 
     def run(self) -> None:
-        while not self._done.wait(PERIOD_S):
+        while not self._done.is_set():
             try:
                 children = self._root.children(recursive=True)
             except psutil.NoSuchProcess:  # it has ended, and all that it started
@@ -56,14 +57,31 @@ class Watch(threading.Thread):
                         data = (process / name).read_bytes()
                     except OSError:  # it has just ended
                         continue
-                    self.samples += 1
                     self.found.update(f"{secret} in the {name} of {process.name}: {data[:200]!r}"
                                       for secret, text in self._secrets.items() if text.encode() in data)
+            self.names |= set(filter(None, map(_name, children)))
+            self._done.wait(PERIOD_S)
 
     def end(self) -> None:
         """Returns when the last sample is taken."""
         self._done.set()
-        self.join(10)
+        self.join(60)
+
+
+def _name(process: psutil.Process) -> str:
+    """Returns the name of a process; empty if it has just ended."""
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def _words(process: psutil.Process) -> list[str]:
+    """Returns the command line of a process; none if it has just ended."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
 
 
 def listening(processes: Iterable[psutil.Process]) -> set[str]:
@@ -84,8 +102,8 @@ def private_secrets(root: int, folder: Path) -> tuple[dict[str, str], int] | Non
     They are read where only its owner can: in files of mode 0600 and in the environments of its processes.
     """
     below = psutil.Process(root).children(recursive=True)
-    server = next((process for process in below if "serve-env" in process.cmdline()), None)
-    raylet = next((process for process in below if process.name() == "raylet"), None)
+    server = next((process for process in below if "serve-env" in _words(process)), None)
+    raylet = next((process for process in below if _name(process) == "raylet"), None)
     url = url_served_from(folder / "redis")
     if server is None or raylet is None or url is None:
         return None

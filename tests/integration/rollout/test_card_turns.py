@@ -14,7 +14,7 @@ from services.store.store import Store
 from services.telemetry.heartbeat import Pulse
 
 ROUNDS = 3
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 
 
 class Memory:

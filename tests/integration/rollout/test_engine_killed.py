@@ -24,6 +24,7 @@ from services.records import Version
 async def main():
     config = RolloutSection(slots=2, max_prompt_tokens=64, max_response_tokens=16, kv_cache_gb=0.05, threads=1)
     await Engine(Path(sys.argv[1]), Version(incarnation=0, step=0), config=config, dtype="float32", load=False).start()
+    await asyncio.sleep(600)  # a machine may start it faster than the test looks
 if __name__ == "__main__":
     asyncio.run(main())
 """
@@ -36,7 +37,7 @@ def test_a_worker_killed_while_its_engine_starts_leaves_neither_process_nor_fold
     worker = subprocess.Popen(
         [sys.executable, str(script), str(tied_folder)],
         env=os.environ | {"TMPDIR": str(temporary), "PYTHONPATH": os.pathsep.join(sys.path)})
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 280
     while not (folders := [f for f in temporary.glob("gagpo-engine-*") if processes_in(str(f))]):
         assert time.monotonic() < deadline
         assert worker.poll() is None

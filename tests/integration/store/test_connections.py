@@ -16,7 +16,7 @@ from services.store.redis_server import find_redis
 from services.store.store import Store
 
 PASSWORD = "a-secret"
-START_S = 20.0
+START_S = 60.0
 
 
 def free_port() -> int:

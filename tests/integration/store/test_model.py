@@ -58,7 +58,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.take_over("learner", False)
 
     def connect(self):
-        return Store(self.server.url, self.run, timeout_s=5.0)
+        return Store(self.server.url, self.run, timeout_s=30.0)
 
     def forget(self):
         self.tickets = {}  # group -> tickets, in order of issue

@@ -59,16 +59,17 @@ def play_all(store, worker="w"):
 
 
 def test_a_lease_is_one_holders_until_it_expires(store):
-    first = store.acquire("learner", "a", ttl_s=0.3)
-    with pytest.raises(LeaseHeld, match="held by a for another 0"):
+    first = store.acquire("learner", "a", ttl_s=600)
+    with pytest.raises(LeaseHeld, match=r"held by a for another [56]\d\d\.\d s"):
         store.acquire("learner", "b")
     store.renew(first)
     store.acquire("controller", "b")  # roles are apart
-    time.sleep(0.35)
+    short = store.acquire("learner", "a", ttl_s=0.05)
+    time.sleep(0.06)
     second = store.acquire("learner", "b")
-    assert (first.epoch, second.epoch) == (1, 2)
+    assert (first.epoch, short.epoch, second.epoch) == (1, 2, 3)
     with pytest.raises(LeaseLost):
-        store.renew(first)
+        store.renew(short)
 
 
 def test_the_same_holder_takes_its_lease_back_at_once_and_fences_its_former_self(store):
@@ -233,7 +234,7 @@ def test_many_workers_at_once_play_each_ticket_once(store, controller):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20.0)
+        thread.join(120.0)
     assert sorted(accepted) == sorted(t.id for n in range(30) for t in tickets(n))
     assert store.counts().ready_groups == 30
 
@@ -265,8 +266,8 @@ def test_redis_may_be_away_for_longer_than_a_lease_and_nothing_is_lost(server, s
         renewed, played = pool.submit(patient.renew, controller), pool.submit(play_all, patient)
         time.sleep(4.0)
         server.start()
-        renewed.result(20.0)
-        played.result(20.0)
+        renewed.result(60.0)
+        played.result(60.0)
     assert patient.ready("train") == ["train/00000000"]
     assert patient.drop(controller, Drop(group="train/00000000", task="t", reason="test", steps=0))
 

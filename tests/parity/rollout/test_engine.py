@@ -103,24 +103,42 @@ async def test_untied_update(tmp_path, sampler_config, tiny_model):
         await engine.close()
 
 
+async def sample_until(end: asyncio.Event, engine: Engine, k: int) -> list[Sample]:
+    """Asks one prompt again and again until `end` is set, with another number of tokens than the other prompts."""
+    samples: list[Sample] = []
+    while not end.is_set():
+        samples.append(await engine.sample(
+            [int(i) for i in PROMPTS[k]], temperature=1.0, seed=len(samples), max_tokens=90 + 7 * k, stop_token_ids=[1],
+            request_id=f"flight/{k}/{len(samples)}"))
+    return samples
+
+
 async def test_requests_in_flight_are_kept(sampler: Engine, tiny_model):
-    """Tokens before the update match the old model, tokens after it the new one, and the spans say where."""
-    old, new = tiny_model(tied=True, seed=5), tiny_model(tied=True, seed=6)
-    first = await load(sampler, old, step=3)
-    running = asyncio.create_task(sample_all(sampler, "flight", temperature=1.0, tokens=120))
-    await asyncio.sleep(0.15)
-    second = await load(sampler, new, step=4)
-    samples = await running
-    split = [s for s in samples if [span.version for span in s.spans] == [first, second]]
-    assert split, "no request was in flight during the update"
-    for prompt, sample in zip(PROMPTS, samples, strict=True):
+    """Tokens before the update match the old model, tokens after it the new one, and the spans say where.
+
+    The requests follow each other without a pause, each prompt at its own pace: every update meets some in the middle.
+    """
+    models = [tiny_model(tied=True, seed=seed) for seed in (5, 6, 7, 8)]
+    versions, end = {await load(sampler, models[0], step=3): models[0]}, asyncio.Event()
+    running = [asyncio.create_task(sample_until(end, sampler, k)) for k in range(len(PROMPTS))]
+    for number, model in enumerate(models[1:]):
+        while not sampler.kv_used:  # noqa: ASYNC110 - vLLM's process changes it
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.1)
+        versions[await load(sampler, model, step=4 + number)] = model
+    end.set()
+    samples = [(prompt, one) for prompt, found in zip(PROMPTS, await asyncio.gather(*running), strict=True)
+               for one in found]
+    assert any(len(sample.spans) > 1 for _, sample in samples), "no request was in flight during an update"
+    for prompt, sample in samples:
         ends = [span.end for span in sample.spans]
         assert [span.start for span in sample.spans] == [0, *ends[:-1]]
         assert ends[-1] == len(sample.ids)
-        by_version = {first: reference(old, prompt, sample, 1.0), second: reference(new, prompt, sample, 1.0)}
+        assert [span.version.step for span in sample.spans] == sorted({span.version.step for span in sample.spans})
         for span in sample.spans:
             part = slice(span.start, span.end)
-            assert np.abs(by_version[span.version][part] - sample.logprobs[part]).max() < TOLERANCE
+            expected = reference(versions[span.version], prompt, sample, 1.0)
+            assert np.abs(expected[part] - sample.logprobs[part]).max() < TOLERANCE
 
 
 async def test_requests_in_flight_sleep_and_go_on(sampler: Engine, tiny_model):

@@ -37,7 +37,7 @@ def proxy():
         yield proxy
 
 
-def said(proxy: FaultyProxy, timeout: float = 5.0) -> bytes:
+def said(proxy: FaultyProxy, timeout: float = 60.0) -> bytes:
     """Sends TEXT and returns the answer up to its full length or the end of the connection."""
     found = b""
     with socket.create_connection(("127.0.0.1", proxy.port), timeout=timeout) as link:
