@@ -158,10 +158,17 @@ class Site:
 
     def rate(self, seconds: float) -> float:
         """Measures the steps that all servers take in a second."""
-        began, before = time.monotonic(), self.steps_by_server()
+        began, before = self._counted()
         time.sleep(seconds)
-        after = self.steps_by_server()
-        return sum(after[url] - before[url] for url in before) / (time.monotonic() - began)
+        ended, after = self._counted()
+        return sum(after[url] - before[url] for url in before) / (ended - began)
+
+    def _counted(self) -> tuple[float, dict[str, float]]:
+        """Returns the time and the steps of every server, once all have answered."""
+        until = time.monotonic() + LONGEST_S
+        while not (found := self.steps_by_server()):
+            assert time.monotonic() < until, f"not every environment server answered in {LONGEST_S:.0f} s"
+        return time.monotonic(), found
 
     @contextmanager
     def watched(self) -> Iterator[str]:
