@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -15,10 +16,12 @@ def metrics_row(version: Version | None, manifest: Manifest, groups: Sequence[Se
     """Returns a row with all keys of services.telemetry.metrics_file.METRIC_KEYS.
 
     `version`: published after the step. `measured`: the learner's metrics. `seconds`: the time of each phase of the
-    loop. Shares are over turns. Ages are in learner steps at consumption.
+    loop. Shares are over turns. Ages are in learner steps at consumption. task_score is not a number if the environment
+    has no score.
     """
     episodes = [episode for group in groups for episode in group]
     steps = [step for episode in episodes for step in episode.steps]
+    scores = [episode.task_score for episode in episodes if episode.task_score is not None]
     ages = [manifest.step - 1 - episode.oldest_step for episode in episodes]
     return {
         "step": manifest.step,
@@ -26,6 +29,7 @@ def metrics_row(version: Version | None, manifest: Manifest, groups: Sequence[Se
         "time": time.time(),
         "success_rate": fmean(episode.won for episode in episodes),
         "episode_return": fmean(episode.total_reward for episode in episodes),
+        "task_score": fmean(scores) if scores else math.nan,
         "episode_length": fmean(len(episode.steps) for episode in episodes),
         "invalid_share": fmean(not step.valid for step in steps),
         "inadmissible_share": fmean(not step.admissible for step in steps),

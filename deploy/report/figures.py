@@ -8,6 +8,8 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,9 @@ from deploy.report.tables import by_seed, measures
 from deploy.runs.records import Record
 from services.statistics import seed_interval
 
-AVERAGE_OVER = 5
-"""Learner steps in the trailing mean of each curve. A single step has few tasks, so it is noisy."""
+SMOOTHING = 0.6
+"""Weight of the curve so far in each smoothed point, as in the paper's figures. A single step has few tasks, so it is
+noisy."""
 DPI = 100
 COLOURS = 128
 STYLES = ("-", "--", ":")
@@ -34,9 +37,13 @@ class Subplot:
 
 PAPER: dict[str, tuple[Subplot, ...]] = {
     "success": (Subplot(title="Success of training episodes", keys=("success_rate",)),),
+    "score": (Subplot(title="Score of training episodes", keys=("task_score",)),),
     "length": (Subplot(title="Episode length, steps", keys=("episode_length",)),),
     "gradient-entropy": (Subplot(title="Gradient norm before clipping", keys=("grad_norm",), scale="log"),
                          Subplot(title="Entropy, nats per token", keys=("loss/entropy",))),
+    "advantage-statistics": (
+        Subplot(title="Advantages: mean and deviation", keys=("credit/advantage_mean", "credit/advantage_std")),
+        Subplot(title="Advantages: extremes", keys=("credit/advantage_min", "credit/advantage_max"))),
     "advantages": (Subplot(title="Interquartile range of advantages", keys=("credit/advantage_iqr",)),
                    Subplot(title="Share of steps with |A| > 1", keys=("credit/share_above_one",))),
 }
@@ -52,9 +59,17 @@ FIGURES: dict[str, tuple[Subplot, ...]] = {
 """All figures: those of the paper, and those that show the state of a run."""
 
 
-def moving_average(values: Sequence[float], window: int = AVERAGE_OVER) -> list[float]:
-    """Returns the trailing mean. The first points average the values so far."""
-    return [sum(values[max(0, i - window + 1): i + 1]) / min(i + 1, window) for i in range(len(values))]
+def moving_average(values: Sequence[float], smoothing: float = SMOOTHING) -> list[float]:
+    """Returns the exponential moving average: s_1 = x_1, then s_t = smoothing s_{t-1} + (1 - smoothing) x_t.
+
+    A value that is not a number changes nothing.
+    """
+    def add(so_far: float, x: float) -> float:
+        if isnan(x) or isnan(so_far):
+            return so_far if isnan(x) else x
+        return smoothing * so_far + (1 - smoothing) * x
+
+    return list(accumulate(values, add))
 
 
 def pyplot() -> Any:
@@ -74,7 +89,7 @@ def write_figures(folder: Path, records: Sequence[Record], *, arms: Mapping[str,
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     for name, subplots in figures.items():
-        if not any(key in record.curves for record in records for subplot in subplots for key in subplot.keys):
+        if not any(_drawn(record, key) for record in records for subplot in subplots for key in subplot.keys):
             continue
         figure, axes = plt.subplots(1, len(subplots), figsize=(6.2 * len(subplots), 4), squeeze=False)
         for ax, subplot in zip(axes[0], subplots, strict=True):
@@ -87,6 +102,10 @@ def write_figures(folder: Path, records: Sequence[Record], *, arms: Mapping[str,
         _heldout(ax, _heldout_values(records, arms), arms)
         written.append(save(plt, figure, folder / "heldout.png"))
     return written
+
+
+def _drawn(record: Record, key: str) -> bool:
+    return any(value is not None for value in record.curves.get(key, ()))
 
 
 def save(plt: Any, figure: Any, path: Path) -> Path:
@@ -109,7 +128,7 @@ def _curves(ax: Any, records: Sequence[Record], arms: Mapping[str, Arm], subplot
                     for record in records if record.arm == name and key in record.curves]
             if runs:
                 _curve(ax, runs, arm, style, f"{arm.title}: {key}" if several else arm.title)
-    ax.set(title=subplot.title, xlabel=f"learner step (mean of {AVERAGE_OVER})", yscale=subplot.scale)
+    ax.set(title=subplot.title, xlabel=f"learner step (smoothed, {SMOOTHING})", yscale=subplot.scale)
     if several:
         ax.legend(fontsize=8, frameon=False)
     ax.grid(alpha=0.3)

@@ -98,11 +98,23 @@ def _facts(run: ReportedRun) -> str:
         "seed": run.config.get("seed", ""),
         "learner steps": f"{run.metrics[-1]['step'] if run.metrics else 0} of {run.config.get('steps', '?')}",
         "RL minutes": f"{run.seconds / 60:.1f}",
+        "GPU hours of RL": f"{gpus * run.seconds / 3600:.2f}" if (gpus := _gpus(run.config)) else "",
+        "tokens": f"{_total(run, 'tokens_sampled'):,.0f} sampled, {_total(run, 'tokens_trained'):,.0f} trained",
         "cold-start minutes": f"{run.config['sft.minutes']:g}" if run.config.get("sft.enabled") else "none",
         "held-out games": (f"{heldout['games']} of {heldout['split']}, digest {heldout['digest'][:16]}" if heldout
                            else ""),
     }
     return _grid([], [[key, str(value)] for key, value in facts.items() if value != ""])
+
+
+def _gpus(config: Mapping[str, Any]) -> float:
+    """Returns the number of GPUs that a run held, from its dotted config."""
+    return sum((config.get(f"{part}.gpus") or 0) * (config.get(f"{part}.{kind}") or 0)
+               for part, kind in (("rollout", "workers"), ("learner", "ranks")))
+
+
+def _total(run: ReportedRun, key: str) -> float:
+    return sum(row[key] or 0 for row in run.metrics)
 
 
 def _overview(compared: Compared) -> str:

@@ -125,12 +125,13 @@ def flat(rows: Sequence[Sequence[float]]) -> Array:
 
 
 def statistics(credits: Sequence[Credit]) -> dict[str, float]:
-    """Returns the credit metrics of a learner step, over all steps of all its groups (paper, figure 5, appendix C).
+    """Returns the credit metrics of a learner step, over all steps of all its groups (figures 4 and 5, appendix C).
 
     group_size_mean: occurrences per distinct state. singleton_share: share of steps whose state no other step of
     the group has; share_2_4, share_5_8, share_above_8: share of steps whose state has so many (paper, table 5).
     active_share: share of steps with a non-zero advantage. flat_share: share of groups in which no step has one.
     advantage_iqr: interquartile range of A. share_above_one: share of steps with |A| > 1.
+    advantage_mean, advantage_std (divisor N), advantage_min, advantage_max: of A.
     """
     sizes = [n for credit in credits for n in Counter(chain.from_iterable(credit.states)).values()]
     steps = sum(sizes)
@@ -147,4 +148,8 @@ def statistics(credits: Sequence[Credit]) -> dict[str, float]:
         "flat_share": float(np.mean([bool(np.all(np.abs(group) <= ZERO)) for group in groups])),
         "advantage_iqr": float(high - low),
         "share_above_one": float(np.mean(np.abs(advantages) > 1)),
+        "advantage_mean": float(advantages.mean()),
+        "advantage_std": float(advantages.std()),
+        "advantage_min": float(advantages.min()),
+        "advantage_max": float(advantages.max()),
     }

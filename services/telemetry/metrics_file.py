@@ -17,8 +17,8 @@ from services.telemetry.overhead import counted
 
 FORMAT = 1
 METRIC_KEYS = (
-    "step", "version", "time", "success_rate", "episode_return", "episode_length", "invalid_share",
-    "inadmissible_share", "episodes", "env_steps", "tokens_sampled", "tokens_trained", "sequences",
+    "step", "version", "time", "success_rate", "episode_return", "task_score", "episode_length",
+    "invalid_share", "inadmissible_share", "episodes", "env_steps", "tokens_sampled", "tokens_trained", "sequences",
     "prefix_breaks", "staleness_mean", "staleness_max", "dropped_groups", "reissued_episodes", "replays",
     *(f"seconds/{phase}" for phase in PHASES),
     "loss/policy", "loss/value", "loss/kl", "loss/entropy", "grad_norm", "clip_fraction", "ratio_mean",
@@ -26,6 +26,7 @@ METRIC_KEYS = (
     "credit/group_size_mean", "credit/singleton_share",
     "credit/active_share", "credit/flat_share", "credit/advantage_iqr", "credit/share_above_one",
     "credit/share_2_4", "credit/share_5_8", "credit/share_above_8",
+    "credit/advantage_mean", "credit/advantage_std", "credit/advantage_min", "credit/advantage_max",
 )
 """Keys of one line of metrics.jsonl. The list is frozen, because other programs read the file."""
 

@@ -1,6 +1,7 @@
 """The page made from what runs left in their folders."""
 
 import json
+import math
 import re
 
 import pyarrow as pa
@@ -31,6 +32,8 @@ def test_the_page_of_one_run_holds_tables_figures_facts_and_config(run):
     assert "<td>RL minus before (cold start)</td><td>1</td><td>+100.0</td>" in text
     assert "<th>learner steps</th><td>3 of 3</td>" in text
     assert "<th>cold-start minutes</th><td>3</td>" in text
+    assert "<th>tokens</th><td>0 sampled, 0 trained</td>" in text
+    assert "GPU hours" not in text
     assert "<th>held-out games</th><td>2 of heldout, digest 0123456789abcdef</td>" in text
     assert "name: &lt;tiny&gt;" in text
     assert "<meta name=format content=2>" in text
@@ -126,8 +129,9 @@ def test_what_is_no_run_is_refused(tmp_path, capsys):
 
 
 def test_the_average_trails():
-    """Over two: 1, (1 + 3) / 2, (3 + 5) / 2."""
-    assert moving_average([1.0, 3.0, 5.0], window=2) == [1.0, 2.0, 4.0]
+    """1; 0.5 · 1 + 0.5 · 3; 0.5 · 2 + 0.5 · 5."""
+    assert moving_average([1.0, 3.0, 5.0], smoothing=0.5) == [1.0, 2.0, 3.5]
+    assert moving_average([math.nan, 1.0, math.nan, 3.0], smoothing=0.5)[1:] == [1.0, 1.0, 2.0]
 
 
 def test_an_archive_file_that_cannot_be_read_is_named_on_the_page(run):

@@ -109,9 +109,13 @@ def test_statistics_by_hand(group):
     """ex1 unnormalised: Â sorted is -3.5 -2 -.875 -.75 0 0 0 0 1 2 4; S X Y Z occur 4 3 2 2 times.
 
     Quartiles of eleven numbers lie on the third and ninth halves: (-.875 - .75) / 2 and (0 + 1) / 2.
+    Their sum is -.125, the sum of their squares 12.25 + 4 + .765625 + .5625 + 1 + 4 + 16 = 38.578125.
     """
     ex1 = credit(group("SXY+", "SXZ-", "SZX+", "SY+", reward=8.0), gamma=0.5, lam=0.5, normalize="none")
-    assert statistics([ex1]) == {
+    found = statistics([ex1])
+    assert [found.pop(f"advantage_{name}") for name in ("mean", "std", "min", "max")] == pytest.approx(
+        [-0.125 / 11, (38.578125 / 11 - (0.125 / 11) ** 2) ** 0.5, -3.5, 4.0])
+    assert found == {
         "group_size_mean": 11 / 4, "singleton_share": 0, "share_2_4": 1, "share_5_8": 0, "share_above_8": 0,
         "active_share": 7 / 11, "flat_share": 0, "advantage_iqr": 1.3125, "share_above_one": 4 / 11}
     lone = credit(group("SQ+"), normalize="none")
