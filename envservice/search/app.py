@@ -22,6 +22,7 @@ from envservice.search.facts import world
 from envservice.search.questions import read_documents
 from envservice.search.retrieval import IndexRetriever
 from services.http.server import bind, server_config
+from services.http.strict_json import StrictRoute
 from services.process.addresses import is_local
 
 TOPK = 3
@@ -46,6 +47,7 @@ class Retrieve(BaseModel):
 def create_retrieval_app(retriever: IndexRetriever) -> FastAPI:
     """Makes the application over one index."""
     app = FastAPI(title="gagpo retrieval", version="1", docs_url=None, redoc_url=None)
+    app.router.route_class = StrictRoute
 
     @app.post("/retrieve")
     def retrieve(asked: Retrieve) -> dict[str, list[list[dict[str, Any]]]]:

@@ -5,16 +5,14 @@ An episode is known by its key, which is the client's API key. Keys are random a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import msgspec
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
-from fastapi.routing import APIRoute
 from pydantic import BaseModel
-from starlette.responses import Response
 
 from envservice.client.client import Result
 from envservice.tool_calls import Tool
@@ -24,6 +22,7 @@ from rollout.agents.world import AgentWorld
 from services.chat import ChatRefused
 from services.errors import Fault
 from services.http.body import BodyLimit
+from services.http.strict_json import StrictRoute
 
 STATE_HEADER = "x-gagpo-state"
 """Names the state that a call is made in."""
@@ -69,27 +68,10 @@ class Refused(Exception):
         self.status, self.message, self.kind = status, message, kind
 
 
-class _StrictRequest(Request):
-    """Reads JSON as RFC 8259 has it: no NaN, no half of a surrogate pair, which Python's own reader lets through."""
-
-    async def json(self) -> Any:
-        return msgspec.json.decode(await self.body())
-
-
-class _StrictRoute(APIRoute):
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def strictly(request: Request) -> Response:
-            return await handle(_StrictRequest(request.scope, request.receive))
-
-        return strictly
-
-
 def create_app(episodes: Episodes) -> FastAPI:
     """Returns the application. `episodes` maps keys to the episodes that are being played."""
     app = FastAPI(title="gagpo agents", docs_url=None, redoc_url=None, openapi_url=None)
-    app.router.route_class = _StrictRoute
+    app.router.route_class = StrictRoute
     app.add_middleware(BodyLimit, most=MAX_BODY)
     found = _finder(episodes)
     _errors(app)

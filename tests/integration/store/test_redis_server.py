@@ -63,6 +63,7 @@ def test_it_is_durable_private_and_never_evicts(tmp_path):
         with pytest.raises(redis.AuthenticationError):
             connect(url.replace(url[url.index("//") : url.index("@") + 1], "//")).ping()
         assert stat.S_IMODE((tmp_path / "redis.conf").stat().st_mode) == 0o600
+        assert "client-output-buffer-limit normal 1gb 256mb 60" in (tmp_path / "redis.conf").read_text()
     assert not (tmp_path / "redis.conf").exists(), "it holds the password"
     assert ends_within(url, 30)
     with private_redis(tmp_path) as again:

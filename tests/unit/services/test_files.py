@@ -8,6 +8,8 @@ import pytest
 from services import files
 from services.files import Damaged, read_bounded, read_json, write_whole
 
+pytestmark = pytest.mark.attack
+
 
 def test_what_is_written_replaces_the_old_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A disk that is full at the last moment leaves the old file and no draft."""

@@ -99,6 +99,7 @@ def test_what_ails_a_run_is_said_on_its_first_page(client):
     assert "⚠ the gradient of step 3 is not finite; check learner.lr" in client.get("/").text
 
 
+@pytest.mark.attack
 def test_without_a_token_only_this_machine_is_answered(run_folder):
     client = TestClient(cast("ASGIApp", explorer_config(open_runs([run_folder]), None).app),
                         base_url="http://localhost:8400")
@@ -107,6 +108,7 @@ def test_without_a_token_only_this_machine_is_answered(run_folder):
     assert client.get("/", headers={"host": "evil.example:8400"}).status_code == 421
 
 
+@pytest.mark.attack
 def test_a_token_is_asked_for_and_moves_into_a_cookie(run_folder):
     client = TestClient(create_app(open_runs([run_folder]), "s3cret"), base_url="http://host:8400")
     assert client.get("/").status_code == 401

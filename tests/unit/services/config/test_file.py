@@ -66,6 +66,7 @@ def test_a_last_part_that_several_sections_have_names_them_all(file: Path):
     assert message(file, "temperature=1").endswith("did you mean rollout.temperature or eval.temperature?")
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("override", [
     "name=..", "name=.", "name=.hidden", f"name={'n' * 300}", 'name="a/b"', 'name=""',
     "learner.lr=.inf", "learner.lr=.nan", "learner.betas=[2, 2]", "learner.betas=[-1, 0.9]", "env.reward_scale=.inf",

@@ -9,6 +9,8 @@ from starlette.responses import PlainTextResponse
 
 from services.http.admission import Admission
 
+pytestmark = pytest.mark.attack
+
 
 async def application(scope, receive, send) -> None:
     await PlainTextResponse("in")(scope, receive, send)

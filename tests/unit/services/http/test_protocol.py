@@ -14,6 +14,8 @@ from services.http.connections import Connections, Waits
 from services.http.protocol import MAX_HEAD, ConnectionLimits, LimitedH11, LimitedProtocol, limited
 from services.http.server import bind
 
+pytestmark = pytest.mark.attack
+
 PARSERS = list(dict.fromkeys((LimitedH11, LimitedProtocol)))
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n"
 POST = b"POST / HTTP/1.1\r\nhost: x\r\n"

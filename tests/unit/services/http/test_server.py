@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
+from pathlib import Path
 
 import pytest
 
 from services.errors import UserError
 from services.http import server
 from services.http.server import LINES_A_MINUTE, BoundedLog, bind
+
+ROOT = Path(__file__).parents[4]
 
 
 class Kept(logging.Handler):
@@ -65,3 +69,12 @@ def test_a_mistake_of_ours_keeps_its_traceback(logger):
 def test_a_port_that_there_is_not_is_one_line(port: int):
     with pytest.raises(UserError, match=f"there is no port {port}; choose a --port"):
         bind("127.0.0.1", port)
+
+
+@pytest.mark.attack
+def test_every_server_of_ours_listens_with_the_limits_of_this_folder():
+    """Environment servers, the explorer, metrics, agents' endpoints and retrieval: one way to make a server."""
+    makers = re.compile(r"uvicorn\.(Config\(|run\()|import http\.server|start_http_server|start_server\(|socketserver")
+    made = {str(file.relative_to(ROOT)) for folder in ("services", "envservice", "rollout", "learner", "deploy")
+            for file in (ROOT / folder).rglob("*.py") if makers.search(file.read_text())}
+    assert made == {"services/http/server.py"}
