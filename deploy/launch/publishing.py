@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from deploy.launch.topology import Topology
+from deploy.members import private_ray
 from services.records import Version
 
 LEASE_S = 60.0
@@ -15,17 +16,16 @@ def publish_folder(parts: Topology, model: Path, *, holder: str, step: int = 0) 
     """Loads `model`, makes it the current version under a new incarnation, and returns that version.
 
     `step`: the learner step of the model. Holds the learner's lease meanwhile, so that a learner cannot publish at the
-    same time.
+    same time. Raises RayLost if the private Ray dies meanwhile.
     """
-    import ray
-
     from services.weights.folder import pack_folder
 
     packed = pack_folder(model, parts.config.model.dtype)
     lease = parts.store.acquire("learner", f"{holder}-publish", ttl_s=LEASE_S)
     try:
         version = Version(incarnation=parts.store.incarnation(lease), step=step, digest=packed.digest)
-        ray.get(parts.weights.publish.remote(version, packed.manifest, packed.buffer), timeout=PUBLISH_S)
+        private_ray.ask(lambda: parts.weights.publish.remote(version, packed.manifest, packed.buffer), PUBLISH_S,
+                        f"publishing {version.short}")
         parts.store.publish_version(lease, version, str(model))
     finally:
         parts.store.release(lease)

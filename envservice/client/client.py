@@ -7,6 +7,8 @@
 If a server has lost a session that cannot be rebuilt from its actions, it asks for the results so far, and gets them.
 Retries are safe because the API is idempotent: a repeated step gives its recorded result, or its session is rebuilt.
 The rendezvous hash of an episode's id chooses its first replica. The episode stays there until that replica fails.
+A request without an answer is sent again on another connection after some seconds, because a connection can be dead
+without a sign; but no reset of a live environment is, because it acts on the world.
 A replica that failed or is full gets no requests for a while; the next one in the episode's ranking serves meanwhile.
 If that one cannot rebuild the session, because the environment is live, the episode waits for its own replica.
 While all replicas are away or full, calls wait, and nothing counts against an episode.
@@ -72,7 +74,8 @@ class EnvClient:
         timeout = httpx.Timeout(timeout_s / 3, connect=min(CONNECT_S, timeout_s / 3))
         # Proxies of the environment are ignored: servers are on this machine or in the cluster.
         self._http = httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False)
-        self._replicas = [Replica(self._http, url.rstrip("/")) for url in urls]
+        self._live = False
+        self._replicas = [self._replica(url.rstrip("/")) for url in urls]
         self._timeout_s = timeout_s
         self._outage_s = timeout_s if outage_s is None else max(outage_s, timeout_s)
         self._attempts = attempts
@@ -91,7 +94,9 @@ class EnvClient:
 
     async def info(self) -> Info:
         """Returns the environment that the servers play."""
-        return Info.model_validate_json(await self._get("/v1/info"))
+        info = Info.model_validate_json(await self._get("/v1/info"))
+        self._live = info.replay == "live"
+        return info
 
     async def tasks(self, split: str) -> TaskList:
         """Returns the tasks of one split, sorted, with their digest."""
@@ -106,7 +111,10 @@ class EnvClient:
         known = {replica.url: replica for replica in self._replicas}
         wanted = [url.rstrip("/") for url in urls]
         if list(known) != wanted:
-            self._replicas = [known.get(url) or Replica(self._http, url) for url in wanted]
+            self._replicas = [known.get(url) or self._replica(url) for url in wanted]
+
+    def _replica(self, url: str) -> Replica:
+        return Replica(self._http, url, lambda: self._live)
 
     def ranking(self, key: str, home: Replica | None = None) -> list[Replica]:
         """Ranks replicas by rendezvous hash: all clients rank alike, and a lost replica moves only its episodes.

@@ -10,6 +10,7 @@ import asyncio
 import random
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,6 +25,8 @@ BATCH = 128
 """The most elements of one request. A server accepts 256."""
 BATCH_BYTES = 2 * 1024 * 1024
 """The most bytes of one request, unless a single element is larger. A server accepts 4 MiB."""
+AGAIN_S = 5.0
+"""Seconds without an answer after which a request is sent once more. The pauses before further copies double."""
 BACKOFF_S = (0.05, 2.0)
 """First and longest pause after a replica failed. The pause doubles each time it fails again."""
 
@@ -58,9 +61,12 @@ class _Queued(NamedTuple):
 
 
 class Replica:
-    """One server: its batchers, and the time at which it may be asked again after a failure."""
+    """One server: its batchers, and the time at which it may be asked again after a failure.
 
-    def __init__(self, http: httpx.AsyncClient, url: str) -> None:
+    `live`: whether its environment acts on the world, so that a second reset would be another act.
+    """
+
+    def __init__(self, http: httpx.AsyncClient, url: str, live: Callable[[], bool] = lambda: False) -> None:
         self.url = url
         self.open_at = 0.0
         """It gets no requests before this time.monotonic()."""
@@ -68,7 +74,8 @@ class Replica:
         """Number of requests that it has answered."""
         self._failures = 0
         self._batchers = {
-            verb: RequestBatcher(self, http, f"{url}/v1/episodes:{verb}") for verb in ("reset", "step", "close")}
+            verb: RequestBatcher(self, http, f"{url}/v1/episodes:{verb}", once=live if verb == "reset" else _never)
+            for verb in ("reset", "step", "close")}
 
     async def ask(self, verb: str, element: bytes, parent: str = "") -> ElementReply:
         """Sends one element with others. Raises Unreachable, Full, or EnvFault if no retry helps.
@@ -105,9 +112,10 @@ class Replica:
 
 
 class RequestBatcher:
-    """Sends the elements of one verb to one replica, in batches."""
+    """Sends the elements of one verb to one replica, in batches. While `once()`, no request is sent twice."""
 
-    def __init__(self, replica: Replica, http: httpx.AsyncClient, url: str) -> None:
+    def __init__(self, replica: Replica, http: httpx.AsyncClient, url: str, once: Callable[[], bool]) -> None:
+        self._once = once
         self._replica = replica
         self._http = http
         self._url = url
@@ -172,7 +180,7 @@ class RequestBatcher:
         traced = any(asked.parent for asked in batch)
         headers = {TRACES_HEADER: ",".join(asked.parent for asked in batch)} if traced else None
         try:
-            response = await self._http.post(self._url, content=content, headers=headers)
+            response = await self._first_answer(content, headers)
         except httpx.HTTPError as error:
             raise self._failed(f"{self._url}: {type(error).__name__} {error}") from error
         if response.status_code != 200:
@@ -186,9 +194,32 @@ class RequestBatcher:
         rebuilt = {int(place) for place in response.headers.get(REPLAYS_HEADER, "").split(",") if place}
         return [ElementReply(result, place in rebuilt) for place, result in enumerate(results)]
 
+    async def _first_answer(self, content: bytes, headers: dict[str, str] | None) -> httpx.Response:
+        """Sends a request, and copies of it on other connections while no answer comes. Returns the first answer.
+
+        A connection may be dead without a sign, and the server may also be slow. It carries out a step once, however
+        often it is asked. Raises httpx.HTTPError.
+        """
+        copies: set[asyncio.Task[httpx.Response]] = set()
+        pause = None if self._once() else AGAIN_S
+        try:
+            while True:
+                copies.add(asyncio.create_task(self._http.post(self._url, content=content, headers=headers)))
+                done, _ = await asyncio.wait(copies, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+                if done:
+                    return done.pop().result()
+                pause = 2 * pause if pause else None
+        finally:
+            for copy in copies:
+                copy.cancel()
+
     def _failed(self, text: str) -> Unreachable:
         self._replica.failed()
         return Unreachable(text)
+
+
+def _never() -> bool:
+    return False
 
 
 def refusal(response: httpx.Response) -> Exception:

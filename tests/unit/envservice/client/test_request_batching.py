@@ -112,3 +112,38 @@ async def test_an_answer_that_is_no_result_is_a_fault(monkeypatch: pytest.Monkey
     async with client_over(wire, monkeypatch) as client:
         with pytest.raises(EnvFault, match="not a result"):
             await client.episode("e", TASK).reset()
+
+
+class Swallowing(Wire):
+    """Swallows the first request of each path: it gets no answer, as on a connection that is dead without a sign."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.paths: list[str] = []
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.paths.append(request.url.path.rpartition(":")[2])
+        if request.method == "POST" and self.paths.count(self.paths[-1]) == 1:
+            await asyncio.Event().wait()
+        return await super().handle_async_request(request)
+
+
+async def test_a_request_without_an_answer_is_sent_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(lanes, "AGAIN_S", 0.01)
+    wire = Swallowing(Settings())
+    async with client_over(wire, monkeypatch, timeout_s=300.0) as client, asyncio.timeout(120):
+        await walk(client, "one", 1)
+    assert set(wire.paths) == {"reset", "step"}
+    assert min(map(wire.paths.count, wire.paths)) > 1
+
+
+async def test_no_copy_of_a_reset_goes_to_a_live_environment(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(lanes, "AGAIN_S", 0.01)
+    monkeypatch.setattr(ToyEnvironment, "replay", "live")
+    wire = Swallowing(Settings())
+    async with client_over(wire, monkeypatch) as client:
+        await client.info()
+        resetting = asyncio.create_task(client.episode("one", TASK).reset())
+        await asyncio.sleep(0.2)
+        assert wire.paths == ["/v1/info", "reset"]
+        resetting.cancel()

@@ -1,0 +1,52 @@
+"""A private Ray that dies while weights are published is told from every other error, so that the run can go on."""
+
+import subprocess
+import sys
+
+import pytest
+
+from services.store.redis_server import private_redis
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(280)]
+
+PUBLISHING = """
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+import psutil
+from deploy.launch.publishing import publish_folder
+from deploy.launch.ray_cluster import private_ray
+from deploy.members.private_ray import RayLost, dead_part
+from deploy.runs.configs import load_config
+from services.store.store import Store
+
+with private_ray(log_to_driver=False, configure_logging=False):
+    import ray
+    from services.weights.actor import WeightsActor
+    parts = SimpleNamespace(config=load_config("alfworld-tiny", ()), store=Store(sys.argv[1], "r"),
+                            weights=WeightsActor.remote())
+    first = publish_folder(parts, Path(sys.argv[2]), holder="test")
+    assert ray.get(parts.weights.latest.remote(), timeout=60) == first
+    (actor,) = [one for one in psutil.Process().children(recursive=True) if one.name().startswith("ray::WeightsS")]
+    actor.kill()
+    second = publish_folder(parts, Path(sys.argv[2]), holder="test")
+    assert ray.get(parts.weights.latest.remote(), timeout=60) == second
+    (raylet,) = [one for one in psutil.Process().children() if one.name() == "raylet"]
+    raylet.kill()
+    while not dead_part():
+        time.sleep(0.01)
+    try:
+        publish_folder(parts, Path(sys.argv[2]), holder="test")
+    except RayLost as lost:
+        print(lost)
+    assert parts.store.acquire("learner", "another").epoch == 4
+"""
+
+
+def test_a_lost_actor_gets_the_weights_again_and_a_lost_ray_is_named(tied_folder, tmp_path):
+    with private_redis(tmp_path) as url:
+        done = subprocess.run([sys.executable, "-c", PUBLISHING, url, tied_folder], capture_output=True, text=True,
+                              timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "the private Ray died (raylet)\n" in done.stdout
