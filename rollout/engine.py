@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -36,6 +34,7 @@ from rollout.weights_file import weights_file, write_checked
 from services.config.tree import RolloutSection
 from services.errors import EngineFault
 from services.process.guard import ProcessGuard
+from services.process.held_folder import HeldFolder
 from services.records import Version, VersionSpan
 from services.telemetry.logs import get_logger
 from services.weights.headers import folder_parameters
@@ -77,7 +76,7 @@ class Engine:
         self._updating = asyncio.Lock()
         self._update: asyncio.Task[None] | None = None
         self._output: EngineOutput | None = None
-        self._folder: Path | None = None
+        self._folder: HeldFolder | None = None
         self._guard_process: ProcessGuard | None = None
         self._watch: asyncio.Task[None] | None = None
         self._guarded: set[asyncio.Timeout] = set()
@@ -176,7 +175,8 @@ class Engine:
             guard, self._guard_process = self._guard_process, None
             await asyncio.to_thread(guard.release)
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            folder, self._folder = self._folder, None
+            await asyncio.to_thread(folder.remove)
 
     def _build(self) -> Any:
         from vllm.engine.arg_utils import AsyncEngineArgs
@@ -185,10 +185,10 @@ class Engine:
         from rollout.engine_stats import kv_listener
 
         self._output = EngineOutput()
-        self._folder = Path(tempfile.mkdtemp(prefix="gagpo-engine-"))
-        self._guard_process = ProcessGuard(self._folder)
+        self._folder = HeldFolder("gagpo-engine-")
+        self._guard_process = ProcessGuard(self._folder.path, self._folder.lock)
         arguments = self._arguments()
-        with temporary_files_in(self._folder), self._output.inherited():
+        with temporary_files_in(self._folder.path), self._output.inherited():
             llm = AsyncLLM.from_engine_args(
                 AsyncEngineArgs(**arguments, trust_remote_code=False), stat_loggers=[kv_listener(self._stepped)])
         llm.log_stats = False  # a listener turns on statistics of each token, which nobody needs

@@ -6,15 +6,13 @@ on loopback only, and keeps its files in a folder of mode 0700 that is removed a
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
-import shutil
 import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -24,6 +22,7 @@ from deploy.launch.ray_address import check_ray, ray_address
 from services.config.tree import Config
 from services.errors import DeadlineExceeded, UserError, described
 from services.process.guard import end_all
+from services.process.held_folder import HeldFolder
 from services.telemetry.logs import get_logger
 
 log = get_logger("ray")
@@ -157,34 +156,17 @@ def _uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def _private_folder() -> Iterator[Path]:
-    """Yields a folder of mode 0700 that holds the token, and removes it at the end.
-
-    Also removes the folders of drivers that were killed.
-    """
+    """Yields a folder of mode 0700 that holds the token, and removes it at the end."""
     root = Path(tempfile.gettempdir())
     root = root if len(str(root)) <= _LONGEST_ROOT else Path("/tmp")  # noqa: S108 - mkdtemp makes it ours alone
-    _sweep(root)
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
-    (folder / "tmp").mkdir()
-    draft = folder / "draft"
-    draft.touch(mode=0o600)
-    draft.write_text(_token())
-    with draft.open() as held:
-        # The lock is taken before the file gets its name: _sweep spares a folder without it, or with a held lock.
-        fcntl.flock(held, fcntl.LOCK_EX)
-        draft.rename(folder / _TOKEN)
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _sweep(root: Path) -> None:
-    """Removes the folders of drivers that have ended. The kernel releases a driver's lock however it ends."""
-    for token in root.glob(f"{_PREFIX}*/{_TOKEN}"):
-        with suppress(OSError), token.open() as file:  # the folder is another user's, in use, or gone
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(token.parent, ignore_errors=True)
+    held = HeldFolder(_PREFIX, root)
+    try:
+        (held.path / "tmp").mkdir()
+        (held.path / _TOKEN).touch(mode=0o600)
+        (held.path / _TOKEN).write_text(_token())
+        yield held.path
+    finally:
+        held.remove()
 
 
 @cache

@@ -25,12 +25,12 @@ RELEASE = b"all is well"
 
 
 class ProcessGuard:
-    """Guards the processes whose TMPDIR is `folder` until it is released."""
+    """Guards the processes whose TMPDIR is `folder` until it is released. It keeps the file descriptors `held` open."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *held: int) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-            start_new_session=True)  # a Ctrl-C in the terminal must not end it
+            pass_fds=held, start_new_session=True)  # a Ctrl-C in the terminal must not end it
 
     def release(self) -> None:
         """Ends the guard. It touches nothing: the caller has ended the processes itself."""

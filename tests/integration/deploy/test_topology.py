@@ -1,6 +1,5 @@
 """A run stops everything that it started: a real Redis, Ray, environment server and weights actor."""
 
-import fcntl
 import os
 import signal
 import stat
@@ -16,7 +15,6 @@ import psutil
 import pytest
 from canaries import listening
 
-from deploy.launch.ray_cluster import _sweep
 from deploy.runs.configs import load_config
 from services.config.file import dump_config
 
@@ -171,14 +169,3 @@ def test_only_its_owner_gets_in_and_a_polite_end_leaves_nothing(
                 child.kill()
         process.kill()
         process.wait(10)
-
-
-def test_the_folder_of_a_killed_driver_goes_with_the_next_run_and_no_other(temporary: Path):
-    dead, alive, strange = (temporary / f"gagpo-ray-{name}" for name in ("dead", "alive", "strange"))
-    for folder in (dead, alive, strange):
-        folder.mkdir()
-    (dead / "token").touch()
-    with (alive / "token").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        _sweep(temporary)
-    assert sorted(path.name for path in temporary.glob("gagpo-ray-*")) == ["gagpo-ray-alive", "gagpo-ray-strange"]

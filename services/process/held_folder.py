@@ -1,0 +1,50 @@
+"""A temporary folder that is removed even if its owner was killed: the next owner on the machine removes it.
+
+A lock says whether the owner lives. The kernel releases it when the last process that holds it ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from services.process.guard import end_all
+
+LOCK = "held"
+
+
+class HeldFolder:
+    """A new folder of mode 0700 in `root`, whose name begins with `prefix`, held until `remove` or the process's end.
+
+    First it removes the folders of this prefix that nobody holds any more, and ends the processes that still keep their
+    temporary files in them. `root` None: the folder for temporary files.
+    """
+
+    def __init__(self, prefix: str, root: Path | None = None) -> None:
+        root = Path(tempfile.gettempdir()) if root is None else root
+        sweep(prefix, root)
+        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
+        draft = self.path / "draft"
+        self.lock = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """File descriptor of the lock. A child that gets it holds the folder too."""
+        # The lock is taken before the file gets its name: sweep spares a folder without it, or with a held lock.
+        fcntl.flock(self.lock, fcntl.LOCK_EX)
+        draft.rename(self.path / LOCK)
+
+    def remove(self) -> None:
+        """Removes the folder. Call it once."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self.lock)
+
+
+def sweep(prefix: str, root: Path) -> None:
+    """Removes the folders in `root` whose owners have ended. Spares those without a lock, and other users' folders."""
+    for lock in root.glob(f"{prefix}*/{LOCK}"):
+        with suppress(OSError), lock.open() as file:  # the folder is another user's, in use, or gone
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            end_all(str(lock.parent))
+            shutil.rmtree(lock.parent, ignore_errors=True)
