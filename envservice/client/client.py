@@ -30,7 +30,7 @@ import httpx
 import msgspec
 
 from envservice.base import Outcome
-from envservice.client.request_batching import BACKOFF_S, ElementReply, Full, Replica, Unreachable
+from envservice.client.request_batching import BACKOFF_S, ElementReply, Full, Replica, Unreachable, first_answer
 from envservice.wire.schemas import Info, TaskList
 from services.errors import EnvFault, ReplayDiverged
 from services.telemetry.tracing import span, traceparent
@@ -170,7 +170,7 @@ class EnvClient:
     async def _get(self, path: str) -> bytes:
         async def ask(replica: Replica) -> bytes:
             try:
-                response = await self._http.get(replica.url + path)
+                response = await first_answer(lambda: self._http.get(replica.url + path), once=False)
             except httpx.HTTPError as error:
                 replica.failed()
                 raise Unreachable(f"{replica.url}: {type(error).__name__} {error}") from error

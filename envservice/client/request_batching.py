@@ -10,7 +10,7 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -180,7 +180,8 @@ class RequestBatcher:
         traced = any(asked.parent for asked in batch)
         headers = {TRACES_HEADER: ",".join(asked.parent for asked in batch)} if traced else None
         try:
-            response = await self._first_answer(content, headers)
+            response = await first_answer(
+                lambda: self._http.post(self._url, content=content, headers=headers), once=self._once())
         except httpx.HTTPError as error:
             raise self._failed(f"{self._url}: {type(error).__name__} {error}") from error
         if response.status_code != 200:
@@ -194,28 +195,29 @@ class RequestBatcher:
         rebuilt = {int(place) for place in response.headers.get(REPLAYS_HEADER, "").split(",") if place}
         return [ElementReply(result, place in rebuilt) for place, result in enumerate(results)]
 
-    async def _first_answer(self, content: bytes, headers: dict[str, str] | None) -> httpx.Response:
-        """Sends a request, and copies of it on other connections while no answer comes. Returns the first answer.
-
-        A connection may be dead without a sign, and the server may also be slow. It carries out a step once, however
-        often it is asked. Raises httpx.HTTPError.
-        """
-        copies: set[asyncio.Task[httpx.Response]] = set()
-        pause = None if self._once() else AGAIN_S
-        try:
-            while True:
-                copies.add(asyncio.create_task(self._http.post(self._url, content=content, headers=headers)))
-                done, _ = await asyncio.wait(copies, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
-                if done:
-                    return done.pop().result()
-                pause = 2 * pause if pause else None
-        finally:
-            for copy in copies:
-                copy.cancel()
-
     def _failed(self, text: str) -> Unreachable:
         self._replica.failed()
         return Unreachable(text)
+
+
+async def first_answer(send: Callable[[], Coroutine[Any, Any, httpx.Response]], *, once: bool) -> httpx.Response:
+    """Sends a request, and unless `once` copies of it while no answer comes. Returns the first answer.
+
+    A connection may be dead without a sign, and the server may also be slow. It carries out a step once, however often
+    it is asked. Raises httpx.HTTPError.
+    """
+    copies: set[asyncio.Task[httpx.Response]] = set()
+    pause = None if once else AGAIN_S
+    try:
+        while True:
+            copies.add(asyncio.create_task(send()))
+            done, _ = await asyncio.wait(copies, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+            if done:
+                return done.pop().result()
+            pause = 2 * pause if pause else None
+    finally:
+        for copy in copies:
+            copy.cancel()
 
 
 def _never() -> bool:

@@ -34,15 +34,16 @@ def digests(folder: Path) -> dict[int, str]:
 
 
 def end_somewhere(run, moments: random.Random) -> str:
-    """Ends a run at a moment that `moments` draws, and says how."""
-    taken, pause = len(run.steps), moments.uniform(0.0, 3.0)
-    if moments.random() < 0.7:
-        run.wait_for("another step", lambda: len(run.steps) > taken, LIFE_S)
-        after = f"step {run.steps[-1]}"
-    else:
-        pause, after = 6 * pause, "the start"
+    """Ends a run at a moment that `moments` draws, and says how. The run may also finish before that moment."""
+    taken, pause, in_the_middle = len(run.steps), moments.uniform(0.0, 3.0), moments.random() < 0.7
+    pause = pause if in_the_middle else 6 * pause
+    while in_the_middle and run.process.poll() is None and len(run.steps) == taken:
+        time.sleep(0.05)
+    after = f"step {run.steps[-1]}" if in_the_middle and run.steps else "the start"
     time.sleep(pause)
-    assert run.process.poll() is None, run.tail()
+    if run.process.poll() is not None:
+        assert run.process.returncode == 0, run.tail()
+        return "it finished before its moment came"
     if moments.random() < 0.5:
         run.ctrl_c()
         assert run.end(LIFE_S) in (130, -2), run.tail()
@@ -63,7 +64,6 @@ def test_resumed_at_random_moments_it_ends_with_the_bits_of_an_undisturbed_run(t
     for number in range(RESUMES):
         run = train(hunted, *(resume if (hunted / "run.json").exists() else begin))
         print(f"{number + 1}: {end_somewhere(run, moments)}, {len(run.steps)} steps", flush=True)
-        assert run.survivors() == []
     run = train(hunted, *resume)
     for one in (run, undisturbed):
         assert one.end(LIFE_S + 60 * STEPS) == 0, one.tail()

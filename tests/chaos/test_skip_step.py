@@ -1,6 +1,7 @@
 """A run at staleness 2 meets a step that cannot be trained: it says so, and ends well without that step's groups.
 
-Its second life also begins without its one environment server, and waits until that is back.
+In its second life it waits for its one environment server. Meanwhile all its processes are stopped and go on again, and
+then the network to the server makes each kind of trouble.
 
 A second "worker" hands in an episode with more logprobs than tokens, as no sampler should ever return. The learner
 fails on it in each of its lives, until the run ends and names the step.
@@ -10,11 +11,14 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 import numpy as np
 import pytest
+from faulty_proxy import FaultyProxy
 
 from deploy.members.env_server import EnvServer
 from services.process.addresses import free_port
@@ -64,6 +68,27 @@ def hand_in_a_broken_episode(folder: Path) -> bool:
     return store.commit_episode(claim, broken(ticket)) == "accepted"
 
 
+def stop_for_a_while(run) -> None:
+    """Stops Redis, the learner, the sampler and its engine together, as a machine that sleeps does."""
+    titles = ("redis-server", "ray::LearnerRank", "ray::RolloutHost", "EngineCore")
+    for title in titles:
+        run.wait_for(title, lambda title=title: run.shows(title), LIFE_S)
+    processes = [run.find(title) for title in titles]
+    for process in processes:
+        process.suspend()
+    time.sleep(3.0)
+    for process in processes:
+        process.resume()
+
+
+def make_trouble(run, proxy: FaultyProxy) -> None:
+    """Makes each kind of trouble until something has met it. Latency stays, since nothing but latency lets a step
+    pass."""
+    for trouble in ("reset", "truncated", "half-open", "latency"):
+        proxy.trouble, met = trouble, proxy.met
+        run.wait_for(trouble, lambda met=met: proxy.met > met, LIFE_S)
+
+
 def test_a_run_without_a_step_that_cannot_be_trained_waits_for_servers_and_ends_well(
         train, tmp_path_factory, monkeypatch):
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)  # the server shall play what the run plays
@@ -79,14 +104,20 @@ def test_a_run_without_a_step_that_cannot_be_trained_waits_for_servers_and_ends_
     assert run.steps == list(range(1, step))
 
     server = EnvServer(0, free_port(), folder / "config.yaml", tmp_path_factory.mktemp("server"))
+    proxy = FaultyProxy((urlsplit(server.url).hostname, urlsplit(server.url).port))
+    proxy.start()
     server.start()
     try:
         server.wait()
-        again = train(folder, "--resume", str(folder), "--skip-step", str(step), f'env.urls=["{server.url}"]')
+        again = train(folder, "--resume", str(folder), "--skip-step", str(step),
+                      f'env.urls=["http://127.0.0.1:{proxy.port}"]')
         again.wait_for("the samplers' start", lambda: "loading the samplers" in again.said)
         server.stop()
         again.wait_for("the wait for servers", lambda: "] waiting for environment servers" in again.said, LIFE_S)
+        stop_for_a_while(again)
+        proxy.trouble = "reset"  # before the server is back, so that the run cannot finish without trouble
         server.start()
+        make_trouble(again, proxy)
         assert again.end(LIFE_S) == 0, again.tail()
     finally:
         server.stop()

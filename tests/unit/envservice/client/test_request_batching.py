@@ -145,5 +145,5 @@ async def test_no_copy_of_a_reset_goes_to_a_live_environment(monkeypatch: pytest
         await client.info()
         resetting = asyncio.create_task(client.episode("one", TASK).reset())
         await asyncio.sleep(0.2)
-        assert wire.paths == ["/v1/info", "reset"]
+        assert wire.paths.count("reset") == 1
         resetting.cancel()
