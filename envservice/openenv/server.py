@@ -3,7 +3,8 @@
 A reset takes `task`, or `split` and `seed` (task number `seed` of the split, modulo their number); without any of them
 it takes a random task of the training split. An action is `{"action": "text"}`.
 
-The session lives as long as its connection. One thread opens and steps all sessions, as engines are not thread-safe.
+The session lives as long as its connection, which is closed after an hour without a message. One thread opens and steps
+all sessions, as engines are not thread-safe.
 """
 
 from __future__ import annotations
@@ -119,6 +120,8 @@ class OpenEnvServer:
     environment: Environment
     limit: int
     token: str | None = None
+    idle_s: float = 3600.0
+    """Longest wait in seconds for the next message of a client. After it the connection is closed."""
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="engine"))
     _playing: int = 0
 
@@ -164,9 +167,12 @@ class OpenEnvServer:
         self._playing += 1
         play = OpenEnvPlay(self.environment)
         try:
-            while (answer := await self._answer(play, await connection.recv())) is not None:
+            while True:
+                message = await asyncio.wait_for(connection.recv(), self.idle_s)
+                if (answer := await self._answer(play, message)) is None:
+                    return
                 await connection.send(answer)
-        except ConnectionClosed:
+        except (ConnectionClosed, TimeoutError):
             return
         finally:
             self._playing -= 1

@@ -8,7 +8,7 @@ import httpx
 import msgspec
 import pytest
 from toy_environment import ToyEnvironment
-from websockets.exceptions import InvalidHandshake
+from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.sync.client import connect
 
 from envservice.openenv.client import OpenEnvGame, openenv_spec, read_text, write_action
@@ -99,6 +99,12 @@ def test_a_full_server_says_so_and_takes_the_next_when_one_leaves():
                 if told(third, {"type": "reset"})["type"] == "observation":
                     return
         pytest.fail("the place of the first client was not freed")
+
+
+def test_a_client_that_says_nothing_loses_its_place():
+    with serving(idle_s=0.01) as url, connect(f"ws{url.removeprefix('http')}/ws") as socket, \
+            pytest.raises(ConnectionClosed):
+        socket.recv(60)
 
 
 def test_pages_and_clients_without_the_token_are_refused():
