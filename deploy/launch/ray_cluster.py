@@ -41,10 +41,11 @@ _LONGEST_ROOT = 20
 
 
 @contextmanager
-def ray_cluster(config: Config, namespace: str) -> Iterator[str]:
+def ray_cluster(config: Config, namespace: str, note: Callable[[str], object]) -> Iterator[str]:
     """Connects to the cluster of ray.address or $RAY_ADDRESS; else starts a private one that ends with this process.
 
-    Yields the address by which the cluster's nodes reach this machine. It is 127.0.0.1 in a private cluster.
+    Yields the address by which the cluster's nodes reach this machine. It is 127.0.0.1 in a private cluster. `note`
+    is told if a cluster of others asks for no token.
     """
     polite = signal.getsignal(signal.SIGTERM)
     os.environ.update({k: v for k, v in _QUIET.items() if k not in os.environ})
@@ -52,7 +53,7 @@ def ray_cluster(config: Config, namespace: str) -> Iterator[str]:
         "namespace": namespace, "log_to_driver": False, "configure_logging": False}
     address = ray_address(config)
     private = private_ray(start_s=config.ray.start_seconds, **options) if address is None else None
-    with private or _existing(str(address), options):
+    with private or _existing(str(address), options, note):
         import ray
 
         # Restore our SIGTERM handler: Ray replaced it with one that exits with status 1 and skips cleanup.
@@ -64,7 +65,7 @@ def ray_cluster(config: Config, namespace: str) -> Iterator[str]:
 
 
 @contextmanager
-def _existing(address: str, options: dict[str, Any]) -> Iterator[None]:
+def _existing(address: str, options: dict[str, Any], note: Callable[[str], object]) -> Iterator[None]:
     import ray
 
     check_ray(address)
@@ -75,9 +76,8 @@ def _existing(address: str, options: dict[str, Any]) -> Iterator[None]:
                         "start a cluster, or unset RAY_ADDRESS and ray.address for a private one") from error
     if os.environ.get("RAY_AUTH_MODE", "disabled") != "token":
         # A cluster that asks for a token would have refused this connection.
-        log.warning("the Ray cluster asks for no token: anyone who can reach it can run code as its owner",
-                    address=address,
-                    fix="set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH on every node and for the job")
+        note(f"warning: the Ray cluster at {address} asks for no token: anyone who can reach it can run code as its "
+             "owner; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH on every node and for the job")
     yield
 
 

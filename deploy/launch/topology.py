@@ -101,7 +101,7 @@ def topology(config: Config, *, run: str, folder: Path, config_file: Path, note:
         stack.enter_context(tracing(config.metrics.traces, process="controller", run=run))
         note("starting Ray" if ray_address(config) is None else "connecting to Ray")
         namespace = f"gagpo-{uuid.uuid4().hex[:12]}"
-        address = stack.enter_context(ray_cluster(config, namespace))
+        address = stack.enter_context(ray_cluster(config, namespace, note))
         note("starting Redis" if config.redis.url is None else "connecting to Redis")
         url = redis_url(config.redis) or stack.enter_context(private_redis(folder / "redis", address))
         store = Store(url, run, settings=config.redis)

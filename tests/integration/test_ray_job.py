@@ -153,7 +153,6 @@ def test_a_stopped_job_goes_on_from_its_checkpoint_uses_all_it_was_given_and_sho
     said = stopped.stdout + left + job.stdout + job.stderr
     assert job.returncode == 0, said
     assert f"goes on after learner step {durable}" in said
-    assert "the Ray cluster asks for no token" in left
     _is_complete(folder, durable + 1)
     assert {"gcs_server", "raylet"} <= watch.names
     assert watch.found == set()

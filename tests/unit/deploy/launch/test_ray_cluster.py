@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from deploy.launch.ray_cluster import _LOOPBACK, _start, _uninterrupted, private_ray
+from deploy.launch.ray_cluster import _LOOPBACK, _existing, _start, _uninterrupted, private_ray
 from services.errors import DeadlineExceeded
 
 pytestmark = pytest.mark.ray
@@ -51,6 +51,20 @@ def test_an_interrupted_start_leaves_no_process(monkeypatch):
     with pytest.raises(KeyboardInterrupt), private_ray():
         raise AssertionError("it did not start")
     assert started[0].wait(60) < 0
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(("mode", "warnings"), [("disabled", 1), ("", 1), ("token", 0)])
+def test_a_cluster_of_others_that_asks_for_no_token_is_told_to_the_user(monkeypatch, mode: str, warnings: int):
+    """A cluster that asks for one would have refused a connection without it."""
+    monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    monkeypatch.setattr(ray, "init", lambda **_: None)
+    monkeypatch.setattr("deploy.launch.ray_cluster.check_ray", lambda _: None)
+    told: list[str] = []
+    with _existing("10.0.0.1:6379", {}, told.append):
+        pass
+    assert len(told) == warnings
+    assert all("10.0.0.1:6379 asks for no token" in line for line in told)
 
 
 def test_ctrl_c_waits_for_the_end_of_a_start_and_a_second_one_does_not():
