@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,25 +74,39 @@ class LearnerRank:
         store = self._meeting.join(rendezvous, section.collective_s)
         gang = RankGroup(self._rank, self._world, store, gpu=section.gpus > 0, collective_s=section.collective_s,
                          node=self._node)
-        learner = Learner(self._config, self._model, gang, probed=True)
+
+        def make() -> Any:
+            gang.meet()  # rank 0 comes once it has the GPUs
+            return Learner(self._config, self._model, gang, probed=True)
+
         if self._rank:
-            learner.follow()
+            make().follow()
         else:
             with ExitStack() as stack:
-                self._lead(learner, stack)
+                self._lead(make, stack)
         gang.leave()  # not after an error: the others may be inside another collective, and the supervisor ends them
 
-    def _card(self, store: Store, pulse: Pulse,
-              check: Callable[[], None]) -> Callable[[], AbstractContextManager[None]]:
-        """Returns what the loop holds while it trains: the card, if it shares one in turns."""
-        from learner.card_turn import card_turn
+    def _made(self, make: Callable[[], Any], store: Store, pulse: Pulse,
+              check: Callable[[], None]) -> tuple[Any, Callable[[], AbstractContextManager[None]]]:
+        """Returns the learner, and what its loop holds while it uses the GPUs: the card, if it shares it in turns."""
+        from learner.card_turn import card_turn, unparked
 
         if not self._config.rollout.sleep:
-            return nullcontext
-        card = Card(store, f"{self._run}-learner")
-        return partial(card_turn, card, pulse, check=check, wait_s=self._config.learner.wait_s)
+            return make(), nullcontext
+        turn = partial(card_turn, Card(store, f"{self._run}-learner"), pulse, check=check,
+                       wait_s=self._config.learner.wait_s)
+        with Beating(pulse, store.beat), turn():  # a worker gives the card to a learner whose heartbeat asks for it
+            learner = make()
+            learner.park()
 
-    def _lead(self, learner: Any, stack: ExitStack) -> None:
+        @contextmanager
+        def awake() -> Iterator[None]:
+            with turn(), unparked(learner):
+                yield
+
+        return learner, awake
+
+    def _lead(self, make: Callable[[], Any], stack: ExitStack) -> None:
         from learner.checkpoint import Checkpoints
         from learner.loop import Leaving, TrainingLoop
         from learner.observer import Observer
@@ -120,17 +134,18 @@ class LearnerRank:
                                            f"{config.learner.wait_s:g} s (learner.wait_s)")
                 time.sleep(0.2)
 
-        pulse = stack.enter_context(Beating(Pulse("learner-0", "learner"), store.beat))
-        finished = TrainingLoop(
+        pulse = Pulse("learner-0", "learner")
+        learner, card = self._made(make, store, pulse, check)
+        stack.enter_context(Beating(pulse, store.beat))
+        loop = TrainingLoop(
             config=config, learner=learner, store=store, lease=lease,
             publish=publisher.publish, before_publish=before_publish,
             archive=stack.enter_context(EpisodeArchive(config.run_dir / "episodes")),
             checkpoints=Checkpoints(config.run_dir / "checkpoints", config.checkpoint.keep),
             observer=Observer(metrics=config.run_dir / "metrics.jsonl", pulse=pulse),
-            check=check, card=self._card(store, pulse, check),
-        ).run()
-        if finished:
-            learner.export(config.run_dir / "model")
+            check=check, card=card)
+        if loop.run():
+            loop.export(config.run_dir / "model")
 
 
 LearnerActor = ray.remote(concurrency_groups={"control": 1})(LearnerRank)  # pyright: ignore[reportCallIssue]

@@ -1,12 +1,11 @@
-"""The learner's side of a card that it shares with a rollout worker."""
+"""The learner's side of GPUs that it shares with rollout workers in turns."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-
-import torch
+from typing import Protocol
 
 from services.errors import DeadlineExceeded
 from services.store.card import WANTED, Card
@@ -15,12 +14,21 @@ from services.telemetry.heartbeat import Pulse
 POLL_S = 0.1
 
 
+class Parked(Protocol):
+    """A learner whose states can wait in host memory."""
+
+    def park(self) -> None:
+        """Moves them there."""
+        ...
+
+    def unpark(self) -> None:
+        """Moves them back."""
+        ...
+
+
 @contextmanager
 def card_turn(card: Card, pulse: Pulse, *, check: Callable[[], None], wait_s: float) -> Iterator[None]:
-    """Inside, the card is the learner's. Afterwards all that was there for a pass is free for the sampler.
-
-    Raises what `check` raises while it waits, or DeadlineExceeded.
-    """
+    """Inside, the card is the learner's. Raises what `check` raises while it waits, or DeadlineExceeded."""
     started = time.monotonic()
     pulse.doing(WANTED)
     card.tell(pulse)
@@ -35,6 +43,12 @@ def card_turn(card: Card, pulse: Pulse, *, check: Callable[[], None], wait_s: fl
         yield
         card.check()
     finally:
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
         card.give()
+
+
+@contextmanager
+def unparked(learner: Parked) -> Iterator[None]:
+    """Moves the learner's states to its GPUs for the block. If the block fails, they stay: the learner ends."""
+    learner.unpark()
+    yield
+    learner.park()

@@ -38,7 +38,7 @@ from services.store.archive import ArchiveRow, EpisodeArchive
 from services.store.lease import Lease
 from services.store.store import Store
 from services.telemetry.logs import bind, get_logger
-from services.weights.pack import Packed, pack_tensors, unpack
+from services.weights.pack import Packed, unpack
 
 RETAINED_BYTES = 2 << 30
 """Bytes of episodes in Redis beyond which a checkpoint is made early, so that episodes can be retired."""
@@ -68,7 +68,7 @@ class TrainingLoop:
     before_publish: Callable[[Version], None]
     check: Callable[[], None] = lambda: None
     card: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Held while the learner trains, if it shares a GPU with a rollout worker in turns."""
+    """Held while the learner uses its GPUs, if it shares them with rollout workers in turns."""
     incarnation: int = 0
     position: Position = field(default=Position(step=0, incarnation=0, next_group=0, trained=0))
     version: Version = field(default=Version(incarnation=0, step=0))
@@ -93,17 +93,21 @@ class TrainingLoop:
         return True
 
     def _run(self) -> None:
-        self.restore()
-        self.publish_weights()
+        with self.card():
+            self.restore()
+            packed = self.gather()
+        self.publish_weights(packed)
         while self.learner.step < self.config.steps:
             self._check()
             self.observer.waiting()
             manifest, replayed = self.next_manifest()
             groups = [self.store.episodes(group) for group in manifest.groups]
             self.observer.training(manifest, groups)
-            report = self.train(manifest, groups)
+            with self.card():
+                report = self.train(manifest, groups)
+                packed = self.gather()
             self.observer.trained(report, incarnation=self.incarnation, replayed=replayed)
-            self.publish_weights()
+            self.publish_weights(packed)
             self.observer.published(self.version)
             self.persist()
 
@@ -139,7 +143,7 @@ class TrainingLoop:
     def train(self, manifest: Manifest, groups: list[list[Episode]]) -> StepReport:
         """Takes one learner step and writes its episodes to the archive. Raises UserError if it failed too often."""
         limit = self.config.learner.step_attempts
-        with self.card(), counted_attempt(self.store, self.lease, manifest, incarnation=self.incarnation, limit=limit):
+        with counted_attempt(self.store, self.lease, manifest, incarnation=self.incarnation, limit=limit):
             report = self.learner.train(groups)
         last = max(int(group.removeprefix("train/")) for group in manifest.groups)
         self.position = Position(
@@ -152,9 +156,12 @@ class TrainingLoop:
         self.check()
         self.writing.check()
 
-    def publish_weights(self) -> None:
-        """Makes the learner's weights the current version."""
-        packed = pack_tensors(self.learner.state_dict_for_sampler())
+    def gather(self) -> Packed:
+        """Returns the learner's weights for the sampler, in host memory."""
+        return self.learner.pack()
+
+    def publish_weights(self, packed: Packed) -> None:
+        """Makes `packed`, the learner's weights, the current version."""
         if self.config.evaluates(self.version.step):
             self.writing.wait()  # its evaluation begins with its checkpoint, and the next lines wait for that
         if self.version.incarnation:
@@ -211,7 +218,7 @@ class TrainingLoop:
 
     def _finish(self, position: Position, packed: Packed, saved: Future[object], started: float) -> None:
         """Makes the checkpoint durable, then retires its episodes."""
-        self.learner.write(self.checkpoints.drafted(position.step) / EXPORT, unpack(packed.manifest, packed.buffer))
+        self._export(packed, self.checkpoints.drafted(position.step) / EXPORT)
         saved.result(self.config.learner.collective_s)
         self.fence()
         folder = self.checkpoints.commit(position)
@@ -219,6 +226,14 @@ class TrainingLoop:
         self.observer.checkpointed(time.time())
         self._point(exported=folder / EXPORT)
         log.info("episodes retired", step=position.step, bytes=self.store.retire(self.lease, position.step))
+
+    def export(self, folder: Path) -> None:
+        """Writes the published weights into a folder that transformers and vLLM load."""
+        assert self.packed is not None
+        self._export(self.packed, folder)
+
+    def _export(self, packed: Packed, folder: Path) -> None:
+        self.learner.write(folder, unpack(packed.manifest, packed.buffer))
 
     def fence(self) -> None:
         """Raises LeaseLost if another learner has begun. Called before files change, because files check no lease."""

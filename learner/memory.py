@@ -158,6 +158,17 @@ def host_moments(shape: Shape, training: Training) -> float:
     return 8 * trained / training.shards if training.offload else 0
 
 
+def parked(shape: Shape, training: Training) -> float:
+    """Bytes of host memory in which one rank's states wait while a sampler has the GPU (learner/parking.py).
+
+    These are weights, reference and critic, and moments that are not in host memory already. There are no gradients
+    between learner steps.
+    """
+    needs = memory(shape, training)
+    critic_gradients = 4 * shape.parameters / training.shards if training.critic else 0
+    return needs.weights + needs.moments + needs.reference + needs.critic - critic_gradients
+
+
 def checkpoint_copy(shape: Shape, training: Training) -> float:
     """Bytes of host memory that one rank holds while a checkpoint is written: what is trained, and its moments."""
     trained = (training.adapters or shape.parameters) + (shape.parameters if training.critic else 0)

@@ -5,7 +5,7 @@ Legend as in packing.py; D hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from learner.attention import ATTENTION, OWN_ATTENTION
 from learner.loading import Weights, empty_model
-from learner.lora import DOWN, UP, adapter_scale, is_adapter, merged, without_adapters
+from learner.lora import without_adapters
 from learner.memory import LOGITS_AT_ONCE, Layout, Shape, shape_of
 from learner.model_family import carries_state, check_family, logits_function
 from learner.packing import Pack
@@ -134,21 +134,6 @@ def initial_policy(policy: Policy) -> Callable[[Pack], tuple[Tensor, Tensor]]:
 def shape_in(policy: Policy) -> Shape:
     """Returns the shape of a policy, empty or not."""
     return shape_of(policy.hf.config.get_text_config().to_dict(), sum(p.numel() for p in policy.parameters()))
-
-
-def full_tensors(policy: Policy) -> Iterator[tuple[str, Tensor]]:
-    """Yields (Hugging Face name, whole CPU tensor), one at a time, with tied entries and with adapters merged.
-
-    A collective: all ranks must iterate.
-    """
-    state, scale = policy.hf.state_dict(), adapter_scale(policy)
-    for name, value in state.items():
-        if is_adapter(name):
-            continue
-        found, stem = whole(value), name.removesuffix("weight")
-        if stem + DOWN in state:
-            found = merged(found, whole(state[stem + DOWN]), whole(state[stem + UP]), scale)
-        yield name, found.detach().cpu()
 
 
 def whole(tensor: Tensor) -> Tensor:

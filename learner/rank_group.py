@@ -71,6 +71,10 @@ class RankGroup:
         assert shards == self.per_node
         return DeviceMesh(self.device.type, self.nodes, mesh_dim_names=("replicate", "shard"))
 
+    def meet(self) -> None:
+        """Returns once all ranks have called it. Rank 0 may come hours late."""
+        dist.barrier(group=self._commands)
+
     def tell(self, command: str, argument: Any = None) -> None:
         """Makes the other ranks start `command`. Called on rank 0, which then does its own part."""
         if self.world > 1:

@@ -44,6 +44,13 @@ def shard(model: nn.Module, body: nn.Module, weights: Weights, mesh: DeviceMesh,
     fully_shard(model, mesh=mesh, mp_policy=precision)
 
 
+def give_back(model: nn.Module) -> None:
+    """Frees the gathered weights of a model that only runs forwards. A backward pass would do so itself."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def sync_gradients(model: nn.Module, *, whole: bool, last: bool) -> None:
     """Prepares a backward pass: if the model stays whole, ranks reduce gradients only at the last pack."""
     if whole and isinstance(model, FSDPModule):

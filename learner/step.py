@@ -35,7 +35,7 @@ from learner.packing import Floats, Pack, Rows, pack_rows, ranges, split
 from learner.probe import Probe
 from learner.rank_group import RankGroup
 from learner.sequences import runs
-from learner.sharding import sync_gradients
+from learner.sharding import give_back, sync_gradients
 from learner.trainee import Trainee
 from services.config.objectives import LossSection
 from services.config.tree import LearnerSection
@@ -166,6 +166,8 @@ class Stepper:
                 if p.weight:
                     gap = (minibatch.old[-1] - p.sampler_logprobs).abs()
                     differences.append(gap[torch.isfinite(gap)])
+        if isinstance(self.reference, Policy):
+            give_back(self.reference)
         if self.critic is not None:
             judged = iter(self.critic.judge([p for minibatch in minibatches for p in minibatch.packs]))
             for minibatch in minibatches:

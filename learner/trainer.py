@@ -1,6 +1,7 @@
 """The learner of one rank, without Ray: groups in, new weights out.
 
-Rank 0 calls train, state_dict_for_sampler, save, load and export. Ranks above 0 call follow, which does their part.
+Rank 0 calls train, pack, state_dict_for_sampler, save, load, export, park and unpark. Ranks above 0 call follow, which
+does their part.
 """
 
 from __future__ import annotations
@@ -23,17 +24,20 @@ from learner.critic import make_critic
 from learner.export import write_export
 from learner.lora import add_adapters
 from learner.memory import layout_of
-from learner.model import Policy, empty_policy, frozen_reference, full_tensors, initial_policy, shape_in
+from learner.model import Policy, empty_policy, frozen_reference, initial_policy, shape_in
 from learner.model_family import needs_grid
 from learner.packing import Floats, Rows
+from learner.parking import Parking
 from learner.probe import Probe
 from learner.rank_group import RankGroup
 from learner.sharding import shard
+from learner.shared_weights import PolicyWeights, offered, opened
 from learner.state_files import load_state, save_state
 from learner.step import Stepper, Taken, Timer
 from learner.trainee import Trainee
 from learner.utilization import forward_flops, passes, utilization
 from services.config.tree import Config
+from services.weights.pack import Packed, digest, unpack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +92,10 @@ class Learner:
             critic=make_critic(config, model_path, gang, self.layout) if needs_critic else None, gang=gang,
             section=section, whole=self.layout.whole and gang.world > 1, grid=grid,
             probe=Probe(gang=gang, token_budget=section.token_budget, half=half, grid=grid) if probed else None)
+        trainees = self._stepper.trainees
+        self._parking = Parking(
+            gang.device, [trainee.model for trainee in trainees] + [reference] * isinstance(reference, Policy),
+            [trainee.optimizer for trainee in trainees])
 
     @property
     def policy(self) -> Policy:
@@ -118,15 +126,39 @@ class Learner:
         return utilization(flops, seconds, device=self.gang.device, ranks=self.gang.world,
                            half=self.config.model.dtype == "bfloat16")
 
-    def state_dict_for_sampler(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields (Hugging Face name, whole CPU tensor in the sampler's dtype), one at a time, with tied entries.
+    def pack(self) -> Packed:
+        """Returns the weights for the sampler, in its dtype and in host memory, with tied entries."""
+        weights = self._weights()
+        with offered(weights.size) as (buffer, path):
+            self.gang.tell("pack", path)
+            weights.write(buffer)
+            self.gang.meet()  # the other ranks have written their parts
+        return Packed(manifest=weights.manifest, buffer=buffer, digest=digest(weights.manifest, buffer))
 
-        The caller must exhaust it, because the other ranks take part in gathering each tensor.
-        """
-        self.gang.tell("gather")
-        dtype = getattr(torch, self.config.model.dtype)
-        for name, tensor in full_tensors(self.policy):
-            yield name, tensor.to(dtype) if tensor.is_floating_point() else tensor
+    def _weights(self) -> PolicyWeights:
+        return PolicyWeights(self.policy, getattr(torch, self.config.model.dtype), rank=self.gang.rank,
+                             gathers=self.layout.shards > len(self.gang.nodes[0]))
+
+    def _pack(self, path: str) -> None:
+        weights, with_rank_0 = self._weights(), self.gang.rank in self.gang.nodes[0]
+        if weights.gathers or with_rank_0:
+            weights.write(opened(path) if with_rank_0 else None)
+        self.gang.meet()
+
+    def state_dict_for_sampler(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields (Hugging Face name, whole CPU tensor in the sampler's dtype), with tied entries."""
+        packed = self.pack()
+        yield from unpack(packed.manifest, packed.buffer).items()
+
+    def park(self) -> None:
+        """Moves the states of all ranks to host memory. Until `unpark`, only save and write may be called."""
+        self.gang.tell("park")
+        self._parking.park()
+
+    def unpark(self) -> None:
+        """Moves the states of all ranks back to their devices. A learner that is not parked stays as it is."""
+        self.gang.tell("unpark")
+        self._parking.unpark()
 
     def save(self, folder: Path) -> Future[object]:
         """Begins to write models, optimizers, random state and step into an existing folder that all ranks see.
@@ -156,9 +188,11 @@ class Learner:
         """Does this rank's part of each command until rank 0 leaves. Called on ranks above 0."""
         self.gang.follow({
             "train": lambda rows: self._train(rows, Timer()),
-            "gather": lambda _: sum(1 for _ in full_tensors(self.policy)),
+            "pack": self._pack,
             "save": self._save,
             "load": self._load,
+            "park": lambda _: self._parking.park(),
+            "unpark": lambda _: self._parking.unpark(),
         })
         if self._saving is not None:
             self._saving.result(self.config.learner.collective_s)

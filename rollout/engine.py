@@ -2,7 +2,7 @@
 
 An update, under one deadline:
 
-    check ▸ the digest, while requests go on         file ▸ the weights where vLLM's process maps them
+    check ▸ the digest, while requests go on         file ▸ the machine's, which vLLM's process maps
     pause(keep) ▸ requests freeze, KV is dropped     load ▸ weights replaced in place
     reset the prefix cache                           resume ▸ frozen requests recompute their KV under the new weights
     probe ▸ one token at the new version             release what finished meanwhile
@@ -30,7 +30,7 @@ import numpy as np
 from rollout.engine_output import EngineOutput
 from rollout.engine_settings import card_bytes, engine_arguments, kv_bytes, prepare_environment, temporary_files_in
 from rollout.sample import Sample
-from rollout.weights_file import weights_file, write_checked
+from rollout.weights_file import weights_file
 from services.config.tree import RolloutSection
 from services.errors import EngineFault
 from services.process.guard import ProcessGuard
@@ -129,13 +129,14 @@ class Engine:
 
     async def _load(self, version: Version, manifest: Manifest, buffer: np.ndarray) -> None:
         async with self._updating, self._guard(f"update to {version.short}", self._config.update_seconds):
-            with weights_file() as file:
-                await asyncio.to_thread(write_checked, manifest, buffer, version.digest, file)
+            with contextlib.ExitStack() as stack:
+                written = stack.enter_context  # in a thread: it hashes and writes, or waits for a worker that does
+                file = await asyncio.to_thread(written, weights_file(manifest, buffer, version.digest))
                 self._released.clear()
                 self._extend(self._config.update_seconds + self._config.sample_seconds)
                 started = time.monotonic()
                 await self._llm.pause_generation(mode="keep", clear_cache=True)
-                await self._llm.collective_rpc("load_packed", args=(file.name, msgspec.json.encode(manifest)))
+                await self._llm.collective_rpc("load_packed", args=(str(file), msgspec.json.encode(manifest)))
             if not await self._llm.reset_prefix_cache():
                 raise EngineFault("the prefix cache still holds blocks of the old weights")
             self._names[_name(version)] = version

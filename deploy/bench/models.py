@@ -64,7 +64,7 @@ async def sampler_gaps(folder: Path, other: Path) -> Gaps:
 
     Raises EngineFault if the sampler cannot load or update such a model.
     """
-    from learner.model import full_tensors, load_policy
+    from learner.model import load_policy
     from rollout.engine import Engine
     from services.weights.pack import pack_tensors
 
@@ -72,7 +72,7 @@ async def sampler_gaps(folder: Path, other: Path) -> Gaps:
     try:
         await engine.start()
         before, _ = await _gap(engine, folder)
-        packed = pack_tensors(full_tensors(load_policy(other)))
+        packed = pack_tensors(load_policy(other).hf.state_dict().items())
         version = Version(incarnation=1, step=0, digest=packed.digest)
         await engine.update(version, packed.manifest, packed.buffer)
         after, allowed = await _gap(engine, other)
@@ -124,11 +124,10 @@ def export_is_whole(folder: Path, into: Path) -> bool:
     from learner.rank_group import RankGroup
     from learner.trainer import Learner
     from services.weights.folder import pack_folder
-    from services.weights.pack import pack_tensors
 
     with contextlib.closing(_Alone(RankGroup(0, 1))) as alone:
         learner = Learner(CONFIG, folder, alone.gang)
-        published = pack_tensors(learner.state_dict_for_sampler())
+        published = learner.pack()
         learner.export(into)
     return pack_folder(into, "float32").digest == published.digest
 

@@ -34,11 +34,13 @@ def run(tell: Tell = silent) -> list[Figure]:
         carried = _carry(packed)
         tell("the engine", 3, PARTS)
         checking, pause = asyncio.run(_update(Path(folder), packed))
+        shared = _shared(packed)
     size = packed.buffer.nbytes
     return [
         Figure(name="size of a version", value=size / 1e6, unit="MB"),
         *(Figure(name=name, value=size / seconds / 1e9, unit="GB/s") for name, seconds in (
             ("pack and digest", packing), *carried, ("check and write, requests go on", checking))),
+        Figure(name="the same for a second worker of the machine", value=1e3 * shared, unit="ms"),
         Figure(name="pause of the requests", value=1e3 * pause, unit="ms"),
         Figure(name="swap during the pause", value=size / pause / 1e9, unit="GB/s"),
     ]
@@ -89,6 +91,18 @@ def _carry(packed: Any) -> list[tuple[str, float]]:
         finally:
             ray.shutdown()
     return [("publish to the weights actor", publishing), ("fetch, mapped", fetching)]
+
+
+def _shared(packed: Any) -> float:
+    """Returns the seconds after which a second worker has the file that a first one uses."""
+    from rollout.weights_file import weights_file
+
+    def open_it() -> None:
+        with weights_file(packed.manifest, packed.buffer, packed.digest):
+            pass
+
+    with weights_file(packed.manifest, packed.buffer, packed.digest):
+        return _best(open_it)[1]
 
 
 async def _update(folder: Path, packed: Any) -> tuple[float, float]:

@@ -15,7 +15,7 @@ from typing import Any
 from deploy.launch.cards import Cards
 from deploy.launch.machine import GIB
 from deploy.launch.model_memory import model_shape, planned_training, sampler_bytes
-from learner.memory import DeviceMemory, Shape, Training, memory, saved_per_token
+from learner.memory import DeviceMemory, Shape, Training, memory, parked, saved_per_token
 from rollout.engine_settings import ENGINE_GIB, kv_bytes
 from services.config.tree import Config
 from services.errors import UserError
@@ -24,8 +24,8 @@ CONTEXT_GIB = 1.0
 """CUDA context and NCCL buffers of a learner rank. vLLM's own are in ENGINE_GIB. An estimate, not yet measured."""
 HEAD_ROOM = 0.05
 """Share of a card that must stay free, for what the allocator cannot use."""
-LASTING = ("weights", "moments", "reference", "critic", "CUDA context")
-"""Parts of a learner that stay between its steps."""
+CONTEXT = "CUDA context"
+"""The part of a learner that stays on the card while a sampler has it."""
 ADAPTER_RANK = 16
 """Rank of the adapters that a refusal proposes."""
 
@@ -57,6 +57,8 @@ class GpuPlan:
     """Whether the learner computes activations twice: the config asks for it, or the run would not fit otherwise."""
     activations_per_token: float
     """Memory of one token's activations in bytes."""
+    parked: float = 0.0
+    """GiB of a learner rank that move to host memory while a sampler has the GPU."""
 
     def fits(self) -> bool:
         """Whether every GPU keeps HEAD_ROOM of its memory free."""
@@ -75,7 +77,8 @@ def gpu_plan(config: Config, cards: Cards | None) -> GpuPlan | None:
              _seats(config, sampler, learner, shared=shared))
     return GpuPlan(cards=cards, seats=tuple(seats), checkpointing=training.checkpointing,
                    activations_per_token=saved_per_token(shape, half=training.half,
-                                                         checkpointing=training.checkpointing, grid=training.grid))
+                                                         checkpointing=training.checkpointing, grid=training.grid),
+                   parked=parked(shape, training) / GIB if config.rollout.sleep else 0.0)
 
 
 def shares_a_card(config: Config) -> bool:
@@ -99,7 +102,7 @@ def _sampler(config: Config, shape: Shape, cards: Cards | None) -> dict[str, flo
 
 def _learner(needs: DeviceMemory) -> dict[str, float]:
     held = {name: size / GIB for name, size in asdict(needs).items() if size}
-    return held | {"CUDA context": CONTEXT_GIB}
+    return held | {CONTEXT: CONTEXT_GIB}
 
 
 def _seats(config: Config, sampler: dict[str, float], learner: dict[str, float], *, shared: bool) -> Iterator[Seat]:
@@ -115,12 +118,11 @@ def _seats(config: Config, sampler: dict[str, float], learner: dict[str, float],
 
 
 def _in_turns(sampler: dict[str, float], learner: dict[str, float]) -> Iterator[Seat]:
-    """Yields what one GPU holds in each turn. A sampler that sleeps keeps what is vLLM's own, and a learner that waits
-    keeps its states."""
+    """Yields what one GPU holds in each turn. A sampler that sleeps keeps what is vLLM's own, and a learner whose
+    states wait in host memory keeps its CUDA context."""
     own = "vLLM itself"
     yield Seat(name="learner, while the sampler sleeps", gpus=1, holds=learner | {own: sampler[own]})
-    states = {name: size for name, size in learner.items() if name in LASTING}
-    yield Seat(name="sampler, while the learner waits", gpus=1, holds=states | sampler)
+    yield Seat(name="sampler, while the learner waits", gpus=1, holds={CONTEXT: learner[CONTEXT]} | sampler)
 
 
 def _workers_on_a_card(config: Config) -> int:
@@ -153,6 +155,8 @@ def describe(plan: GpuPlan) -> list[str]:
         parts = ", ".join(f"{name} {size:.1f}" for name, size in seat.holds.items())
         room = "" if plan.cards is None else f", {plan.cards.gib - seat.total:.1f} free"
         lines.append(f"  {seat.gpus:g} x {seat.name}: {seat.total:.1f} GiB{room} ({parts})")
+    if plan.parked:
+        lines.append(f"  each turn moves {plan.parked:.1f} GiB of the learner to pinned host memory and back")
     return lines
 
 

@@ -16,7 +16,7 @@ from deploy.launch.ray_address import ray_address
 from deploy.runs.folder import RunFolder, standing
 from deploy.runs.hub import origin
 from envservice.registry import find_spec
-from learner.memory import checkpoint_copy, host_moments, memory
+from learner.memory import checkpoint_copy, host_moments, memory, parked
 from services.config.tree import Config
 
 FORMAT = 1
@@ -96,15 +96,17 @@ def _learner_gib(config: Config) -> float:
     """Returns the host memory of one learner rank in GiB, without its Python process.
 
     On CPUs that is all of learner/memory.py. With a GPU it is the moments of the optimizer if they are in host memory,
-    and a rank's part of two copies of the weights, on their way to a checkpoint and to the rollout workers. Both have
-    the copy from which a checkpoint is written while training goes on.
+    all states that wait there for their turn on a shared GPU, and a rank's part of two copies of the weights, on their
+    way to a checkpoint and to the rollout workers. Both have the copy from which a checkpoint is written while training
+    goes on.
     """
     shape = model_shape(config.model)
     training = planned_training(config, shape, None)
     copy = checkpoint_copy(shape, training)
     if config.learner.gpus:
         weights = 2 * sampler_bytes(config, shape) / config.learner.ranks
-        return (copy + host_moments(shape, training) + weights) / GIB
+        waiting = parked(shape, training) if config.rollout.sleep else 0
+        return (copy + host_moments(shape, training) + waiting + weights) / GIB
     return (copy + memory(shape, training).total) / GIB
 
 

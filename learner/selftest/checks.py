@@ -21,7 +21,7 @@ from learner.selftest.scene import Gauge, Scene, config, groups
 from learner.selftest.table import Line
 from learner.trainer import Learner
 from learner.utilization import forward_flops, passes, peak
-from services.weights.pack import pack_tensors
+from services.weights.pack import unpack
 
 DLOGP = 0.05
 """Largest mean difference of logprobs between the learner in bfloat16 and the plain model in float32, in nats."""
@@ -29,6 +29,8 @@ MFU = 0.45
 """Aim of the share of model FLOPs in those of the measured matrix product, at the largest pack."""
 PLAN = 0.2
 """Largest relative difference between measured and planned memory."""
+LEFT = 0.05
+"""Largest share of the learner's memory that stays on the device while its states are in host memory."""
 GIB = 1 << 30
 Lines = Iterator[Line]
 
@@ -168,12 +170,11 @@ class Checks:
         yield Line(name="load", found=f"{time.perf_counter() - start:.2f} s")
         learner.train(batch)
         start = time.perf_counter()
-        found = dict(learner.state_dict_for_sampler())
-        middle = time.perf_counter()
-        packed = pack_tensors(found.items())
-        end = time.perf_counter()
-        yield Line(name="gather the weights", found=f"{middle - start:.2f} s, {packed.buffer.nbytes / GIB:.2f} GiB")
-        yield Line(name="pack and digest the weights", found=f"{end - middle:.2f} s")
+        packed = learner.pack()
+        seconds = time.perf_counter() - start
+        found = unpack(packed.manifest, packed.buffer)
+        yield Line(name="pack the weights", found=f"{seconds:.2f} s with their digest, "
+                                                  f"{packed.buffer.nbytes / GIB:.2f} GiB")
         gap = max(float((found[name].float() - expected[name].float()).abs().max()) for name in found)
         yield Line(name="a step after loading", found=f"largest difference of a weight {gap:.2g}",
                    aim="as without loading", passed=gap <= (1e-3 if self.gauge.cuda else 0.0))
@@ -210,6 +211,35 @@ class Checks:
         gap = max(float((found[True][name].float() - found[False][name].float()).abs().max()) for name in found[True])
         yield Line(name="the update with moments on the host", found=f"largest difference of a weight {gap:.2g}",
                    aim="as on the device", passed=gap <= (1e-3 if self.gauge.cuda else 0.0))
+
+    def parking(self) -> Lines:
+        """Moves the states to host memory and back, and compares a step after that with a step without it.
+
+        The first turn is slower, because it makes and pins the host memory.
+        """
+        found: dict[bool, dict[str, Tensor]] = {}
+        for parked in (False, True):
+            learner, batch = self.learner(self.scene.packs[0]), groups(self.scene, 4)
+            learner.train(batch)
+            for turn in ("first", "second") if parked else ():
+                yield self._turn(learner, turn)
+            learner.train(batch)
+            found[parked] = dict(learner.state_dict_for_sampler())
+            del learner
+        gap = max(float((found[True][name].float() - found[False][name].float()).abs().max()) for name in found[True])
+        yield Line(name="a step after that", found=f"largest difference of a weight {gap:.2g}",
+                   aim="as with states on the device", passed=gap <= (1e-3 if self.gauge.cuda else 0.0))
+
+    def _turn(self, learner: Learner, turn: str) -> Line:
+        held, start = self.gauge.held(), self.gauge.now()
+        learner.park()
+        left, middle = self.gauge.held(), self.gauge.now()
+        learner.unpark()
+        end = self.gauge.now()
+        return Line(
+            name=f"states to host memory, {turn} turn", aim=f"<= {100 * LEFT:.0f}% left",
+            found=f"{held / GIB:.2f} GiB, {left / GIB:.2f} left; {middle - start:.2f} s, {end - middle:.2f} s back",
+            passed=left <= LEFT * held if self.gauge.cuda else None)
 
 
 def same(name: str, found: Tensor, expected: Tensor, most: float) -> Line:

@@ -29,6 +29,7 @@ def run(folder: Path, scene: Scene | None = None) -> Iterator[Line]:
             ("device", checks.device), ("training steps", checks.steps), ("numerics", checks.numerics),
             ("attention kernels", checks.attention), ("save, load, gather", checks.persistence),
             ("LoRA", checks.adapters), ("moments on the host", checks.offload),
+            ("states in host memory", checks.parking),
             ("candidates", partial(candidates, checks)),
         ):
             yield from attempt(name, check)

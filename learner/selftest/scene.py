@@ -116,6 +116,15 @@ class Gauge:
         if self.cuda:
             torch.cuda.synchronize(self.device)
 
+    def now(self) -> float:
+        """Returns the seconds of a clock, once the device has finished all work."""
+        self.wait()
+        return time.perf_counter()
+
+    def held(self) -> int:
+        """Returns the bytes of tensors on the device; 0 on a CPU, which does not count them."""
+        return torch.cuda.memory_allocated(self.device) if self.cuda else 0
+
     def fresh(self) -> None:
         """Frees unused memory, and measures the peak from here on."""
         if self.cuda:

@@ -29,8 +29,8 @@ class RolloutSection(Section):
     """Memory that a worker may take on each of its GPUs: a value up to 1 is a share of the card, a larger one is GB.
     The KV cache gets what the weights leave. None: the KV cache has rollout.kv_cache_gb."""
     sleep: bool = False
-    """Whether a sampler that shares a GPU with the learner sleeps while that trains: its weights wait in host memory,
-    and its KV cache is computed again. Then each may use nearly the whole GPU in its turn."""
+    """Whether sampler and learner take turns on a GPU that they share. Weights and optimizer of the one that waits lie
+    in host memory, and the KV cache is computed again. Then each may use nearly the whole GPU in its turn."""
     temperature: Temperature = 1.0
     """Sampling temperature of training episodes."""
     max_prompt_tokens: int = Field(default=2048, ge=16)

@@ -7,16 +7,15 @@ numpy has no bfloat16.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from blake3 import blake3
 
 if TYPE_CHECKING:
     import torch
@@ -24,10 +23,8 @@ if TYPE_CHECKING:
 ALIGNMENT = 64
 """Alignment of tensors in bytes: one cache line, and a multiple of every item size."""
 
-SIDE_BY_SIDE = 1 << 30
-"""Bytes of a version from which on its digest is made of pieces."""
-PIECE = 64 << 20
-"""Bytes of such a piece."""
+SIDE_BY_SIDE = 64 << 20
+"""Bytes of a version from which on several cores hash it."""
 ITEM_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "uint8": 1}
 
 
@@ -61,24 +58,33 @@ class Packed:
     digest: str
 
 
+def layout(tensors: Iterable[tuple[str, tuple[int, ...], str]]) -> tuple[Manifest, int]:
+    """Returns the places of tensors, given as (name, shape, dtype), and the bytes of their buffer.
+
+    Raises ValueError for a dtype outside ITEM_SIZES.
+    """
+    manifest: Manifest = []
+    end = 0
+    for name, shape, dtype in sorted(tensors):
+        if dtype not in ITEM_SIZES:
+            raise ValueError(f"{name}: cannot pack {dtype}")
+        entry = Entry(name=name, shape=shape, dtype=dtype, offset=end)
+        manifest.append(entry)
+        end = -(-(end + entry.nbytes) // ALIGNMENT) * ALIGNMENT
+    return manifest, end
+
+
 def pack_tensors(tensors: Iterable[tuple[str, torch.Tensor | np.ndarray]]) -> Packed:
     """Copies named tensors into one buffer and computes its digest.
 
     Raises ValueError for a dtype outside ITEM_SIZES.
     """
-    ordered = sorted(tensors, key=lambda pair: pair[0])
-    manifest: Manifest = []
-    end = 0
-    for name, tensor in ordered:
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        if dtype not in ITEM_SIZES:
-            raise ValueError(f"{name}: cannot pack {dtype}")
-        entry = Entry(name=name, shape=tuple(tensor.shape), dtype=dtype, offset=end)
-        manifest.append(entry)
-        end = -(-(end + entry.nbytes) // ALIGNMENT) * ALIGNMENT
-    buffer = np.zeros(end, dtype=np.uint8)
-    for entry, (_, tensor) in zip(manifest, ordered, strict=True):
-        buffer[entry.offset : entry.offset + entry.nbytes] = _bytes_of(tensor)
+    named = dict(tensors)
+    manifest, size = layout((name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+                            for name, tensor in named.items())
+    buffer = np.zeros(size, dtype=np.uint8)
+    for entry in manifest:
+        buffer[entry.offset : entry.offset + entry.nbytes] = _bytes_of(named[entry.name])
     return Packed(manifest=manifest, buffer=buffer, digest=digest(manifest, buffer))
 
 
@@ -102,35 +108,16 @@ def unpack(manifest: Sequence[Entry], buffer: np.ndarray | bytes) -> dict[str, t
 
 
 def digest(manifest: Sequence[Entry], buffer: np.ndarray | bytes) -> str:
-    """Returns blake2b (128 bits, hex) over names, shapes, dtypes and bytes, in order of name; padding does not count.
+    """Returns BLAKE3 (128 bits, hex) over names, shapes, dtypes and bytes, in order of name; padding does not count.
 
-    From SIDE_BY_SIDE bytes on, the hash is over the hashes of pieces, which all cores work on: one core takes 18 s for
-    7B parameters in bfloat16. Raises ValueError if the manifest reaches beyond the buffer.
+    All cores hash a large version together. Raises ValueError if the manifest reaches beyond the buffer.
     """
-    raw, state = _checked(manifest, buffer), hashlib.blake2b(digest_size=16)
-    ordered = sorted(manifest, key=lambda e: e.name)
-    hashed = _hashes if sum(entry.nbytes for entry in ordered) >= SIDE_BY_SIDE else _bytes
-    for entry, parts in zip(ordered, hashed([raw[e.offset : e.offset + e.nbytes] for e in ordered]), strict=True):
+    raw = _checked(manifest, buffer)
+    state = blake3(max_threads=blake3.AUTO if len(raw) >= SIDE_BY_SIDE else 1)
+    for entry in sorted(manifest, key=lambda e: e.name):
         state.update(f"{entry.name}\0{entry.dtype}\0{','.join(map(str, entry.shape))}\0".encode())
-        state.update(parts)
-    return state.hexdigest()
-
-
-def _bytes(tensors: Sequence[np.ndarray]) -> Iterator[memoryview]:
-    return (tensor.data for tensor in tensors)
-
-
-def _hashes(tensors: Sequence[np.ndarray]) -> Iterator[bytes]:
-    """Yields the hashes of each tensor's pieces, one after the other. hashlib lets other threads run meanwhile."""
-    with ThreadPoolExecutor() as threads:
-        pieces = [[threads.submit(_hash, tensor[at : at + PIECE]) for at in range(0, max(1, len(tensor)), PIECE)]
-                  for tensor in tensors]
-        for of_tensor in pieces:
-            yield b"".join(piece.result() for piece in of_tensor)
-
-
-def _hash(piece: np.ndarray) -> bytes:
-    return hashlib.blake2b(piece.data, digest_size=16).digest()
+        state.update(raw[entry.offset : entry.offset + entry.nbytes].data)
+    return state.hexdigest(length=16)
 
 
 def _bytes_of(tensor: torch.Tensor | np.ndarray) -> np.ndarray:

@@ -23,10 +23,14 @@ from deploy.launch.cards import smi
 from learner.selftest.table import Line
 from rollout.engine import Engine, Sample
 from services.records import Version
+from services.weights.headers import folder_parameters
+from services.weights.pack import ITEM_SIZES
 
 UPDATES = 5
 GROWTH_MIB = 256
 """Memory in MiB that may be added between the first update and the last."""
+FREED = 0.9
+"""Share of its weights and KV cache that a sampler must give up in its sleep."""
 PAUSE_S = 2.0
 """Longest pause of an update of 1.5B parameters on a GPU."""
 HOLDER = """
@@ -103,16 +107,15 @@ class _Trial:
             rate = await _rate(engine, self.size)
             self.tell("the engine takes updates")
             await self._updates(engine)
+            self.tell("the engine sleeps")
+            await self._sleeps(engine)
         finally:
             await engine.close()
         return self.lines, rate
 
     async def _repeats(self, engine: Engine) -> None:
         one, two = await _sample(engine, self.size, "one"), await _sample(engine, self.size, "two")
-        same = sum(bool(np.array_equal(a.ids, b.ids)) for a, b in zip(one, two, strict=True))
-        # Sums in another order may turn a near tie, so that a few of many answers may differ on a GPU.
-        self.lines.append(Line(name="seeds repeat", found=f"{same} of {len(one)} answers",
-                               passed=same >= 0.9 * len(one)))
+        self.lines.append(_repeated("seeds repeat", one, two))
 
     async def _updates(self, engine: Engine) -> None:
         from services.weights.folder import pack_folder
@@ -138,6 +141,36 @@ class _Trial:
         grown = memory[-1] - memory[0]
         self.lines.append(Line(name="five updates, flat memory", found=f"{grown:+,.0f} MiB",
                                aim=f"under {GROWTH_MIB} MiB", passed=grown < GROWTH_MIB))
+
+
+    async def _sleeps(self, engine: Engine) -> None:
+        """The engine sleeps with requests in flight, which go on when it wakes up."""
+        rollout, before = self.size.rollout, await _sample(engine, self.size, "before")
+        flying = asyncio.create_task(_sample(engine, self.size, "dreams"))
+        while not engine.kv_used and not flying.done():  # noqa: ASYNC110 - no event tells of the first step
+            await asyncio.sleep(0.001)
+        awake, started = used_mib(self.size), time.monotonic()
+        await engine.sleep()
+        asleep, slept = used_mib(self.size), time.monotonic() - started
+        started = time.monotonic()
+        await engine.wake()
+        again, woken = used_mib(self.size), time.monotonic() - started
+        weights = folder_parameters(self.model) * ITEM_SIZES[self.size.dtype] / 2**20
+        planned = weights + 1024 * rollout.kv_cache_gb
+        self.lines.append(Line(
+            name="memory of a sampler that sleeps", aim=f"{planned:,.0f} MiB given, and taken again",
+            found=f"{awake:,.0f} MiB awake, {asleep:,.0f} in {slept:.2f} s, {again:,.0f} in {woken:.2f} s",
+            passed=self.size.device == "cpu" or (awake - asleep > FREED * planned and again - awake < GROWTH_MIB)))
+        self.lines.append(_repeated("answers go on after a sleep", before, await flying))
+
+
+def _repeated(name: str, one: list[Sample], two: list[Sample]) -> Line:
+    """Returns the line of two rounds of answers to the same seeds.
+
+    Sums in another order may turn a near tie, so that a few of many answers may differ on a GPU.
+    """
+    same = sum(bool(np.array_equal(a.ids, b.ids)) for a, b in zip(one, two, strict=True))
+    return Line(name=name, found=f"{same} of {len(one)} answers", passed=same >= 0.9 * len(one))
 
 
 async def _sample(engine: Engine, size: Size, name: str) -> list[Sample]:

@@ -38,7 +38,8 @@ _LOOP = ("steps=3", "env.servers=1", "learner.minibatch_rows=16", "eval.every=0"
 GPU = Size(
     device="cuda", dtype="bfloat16",
     shape=QWEN_1_5B,
-    rollout=RolloutSection(gpus=0.5, slots=64, max_prompt_tokens=2048, max_response_tokens=512, kv_cache_gb=16),
+    rollout=RolloutSection(gpus=0.5, slots=64, max_prompt_tokens=2048, max_response_tokens=512, kv_cache_gb=16,
+                           sleep=True),
     held_gib=15, requests=64, tokens=256,
     loop=(*_LOOP, "learner.groups_per_step=4", "learner.group_size=4", "env.max_steps=6", "rollout.slots=16"))
 CPU = Size(

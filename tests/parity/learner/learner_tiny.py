@@ -67,9 +67,11 @@ CASES["critic"] = {
     "credit": {"estimator": "ppo", "gamma": 1.0, "lam": 0.9}}
 VARIANTS = {
     "in-turn": CASES["sequence-actions"],
+    "critic-parked": CASES["critic"],
     "lora": {**CASES["token-tokens"], "lr": 5e-3, "lora": {"rank": 4, "alpha": 8.0}},
 }
-"""Further settings for several ranks. In-turn: layers are gathered one after another, as in large models."""
+"""Further settings for several ranks. In-turn: layers are gathered one after another, as in large models. Parked:
+between steps, and while a checkpoint is made, the states wait in host memory."""
 
 
 def critic_weights(learner):

@@ -1,9 +1,13 @@
 """Runs a training loop over a real Redis, with a worker that plays the issued tickets."""
 
+from contextlib import nullcontext
+from functools import partial
+
 import msgspec
 import numpy as np
 from learner_tiny import make_config, make_step
 
+from learner.card_turn import unparked
 from learner.checkpoint import Checkpoints
 from learner.loop import Leaving, TrainingLoop
 from learner.observer import Observer
@@ -47,10 +51,11 @@ class Crash(Exception):
     pass
 
 
-def run(store, folder, model_path, gang, *, crash_at=None, leave_at=None, **sections):
+def run(store, folder, model_path, gang, *, crash_at=None, leave_at=None, parks=False, **sections):
     """One life of a learner: up to the end, to the publication of `crash_at`, or until it is asked to leave.
 
     `leave_at`: "waiting 2" asks while it waits for groups after the publication of step 2, "publishing 2" before it.
+    `parks`: outside its turns the learner's states wait in host memory.
     """
     config = make_config(staleness=STEPS).model_copy(update={"runs_dir": folder})
     config = type(config).model_validate(
@@ -72,10 +77,13 @@ def run(store, folder, model_path, gang, *, crash_at=None, leave_at=None, **sect
             raise Leaving
 
     learner = Learner(config, model_path, gang)
+    if parks:
+        learner.park()
     with EpisodeArchive(folder / "episodes") as archive:
         TrainingLoop(
             config=config, learner=learner, store=store, lease=store.acquire("learner", "l"), archive=archive,
             checkpoints=Checkpoints(folder / "checkpoints", 1), observer=Observer(metrics=folder / "metrics.jsonl"),
             publish=publish, before_publish=before_publish, check=check,
+            card=partial(unparked, learner) if parks else nullcontext,
         ).run()
     return learner, published, replaced

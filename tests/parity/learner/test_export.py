@@ -5,7 +5,6 @@ from learner_tiny import make_config
 
 from learner.trainer import Learner
 from services.weights.folder import pack_folder
-from services.weights.pack import pack_tensors
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -14,7 +13,7 @@ def test_an_export_has_the_digest_of_what_was_published(any_model_path, gang, tm
     config = make_config()
     config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
     learner = Learner(config, any_model_path, gang)
-    published = pack_tensors(learner.state_dict_for_sampler())
+    published = learner.pack()
     assert {entry.dtype for entry in published.manifest} == {dtype}
     learner.export(tmp_path)
     assert pack_folder(tmp_path, dtype).digest == published.digest

@@ -88,6 +88,18 @@ def test_asked_to_leave_it_makes_what_it_has_published_durable_and_goes_on_bit_f
     assert [row["step"] for row in read_rows(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
 
 
+def test_a_learner_that_parks_its_states_while_it_waits_leaves_and_goes_on_bit_for_bit(
+        uninterrupted, redis_url, model_path, gang, tmp_path):
+    """It makes the checkpoint of its leave from host memory."""
+    store = Store(redis_url, "parks")
+    play(store, range(2 * STEPS))
+    first, _, _ = run(store, tmp_path, model_path, gang, parks=True, leave_at="waiting 3")
+    assert (first.step, Checkpoints(tmp_path / "checkpoints", 1).latest().step) == (3, 3)
+    _, published, _ = run(store, tmp_path, model_path, gang, parks=True)
+    assert [version.digest for version, _ in published] == [
+        version.digest for version, _ in uninterrupted[3][-2:]]
+
+
 def test_a_crash_right_after_a_checkpoint_loses_no_line_of_metrics(redis_url, model_path, gang, tmp_path, monkeypatch):
     """Nothing replays a step that has its checkpoint."""
     store = Store(redis_url, "lines")

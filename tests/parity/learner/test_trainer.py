@@ -118,7 +118,14 @@ def quad(model_path, tmp_path_factory):
     return run_gang(model_path, tmp_path_factory.mktemp("quad"), "critic", world=4, nodes=2)
 
 
-@pytest.mark.parametrize(("ranks", "case"), [*(("pair", case) for case in (*CASES, *VARIANTS)), ("quad", "critic")])
+@pytest.fixture(scope="module")
+def apart(model_path, tmp_path_factory):
+    """Two ranks on two machines, which share one sharded model."""
+    return run_gang(model_path, tmp_path_factory.mktemp("apart"), "lora", world=2, nodes=2)
+
+
+@pytest.mark.parametrize(("ranks", "case"), [
+    *(("pair", case) for case in (*CASES, *VARIANTS)), ("quad", "critic"), ("apart", "lora")])
 def test_several_ranks_equal_one(model_path, gang, request, ranks, case):
     """Same weights after two steps, same metrics, and a checkpoint that one rank can load."""
     out, options = request.getfixturevalue(ranks) / case, CASES.get(case) or VARIANTS[case]
@@ -146,6 +153,13 @@ def test_several_ranks_equal_one(model_path, gang, request, ranks, case):
         assert_same(exported, weights(alone), 1e-5)
     else:
         alone.slack[0].check(weights(alone), exported)
+
+
+def test_ranks_that_park_their_states_between_steps_end_with_the_same_bits(pair):
+    """97 tokens over two ranks: their shards differ in size, and FSDP pads one of them."""
+    plain, parked = (torch.load(pair / case / "after.pt") for case in ("critic", "critic-parked"))
+    assert_same(parked["weights"], plain["weights"], 0)
+    assert parked["advantages"] == plain["advantages"]
 
 
 @pytest.mark.parametrize("first", [10, 20, 30])

@@ -80,14 +80,16 @@ def test_a_sampler_sleeps_only_on_a_card_that_it_shares(models: dict[str, Path])
 
 
 def test_in_turns_each_side_has_the_card_but_for_what_the_other_keeps(models: dict[str, Path]):
-    """The learner gives up gradients, activations, logits and what it gathered; the sampler weights and KV cache."""
+    """The learner keeps its CUDA context, its states wait in host memory; the sampler keeps what is vLLM's own."""
     plan, split = (gpu_plan(config(models, f"rollout.sleep={sleep}"), ONE) for sleep in (True, False))
     assert plan is not None
     assert split is not None
     training, playing = plan.seats
     both = split.seats[0].holds
     assert set(both) - set(training.holds) == {"sampler weights", "KV cache"}
-    assert set(both) - set(playing.holds) == {"gradients", "gathered", "activations", "logits"}
+    assert set(playing.holds) == {"sampler weights", "KV cache", "vLLM itself", "CUDA context"}
+    assert plan.parked == pytest.approx(sum(both[name] for name in ("weights", "moments", "reference")))
+    assert split.parked == 0
     assert all(seat.holds[name] == both[name] for seat in plan.seats for name in seat.holds)
     assert gpus_needed(config(models, "rollout.sleep=true")) == 1
 

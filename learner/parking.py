@@ -1,0 +1,101 @@
+"""Moves the states of one rank to host memory and back, so that a sampler may fill the GPU between learner steps.
+
+States are the sharded weights of all models and what their optimizers hold on the device. They go into pinned host
+memory, which is kept from turn to turn because pinning is slow. FSDP2 allows a move between passes: `nn.Module._apply`,
+which `Module.to` uses as well, gives every shard another storage and lets FSDP take note of it.
+
+While the states are parked, they can be read, so a checkpoint can be written. No pass can run.
+
+On a CPU the same code copies between two buffers of host memory.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.cuda._pin_memory_utils import pin_memory, unpin_memory
+from torch.distributed.tensor import DTensor
+
+Move = Callable[[tuple[int, str], Tensor], Tensor]
+"""Returns another place's copy of a local tensor. Its key names the parameter by id, and the optimizer's state."""
+
+
+class Parking:
+    """The host memory in which the states of `models` and `optimizers` wait. Each parameter keeps its identity."""
+
+    def __init__(self, device: torch.device, models: Sequence[nn.Module],
+                 optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._device = device
+        self._models = models
+        self._optimizers = optimizers
+        self._copies: dict[tuple[int, str], Tensor] = {}
+        self.parked = False
+
+    def park(self) -> None:
+        """Moves all states to host memory and gives the device's memory back. Parked states stay as they are."""
+        if not self.parked:
+            self._move(self._out)
+            self.parked = True
+
+    def unpark(self) -> None:
+        """Moves all states to the device."""
+        if self.parked:
+            self._move(self._back)
+            self.parked = False
+
+    def _move(self, move: Move) -> None:
+        for optimizer in self._optimizers:
+            for parameter, state in optimizer.state.items():
+                for name, value in state.items():
+                    if isinstance(value, Tensor):
+                        state[name] = _replaced(value, move((id(parameter), name), _local(value)))
+        for model in self._models:
+            moved: dict[int, Tensor] = {}  # a tied parameter is visited twice
+
+            def visit(tensor: Tensor, moved: dict[int, Tensor] = moved) -> Tensor:
+                if not isinstance(tensor, nn.Parameter):
+                    return tensor  # buffers are small
+                if id(tensor) not in moved:
+                    moved[id(tensor)] = move((id(tensor), ""), _local(tensor))
+                return _replaced(tensor, moved[id(tensor)])
+
+            model._apply(visit)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+            torch.cuda.empty_cache()
+
+    def _out(self, key: tuple[int, str], value: Tensor) -> Tensor:
+        if value.device.type != self._device.type:
+            return value  # moments that always lie in host memory (learner.offload)
+        if key not in self._copies:
+            self._copies[key] = _pinned(value, self._device)
+        return self._copies[key].copy_(value, non_blocking=True)
+
+    def _back(self, key: tuple[int, str], value: Tensor) -> Tensor:
+        return value.to(self._device, non_blocking=True, copy=True) if key in self._copies else value
+
+
+def _pinned(like: Tensor, device: torch.device) -> Tensor:
+    """Returns an empty tensor in host memory, page-locked if the device is a GPU.
+
+    torch's own pinned memory is not used: it rounds each tensor up to a power of two.
+    """
+    host = torch.empty(like.shape, dtype=like.dtype)
+    if device.type == "cuda" and host.numel():
+        pin_memory(host.data_ptr(), host.numel() * host.element_size())
+        weakref.finalize(host, unpin_memory, host.data_ptr())
+    return host
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """Returns this rank's part of the tensor."""
+    found = tensor.detach()
+    return found.to_local() if isinstance(found, DTensor) else found
+
+
+def _replaced(tensor: Tensor, local: Tensor) -> Tensor:
+    """Returns a tensor that is sharded as `tensor`, with another local part."""
+    return DTensor(local, tensor._spec, requires_grad=False) if isinstance(tensor, DTensor) else local

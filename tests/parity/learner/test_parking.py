@@ -1,0 +1,69 @@
+"""States that wait in host memory between learner steps change no number, and leave nothing on the device."""
+
+import pytest
+import torch
+from learner_tiny import CASES, VARIANTS, critic_weights, make_config, make_groups, weights
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from learner.trainer import Learner
+
+OPTIONS = {"critic": CASES["critic"], "lora": VARIANTS["lora"], "offload": {**CASES["critic"], "offload": True}}
+
+
+def on_the_device(learner):
+    """Returns weak references to the storages of all sharded weights and moments."""
+    stepper = learner._stepper
+    models = [trainee.model for trainee in stepper.trainees]
+    models += [stepper.reference] if isinstance(stepper.reference, nn.Module) else []
+    tensors = [parameter.detach() for model in models for parameter in model.parameters()]
+    tensors += [value for trainee in stepper.trainees for state in trainee.optimizer.state.values()
+                for value in state.values()]
+    locals_ = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+    return [StorageWeakRef(tensor.untyped_storage()) for tensor in locals_]
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_parked_between_steps_equals_not_parked_to_the_bit(model_path, gang, tmp_path, case):
+    plain, parked = (Learner(make_config(**OPTIONS[case]), model_path, gang) for _ in range(2))
+    for step in range(3):
+        parked.park()
+        parked.unpark()
+        for learner in (plain, parked):
+            learner.train(make_groups(step, step=step))
+    parked.park()
+    parked.save(tmp_path).result(60)  # a checkpoint is made from host memory
+    resumed = Learner(make_config(**OPTIONS[case]), model_path, gang)
+    resumed.park()
+    resumed.unpark()
+    resumed.load(tmp_path)
+    parked.unpark()
+    for learner in (plain, parked, resumed):
+        learner.train(make_groups(3, step=3))
+    for learner in (parked, resumed):
+        for found, expected in ((weights(learner), weights(plain)), (critic_weights(learner), critic_weights(plain))):
+            assert found.keys() == expected.keys()
+            assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_parking_frees_every_storage_of_the_states_in_each_turn(model_path, gang):
+    """FSDP keeps its own references to the shards, and a reference model its gathered weights."""
+    learner = Learner(make_config(**CASES["critic"]), model_path, gang)
+    for step in range(2):
+        learner.train(make_groups(step, step=step))
+        before = on_the_device(learner)
+        assert not any(storage.expired() for storage in before)
+        learner.park()
+        assert all(storage.expired() for storage in before)
+        waiting = on_the_device(learner)
+        learner.unpark()
+        assert not any(storage.expired() for storage in waiting)  # the host's memory is kept for the next turn
+
+
+def test_after_a_step_no_model_is_gathered(model_path, gang):
+    """A reference runs only forwards, after which FSDP gives nothing back by itself."""
+    learner = Learner(make_config(**CASES["critic"]), model_path, gang)
+    learner.train(make_groups(0))
+    for model in (learner.policy, learner._stepper.reference, learner._stepper.critic.trainee.model):
+        assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
