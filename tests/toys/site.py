@@ -34,7 +34,7 @@ from tests.toys.site_containers import (
     remove_orphans,
 )
 
-LONGEST_S = 600.0
+LONGEST_S = 1200.0
 """Deadline of each wait in seconds: generous, because the machine may be slow and busy."""
 POLL_S = 0.5
 FOLDERS = Path("/tmp")
@@ -95,10 +95,10 @@ class Site:
         """Returns a command that runs on the laptop."""
         return [*self.laptop.enter, *words]
 
-    def call(self, *words: str, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
+    def call(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Calls a command on the laptop."""
         return subprocess.run(self.on_laptop(*words), env=self.environment, cwd=self.folder, capture_output=True,
-                              text=True, timeout=timeout_s, check=False)
+                              text=True, timeout=LONGEST_S, check=False)
 
     def want_servers(self, count: int) -> None:
         """Starts containers until there are so many, and lets the name lead to so many. `end_servers` ends others."""
@@ -235,6 +235,6 @@ def _environment(folder: Path) -> dict[str, str]:
             if name not in ("ALFWORLD_DATA", "RAY_ADDRESS") and not name.lower().endswith("_proxy")}
     return kept | {
         "PYTHONPATH": str(ROOT), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-        "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder / "ray"), "RAY_JOB_STOP_WAIT_TIME_S": "60",
+        "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder / "ray"), "RAY_JOB_STOP_WAIT_TIME_S": "300",
         # All nodes share the memory of this machine, so its pressure says nothing about a node.
         "RAY_memory_monitor_refresh_ms": "0"}
