@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 from deploy.launch.ray_address import check_ray, ray_address
+from deploy.members.private_ray import dead_part
 from services.config.tree import Config
 from services.errors import DeadlineExceeded, UserError, described
 from services.process.guard import end_all
@@ -58,10 +59,7 @@ def ray_cluster(config: Config, namespace: str, note: Callable[[str], object]) -
 
         # Restore our SIGTERM handler: Ray replaced it with one that exits with status 1 and skips cleanup.
         signal.signal(signal.SIGTERM, polite)
-        try:
-            yield ray.util.get_node_ip_address()
-        finally:
-            ray.shutdown()
+        yield ray.util.get_node_ip_address()
 
 
 @contextmanager
@@ -78,7 +76,10 @@ def _existing(address: str, options: dict[str, Any], note: Callable[[str], objec
         # A cluster that asks for a token would have refused this connection.
         note(f"warning: the Ray cluster at {address} asks for no token: anyone who can reach it can run code as its "
              "owner; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH on every node and for the job")
-    yield
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 @contextmanager
@@ -99,6 +100,8 @@ def private_ray(*, start_s: float = 300.0, **options: Any) -> Iterator[None]:
                     "_temp_dir": str(folder / "ray"), **options}), folder / "tmp", start_s)
             yield
         finally:
+            if dead_part():
+                end_all(str(folder / "tmp"), grace_s=0.0)  # actors without a GCS do not end by SIGTERM
             ray.shutdown()
             end_all(str(folder / "tmp"))  # Ray knows nothing of a start that was interrupted
 

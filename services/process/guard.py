@@ -52,13 +52,13 @@ def processes_in(folder: str) -> list[int]:
     return found
 
 
-def end_all(folder: str) -> None:
+def end_all(folder: str, grace_s: float = GRACE_S) -> None:
     """Ends the processes of `folder`: SIGTERM first, SIGKILL after the grace. Returns when two looks find none."""
     started, quiet = time.monotonic(), 0
     told: set[int] = set()
     while quiet < 2:  # a process between fork and exec still shows its parent's environment
         found = processes_in(folder)
-        late = time.monotonic() - started > GRACE_S
+        late = time.monotonic() - started >= grace_s
         for process in found:
             if late or process not in told:
                 told.add(process)
