@@ -12,6 +12,7 @@ from typing import Any
 
 import ray
 
+from learner.mirrored import wait_mirrored
 from learner.publisher import Publisher
 from learner.rendezvous import Rendezvous
 from services.config.tree import Config
@@ -106,6 +107,11 @@ class LearnerRank:
 
         return learner, awake
 
+    def _mirrored(self, step: int) -> None:
+        """Waits for the object store, if the run has one."""
+        if self._config.storage.url is not None:
+            wait_mirrored(self._config.run_dir, step, seconds=self._config.learner.collective_s)
+
     def _lead(self, make: Callable[[], Any], stack: ExitStack) -> None:
         from learner.checkpoint import Checkpoints
         from learner.loop import Leaving, TrainingLoop
@@ -143,7 +149,7 @@ class LearnerRank:
             archive=stack.enter_context(EpisodeArchive(config.run_dir / "episodes")),
             checkpoints=Checkpoints(config.run_dir / "checkpoints", config.checkpoint.keep),
             observer=Observer(metrics=config.run_dir / "metrics.jsonl", pulse=pulse),
-            check=check, card=card)
+            check=check, mirrored=self._mirrored, card=card)
         if loop.run():
             loop.export(config.run_dir / "model")
 

@@ -67,6 +67,8 @@ class TrainingLoop:
     publish: Callable[[Version, Packed], None]
     before_publish: Callable[[Version], None]
     check: Callable[[], None] = lambda: None
+    mirrored: Callable[[int], None] = lambda _: None
+    """Returns once the checkpoint of a step is in the object store, if there is one."""
     card: Callable[[], AbstractContextManager[None]] = nullcontext
     """Held while the learner uses its GPUs, if it shares them with rollout workers in turns."""
     incarnation: int = 0
@@ -225,6 +227,7 @@ class TrainingLoop:
         log.info("checkpoint written", step=position.step, seconds=time.monotonic() - started)
         self.observer.checkpointed(time.time())
         self._point(exported=folder / EXPORT)
+        self.mirrored(position.step)
         log.info("episodes retired", step=position.step, bytes=self.store.retire(self.lease, position.step))
 
     def export(self, folder: Path) -> None:

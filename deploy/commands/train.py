@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
         epilog="examples:\n  gagpo train --config alfworld-tiny --dry-run\n"
         "  gagpo train --config alfworld-tiny steps=50 name=longer\n"
         "  gagpo train --resume runs/longer\n"
+        "  gagpo train --resume s3://bucket/runs/longer\n"
         "  gagpo train --config alfworld-small name=ablations --sweep ablations\n"
         "  ray job submit --working-dir . -- gagpo train --config deploy/configs/alfworld-tiny.yaml",
     )
@@ -77,7 +79,22 @@ def _config(args: argparse.Namespace) -> Config:
     if args.config is not None or args.sweep:
         raise UserError(f"--resume {args.resume} has its config in its folder",
                         "leave --config and --sweep out, or leave the run's name out")
+    if "://" in args.resume:
+        return _resumed_from_store(args.resume.rstrip("/"), args.overrides)
     return _resumed(run_path(args.resume), args.overrides)
+
+
+def _resumed_from_store(url: str, overrides: list[str]) -> Config:
+    """Returns the config of the run at `url` in an object store, with overrides."""
+    from deploy.runs.mirror import config_at
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "config.yaml"
+        file.write_bytes(config_at(url))
+        config = load_config(file, [*overrides, f"storage.url={json.dumps(url.rpartition('/')[0])}"])
+    if config.name != url.rpartition("/")[2]:
+        raise UserError(f"{url} has the config of a run named {config.name}", "rename it back, and leave name= out")
+    return config
 
 
 def _resumed(path: Path, overrides: list[str]) -> Config:

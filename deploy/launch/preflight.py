@@ -16,6 +16,7 @@ from deploy.launch.plan import Plan, make_plan
 from deploy.launch.ray_address import check_ray, ray_address
 from deploy.launch.task_sets import TaskSets, open_task_sets
 from deploy.runs import sinks
+from deploy.runs.object_folder import ObjectFolder
 from envservice.registry import check_settings, find_spec, find_teacher, make_template, open_environment
 from envservice.server.capacity import session_limit
 from learner.cold_start.trajectories import read_trajectories
@@ -43,6 +44,8 @@ def check(
     `before`: the config of the run that goes on, whose servers are waited for; `tell` takes a line about that.
     """
     _places(config)
+    if config.storage.url is not None:
+        ObjectFolder(config.storage.url).check()
     check_parts(config, planned=planned, before=before, tell=tell)
     task_sets = _games(config)
     reach.check_played(config, before, tell, env=task_sets.env_name, engine=task_sets.engine)

@@ -17,6 +17,7 @@ import msgspec
 
 from deploy.runs.configs import load_config
 from deploy.runs.hub import origin
+from learner.mirrored import MIRROR
 from services.config.file import as_yaml, dump_config, flatten
 from services.config.tree import Config
 from services.errors import UserError
@@ -24,13 +25,15 @@ from services.files import Damaged, follow_folder, read_json, write_whole
 
 FORMAT = 1
 MAY_CHANGE = re.compile(
-    r"(runs_dir|shared|steps|eval\..*|checkpoint\..*|redis\..*|ray\..*|placement\..*|autoscale\..*|supervision\..*"
+    r"(runs_dir|shared|steps|eval\..*|checkpoint\..*|storage\..*|redis\..*|ray\..*|placement\..*|autoscale\..*|supervision\..*"
     r"|metrics\..*|env\.(data|servers|cpus|urls|token_file|max_sessions|memory_gb|recycle_hours|recycle_gb)"
     r"|rollout\.(workers|slots|cpus|gpus|kv_cache_gb|threads)"
     r"|learner\.(ranks|fewest_ranks|cpus|gpus|threads|token_budget|step_attempts|overdue_s|wait_s|collective_s))")
 """Keys that may differ on --resume: how far and where a run goes, never what it learns from or how."""
 LOCK = ".lock"
-OWN = frozenset({LOCK, "config.yaml", "log.jsonl", "evaluations.jsonl"})
+FETCHING = ".fetching"
+"""Folder in a run's folder into which deploy/runs/mirror.py fetches the run."""
+OWN = frozenset({LOCK, FETCHING, MIRROR, "config.yaml", "log.jsonl", "evaluations.jsonl"})
 """Files that may be in a folder without run.json: its start was interrupted, or a sweep gave it evaluations."""
 
 

@@ -60,6 +60,7 @@ class TrainingRun:
     run: str
     task_sets: TaskSets
     progress: ProgressView
+    check: Callable[[], None] = lambda: None  # raises what has ended the copying to an object store
     skip_step: int | None = None
     """The learner step whose groups are left out, because it cannot be trained."""
 
@@ -141,7 +142,7 @@ class TrainingRun:
         follow = self._follow_metrics(tell, history)
 
         def tick() -> None:
-            for one in (loading.tick, scaling.tick, follow):
+            for one in (self.check, loading.tick, scaling.tick, follow):
                 one()
 
         def evaluated(summary: dict[str, Any], episodes: list[Episode]) -> None:
@@ -222,8 +223,8 @@ class TrainingRun:
         """Trains until the learner has taken its steps and exported the result."""
         for stale in (self.folder.trained_model, self.folder.more_model):  # results of a shorter run
             shutil.rmtree(stale, ignore_errors=True)
-        if done := [e["step"] for e in read_evaluations(self.folder.evaluations) if e["label"].startswith("step-")]:
-            parts.store.mark_evaluated(controller.lease, max(done))  # a new Redis does not know them
+        done = [e["step"] for e in read_evaluations(self.folder.evaluations) if e["label"].startswith("step-")]
+        parts.store.mark_evaluated(controller.lease, max(done, default=-1))  # the folder is right, not Redis
         if self.skip_step is not None:
             skipped = skip_step(parts.store, controller.lease, self.skip_step, keep=controller.hooks.dropped)
             self.progress.note(f"step {self.skip_step} skips {', '.join(drop.group for drop in skipped)}")

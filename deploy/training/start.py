@@ -23,10 +23,12 @@ def start(config: Config, *, resume: bool, skip_step: int | None = None, quiet: 
     """
     from deploy.launch import preflight
     from deploy.runs.folder import check_run, earlier, locked
+    from deploy.runs.mirror import claim
 
     check_run(config, resume=resume)
     task_sets = preflight.check(config, before=earlier(config), tell=partial(print, file=sys.stderr, flush=True))
     with locked(config):
+        claim(config, resume=resume)
         return _run(config, task_sets, resume=resume, skip_step=skip_step, quiet=quiet)
 
 
@@ -56,6 +58,7 @@ def _run(config: Config, task_sets: TaskSets, *, resume: bool, skip_step: int | 
     from deploy.console.progress import ProgressView
     from deploy.launch.idle_keys import idle_keys
     from deploy.runs.folder import go_on, open_run
+    from deploy.runs.mirroring import Mirroring
     from deploy.runs.stage import StageRecord
     from deploy.training.pipeline import TrainingRun
     from services.telemetry.logs import configure_logs, get_logger
@@ -65,12 +68,12 @@ def _run(config: Config, task_sets: TaskSets, *, resume: bool, skip_step: int | 
     record = get_logger("run").info
     with (saying_how_to_go_on(go_on(folder.path)), StageRecord(folder.stage_file) as stage,
           ProgressView(config.name, config.steps, console=Console(stderr=quiet), record=record,
-                       tell=stage.tell) as progress):
+                       tell=stage.tell) as progress, Mirroring(config, note=progress.note) as mirroring):
         progress.note(f"environment {task_sets.env_name}: {len(task_sets.train)} games to train on, "
                       f"{len(task_sets.heldout)} held out")
         for line in idle_keys(config):
             progress.note(f"warning: {line}")
         progress.note(f"folder {folder.path.absolute()}{_will_it_stay(config.runs_dir)}")
         training = TrainingRun(config=config, folder=folder, run=run_id, task_sets=task_sets, progress=progress,
-                               skip_step=skip_step)
+                               check=mirroring.check, skip_step=skip_step)
         return training.execute()

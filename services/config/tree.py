@@ -22,6 +22,7 @@ from services.config.prompting import PromptingSection
 from services.config.redis import RedisSection
 from services.config.rollout import RolloutSection, SupervisionSection, Temperature
 from services.config.sft import SftSection
+from services.config.storage import StorageSection
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -222,6 +223,7 @@ class Config(Section):
     eval: EvalSection = EvalSection()
     prompting: PromptingSection = PromptingSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    storage: StorageSection = StorageSection()
     redis: RedisSection = RedisSection()
     ray: RaySection = RaySection()
     placement: PlacementSection = PlacementSection()

@@ -10,7 +10,8 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-SCRIPTS = ("scripts/setup", "scripts/check", "scripts/test", "scripts/containers", "scripts/resume-check", ".ci/run")
+SCRIPTS = ("scripts/setup", "scripts/check", "scripts/test", "scripts/containers", "scripts/object-store",
+           "scripts/resume-check", ".ci/run")
 
 
 def pins(lines: list[str]) -> dict[str, str]:

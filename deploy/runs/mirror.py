@@ -1,0 +1,195 @@
+"""Copies a run's folder to an object store while the run goes on, and fetches it from there if the folder is gone.
+
+The folder stays the place of work. One thread of the driver uploads what has changed, in the order in which it became
+durable: archive, metrics and ledger, then the files of a checkpoint, then its meta.json, then the pointer to it. So a
+checkpoint is visible only when it is whole, and everything that it relies on is there before it.
+
+`owner.json` names the copy of the run that goes on. Whoever fetches the run becomes its owner, and an older owner stops
+before it moves a pointer. Object stores have no locks, so an old owner may still replace files of a checkpoint. Their
+digests then differ from meta.json, and a resume takes the checkpoint before it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from deploy.runs.folder import FETCHING, LOCK, RunFolder
+from deploy.runs.object_folder import ObjectFolder, explained
+from learner.checkpoint import Checkpoints
+from learner.mirrored import MIRROR, MirrorState
+from services.config.tree import Config
+from services.errors import LeaseLost, UserError
+from services.files import read_bounded, read_json, write_whole
+
+OWNER = "owner.json"
+POINTERS = ("checkpoints/latest.json", "checkpoints/best.json")
+META = "meta.json"
+LAST = ("sft.json", "config.json", "run.json")
+"""Files that say that what they stand for is whole. They are uploaded after all others, in this order."""
+STAYS = frozenset({LOCK, FETCHING, MIRROR, "redis", "log.jsonl", "stage.json", "checkpoints"})
+"""Entries of a run's folder that belong to this machine, and the checkpoints, which have an order of their own."""
+AT_ONCE = 4
+
+
+class _Owner(msgspec.Struct):
+    owner: str
+    host: str
+
+
+class Mirror:
+    """The copy of one run's folder in an object store. Methods raise OSError if the store fails."""
+
+    def __init__(self, config: Config) -> None:
+        self._folder = config.run_dir
+        self._remote = ObjectFolder(f"{config.storage.url}/{config.name}")
+        self._checkpoints = Checkpoints(config.run_dir / "checkpoints", config.checkpoint.keep)
+        self._state = read_json(config.run_dir / MIRROR, MirrorState)
+
+    def push(self) -> None:
+        """Uploads what has changed since the last call. Raises LeaseLost if another copy of the run has gone on."""
+        pointers = {name: read_bounded(path) for name in POINTERS if (path := self._folder / name).exists()}
+        newest = self._checkpoints.latest()
+        self._send(_files(self._folder))
+        for step in self._checkpoints.steps():
+            self._send_checkpoint(self._checkpoints.folder(step))
+        self._fence()
+        for name, data in pointers.items():
+            self._remote.write(name, data)
+        self._drop_old_checkpoints()
+        self._state.step = newest.step if newest else 0
+        _keep(self._folder, self._state)
+
+    def _send_checkpoint(self, folder: Path) -> None:
+        """Uploads a checkpoint so that its meta.json is there only if all of its files are."""
+        meta, files = folder / META, [path for path in sorted(folder.rglob("*")) if path.is_file()]
+        if self._changed([meta]):
+            self._remote.delete([self._name(meta)])
+        self._send([path for path in files if path != meta])
+        self._send([meta])
+
+    def _drop_old_checkpoints(self) -> None:
+        """Deletes the checkpoints that the folder no longer has, meta.json first."""
+        kept = {self._checkpoints.folder(step).name for step in self._checkpoints.steps()}
+        old = [name for name in self._remote.sizes("checkpoints")
+               if name not in POINTERS and name.split("/")[1] not in kept]
+        self._remote.delete(sorted(old, key=lambda name: not name.endswith(f"/{META}")))
+        for name in old:
+            self._state.files.pop(name, None)
+
+    def _send(self, files: Sequence[Path]) -> None:
+        """Uploads the files that have changed: several at once, and those of LAST after the others."""
+        changed = self._changed(files)
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            list(threads.map(self._upload, [path for path in changed if path.name not in LAST]))
+        for path in sorted((path for path in changed if path.name in LAST), key=lambda path: LAST.index(path.name)):
+            self._upload(path)
+
+    def _upload(self, path: Path) -> None:
+        marks = _marks(path)  # before it is read: a file that grows meanwhile is uploaded again
+        self._remote.upload(path, self._name(path))
+        self._state.files[self._name(path)] = marks
+
+    def _changed(self, files: Sequence[Path]) -> list[Path]:
+        return [path for path in files if self._state.files.get(self._name(path)) != _marks(path)]
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self._folder).as_posix()
+
+    def _fence(self) -> None:
+        now = _owner(self._remote)
+        if now is None or now.owner != self._state.owner:
+            host = now.host if now else "no host"
+            raise LeaseLost(f"another copy of this run goes on at {self._remote.url} (on {host})")
+
+
+def claim(config: Config, *, resume: bool) -> None:
+    """Makes the run's folder the owner of its copy in the object store. Fetches the run if the folder has none.
+
+    Call it with the folder locked. Raises UserError if the store cannot be used, if it holds a run and `resume` is
+    false, or if the folder has a run that was continued elsewhere.
+    """
+    if config.storage.url is None:
+        return
+    remote, folder = ObjectFolder(f"{config.storage.url}/{config.name}"), RunFolder(config.run_dir)
+    with explained(remote.url):
+        there, theirs = remote.read("run.json") is not None, _owner(remote)
+        state = _state(config.run_dir, remote.url)
+        if not there or (folder.known() and theirs and theirs.owner == state.owner):
+            _keep(config.run_dir, state)
+        elif folder.known():
+            raise UserError(f"{config.run_dir} is not the newest copy of the run at {remote.url}",
+                            "move the folder away and --resume, or give another storage.url or name=...")
+        elif not resume:
+            raise UserError(f"{remote.url} holds a run already", "give --resume to continue it, or another name=...")
+        else:
+            fetch(remote, config.run_dir, state)
+        remote.write(OWNER, msgspec.json.encode(_Owner(owner=state.owner, host=socket.gethostname())))
+
+
+def fetch(remote: ObjectFolder, folder: Path, state: MirrorState) -> None:
+    """Downloads a run into its folder, which holds none. Checkpoints without meta.json are not whole and stay out."""
+    sizes = remote.sizes()
+    torn = {name.split("/")[1] for name in sizes if name.startswith("checkpoints/step-")} - {
+        name.split("/")[1] for name in sizes if name.endswith(f"/{META}")}
+    names = [name for name in sizes if name != OWNER and not (
+        name.startswith("checkpoints/") and name.split("/")[1] in torn)]
+    draft = folder / FETCHING
+    shutil.rmtree(draft, ignore_errors=True)
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        list(threads.map(lambda name: remote.download(name, draft / name), names))
+    for entry in sorted(draft.iterdir(), key=lambda path: path.name == "run.json"):  # a run only when all is there
+        if (folder / entry.name).is_file():
+            (folder / entry.name).unlink()
+        entry.rename(folder / entry.name)
+    draft.rmdir()
+    newest = Checkpoints(folder / "checkpoints", 1).latest()
+    state.step = newest.step if newest else 0
+    state.files = {name: _marks(folder / name) for name in names if name not in POINTERS}
+    _keep(folder, state)
+
+
+def config_at(url: str) -> bytes:
+    """Returns config.yaml of the run at `url`, such as s3://bucket/runs/mine. Raises UserError if there is none."""
+    with explained(url):
+        found = ObjectFolder(url).read("config.yaml")
+    if found is None:
+        raise UserError(f"there is no run at {url}", "give storage.url and the run's name: s3://BUCKET/PATH/NAME")
+    return found
+
+
+def _state(folder: Path, url: str) -> MirrorState:
+    """Returns the record in the folder, or a new one if there is none for this URL."""
+    try:
+        found = read_json(folder / MIRROR, MirrorState)
+    except FileNotFoundError:
+        found = None
+    return found if found and found.url == url else MirrorState(url=url, owner=uuid.uuid4().hex)
+
+
+def _owner(remote: ObjectFolder) -> _Owner | None:
+    data = remote.read(OWNER)
+    return None if data is None else msgspec.json.decode(data, type=_Owner)
+
+
+def _keep(folder: Path, state: MirrorState) -> None:
+    write_whole(folder / MIRROR, msgspec.json.encode(state))
+
+
+def _marks(path: Path) -> tuple[int, int]:
+    facts = path.stat()
+    return facts.st_size, facts.st_mtime_ns
+
+
+def _files(folder: Path) -> list[Path]:
+    """Returns the plain files of a run's folder that are copied, without checkpoints and drafts."""
+    top = [entry for entry in sorted(folder.iterdir()) if entry.name not in STAYS]
+    found = [file for entry in top for file in ([entry] if entry.is_file() else sorted(entry.rglob("*")))]
+    return [file for file in found if file.is_file() and not file.is_symlink() and file.suffix != ".tmp"
+            and not any(part.startswith(".") for part in file.relative_to(folder).parts)]

@@ -1,0 +1,120 @@
+"""A folder of an object store, by the clients that come with pyarrow. An object is visible only when it is whole.
+
+Credentials and the address of a store of one's own come from the environment, as the store's own tools read them:
+AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL, or GOOGLE_APPLICATION_CREDENTIALS.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from services.errors import UserError
+from services.files import Damaged, open_plain, sync
+
+PIECE_BYTES = 8 << 20
+_CODE = re.compile(r"(AWS Error [A-Z_]+)")
+
+
+class ObjectFolder:
+    """One folder of an object store. Names are relative to it. Methods raise OSError if the store fails."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    @cached_property
+    def _opened(self) -> tuple[Any, str]:
+        """The client and the path of the folder for it."""
+        from pyarrow import fs
+
+        return fs.FileSystem.from_uri(self.url)
+
+    def sizes(self, below: str = "") -> dict[str, int]:
+        """Returns name -> size in bytes of all objects whose names begin with the folder `below`."""
+        from pyarrow import fs
+
+        client, root = self._opened
+        folder = fs.FileSelector(f"{root}/{below}".rstrip("/"), recursive=True, allow_not_found=True)
+        return {_inside(info.path, root): info.size for info in client.get_file_info(folder)
+                if info.type == fs.FileType.File}
+
+    def read(self, name: str) -> bytes | None:
+        """Returns the content of a small object, or None if there is none of this name."""
+        client, root = self._opened
+        try:
+            with client.open_input_stream(f"{root}/{name}") as stream:
+                return stream.read()
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, data: bytes) -> None:
+        """Replaces an object."""
+        with self._writing(name) as stream:
+            stream.write(data)
+
+    def upload(self, file: Path, name: str) -> None:
+        """Replaces an object by the content of a plain file."""
+        with open_plain(file) as source, self._writing(name) as stream:
+            while piece := source.read(PIECE_BYTES):
+                stream.write(piece)
+
+    def download(self, name: str, file: Path) -> None:
+        """Writes the content of an object into a new file, which is durable when this returns."""
+        client, root = self._opened
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with client.open_input_stream(f"{root}/{name}") as stream, file.open("xb") as target:
+            shutil.copyfileobj(stream, target, PIECE_BYTES)
+        sync(file)
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Deletes objects, one after the other. Objects that do not exist are passed over."""
+        client, root = self._opened
+        for name in names:
+            try:
+                client.delete_file(f"{root}/{name}")
+            except FileNotFoundError:
+                continue
+
+    def check(self) -> None:
+        """Writes an object and deletes it. Raises UserError if that is not possible."""
+        probe = f".gagpo-{uuid.uuid4().hex}"
+        with explained(self.url):
+            self.write(probe, b"")
+            self.delete([probe])
+
+    def _writing(self, name: str) -> Any:
+        client, root = self._opened
+        if client.type_name == "local":  # object stores have no folders
+            client.create_dir(str(PurePosixPath(f"{root}/{name}").parent), recursive=True)
+        return client.open_output_stream(f"{root}/{name}")
+
+
+@contextmanager
+def explained(url: str) -> Iterator[None]:
+    """Raises UserError in place of an error of the object store."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"storage.url={url} cannot be used ({reason(error)})",
+                        "check the bucket, and the credentials and the endpoint in the environment") from None
+
+
+def reason(error: Exception) -> str:
+    """Returns the store's code of an error with its text, in one short line."""
+    text = " ".join(str(error).split())
+    code = _CODE.search(text)
+    return text[code.start() if code else 0:].split(" (Request ID")[0][:200]
+
+
+def _inside(path: str, root: str) -> str:
+    """Returns the name of an object below `root`. Raises Damaged if it would leave the folder of a fetch."""
+    name = path.removeprefix(f"{root}/")
+    if name.startswith("/") or ".." in PurePosixPath(name).parts:
+        raise Damaged(f"the object store has an object with the name {name!r}", "delete it")
+    return name

@@ -1,0 +1,92 @@
+"""The copy of a run in a real S3 server, with the mistakes of an operator and the failures of a network."""
+
+import os
+import threading
+
+import pytest
+from object_store import BUCKET, object_store
+
+from deploy.runs.configs import default_config
+from deploy.runs.mirror import Mirror, claim
+from deploy.runs.mirroring import Mirroring
+from deploy.runs.object_folder import ObjectFolder
+from learner.checkpoint import Checkpoints, Position
+from services.errors import DeadlineExceeded, UserError
+
+
+@pytest.fixture(scope="module")
+def store():
+    with object_store() as started:
+        yield started
+
+
+def started(tmp_path, name, **settings):
+    """Returns the config of a run whose folder is as its start leaves it."""
+    overrides = [f"storage.{key}={value}" for key, value in settings.items()]
+    config = default_config([f"name={name}", f"runs_dir={tmp_path}", f"storage.url={BUCKET}/runs", *overrides])
+    config.run_dir.mkdir(parents=True, exist_ok=True)
+    claim(config, resume=False)
+    (config.run_dir / "run.json").write_text("{}")
+    return config
+
+
+def commit(config, step, data):
+    checkpoints = Checkpoints(config.run_dir / "checkpoints", keep=2)
+    (checkpoints.draft(step) / "weights").write_bytes(data)
+    checkpoints.commit(Position(step=step, incarnation=1, next_group=step, trained=step))
+
+
+def test_a_checkpoint_of_many_parts_comes_back_to_the_bit(store, tmp_path):
+    config, data = started(tmp_path / "here", "large"), os.urandom(40 << 20)  # more than one part of an upload
+    commit(config, 1, data)
+    Mirror(config).push()
+    there = default_config(["name=large", f"runs_dir={tmp_path / 'there'}", f"storage.url={BUCKET}/runs"])
+    there.run_dir.mkdir(parents=True)
+    claim(there, resume=True)
+    checkpoints = Checkpoints(there.run_dir / "checkpoints", keep=2)
+    assert checkpoints.newest_whole().step == 1
+    assert (checkpoints.folder(1) / "weights").read_bytes() == data
+
+
+def test_a_wrong_bucket_and_a_missing_server_are_one_line(store, monkeypatch):
+    ObjectFolder(f"{BUCKET}/runs").check()
+    assert ObjectFolder(f"{BUCKET}/runs").sizes(".gagpo") == {}
+    with pytest.raises(UserError, match=r"storage\.url=s3://nowhere/runs cannot be used \(AWS Error NO_SUCH_BUCKET"):
+        ObjectFolder("s3://nowhere/runs").check()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(UserError, match=r"AWS Error NETWORK_CONNECTION.*; check the bucket, and the credentials"):
+        ObjectFolder(f"{BUCKET}/runs").check()
+
+
+def test_the_run_waits_for_a_store_that_fails_and_sends_all_when_it_answers(store, tmp_path, monkeypatch):
+    config, notes, failed = started(tmp_path, "patient"), [], threading.Event()
+    upload = ObjectFolder.upload
+
+    def fails_at_first(self, file, name):
+        if not failed.is_set():
+            failed.set()
+            raise OSError("AWS Error SLOW_DOWN")
+        upload(self, file, name)
+
+    monkeypatch.setattr(ObjectFolder, "upload", fails_at_first)
+    with Mirroring(config, note=notes.append) as mirroring:
+        assert failed.wait(60)
+        mirroring.check()
+    assert [note.partition(";")[0] for note in notes] == [
+        f"warning: {BUCKET}/runs does not take the run's files (AWS Error SLOW_DOWN)"]
+    assert ObjectFolder(f"{BUCKET}/runs/patient").read("run.json") == b"{}"
+
+
+def test_a_store_that_stays_away_ends_the_run_with_its_name(store, tmp_path, monkeypatch):
+    config = started(tmp_path, "away", outage_seconds=1)
+
+    def fails(*_):
+        raise OSError("AWS Error SLOW_DOWN")
+
+    def run():
+        with Mirroring(config, note=lambda _: None):
+            pass
+
+    monkeypatch.setattr(ObjectFolder, "upload", fails)
+    with pytest.raises(DeadlineExceeded, match=r"s3://gagpo/runs has failed for .*SLOW_DOWN; storage\.outage_seconds"):
+        run()

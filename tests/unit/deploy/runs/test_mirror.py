@@ -1,0 +1,185 @@
+import json
+
+import pytest
+
+from deploy.runs.configs import default_config
+from deploy.runs.folder import check_folder
+from deploy.runs.mirror import OWNER, Mirror, claim, config_at
+from deploy.runs.object_folder import ObjectFolder
+from learner.checkpoint import Checkpoints, Position
+from learner.mirrored import MIRROR, MirrorState, wait_mirrored
+from services.errors import DeadlineExceeded, LeaseLost, UserError
+from services.files import Damaged, read_json
+
+
+def config(tmp_path, node="here", name="mine"):
+    url = (tmp_path / "store").as_uri()
+    return default_config([f"name={name}", f"runs_dir={tmp_path / node}", f"storage.url={url}"])
+
+
+def a_run(config):
+    """Makes the run's folder as its start does."""
+    config.run_dir.mkdir(parents=True)
+    claim(config, resume=False)
+    (config.run_dir / "run.json").write_text(json.dumps({"run": "mine-1"}))
+    (config.run_dir / "config.yaml").write_text("name: mine\n")
+    (config.run_dir / "metrics.jsonl").write_text("one\n")
+    (config.run_dir / "episodes").mkdir()
+    return config.run_dir
+
+
+def commit(folder, step, text="weights"):
+    checkpoints = Checkpoints(folder / "checkpoints", keep=2)
+    (checkpoints.draft(step) / "hf").mkdir()
+    (checkpoints.drafted(step) / "hf" / "model").write_text(text)
+    checkpoints.commit(Position(step=step, incarnation=1, next_group=step, trained=step))
+
+
+def stored(tmp_path):
+    return set(ObjectFolder((tmp_path / "store" / "mine").as_uri()).sizes())
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    """The same run on a node that has nothing of it."""
+    there = config(tmp_path, "there")
+    there.run_dir.mkdir(parents=True)
+    return there
+
+
+def test_a_run_is_fetched_whole_where_its_folder_is_gone(tmp_path, elsewhere):
+    folder = a_run(config(tmp_path))
+    (folder / "episodes" / "step-00000003.parquet").write_text("rows")
+    (folder / "model-cold-start").mkdir()
+    (folder / "model-cold-start" / "sft.json").write_text("{}")
+    commit(folder, 3)
+    Mirror(config(tmp_path)).push()
+    claim(elsewhere, resume=True)
+    files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    fetched = {name: (elsewhere.run_dir / name).read_bytes() for name in files if name != MIRROR}
+    assert fetched == {name: data for name, data in files.items() if name != MIRROR}
+    assert Checkpoints(elsewhere.run_dir / "checkpoints", keep=2).newest_whole().step == 3
+    assert read_json(elsewhere.run_dir / MIRROR, MirrorState).step == 3
+
+
+def test_what_belongs_to_the_machine_stays(tmp_path):
+    folder = a_run(config(tmp_path))
+    for name in (".lock", "log.jsonl", "stage.json", "redis/dump", "episodes/half.tmp", ".explorer/index",
+                 "checkpoints/.tmp-step-00000009/x", "checkpoints/damaged-step-00000001/x"):
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
+        (folder / name).write_text("x")
+    Mirror(config(tmp_path)).push()
+    assert stored(tmp_path) == {OWNER, "run.json", "config.yaml", "metrics.jsonl"}
+
+
+def test_only_what_has_changed_is_sent_again(tmp_path, monkeypatch):
+    folder, sent = a_run(config(tmp_path)), []
+    commit(folder, 1)
+    mirror = Mirror(config(tmp_path))
+    mirror.push()
+    upload = ObjectFolder.upload
+    monkeypatch.setattr(ObjectFolder, "upload", lambda self, file, name: sent.append(name) or upload(self, file, name))
+    mirror.push()
+    Mirror(config(tmp_path)).push()  # a later process reads what was sent from mirror.json
+    assert sent == []
+    (folder / "metrics.jsonl").write_text("one\ntwo\n")
+    commit(folder, 2)
+    mirror.push()
+    assert sent == ["metrics.jsonl", "checkpoints/step-00000002/hf/model", "checkpoints/step-00000002/meta.json"]
+
+
+def test_a_checkpoint_that_is_made_again_is_hidden_until_it_is_whole(tmp_path, elsewhere, monkeypatch):
+    folder = a_run(config(tmp_path))
+    commit(folder, 1)
+    commit(folder, 2, "old weights")
+    mirror = Mirror(config(tmp_path))
+    mirror.push()
+    commit(folder, 2, "newer weights")
+
+    def fails(self, file, name):
+        raise OSError("the network is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectFolder, "upload", fails)
+        with pytest.raises(OSError, match="the network is gone"):
+            mirror.push()
+    claim(elsewhere, resume=True)
+    assert Checkpoints(elsewhere.run_dir / "checkpoints", keep=2).newest_whole().step == 1
+
+
+def test_checkpoints_that_the_folder_no_longer_has_are_deleted(tmp_path):
+    folder = a_run(config(tmp_path))
+    mirror = Mirror(config(tmp_path))
+    for step in (1, 2, 3):
+        commit(folder, step)
+        mirror.push()
+    steps = {name.split("/")[1] for name in stored(tmp_path) if "step-" in name}
+    assert steps == {"step-00000002", "step-00000003"}
+
+
+def test_who_fetches_the_run_owns_it(tmp_path, elsewhere):
+    folder = a_run(config(tmp_path))
+    commit(folder, 1)
+    mirror = Mirror(config(tmp_path))
+    mirror.push()
+    claim(elsewhere, resume=True)
+    commit(folder, 2)
+    with pytest.raises(LeaseLost, match="another copy of this run goes on"):
+        mirror.push()
+    assert read_json(folder / MIRROR, MirrorState).step == 1
+    with pytest.raises(UserError, match="is not the newest copy of the run"):
+        claim(config(tmp_path), resume=True)
+    claim(elsewhere, resume=True)  # its owner may start again
+
+
+def test_a_new_run_does_not_take_the_place_of_another(tmp_path, elsewhere):
+    a_run(config(tmp_path))
+    Mirror(config(tmp_path)).push()
+    with pytest.raises(UserError, match=r"holds a run already; give --resume"):
+        claim(elsewhere, resume=False)
+
+
+def test_an_interrupted_fetch_begins_again(tmp_path, elsewhere):
+    a_run(config(tmp_path))
+    Mirror(config(tmp_path)).push()
+    (elsewhere.run_dir / ".fetching").mkdir()
+    (elsewhere.run_dir / ".fetching" / "run.json").write_text("half")
+    check_folder(elsewhere.run_dir)
+    claim(elsewhere, resume=True)
+    assert json.loads((elsewhere.run_dir / "run.json").read_text()) == {"run": "mine-1"}
+
+
+def test_a_name_that_would_leave_the_folder_is_refused(tmp_path, monkeypatch):
+    from pyarrow import fs
+
+    class Bucket:
+        type_name = "s3"
+
+        def get_file_info(self, selector):
+            return [fs.FileInfo("bucket/mine/../../evil", type=fs.FileType.File, size=1)]
+
+    there = ObjectFolder("s3://bucket/mine")
+    monkeypatch.setattr(ObjectFolder, "_opened", (Bucket(), "bucket/mine"))
+    with pytest.raises(Damaged, match=r"'\.\./\.\./evil'"):
+        there.sizes()
+
+
+def test_a_run_that_is_not_there_is_said_in_one_line(tmp_path):
+    with pytest.raises(UserError, match="there is no run at"):
+        config_at((tmp_path / "store" / "nobody").as_uri())
+
+
+@pytest.mark.parametrize("url", ["bucket/runs", "http://bucket/runs", "s3://", "s3://key:secret@bucket/runs",
+                                 "s3://bucket/runs?secret_key=1"])
+def test_an_address_that_is_none_or_holds_a_secret_is_refused(url):
+    with pytest.raises(UserError, match=r"storage\.url"):
+        default_config([f"storage.url={url}"])
+
+
+def test_the_learner_waits_for_the_object_store(tmp_path):
+    folder = a_run(config(tmp_path))
+    commit(folder, 1)
+    with pytest.raises(DeadlineExceeded, match="step 1 did not reach the object store"):
+        wait_mirrored(folder, 1, seconds=0)
+    Mirror(config(tmp_path)).push()
+    wait_mirrored(folder, 1, seconds=0)
