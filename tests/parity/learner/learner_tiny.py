@@ -72,6 +72,10 @@ VARIANTS = {
 }
 """Further settings for several ranks. In-turn: layers are gathered one after another, as in large models. Parked:
 between steps, and while a checkpoint is made, the states wait in host memory."""
+WRONG = {"skewed": CASES["token-tokens"]}
+"""Settings with a fault in rank 1, which the comparison with one rank must find. Skewed: each of its packs counts SKEW
+times."""
+SKEW = 1.03
 
 
 def critic_weights(learner):

@@ -7,12 +7,14 @@ NODES machines hold as many ranks each. The ranks are forked, so that torch is i
 import os
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from learner_tiny import CASES, VARIANTS, make_config, make_groups, weights
+from learner_tiny import CASES, SKEW, VARIANTS, WRONG, make_config, make_groups, weights
 
-from learner import memory
+from learner import memory, step
+from learner.packing import pack_rows
 from learner.rank_group import STOP, RankGroup
 from learner.rendezvous import Rendezvous
 from learner.trainer import Learner
@@ -33,19 +35,26 @@ def lead(learner, out):
     torch.save({"weights": weights(learner), "metrics": [r.metrics for r in reports],
                 "advantages": [c.advantages for r in reports for c in r.credits]}, out / "after.pt")
     learner.train(make_groups(7, step=2))
-    saving.result(60)
+    saving.result(240)
     learner.load(checkpoint)
     learner.train(make_groups(2, step=2))
     learner.export(out / "export")
 
 
+def skewed(*arguments, **options):
+    """Packs rows, and gives the pack a wrong weight in the loss."""
+    pack = pack_rows(*arguments, **options)
+    return replace(pack, weight=SKEW * pack.weight)
+
+
 def run(rank, world, nodes, rendezvous, model, out, cases):
     torch.set_num_threads(1)
-    store = Rendezvous("127.0.0.1", rank, world).join(rendezvous, 60.0)
+    store = Rendezvous("127.0.0.1", rank, world).join(rendezvous, 240.0)
     gang = RankGroup(rank, world, store, node=str(rank * nodes // world))
     for name in cases:
         memory.WHOLE = 0 if name.startswith("in-turn") else 1 << 30
-        learner = Learner(make_config(ranks=world, **(CASES | VARIANTS)[name]), Path(model), gang)
+        step.pack_rows = skewed if (name, rank) == ("skewed", 1) else pack_rows
+        learner = Learner(make_config(ranks=world, **(CASES | VARIANTS | WRONG)[name]), Path(model), gang)
         assert learner.layout.shards == (world // nodes if nodes < world else world)
         if gang.rank:
             learner.follow()

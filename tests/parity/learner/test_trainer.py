@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from learner_tiny import CASES, VARIANTS, critic_weights, make_config, make_groups, weights
+from learner_tiny import CASES, VARIANTS, WRONG, critic_weights, make_config, make_groups, weights
 from transformers import AutoModelForCausalLM
 
 from learner.batch import assign_credit
@@ -102,14 +102,14 @@ def run_gang(model_path, out, *cases, world, nodes):
     here = Path(__file__).parent
     subprocess.run([sys.executable, str(here / "rank_process.py"), str(world), str(nodes), str(out / "store"),
                     str(model_path), str(out), *cases], env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True,
-                   cwd=here.parents[2], timeout=240, check=True)
+                   cwd=here.parents[2], timeout=900, check=True)
     return out
 
 
 @pytest.fixture(scope="module")
 def pair(model_path, tmp_path_factory):
     """Two ranks on one machine."""
-    return run_gang(model_path, tmp_path_factory.mktemp("pair"), *CASES, *VARIANTS, world=2, nodes=1)
+    return run_gang(model_path, tmp_path_factory.mktemp("pair"), *CASES, *VARIANTS, *WRONG, world=2, nodes=1)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def apart(model_path, tmp_path_factory):
 
 @pytest.mark.parametrize(("ranks", "case"), [
     *(("pair", case) for case in (*CASES, *VARIANTS)), ("quad", "critic"), ("apart", "lora")])
-def test_several_ranks_equal_one(model_path, gang, request, ranks, case):
+def test_several_ranks_train_the_same_weights_as_one(model_path, gang, request, ranks, case):
     """Same weights after two steps, same metrics, and a checkpoint that one rank can load."""
     out, options = request.getfixturevalue(ranks) / case, CASES.get(case) or VARIANTS[case]
     alone, reports = trained(model_path, gang, **options)
@@ -160,6 +160,15 @@ def test_ranks_that_park_their_states_between_steps_end_with_the_same_bits(pair)
     plain, parked = (torch.load(pair / case / "after.pt") for case in ("critic", "critic-parked"))
     assert_same(parked["weights"], plain["weights"], 0)
     assert parked["advantages"] == plain["advantages"]
+
+
+def test_a_rank_that_counts_three_percent_too_much_is_beyond_the_bound(model_path, gang, pair):
+    """The bound is tight enough to find a small wrong coefficient, which Adam hides in part."""
+    alone, reports = trained(model_path, gang, **WRONG["skewed"])
+    wrong = torch.load(pair / "skewed" / "after.pt")
+    with pytest.raises(AssertionError, match="beyond the bound"):
+        alone.slack[0].check(weights(alone), wrong["weights"])
+    assert wrong["metrics"][0]["grad_norm"] != pytest.approx(reports[0].metrics["grad_norm"], abs=1e-5, rel=1e-5)
 
 
 @pytest.mark.parametrize("first", [10, 20, 30])
