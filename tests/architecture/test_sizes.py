@@ -35,13 +35,13 @@ def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 @pytest.mark.parametrize("file", FILES, ids=str)
-def test_a_file_fits(file: Path):
+def test_a_file_is_shorter_than_the_limit(file: Path):
     lines = len((ROOT / file).read_text().splitlines())
     assert lines < MAX_FILE or str(file) in LONG_FILES, f"{lines} lines"
 
 
 @pytest.mark.parametrize("file", FILES, ids=str)
-def test_its_functions_fit(file: Path):
+def test_no_function_of_a_file_is_longer_than_the_limit(file: Path):
     for node in functions(file):
         limit = HARD_FUNCTION if f"{file}::{node.name}" in LONG_FUNCTIONS else MAX_FUNCTION
         assert length(node) <= limit, f"{node.name} has {length(node)} lines"

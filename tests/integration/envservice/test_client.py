@@ -215,7 +215,7 @@ async def test_no_server_is_a_fault_within_the_deadline():
         assert time.monotonic() - since < 30
 
 
-async def test_the_reads(start: Start):
+async def test_the_client_reads_the_servers_info_and_task_lists(start: Start):
     async with EnvClient([start().url]) as client:
         info = await client.info()
         assert (info.name, info.engine, info.splits["train"].tasks) == ("toy", "corridor", 20)

@@ -58,7 +58,7 @@ def play_all(store, worker="w"):
         assert store.commit_episode(claim, played(claim)) == "accepted"
 
 
-def test_a_lease_is_one_holders_until_it_expires(store):
+def test_a_lease_belongs_to_one_holder_until_it_expires(store):
     first = store.acquire("learner", "a", ttl_s=600)
     with pytest.raises(LeaseHeld, match=r"held by a for another [56]\d\d\.\d s"):
         store.acquire("learner", "b")
@@ -117,7 +117,7 @@ def test_ready_groups_come_in_order_of_issue_not_of_finish(store, controller):
     assert (store.counts().ready_groups, store.counts().ready_eval) == (3, 1)
 
 
-def test_numbers_are_issued_without_gaps(store, controller):
+def test_group_numbers_are_issued_without_gaps(store, controller):
     assert store.issue(controller, tickets(5), capacity=9)
     with pytest.raises(StoreFault, match="out of order"):
         store.issue(controller, tickets(7), capacity=9)
@@ -196,7 +196,7 @@ def test_the_task_of_a_group_is_known_in_every_state_of_it(store, controller):
     assert store.task_of("train/00000001") == "alfworld/train/c"
 
 
-def test_steps_follow_each_other(store, controller, learner):
+def test_a_learner_step_must_follow_the_step_before_it(store, controller, learner):
     store.issue(controller, tickets(0), capacity=9)
     play_all(store)
     with pytest.raises(StoreFault, match="does not follow"):
@@ -239,7 +239,7 @@ def test_many_workers_at_once_play_each_ticket_once(store, controller):
     assert store.counts().ready_groups == 30
 
 
-def test_the_board_shows_version_incarnations_and_the_living(store, learner):
+def test_the_store_shows_the_version_the_incarnations_and_the_living_processes(store, learner):
     assert store.version() is None
     store.publish_version(learner, Version(incarnation=1, step=3, digest="d"), "runs/x/export")
     assert store.version() == (Version(incarnation=1, step=3, digest="d"), "runs/x/export")
@@ -250,7 +250,7 @@ def test_the_board_shows_version_incarnations_and_the_living(store, learner):
     assert store.beats() == {"w0": {"tokens": 3.5, "state": "busy"}}
 
 
-def test_runs_share_a_redis_without_meeting(server, store, controller):
+def test_runs_in_one_redis_do_not_see_each_others_keys(server, store, controller):
     other = Store(server.url, f"case{next(RUNS)}", timeout_s=5.0)
     store.issue(controller, tickets(0), capacity=9)
     assert other.claim("w", 5) == []

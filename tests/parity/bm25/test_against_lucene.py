@@ -38,7 +38,7 @@ def test_live_rankings(jar: Path):
         assert ours(corpus, 50) == rank(jar, corpus, 50)
 
 
-def test_live_terms(jar: Path):
+def test_terms_of_random_texts_are_those_of_lucene(jar: Path):
     """Compares terms of random texts made from pieces of words."""
     rng = random.Random(13)
     scraps = "abysS'’:.,;_-10 9&éİΣ½×®™中あカ·"

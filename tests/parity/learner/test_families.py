@@ -76,7 +76,7 @@ def test_a_mixture_of_experts_is_refused_by_name(folders, name):
         load_policy(folders(name))
 
 
-def test_sinks_are_kept(folders, gang, rows, monkeypatch):
+def test_the_attention_sinks_of_gpt_oss_are_computed(folders, gang, rows, monkeypatch):
     """GPT-OSS's mixture of experts is refused, but its attention is right."""
     monkeypatch.setattr(model_family, "EXPERT_KEYS", ())
     probe(gang).check_packs(load_policy(folders("GPT-OSS")), rows)

@@ -84,14 +84,14 @@ async def test_requests_in_flight_hold_blocks_of_the_cache_and_give_them_back(sa
     assert sampler.kv_used == 0
 
 
-async def test_tied_update(sampler: Engine, tiny_model):
+async def test_an_update_replaces_the_weights_of_a_model_with_a_tied_head(sampler: Engine, tiny_model):
     """Before an update the sampler is the old model, after it the new one, also for a tied head and for prefix hits."""
     old = tiny_model(tied=True, seed=1)
     await load(sampler, old, step=0)
     await check_update(sampler, old, tiny_model(tied=True, seed=2))
 
 
-async def test_untied_update(tmp_path, sampler_config, tiny_model):
+async def test_an_update_replaces_the_weights_of_a_model_with_its_own_head(tmp_path, sampler_config, tiny_model):
     """The same for a model with a separate head, starting from the exported folder."""
     old = tiny_model(tied=False, seed=3)
     old.save_pretrained(tmp_path)

@@ -40,7 +40,7 @@ def recomputed(end):
     return score(wish, Purchase(product=product, price=bought["price"], options=bought["options"]), fallback)
 
 
-def test_there_are_nine():
+def test_nine_recorded_sessions_reached_their_end():
     assert len(ends()) == 9
 
 
@@ -59,6 +59,6 @@ def test_options_are_matched_alike():
     assert all(theirs == ours for theirs, ours in recorded)
 
 
-def test_prices_fit_alike():
+def test_recorded_and_recomputed_prices_are_both_within_the_limit():
     assert [end["reward_info"]["r_price"] for end in ends()] == [True] * 9
     assert [recomputed(end).r_price for end in ends()] == [True] * 9

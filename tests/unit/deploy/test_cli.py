@@ -59,7 +59,7 @@ def test_overrides_may_stand_after_options(command):
     assert seen == [["a=1"]]
 
 
-def test_a_users_error_is_what_and_mend(command, capsys: pytest.CaptureFixture[str]):
+def test_a_users_error_is_one_line_with_what_is_wrong_and_the_fix(command, capsys: pytest.CaptureFixture[str]):
     command(raising(UserError("no model\nhere", "give another")))
     assert cli.main(["work"]) == 2
     assert capsys.readouterr().err == "error: no model here; give another\n"

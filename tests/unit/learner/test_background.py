@@ -55,7 +55,7 @@ def its_own_error():
         raise KeyError("the loop's")
 
 
-def test_work_without_end_is_told():
+def test_background_work_beyond_its_deadline_is_an_error():
     go, beside = threading.Event(), Background("checkpoint", deadline_s=0.01)
     beside.start(lambda: go.wait(60))
     with pytest.raises(DeadlineExceeded, match=r"not done in 0\.01 s \(learner\.collective_s\)"):

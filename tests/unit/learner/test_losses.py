@@ -61,7 +61,7 @@ def test_token_loss(logp):
     assert metrics["clip_fraction"].item() == pytest.approx(2 / 5)
 
 
-def test_the_other_means(logp):
+def test_rows_averaged_over_tokens_and_tokens_over_actions_by_hand(logp):
     """Row terms -1.657756, .633386 weighed by 3 and 2 tokens; token terms -4.815012 / 3 and 1.504901 / 2, halved."""
     assert sequence(logp, TOKENS)[0].item() == pytest.approx(-0.741299, abs=5e-7)
     loss, metrics = token(logp, ACTIONS)
@@ -80,7 +80,7 @@ def test_dual_clip_bounds_a_bad_action_that_became_likely():
     assert logp.grad.item() == 0
 
 
-def test_kl(logp):
+def test_the_kl_loss_by_hand(logp):
     assert kl_loss(logp, REF, num_tokens=5).item() == pytest.approx(0.068778, abs=5e-7)
 
 

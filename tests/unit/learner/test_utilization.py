@@ -32,7 +32,7 @@ def test_multiplications_are_those_that_torch_counts(tiny_model, tied: bool):
     assert forward_flops(policy, rows) == counter.get_total_flops() - half_squares
 
 
-def test_passes_of_a_step():
+def test_the_number_of_passes_grows_with_reference_and_critic():
     assert passes(reference=False, critic=False) == 4
     assert passes(reference=True, critic=False) == 5
     assert passes(reference=True, critic=True) == 9
@@ -53,7 +53,7 @@ def test_a_device_whose_name_only_resembles_a_listed_one_has_no_peak(name):
     assert peak(name) is None
 
 
-def test_there_is_none_without_a_gpu():
+def test_a_cpu_has_no_utilization():
     assert utilization(1e15, 1.0, device=torch.device("cpu"), ranks=1, half=True) is None
 
 

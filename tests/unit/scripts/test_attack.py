@@ -23,7 +23,7 @@ def test_an_attack_that_is_named_is_made():
 
 
 @pytest.mark.parametrize("arguments", [["no_such_attack"], ["--fast"], ["a", "b"]])
-def test_what_is_no_attack_is_one_line(arguments: list[str]):
+def test_an_unknown_attack_is_refused_in_one_line(arguments: list[str]):
     done = attack(*arguments)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 

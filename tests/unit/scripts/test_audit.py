@@ -90,7 +90,7 @@ def test_a_known_vulnerability_is_named_and_the_status_is_1(osv: Osv, audit):
     assert "1 with vulnerabilities known" in done.stdout
 
 
-def test_no_answer_is_no_clean_bill(osv: Osv, audit, tmp_path: Path):
+def test_an_audit_without_a_whole_answer_does_not_pass(osv: Osv, audit, tmp_path: Path):
     osv.most = 1
     short = audit()
     away = audit("http://127.0.0.1:1")

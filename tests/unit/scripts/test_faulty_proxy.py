@@ -62,13 +62,13 @@ def test_truncated_passes_a_part_and_closes(proxy):
     assert len(said(proxy)) < len(TEXT)
 
 
-def test_half_open_swallows(proxy):
+def test_a_half_open_connection_never_answers(proxy):
     proxy.trouble = "half-open"
     with pytest.raises(TimeoutError):
         said(proxy, 0.3)
 
 
-def test_latency_passes_all_late(proxy):
+def test_latency_delays_data_and_loses_none(proxy):
     proxy.trouble = "latency"
     began = time.monotonic()
     assert said(proxy) == TEXT

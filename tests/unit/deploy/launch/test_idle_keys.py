@@ -22,7 +22,7 @@ def test_a_key_of_another_estimator_is_told():
     [], ["learner.credit.lam=0.5"], ["learner.credit.estimator=gigpo", "learner.credit.omega=2"],
     ["learner.credit.estimator=ppo", "learner.critic.lr=1e-3"],
     ["learner.credit.state_key=similarity", "learner.credit.similarity=0.9"]])
-def test_a_key_that_is_read_is_not(overrides: list[str]):
+def test_a_key_that_is_read_is_not_called_idle(overrides: list[str]):
     assert idle(*overrides) == []
 
 
@@ -31,7 +31,7 @@ def test_a_key_of_a_setting_that_is_off_is_told():
         "learner.credit.similarity=0.9 does nothing under the estimator gagpo"]
 
 
-def test_the_plan_shows_it(monkeypatch: pytest.MonkeyPatch):
+def test_the_plan_names_a_key_without_effect(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     config = load_config("alfworld-tiny", ["learner.credit.omega=2"])
     line = "learner.credit.omega=2.0 does nothing under the estimator gagpo"

@@ -17,7 +17,7 @@ def test_all_methods_of_the_table_are_there():
 
 
 @pytest.mark.parametrize("config", PRESETS.values(), ids=PRESETS)
-def test_what_all_share(config: Config):
+def test_all_paper_presets_share_batch_size_and_optimizer(config: Config):
     """128 episodes a step, the pipeline's optimizer, and an estimator with all that it needs."""
     learner = config.learner
     preflight._credit(config)
@@ -40,7 +40,7 @@ def test_what_all_share(config: Config):
     ("alfworld-1.5b-dapo", 150, ("token", "tokens", 0.2, 0.28), {"estimator": "grpo"}),
     ("alfworld-1.5b-gspo", 200, ("sequence", "actions", 3e-4, 4e-4), {"estimator": "grpo"}),
 ])
-def test_numbers_of_each(name: str, steps: int, loss: tuple[object, ...], credit: dict[str, object]):
+def test_each_preset_has_its_papers_numbers(name: str, steps: int, loss: tuple[object, ...], credit: dict[str, object]):
     config = PRESETS[name]
     section = config.learner.loss
     assert config.steps == steps

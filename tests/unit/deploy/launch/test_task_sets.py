@@ -21,7 +21,7 @@ def test_names_give_different_panels_and_neither_is_the_head_of_the_list():
     assert cut(TASKS, 20, name="heldout") != tuple(TASKS[:20])
 
 
-def test_all_of_a_split_or_none_of_it():
+def test_a_task_set_may_be_a_whole_split_or_empty():
     assert cut(TASKS, 100, name="heldout") == tuple(TASKS)
     assert cut(TASKS, 0, name="heldout") == ()
 

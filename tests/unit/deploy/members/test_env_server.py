@@ -55,7 +55,7 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         thread.join(timeout=10)
 
 
-def test_only_200_is_an_answer(port: int):
+def test_only_status_200_counts_as_an_answer(port: int):
     assert answers(f"http://127.0.0.1:{port}/healthz")
     assert not answers(f"http://127.0.0.1:{port}/elsewhere")
     assert not answers(f"http://127.0.0.1:{free_port()}/healthz")

@@ -48,12 +48,12 @@ def test_every_metric_is_on_a_board():
 
 
 @pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.name)
-def test_the_file_is_the_boards(board):
+def test_each_dashboard_file_is_what_its_board_writes(board):
     """Where it is not: python -m deploy.monitor.grafana"""
     assert (DASHBOARDS / f"{board.name}.json").read_text(encoding="utf-8") == text(board)
 
 
-def test_there_is_no_other_file():
+def test_there_is_no_dashboard_file_without_a_board():
     assert {path.stem for path in DASHBOARDS.iterdir()} == {board.name for board in BOARDS}
 
 

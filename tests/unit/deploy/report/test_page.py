@@ -128,7 +128,7 @@ def test_what_is_no_run_is_refused(tmp_path, capsys):
     assert "is not the folder of a run" in capsys.readouterr().err
 
 
-def test_the_average_trails():
+def test_a_curve_is_smoothed_with_the_values_before_it():
     """1; 0.5 · 1 + 0.5 · 3; 0.5 · 2 + 0.5 · 5."""
     assert moving_average([1.0, 3.0, 5.0], smoothing=0.5) == [1.0, 2.0, 3.5]
     assert moving_average([math.nan, 1.0, math.nan, 3.0], smoothing=0.5)[1:] == [1.0, 1.0, 2.0]

@@ -13,7 +13,7 @@ def line(label: str, wins: dict[str, float]) -> dict[str, Any]:
             "success_high": mean, "success_by_task": wins}
 
 
-def test_no_panel_no_table() -> None:
+def test_without_final_evaluations_there_is_no_comparison() -> None:
     assert compare([line("step-000005", {"a": 1.0})]) is None
 
 

@@ -19,7 +19,7 @@ def stage(**changes: object) -> Stage:
                     "born": psutil.Process().create_time(), **changes})
 
 
-def test_no_file_is_no_stage(tmp_path: Path):
+def test_without_a_stage_file_there_is_no_stage(tmp_path: Path):
     assert read_stage(tmp_path / "stage.json") is None
 
 

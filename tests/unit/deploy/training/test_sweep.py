@@ -73,7 +73,7 @@ def test_a_folder_of_a_single_run_is_refused(config: Config):
         sweep.configs(config, ABLATIONS)
 
 
-def test_the_table_by_hand(config: Config):
+def test_gains_of_a_sweep_are_paired_by_game(config: Config):
     """Paired over games a and b alone: c was lost to a fault in the second run. Gains 1 and 0: mean .5."""
     made = sweep.configs(config, ABLATIONS[:2])
     full, second = (RunFolder(one.run_dir) for one in made.values())

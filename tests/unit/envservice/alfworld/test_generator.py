@@ -44,7 +44,7 @@ def test_games_do_not_depend_on_the_hash_seed(games):
         assert result.stdout.split() == [digest(games["train", index]) for index in range(12)]
 
 
-def test_the_games_are_frozen(games):
+def test_generated_games_have_the_recorded_digest(games):
     """A change here changes every generated task: panels, digests and recorded results with it."""
     together = "".join(digest(games[key]) for key in [*SAMPLE[:12], *SAMPLE[300:312]])
     assert hashlib.blake2b(together.encode(), digest_size=8).hexdigest() == "c39365cbfc81bdbf"

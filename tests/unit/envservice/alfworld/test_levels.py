@@ -71,6 +71,6 @@ def test_all_training_games_are_reported_on_unseen_rooms(root):
 @pytest.mark.parametrize(("settings", "text"), [
     ({"level": "L0", "training_games": "all"}, "set training_games=kept"),
     ({"level": "L2", "task_types": ("cool", "two")}, "has no type to train on")])
-def test_levels_that_cannot_be(settings, text):
+def test_impossible_levels_are_refused_with_the_reason(settings, text):
     with pytest.raises(ValidationError, match=text):
         AlfworldSection(**settings)

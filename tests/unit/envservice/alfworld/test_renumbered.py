@@ -28,7 +28,7 @@ def test_every_answer_differs_in_object_numbers_only():
     assert any(mine.observation != theirs.observation for mine, theirs in outcomes)
 
 
-def test_what_was_inadmissible_stays_so():
+def test_an_inadmissible_action_stays_inadmissible_after_renumbering():
     session = Renumbered(OwnSession(parse_game(GAME)), seed=4)
     start = session.reset()
     for action in ("take mug 3 from cabinet 1", "go to cabinet 99", "mug 7", ""):

@@ -22,7 +22,7 @@ STEMS = {
 
 
 @pytest.mark.parametrize(("word", "expected"), STEMS.items())
-def test_stems(word: str, expected: str):
+def test_a_word_has_the_expected_stem(word: str, expected: str):
     assert stem(word) == expected
 
 
@@ -38,7 +38,7 @@ def test_words_end_where_unicode_says(text: str, expected: list[str]):
     assert words(text) == expected
 
 
-def test_a_long_word_is_cut():
+def test_a_long_word_is_cut_into_words_of_255_characters():
     assert [len(word) for word in words("x" * 600)] == [255, 255, 90]
 
 

@@ -60,7 +60,7 @@ def test_java_home_that_points_nowhere_is_named(monkeypatch: pytest.MonkeyPatch,
         installation.find_java()
 
 
-def test_the_doctor_says_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_the_doctor_reports_the_same_missing_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
     monkeypatch.setattr(installation, "find_jar", lambda: tmp_path / "scienceworld.jar")
     (found,) = findings()

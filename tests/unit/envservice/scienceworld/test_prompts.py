@@ -40,7 +40,7 @@ def test_full_first_step_has_no_history_and_says_the_task_once():
         f"{INSTRUCTION}")
 
 
-def test_full_with_history():
+def test_the_full_prompt_shows_the_latest_turns():
     assert ScienceworldFullTemplate(history=1).render(FIRST, [GO, MISS], LOST) == (
         f"{ROLE}Prior to this step, you have already taken 2 step(s). Below are the most recent 1 observations and the "
         "corresponding actions you took: [Observation 2: 'You move to the greenhouse.', Action 2: 'focus on plant']\n"

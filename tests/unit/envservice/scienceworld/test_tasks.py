@@ -61,7 +61,7 @@ def test_the_held_out_types_are_not_trained_on():
     assert report == HELD_OUT_TYPES
 
 
-def test_ids_are_read_back():
+def test_a_task_id_leads_back_to_its_task():
     for split in SPLITS:
         for place in split_tasks(split, ["boil", "use-thermometer"]):
             assert place_of(place.id) == place

@@ -73,6 +73,6 @@ def test_a_call_has_a_deadline():
         assert time.monotonic() - since < 20
 
 
-def test_nobody_at_the_port():
+def test_a_port_without_a_java_gateway_is_an_error():
     with pytest.raises(JavaError, match="no gateway on port 1"):
         JavaConnection(1, "token", deadline_s=1)

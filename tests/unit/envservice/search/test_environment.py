@@ -143,7 +143,7 @@ def write(path: Path, rows: list[dict[str, object]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_questions_of_the_user(tmp_path: Path):
+def test_a_users_own_file_of_questions_is_read(tmp_path: Path):
     rows = [{"question": f"q{n}", "golden_answers": "x", "data_source": "nq"} for n in range(64)]
     write(tmp_path / "questions.jsonl", rows)
     found = read_questions(tmp_path)

@@ -17,12 +17,12 @@ from envservice.search.protocol import information, last_answer, matches, normal
     ("Paris", "", False),
     ("", "", False),
 ])
-def test_projection(text: str, action: str, valid: bool):
+def test_an_answer_becomes_an_action_and_its_validity(text: str, action: str, valid: bool):
     parsed = project(text)
     assert (parsed.action, parsed.valid) == (action, valid)
 
 
-def test_normalisation_as_stated():
+def test_answers_are_compared_after_the_published_normalisation():
     assert normalised("The  Beatles' \"An\" A-Team!") == "beatles ateam"
     assert matches("the Eiffel Tower.", ["eiffel tower"])
     assert matches("1969", ["July 1969", "1969"])

@@ -33,7 +33,7 @@ def step(actions: list[str], action: str, digest: str, episode: str = "e") -> di
     return {**reset(episode), "actions": actions, "action": action, "digest": digest}
 
 
-async def test_a_whole_game(http: httpx.AsyncClient):
+async def test_a_game_is_played_from_reset_to_close(http: httpx.AsyncClient):
     (now,) = (await http.post("/v1/episodes:reset", json=[reset()])).json()
     done: list[str] = []
     for action in solution(TASK):

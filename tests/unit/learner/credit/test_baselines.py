@@ -39,7 +39,7 @@ def close(found, expected, atol=5e-5):
     ("rloo", {"statistics": "trajectories"}, [2.66667] * 3 + [-8] * 3 + [2.66667] * 5),
     ("ppo", {}, [8] * 3 + [0] * 3 + [8] * 5),
 ])
-def test_dyadic_fork(group, name, options, expected):
+def test_each_estimator_on_a_fork_with_exact_binary_fractions(group, name, options, expected):
     (c,) = credit(name, group(*FORK, reward=8.0), gamma=0.5, lam=0.5, **options)
     close(c.advantages, expected)
     assert c.returns == [[2, 4, 8], [0, 0, 0], [2, 4, 8], [4, 8]]

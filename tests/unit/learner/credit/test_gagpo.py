@@ -18,7 +18,7 @@ def close(found, expected, atol=1e-12):
         np.testing.assert_allclose(a, b, atol=atol, rtol=0)
 
 
-def test_dyadic_fork(group):
+def test_a_fork_with_exact_binary_fractions_by_hand(group):
     """γ = λ = 1/2, reward 8: every intermediate number is a dyadic fraction, so only A needs a tolerance."""
     c = credit(group("SXY+", "SXZ-", "SZX+", "SY+", reward=8.0), gamma=0.5, lam=0.5)
     assert c.returns == [[2, 4, 8], [0, 0, 0], [2, 4, 8], [4, 8]]
@@ -28,7 +28,7 @@ def test_dyadic_fork(group):
     close(c.advantages, [[0.0058] * 3, [-0.4397, -1.7762, -1.0125], [-0.3761, 0.5149, 2.0423], [1.0241, 0.0058]], 5e-5)
 
 
-def test_singleton_bias(group):
+def test_a_state_visited_once_before_a_shared_one_gets_the_opposite_sign(group):
     """A singleton before a shared state gets the opposite sign of the outcome: a property, so it must not change."""
     c = credit(group("SUM+", "SWME-", reward=10.0))
     expected = {"S": (4.5125, 2), "U": (9.5, 1), "M": (5, 2), "W": (0, 1), "E": (0, 1)}

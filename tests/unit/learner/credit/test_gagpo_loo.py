@@ -33,7 +33,7 @@ def test_the_singleton_example_by_hand():
     assert all(a < 0 for a in c.advantages[1])
 
 
-def test_the_fork_by_hand():
+def test_leave_one_out_credit_of_a_fork_by_hand():
     """γ = λ = ½, reward 8, prior 1; the returns at S are 2 0 2 4, at X 4 0 8, at Y 8 8, at Z 0 4."""
     group = [episode("SXY", 8.0), episode("SXZ"), episode("SZX", 8.0), episode("SY", 8.0)]
     c = credit(group, gamma=0.5, lam=0.5, prior=1.0, normalize="none")

@@ -141,7 +141,7 @@ def test_the_boundaries_of_prompt_tokens_count():
     ("...", ""),
     ("", ""),
 ])
-def test_fold(text, folded):
+def test_folding_removes_numbers_and_case_from_a_text(text, folded):
     assert fold(text) == folded
 
 
@@ -273,7 +273,7 @@ def test_steps_of_credit_know_their_tokens_and_the_state_of_a_cut():
         [None, made[0][0].state], [None, state_key("train/1", "t", "Y")], [None], [None], [None, None]]
 
 
-def test_prompts_have_no_state_of_a_cut():
+def test_a_prompt_key_has_no_state_after_an_episode_cut_off():
     group = [episode("S", end="turns", final="S")]
     assert credit_steps(group, make_options(state_key="prompt"))[0][0].cut_in is None
 

@@ -25,7 +25,7 @@ def test_a_prompt_continues_the_newest_call_that_it_begins_with():
     assert after(steps, [7, 8, 9]) == 1
 
 
-def test_other_tokens_continue_nothing():
+def test_a_prompt_with_other_tokens_continues_no_earlier_step():
     """Another token in the answer (tokenised anew), in the prompt (edited), or an end that is missing."""
     steps = [step([1, 2], [3, 4])]
     for prompt in ([1, 2, 34, 5, 6], [1, 9, 3, 4, 5], [1, 2, 3], [], [2, 3, 4, 5]):

@@ -103,7 +103,7 @@ async def test_failures_end_after_the_deadline():
     (httpx.Response(400, json={"error": {"code": "context_length_exceeded"}}), ContextFull, "context_length"),
     (httpx.Response(400, text="This model's maximum context length is 512 tokens"), ContextFull, "512"),
     (httpx.Response(400, text="no such parameter"), UserError, "no such parameter")])
-async def test_what_cannot_be_tried_again(reply: httpx.Response, error: type[Exception], text: str):
+async def test_a_reply_that_no_retry_can_fix_is_an_error(reply: httpx.Response, error: type[Exception], text: str):
     with pytest.raises(error, match=text):
         await model(in_turn(reply), Clock()).ask(ASKED, seed=0)
 

@@ -64,5 +64,5 @@ def test_a_reflection_reads_memory_and_the_whole_trial():
     assert f"Observation: {FIRST.observation}\nAction: go on\n\nObservation: You see a mug 1.\n\nThe trial" in text
 
 
-def test_only_reflexion_reflects():
+def test_reflexion_is_the_only_policy_that_reflects_on_a_trial():
     assert [make_policy(name, TEMPLATE).reflects for name in ("direct", "react", "reflexion")] == [False, False, True]

@@ -49,7 +49,7 @@ async def test_a_body_that_a_form_could_send_is_refused(kind, status):
     assert await ask({"content-type": kind}, method="GET") == 200, "a GET has no body to be misread"
 
 
-async def test_an_upgrade_is_refused():
+async def test_a_request_to_upgrade_the_protocol_is_refused():
     assert await ask({"upgrade": "websocket", "connection": "upgrade"}, method="GET") == 400
 
 

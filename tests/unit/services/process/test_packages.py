@@ -7,7 +7,7 @@ from pathlib import Path
 from services.process.packages import OURS, check_one_installation, found_in, installation_root
 
 
-def test_this_installation_is_one():
+def test_all_our_packages_come_from_one_installation():
     check_one_installation()
     assert {found_in(name) for name in OURS} == {installation_root()}
 

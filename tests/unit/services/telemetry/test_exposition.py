@@ -32,7 +32,7 @@ def test_counters_begin_at_zero_with_all_their_labels():
     assert shown[at("gagpo_rollout_turn_seconds_count", worker="rollout-0")] == 0
 
 
-def test_types_survive_the_heartbeat():
+def test_metric_types_and_labels_survive_the_heartbeat():
     """A histogram's buckets are cumulative, and two workers stay apart."""
     beats = {}
     for name, seconds in (("rollout-0", (0.02, 0.2)), ("rollout-1", (70.0,))):

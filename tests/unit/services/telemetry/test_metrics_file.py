@@ -56,7 +56,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_drops_what_came_after_it(tmp_path:
     assert len(metrics.read_rows(path)) == 3
 
 
-def test_no_file_is_no_rows(tmp_path: Path):
+def test_a_missing_file_has_no_rows(tmp_path: Path):
     assert metrics.read_rows(tmp_path / "absent") == []
 
 

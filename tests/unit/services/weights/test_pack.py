@@ -73,7 +73,7 @@ def test_transposed_tensor_is_packed_in_its_own_order():
 
 
 @pytest.mark.parametrize("change", ["value", "name", "shape", "dtype"])
-def test_digest_changes_with(change, tensors):
+def test_the_digest_changes_with_any_part_of_the_weights(change, tensors):
     """One bit of a value, a name, a shape, a dtype: each names other weights."""
     before = digest_of(tensors)
     bias = tensors.pop("b.bias")

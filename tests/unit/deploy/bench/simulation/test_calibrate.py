@@ -48,7 +48,7 @@ def test_a_run_tells_the_times_of_its_parts(tmp_path: Path):
     assert sorted(figures.turns) == [1, 2, 3, 3, 3, 4, 5, 5]
 
 
-def test_two_times_are_never_negative():
+def test_fitted_times_are_never_negative():
     assert two_times([1, 1], [1, 2], [3, 4]) == pytest.approx((2, 1))
     assert two_times([1, 1], [1, 2], [4, 2]) == pytest.approx((3, 0))  # free, they would be 6 and -2
     assert two_times([1, 2], [1, 1], [4, 2]) == pytest.approx((0, 3))
