@@ -1,35 +1,44 @@
 """A tiny run that is interrupted, resumed and loses its servers ends with the weights of an undisturbed run.
 
-The tests follow one run through its life and stand in its order. A Prometheus watches all of it, so that at the end
-every board can be asked what it shows. The undisturbed run it is held against is traced: being watched changes no bit.
+The tests follow one run through its life and stand in its order. Where a test breaks the run, the games of its next
+step stop in the middle, so that the run is there on a fast machine too. A Prometheus watches all of it, so that at the
+end every board can be asked what it shows. The undisturbed run it is held against is traced: being watched changes no
+bit.
 """
 
 import json
+import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import held_alfworld
 import psutil
 import pyarrow.parquet as pq
 import pytest
 from collector import Collector
 from prometheus_api import ask, shows
 
+from deploy.launch.task_sets import open_task_sets
 from deploy.monitor.boards import BOARDS
 from deploy.monitor.servers import prometheus
+from deploy.runs.configs import load_config
+from services.controller.tickets import TaskStream
 from services.telemetry.metrics_file import read_rows
 
-pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(1800)]
 
 STEPS = 4
 TINY = (
     "--config", "alfworld-tiny", f"steps={STEPS}", "env.max_steps=6", "model.layers=1", "model.intermediate=64",
     "sft.demos_per_game=1", "sft.minutes=0.05", "rollout.slots=8", "rollout.kv_cache_gb=0.25", "rollout.exact=true",
     "learner.groups_per_step=2", "learner.group_size=2", "learner.threads=1", "eval.every=2", "eval.episodes=4",
-    "eval.compare_cold_start=false", "checkpoint.every=1",
+    "eval.compare_cold_start=false", "checkpoint.every=1", "env.name=held_alfworld:SPEC",
 )
+GROUPS = 2
+"""Groups of a step."""
 
 NAMES = {"ticket": "controller", "episode": "rollout-0", "turn": "rollout-0", "environment reset": "rollout-0",
          "environment step": "rollout-0", "serve reset": "environment-0", "serve step": "environment-0",
@@ -40,6 +49,18 @@ NAMES = {"ticket": "controller", "episode": "rollout-0", "turn": "rollout-0", "e
 @pytest.fixture(scope="module")
 def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hold_after(runs_dir: Path) -> Iterator[Callable[[int], None]]:
+    """Provides `hold_after(step)`: the games of later steps stop in the middle, until it is called with another one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("ALFWORLD_DATA", raising=False)
+        patch.setenv("HELD_TASKS", str(runs_dir / "held"))
+        patch.setenv("PYTHONPATH", str(Path(held_alfworld.__file__).parent), prepend=os.pathsep)
+        config = load_config("alfworld-tiny", TINY[2:])
+        tasks = TaskStream(open_task_sets(config).train, config.seed)
+        yield lambda step: held_alfworld.hold(tasks[group] for group in range(GROUPS * step, GROUPS * STEPS))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -63,10 +84,12 @@ def arguments(runs_dir: Path) -> tuple[str, ...]:
     return (*TINY, f"runs_dir={runs_dir}", "name=hunted", "eval.panel=4", "eval.panel_temperatures=[1.0]")
 
 
-def test_ctrl_c_in_the_middle_leaves_no_process(train, runs_dir: Path, arguments):
+def test_ctrl_c_in_the_middle_leaves_no_process(train, runs_dir: Path, arguments, hold_after):
+    hold_after(1)
     run = train(runs_dir / "hunted", *arguments)
     run.wait_for("a first step", lambda: bool(run.steps))
     run.ctrl_c()
+    hold_after(2)  # a server that stops waits for its steps
     assert run.end() == 130, run.tail()
     assert run.tail().splitlines()[-2:] == [
         f"to go on: gagpo train --resume {runs_dir / 'hunted'}", "error: interrupted"], run.tail()
@@ -81,21 +104,24 @@ def test_a_run_without_resume_is_refused(train, runs_dir: Path, arguments):
     assert "holds a run already" in run.tail()
 
 
-def test_resumed_it_outlives_the_death_of_ray_redis_its_server_learner_and_sampler(train, runs_dir: Path, arguments):
+def test_resumed_it_outlives_the_death_of_ray_redis_its_server_learner_and_sampler(train, runs_dir: Path, hold_after):
     run = train(runs_dir / "hunted", "--resume", str(runs_dir / "hunted"))
     taken = len(run.steps)
+    hold_after(taken + 1)
     run.wait_for("where it goes on", lambda: "] goes on" in run.said)
     run.wait_for("a place for the learner", lambda: run.shows("ray::LearnerRank"))
     run.find("gcs_server").kill()
     run.wait_for("another Ray", lambda: "the private Ray died (GCS); starting everything in a new one" in run.said)
     run.wait_for("a step after the resume", lambda: len(run.steps) > taken)
+    before = len(run.said)
     run.find("redis-server").kill()
     run.find("ray::LearnerRank").kill()
     run.find("serve-env").kill()
-    run.wait_for("the environment server's return", lambda: "environment server 0 died" in run.tail())
+    run.wait_for("the environment server's death", lambda: "environment server 0 died" in run.said[before:])
     engine = run.find("EngineCore")
     run.find("ray::RolloutHost").kill()
-    psutil.wait_procs([engine], 5)
+    psutil.wait_procs([engine], 60)
+    hold_after(STEPS)
     assert not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE, "the engine outlived its worker"
     assert run.end() == 0, run.tail()
     assert run.survivors() == []
@@ -122,7 +148,7 @@ def test_every_evaluation_is_there_once(runs_dir: Path):
 
 def test_no_ticket_was_lost_or_counted_twice(runs_dir: Path):
     done = subprocess.run([sys.executable, "-m", "deploy.cli", "audit", str(runs_dir / "hunted")], capture_output=True,
-                          text=True, timeout=60, check=False)
+                          text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout
     assert done.stdout.endswith("clean: no group was lost or trained twice\n")
     assert "8 trained" in done.stdout
@@ -131,7 +157,7 @@ def test_no_ticket_was_lost_or_counted_twice(runs_dir: Path):
 def test_status_says_that_it_is_finished(runs_dir: Path):
     assert (runs_dir / "hunted" / "report.html").stat().st_size > 10_000
     out = subprocess.run([sys.executable, "-m", "deploy.cli", "status", str(runs_dir / "hunted"), "--json"],
-                         capture_output=True, text=True, timeout=60, check=True).stdout
+                         capture_output=True, text=True, timeout=240, check=True).stdout
     status = json.loads(out)
     assert (status["state"], status["step"], status["steps"]) == ("finished", STEPS, STEPS)
 
