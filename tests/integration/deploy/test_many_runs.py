@@ -19,7 +19,7 @@ from deploy.training import sweep
 from deploy.training.paper_tables import ABLATIONS
 from services.config.tree import Config
 
-pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(1800)]
 
 VARIANTS = ABLATIONS[:1]
 """Only this variant runs here. Unit tests check how the others differ."""

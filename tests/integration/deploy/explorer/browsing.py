@@ -17,10 +17,10 @@ def explored(*runs):
         yield next(found[1] for line in said if (found := re.search(r"(http://\S+?)/?$", line.strip())))
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
-def until(condition, seconds=10.0):
+def until(condition, seconds=60.0):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if found := condition():
