@@ -235,6 +235,6 @@ def _environment(folder: Path) -> dict[str, str]:
             if name not in ("ALFWORLD_DATA", "RAY_ADDRESS") and not name.lower().endswith("_proxy")}
     return kept | {
         "PYTHONPATH": str(ROOT), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-        "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder / "ray"), "RAY_JOB_STOP_WAIT_TIME_S": "300",
+        "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder / "ray"), "RAY_JOB_STOP_WAIT_TIME_S": "60",
         # All nodes share the memory of this machine, so its pressure says nothing about a node.
         "RAY_memory_monitor_refresh_ms": "0"}
