@@ -1,0 +1,42 @@
+"""A run whose machine is lost goes on elsewhere from its copy in a real S3 server. Its books are right at the end."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+from object_store import BUCKET, object_store
+
+from services.telemetry.metrics_file import read_rows
+
+SETTINGS = (
+    "name=lost", f"storage.url={BUCKET}/runs", "steps=4", "env.max_steps=6", "model.layers=1", "model.intermediate=64",
+    "sft.demos_per_game=1", "sft.minutes=0.05", "rollout.slots=8", "rollout.kv_cache_gb=0.25",
+    "learner.groups_per_step=2", "learner.group_size=2", "learner.threads=1", "eval.every=2", "eval.episodes=4",
+    "eval.panel=0", "eval.compare_cold_start=false", "checkpoint.every=1",
+)
+LIFE_S = 600.0
+
+pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(1800)]
+
+
+def test_a_run_goes_on_elsewhere_after_the_loss_of_its_machine(train, tmp_path):
+    from deploy.runs.object_folder import ObjectFolder
+
+    with object_store():
+        copy = ObjectFolder(f"{BUCKET}/runs/lost")
+        here, there = tmp_path / "here" / "lost", tmp_path / "there" / "lost"
+        run = train(here, "--config", "alfworld-tiny", *SETTINGS, f"runs_dir={here.parent}")
+        run.wait_for("a checkpoint in the object store", lambda: bool(copy.read("checkpoints/latest.json")), LIFE_S)
+        run.process.kill()
+        run.end(LIFE_S)
+        assert run.survivors() == []
+        shutil.rmtree(here)
+        again = train(there, "--resume", f"{BUCKET}/runs/lost", f"runs_dir={there.parent}")
+        assert again.end(LIFE_S) == 0, again.tail()
+        assert "goes on after learner step" in again.said, again.tail()
+        assert [row["step"] for row in read_rows(there / "metrics.jsonl")] == [1, 2, 3, 4]
+        audit = subprocess.run([sys.executable, "-m", "deploy.cli", "audit", str(there)], capture_output=True,
+                               text=True, timeout=120, check=False)
+        assert audit.returncode == 0, audit.stdout + audit.stderr
+        assert copy.read("summary.json") == (there / "summary.json").read_bytes()
