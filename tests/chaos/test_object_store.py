@@ -46,9 +46,8 @@ def test_a_run_goes_on_elsewhere_after_the_loss_of_its_machine(train, tmp_path):
         here, there = tmp_path / "here" / "lost", tmp_path / "there" / "lost"
         run = train(here, "--config", "alfworld-tiny", *SETTINGS, f"runs_dir={here.parent}")
         run.wait_for("a checkpoint in the object store", lambda: bool(copy.read("checkpoints/latest.json")), LIFE_S)
-        run.process.kill()
+        run.clean_up()
         run.end(LIFE_S)
-        assert run.survivors() == []
         shutil.rmtree(here)
         held_alfworld.hold(())
         again = train(there, "--resume", f"{BUCKET}/runs/lost", f"runs_dir={there.parent}")
