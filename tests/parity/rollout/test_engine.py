@@ -206,7 +206,8 @@ async def test_an_update_ends_when_vllms_process_dies_in_it(tied_folder, sampler
     engine = Engine(tied_folder, FIRST, config=sampler_config, dtype="float32", load=False)
     try:
         await engine.start()
-        processes = processes_in(str(engine._folder))
+        processes = processes_in(str(engine._folder.path))
+        assert processes
         for process in processes:
             os.kill(process, signal.SIGSTOP)
         update = asyncio.create_task(load(engine, tiny_model(tied=True, seed=2), step=1))

@@ -15,6 +15,7 @@ def loads_no_model(config, model_path, gang, *, probed):
     raise SystemExit(0)
 
 learner.trainer.Learner = loads_no_model
+LearnerRank._lead = lambda self, make, stack: make()  # without a store
 config = Config(name="t", steps=1, runs_dir=Path(sys.argv[1]), learner={"collective_s": 77})
 config.run_dir.mkdir()
 LearnerRank(config_json=config.model_dump_json(), run="r", rank=0, world=1, store_url="", weights_actor_name="",
