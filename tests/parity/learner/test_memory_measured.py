@@ -51,7 +51,8 @@ print(resident("VmHWM") - before)
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_a_step_takes_the_memory_that_the_plan_says(tmp_path: Path, checkpointing: bool):
-    """Within 20%. Logits are counted as they are: their bound in the plan is for the vocabulary of a real model."""
+    """At most 5% more, so that what fits by the plan fits, and at most 25% less: the plan counts the gradients in flight
+    of a layer as large as what it saves. Logits are counted as they are: their bound is for a real vocabulary."""
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(Qwen2Config(
         vocab_size=97, hidden_size=512, intermediate_size=1408, num_hidden_layers=4, num_attention_heads=8,
@@ -68,4 +69,4 @@ def test_a_step_takes_the_memory_that_the_plan_says(tmp_path: Path, checkpointin
     said = memory(shape, training_of(make_config(**learner), critic=False))
     logits = LOGIT_TENSORS * 4 * GROUPS * MEMBERS * STEPS * RESPONSE * shape.vocabulary
     expected = said.total - said.logits + logits
-    assert int(done.stdout.splitlines()[-1]) == pytest.approx(expected, rel=0.2)
+    assert 0.75 * expected < int(done.stdout.splitlines()[-1]) < 1.05 * expected

@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def test_tensorboard_holds_every_figure_at_its_step(tmp_path: Path):
 
 
 def records(path: Path) -> Iterator[bytes]:
-    """The records of a W&B file: blocks of 32 KiB as in LevelDB's log, across whose borders a record may lie."""
+    """The whole records of a W&B file so far: blocks of 32 KiB as in LevelDB's log, across whose borders one may lie."""
     content, record, at = path.read_bytes(), b"", 7  # the file begins with seven bytes of its own
     while at + 7 <= len(content):
         if BLOCK - at % BLOCK < 7:  # too small for a header: padding
@@ -53,6 +54,8 @@ def records(path: Path) -> Iterator[bytes]:
         _, size, kind = struct.unpack_from("<IHB", content, at)
         record += content[at + 7:at + 7 + size]
         at += 7 + size
+        if at > len(content):  # W&B still writes it
+            return
         if kind in (WHOLE, LAST):
             yield record
             record = b""
@@ -65,8 +68,12 @@ def test_wandb_writes_a_run_to_be_synchronised(tmp_path: Path, monkeypatch: pyte
     sinks.check(config("wandb"))
     write(tmp_path, "wandb")
     (file,) = (tmp_path / "wandb").glob("offline-run-*/run-tiny-1.wandb")
+    deadline, found = time.monotonic() + 60, []
+    while "exit" not in [record.WhichOneof("record_type") for record in found]:
+        assert time.monotonic() < deadline, "W&B's own process has not ended the file"
+        found = [Record.FromString(record) for record in records(file)]
     rows = [{item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
-            for record in map(Record.FromString, records(file)) if record.WhichOneof("record_type") == "history"]
+            for record in found if record.WhichOneof("record_type") == "history"]
     logged = [{key: value for key, value in row.items() if not key.startswith("_")} for row in rows]
     assert logged == [
         {"step": 3, "success_rate": 0.25, "loss/policy": -0.125},
