@@ -124,7 +124,8 @@ class ArchiveIndex:
 
     def _index(self, name: str, stamp: tuple[int, int]) -> list[GroupEntry]:
         cached = self._cache / f"{name}.json"
-        with suppress(OSError, ValueError, TypeError, KeyError):  # another format, or damaged: it is made again
+        # Of another format, or damaged: it is made again.
+        with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
             known = json.loads(cached.read_text())
             if known["format"] == FORMAT and known["stamp"] == list(stamp):
                 return [_known(known["columns"], row) for row in known["rows"]]

@@ -110,7 +110,7 @@ def load_game(text: str | bytes) -> Game:
     """Makes the game of a file's text. Raises UnknownGame."""
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UnknownGame(f"the game file is not JSON: {error}") from error
     if not isinstance(data, dict):
         raise UnknownGame("the game file is not a JSON object")

@@ -212,5 +212,5 @@ def _solvable(path: Path) -> bool:
             return json.loads(file.read()).get("solvable") is True
     except (FileNotFoundError, NotADirectoryError):
         return False  # a trial that never became a game
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise UserError(f"the game file {path} is broken: {error}", "delete it or download it again") from error

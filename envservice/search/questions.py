@@ -86,7 +86,7 @@ def read_documents(path: Path) -> list[tuple[str, str]]:
         try:
             row = json.loads(line)
             found.append((str(row["id"]), str(row["contents"])))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise UserError(f"line {number} of {path} is not a document: {type(error).__name__} {error}",
                             'write one object a line: {"id": "...", "contents": "..."}') from None
     return found

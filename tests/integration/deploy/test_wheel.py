@@ -1,9 +1,9 @@
 """The wheel works on its own: from another folder, with nothing of the repository in reach."""
 
 import os
+import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -17,12 +17,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     work = tmp_path_factory.mktemp("wheel")
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, timeout=60,
                              check=True)
-    with tarfile.open(work / "tree.tar", "w") as tree:
-        for name in filter(None, tracked.stdout.split("\0")):
-            if (ROOT / name).is_file():
-                tree.add(ROOT / name, name)
-    with tarfile.open(work / "tree.tar") as tree:
-        tree.extractall(work / "tree", filter="data")
+    for name in filter(None, tracked.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (work / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, work / "tree" / name)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", work, work / "tree"], timeout=240,
                    check=True)

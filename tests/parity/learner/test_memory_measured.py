@@ -51,8 +51,8 @@ print(resident("VmHWM") - before)
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_a_step_takes_the_memory_that_the_plan_says(tmp_path: Path, checkpointing: bool):
-    """At most 5% more, so that what fits by the plan fits, and at most 25% less: the plan counts the gradients in flight
-    of a layer as large as what it saves. Logits are counted as they are: their bound is for a real vocabulary."""
+    """At most 5% more, so that what the plan lets fit does, and at most 25% less: it counts the gradients in flight
+    of a layer as large as what it saves. Logits are counted as they are: the plan's are for a real vocabulary."""
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(Qwen2Config(
         vocab_size=97, hidden_size=512, intermediate_size=1408, num_hidden_layers=4, num_attention_heads=8,

@@ -45,7 +45,7 @@ def test_tensorboard_holds_every_figure_at_its_step(tmp_path: Path):
 
 
 def records(path: Path) -> Iterator[bytes]:
-    """The whole records of a W&B file so far: blocks of 32 KiB as in LevelDB's log, across whose borders one may lie."""
+    """The whole records of a W&B file so far, in blocks of 32 KiB as in LevelDB's log. One may lie across a border."""
     content, record, at = path.read_bytes(), b"", 7  # the file begins with seven bytes of its own
     while at + 7 <= len(content):
         if BLOCK - at % BLOCK < 7:  # too small for a header: padding

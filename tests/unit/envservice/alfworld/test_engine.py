@@ -125,7 +125,7 @@ def test_a_game_that_is_not_known_is_refused(key, old, new, complaint):
         parse_game(data)
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"grammar": ""}', b"\xff\xfe"])
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"grammar": ""}', b"\xff\xfe", b"[" * 100_000])
 def test_a_damaged_file_is_refused(text):
     with pytest.raises(UnknownGame):
         load_game(text)
