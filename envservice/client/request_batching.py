@@ -204,20 +204,35 @@ async def first_answer(send: Callable[[], Coroutine[Any, Any, httpx.Response]], 
     """Sends a request, and unless `once` copies of it while no answer comes. Returns the first answer.
 
     A connection may be dead without a sign, and the server may also be slow. It carries out a step once, however often
-    it is asked. Raises httpx.HTTPError.
+    it is asked. A server that is about to end refuses a copy and answers the request all the same, so an error counts
+    when nothing else is under way. Raises httpx.HTTPError.
     """
     copies: set[asyncio.Task[httpx.Response]] = set()
     pause = None if once else AGAIN_S
     try:
         while True:
             copies.add(asyncio.create_task(send()))
-            done, _ = await asyncio.wait(copies, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
-            if done:
-                return done.pop().result()
+            answer = await _answer_within(copies, pause)
+            if answer is not None:
+                return answer
             pause = 2 * pause if pause else None
     finally:
         for copy in copies:
             copy.cancel()
+
+
+async def _answer_within(copies: set[asyncio.Task[httpx.Response]], seconds: float | None) -> httpx.Response | None:
+    """Returns the first answer of `copies`, or None after `seconds`. Raises the error of the last one if all fail."""
+    until = None if seconds is None else time.monotonic() + seconds
+    while True:
+        left = None if until is None else max(0.0, until - time.monotonic())
+        done, _ = await asyncio.wait(copies, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        if not done:
+            return None
+        copies -= done
+        answered = [copy for copy in done if copy.exception() is None]
+        if answered or not copies:
+            return (answered or [*done])[0].result()
 
 
 def _never() -> bool:

@@ -147,3 +147,28 @@ async def test_no_copy_of_a_reset_goes_to_a_live_environment(monkeypatch: pytest
         await asyncio.sleep(0.2)
         assert wire.paths.count("reset") == 1
         resetting.cancel()
+
+
+async def test_a_refused_copy_leaves_the_request_its_answer(monkeypatch: pytest.MonkeyPatch):
+    """A server that is about to end takes no new connection, and still answers what it has."""
+    monkeypatch.setattr(lanes, "AGAIN_S", 0.01)
+    refused, sent = asyncio.Event(), []
+
+    async def send() -> httpx.Response:
+        sent.append(len(sent))
+        if len(sent) > 1:
+            refused.set()
+            raise httpx.ConnectError("refused")
+        await refused.wait()
+        await asyncio.sleep(0)
+        return httpx.Response(200)
+
+    assert (await lanes.first_answer(send, once=False)).status_code == 200
+
+
+async def test_the_last_error_counts():
+    async def send() -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    with pytest.raises(httpx.ConnectError):
+        await lanes.first_answer(send, once=False)
