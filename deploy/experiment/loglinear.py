@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         _make(file, wanted, args.parallel, 3600 * args.hours if args.hours else float("inf"))
     runs = read_runs(file)
     lines = as_lines(runs)
-    (args.out / "table.md").write_text("\n".join(["```", *lines, "```"]) + "\n")
+    (args.out / "table.md").write_text("\n".join(["```text", *lines, "```"]) + "\n")
     print(json.dumps([asdict(one) for one in runs]) if args.json else "\n".join(lines))
     return 0
 

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         file.write_text(json.dumps(result) + "\n")
     result = json.loads(file.read_text())
     lines = as_lines(result)
-    (args.out / "tabular.md").write_text("\n".join(["```", *lines, "```"]) + "\n")
+    (args.out / "tabular.md").write_text("\n".join(["```text", *lines, "```"]) + "\n")
     draw(result, args.out / "tabular.png")
     print(json.dumps(result) if args.json else "\n".join(lines))
     return 0
