@@ -94,8 +94,8 @@ class LearnerRank:
 
         if not self._config.rollout.sleep:
             return make(), nullcontext
-        turn = partial(card_turn, Card(store, f"{self._run}-learner"), pulse, check=check,
-                       wait_s=self._config.learner.wait_s)
+        cards = [Card(store, f"{self._run}-learner", index) for index in range(self._config.learner.ranks)]
+        turn = partial(card_turn, cards, pulse, check=check, wait_s=self._config.learner.wait_s)
         with Beating(pulse, store.beat), turn():  # a worker gives the card to a learner whose heartbeat asks for it
             learner = make()
             learner.park()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Protocol
 
 from services.errors import DeadlineExceeded
@@ -27,23 +27,24 @@ class Parked(Protocol):
 
 
 @contextmanager
-def card_turn(card: Card, pulse: Pulse, *, check: Callable[[], None], wait_s: float) -> Iterator[None]:
-    """Inside, the card is the learner's. Raises what `check` raises while it waits, or DeadlineExceeded."""
+def card_turn(cards: Sequence[Card], pulse: Pulse, *, check: Callable[[], None], wait_s: float) -> Iterator[None]:
+    """Inside, all shared cards are the learner's. Raises what `check` raises while it waits, or DeadlineExceeded."""
     started = time.monotonic()
     pulse.doing(WANTED)
-    card.tell(pulse)
-    while not card.take():
-        check()
-        if time.monotonic() - started > wait_s:
-            raise DeadlineExceeded(f"the rollout worker kept the card for over {wait_s:g} s (learner.wait_s)")
-        time.sleep(POLL_S)
-    pulse.doing("trains, while the sampler sleeps")
-    card.tell(pulse)
-    try:
+    cards[0].tell(pulse)
+    with ExitStack() as held:
+        for card in cards:
+            held.callback(card.give)
+            while not card.take():
+                check()
+                if time.monotonic() - started > wait_s:
+                    raise DeadlineExceeded(f"a rollout worker kept its card for over {wait_s:g} s (learner.wait_s)")
+                time.sleep(POLL_S)
+        pulse.doing("trains, while the sampler sleeps")
+        cards[0].tell(pulse)
         yield
-        card.check()
-    finally:
-        card.give()
+        for card in cards:
+            card.check()
 
 
 @contextmanager

@@ -39,9 +39,10 @@ class RolloutHost:
 
     def __init__(  # noqa: PLR0913 - a new process has to be told all of it
         self, *, config_json: str, run: str, worker: str, store_url: str, env_urls: list[str], model_path: str,
-        weights_actor_name: str, folder: str, env_token: str | None = None,
+        weights_actor_name: str, folder: str, env_token: str | None = None, card: int = 0,
     ) -> None:
-        """`folder` is the run's folder, for the log. `env_token` is the bearer token of the environment servers."""
+        """`folder` is the run's folder, for the log. `env_token` is the bearer token of the environment servers. `card`
+        is the number of the GPU that the worker shares with a learner rank."""
         self._config = Config.model_validate_json(config_json)
         self._run = run
         self._worker = worker
@@ -50,6 +51,7 @@ class RolloutHost:
         self._env_token = env_token
         self._model = Path(model_path)
         self._weights_actor_name = weights_actor_name
+        self._shared_card = card
         self._folder = Path(folder)
         self._worker_loop: Any = None
 
@@ -108,7 +110,7 @@ class RolloutHost:
         """Takes a card that is used in turns, before the engine fills it; the end of the stack gives it up."""
         if not self._config.rollout.sleep:
             return None
-        turns = CardTurns(Card(store, self._worker), wait_s=self._config.learner.wait_s)
+        turns = CardTurns(Card(store, self._worker, self._shared_card), wait_s=self._config.learner.wait_s)
         stack.push_async_callback(turns.give)
         await turns.take()
         return turns

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deploy.launch.cards import Cards
-from deploy.launch.gpu_plan import check_memory, gpus_needed, shares_a_card
+from deploy.launch.gpu_plan import check_memory, gpus_needed, shares_cards
 from services.config.tree import Config
 from services.errors import UserError
 from services.findings import installed
@@ -44,21 +44,33 @@ def check_builds(config: Config) -> None:
 
 
 def _shares(config: Config) -> None:
-    rollout, learner = config.rollout, config.learner
+    learner = config.learner
     if learner.gpus > 1:
         raise UserError(f"learner.gpus={learner.gpus:g} reserves more GPUs than a rank uses",
                         f"set learner.gpus=1 and learner.ranks={learner.ranks * round(learner.gpus)}")
+    if shares_cards(config):
+        _pairs(config)
+        return
     if 0 < learner.gpus < 1 and learner.ranks > 1:
         raise UserError(f"learner.gpus={learner.gpus:g} puts several of {learner.ranks} ranks on one GPU, "
                         "and NCCL refuses that", "set learner.gpus=1, or learner.ranks=1")
-    if 0 < learner.gpus < 1 and 0 < rollout.gpus < 1 and rollout.workers > 1:
-        raise UserError(f"{rollout.workers} workers and a learner rank that take shares of GPUs may land on any GPU",
-                        "set rollout.workers=1 to share one GPU, or learner.gpus=1")
+
+
+def _pairs(config: Config) -> None:
+    rollout, learner = config.rollout, config.learner
+    if rollout.workers != learner.ranks:
+        raise UserError(f"shared GPUs hold one rollout worker and one learner rank each, and rollout.workers="
+                        f"{rollout.workers} with learner.ranks={learner.ranks}",
+                        f"set rollout.workers={learner.ranks} or learner.ranks={rollout.workers}, or give each side "
+                        "whole GPUs with rollout.gpus=1 and learner.gpus=1")
+    if (learner.fewest_ranks or learner.ranks) < learner.ranks:
+        raise UserError(f"learner.fewest_ranks={learner.fewest_ranks} is for ranks with GPUs of their own, and each "
+                        "rank shares one with a rollout worker", "remove learner.fewest_ranks, or set learner.gpus=1")
 
 
 def _sleep(config: Config) -> None:
     rollout, learner = config.rollout, config.learner
-    if rollout.sleep and not shares_a_card(config):
+    if rollout.sleep and not shares_cards(config):
         raise UserError(f"rollout.sleep=true is for a GPU that sampler and learner share, and rollout.gpus="
                         f"{rollout.gpus:g} with learner.gpus={learner.gpus:g} is none",
                         "set rollout.sleep=false, or shares such as rollout.gpus=0.4 and learner.gpus=0.6")

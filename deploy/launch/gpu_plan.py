@@ -70,10 +70,10 @@ def gpu_plan(config: Config, cards: Cards | None) -> GpuPlan | None:
     if not (config.rollout.gpus or config.learner.gpus) or config.model.path is None:
         return None
     shape = model_shape(config.model)
-    shared, training = shares_a_card(config), _training(config, shape, cards)
+    shared, training = shares_cards(config), _training(config, shape, cards)
     sampler = _sampler(config, shape, cards) if config.rollout.gpus else {}
     learner = _learner(memory(shape, training)) if config.learner.gpus else {}
-    seats = (_in_turns(sampler, learner) if shared and config.rollout.sleep else
+    seats = (_in_turns(config, sampler, learner) if shared and config.rollout.sleep else
              _seats(config, sampler, learner, shared=shared))
     return GpuPlan(cards=cards, seats=tuple(seats), checkpointing=training.checkpointing,
                    activations_per_token=saved_per_token(shape, half=training.half,
@@ -81,8 +81,8 @@ def gpu_plan(config: Config, cards: Cards | None) -> GpuPlan | None:
                    parked=parked(shape, training) / GIB if config.rollout.sleep else 0.0)
 
 
-def shares_a_card(config: Config) -> bool:
-    """Whether one worker and one learner rank share one GPU."""
+def shares_cards(config: Config) -> bool:
+    """Whether rollout workers and learner ranks share GPUs, one of each on every GPU."""
     rollout, learner = config.rollout, config.learner
     return bool(rollout.gpus and learner.gpus) and rollout.gpus + learner.gpus <= 1
 
@@ -107,7 +107,7 @@ def _learner(needs: DeviceMemory) -> dict[str, float]:
 
 def _seats(config: Config, sampler: dict[str, float], learner: dict[str, float], *, shared: bool) -> Iterator[Seat]:
     if shared:
-        yield Seat(name="learner and sampler", gpus=1, holds=learner | sampler)
+        yield Seat(name="learner and sampler", gpus=config.learner.ranks, holds=learner | sampler)
         return
     if learner:
         yield Seat(name="learner", gpus=config.learner.ranks, holds=learner)
@@ -117,12 +117,12 @@ def _seats(config: Config, sampler: dict[str, float], learner: dict[str, float],
                    holds={name: size * together for name, size in sampler.items()})
 
 
-def _in_turns(sampler: dict[str, float], learner: dict[str, float]) -> Iterator[Seat]:
+def _in_turns(config: Config, sampler: dict[str, float], learner: dict[str, float]) -> Iterator[Seat]:
     """Yields what one GPU holds in each turn. A sampler that sleeps keeps what is vLLM's own, and a learner whose
     states wait in host memory keeps its CUDA context."""
-    own = "vLLM itself"
-    yield Seat(name="learner, while the sampler sleeps", gpus=1, holds=learner | {own: sampler[own]})
-    yield Seat(name="sampler, while the learner waits", gpus=1, holds={CONTEXT: learner[CONTEXT]} | sampler)
+    own, gpus = "vLLM itself", config.learner.ranks
+    yield Seat(name="learner, while the sampler sleeps", gpus=gpus, holds=learner | {own: sampler[own]})
+    yield Seat(name="sampler, while the learner waits", gpus=gpus, holds={CONTEXT: learner[CONTEXT]} | sampler)
 
 
 def _workers_on_a_card(config: Config) -> int:
@@ -140,8 +140,8 @@ def _sampler_gpus(config: Config) -> int:
 
 def gpus_needed(config: Config) -> int:
     """Returns the number of whole GPUs that the run takes."""
-    if shares_a_card(config):
-        return 1
+    if shares_cards(config):
+        return config.learner.ranks
     return _sampler_gpus(config) + (config.learner.ranks if config.learner.gpus else 0)
 
 
@@ -198,8 +198,12 @@ def _changes(config: Config) -> Iterator[tuple[str, Config]]:
         yield f"rollout.kv_cache_gb={cache:g}, without rollout.gpu_memory", sampled(kv_cache_gb=cache, gpu_memory=None)
     yield (f"learner.token_budget={row} and learner.checkpointing=true",
            trained(checkpointing=True, token_budget=row))
-    if shares_a_card(config):
+    if shares_cards(config):
         yield "rollout.sleep=true", sampled(sleep=True)
+        for count in range(learner.ranks + 1, 8 * learner.ranks + 1):
+            yield (f"rollout.workers={count}, learner.ranks={count} and rollout.sleep=true", config.model_copy(update={
+                "rollout": rollout.model_copy(update={"workers": count, "sleep": True}),
+                "learner": learner.model_copy(update={"ranks": count})}))
         yield "rollout.gpus=1 and learner.gpus=1, on two GPUs", config.model_copy(update={
             "rollout": rollout.model_copy(update={"gpus": 1}), "learner": learner.model_copy(update={"gpus": 1})})
     else:

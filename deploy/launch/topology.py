@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.launch.discovery import Discovery
+from deploy.launch.gpu_plan import shares_cards
 from deploy.launch.ray_address import ray_address
 from deploy.launch.ray_cluster import ray_cluster
 from deploy.launch.reach import until_answered
@@ -21,8 +22,9 @@ from deploy.members import private_ray
 from deploy.members.env_server import EnvServer
 from deploy.members.learner_gang import LearnerGang
 from deploy.members.placed_server import PlacedServer
-from deploy.members.placement import NODE_SHARE, ClusterPlace, bundle
+from deploy.members.placement import NODE_SHARE, ClusterPlace, Place, bundle
 from deploy.members.ray_actor import Actor
+from deploy.members.shared_cards import CardShare, SharedCards
 from deploy.runs.folder import RunFolder
 from deploy.runs.wanted import read_wanted
 from services.config.secrets import env_token, redis_url
@@ -52,6 +54,8 @@ class Topology:
     supervisor: Supervisor
     env_token: str | None = None
     """The bearer token of the environment servers."""
+    cards: SharedCards | None = None
+    """The GPUs that rollout workers share with the learner's ranks."""
     servers: Fleet[EnvServer] | Fleet[PlacedServer] | None = None
     """The run's own environment servers; None if it uses servers that already run."""
 
@@ -67,15 +71,22 @@ class Topology:
         from rollout.actor import RolloutActor
 
         rollout = self.config.rollout
+        asked = bundle(cpus=rollout.cpus, gpus=rollout.reserved_gpus, nodes=self.config.placement.rollout)
         return Actor(
             f"rollout worker {index}", "rollout", f"rollout-{index}",
             lambda options: RolloutActor.options(**options).remote(
                 config_json=self.config.model_dump_json(), run=self.run, worker=f"rollout-{index}",
-                store_url=self.store_url, env_urls=list(self.urls()),
+                store_url=self.store_url, env_urls=list(self.urls()), card=index,
                 env_token=self.env_token, model_path=str(model.absolute()),
                 weights_actor_name=self.weights_name, folder=str(self.folder.absolute())),
-            ClusterPlace([bundle(cpus=rollout.cpus, gpus=rollout.reserved_gpus, nodes=self.config.placement.rollout)]),
+            self._place(index, asked),
         )
+
+    def _place(self, index: int, asked: dict[str, float]) -> Place:
+        """Returns the place of a worker: beside a learner rank, if there is one for it."""
+        if self.cards is None or index >= len(self.cards.asked):
+            return ClusterPlace([asked])
+        return CardShare(self.cards, [asked], first=index)
 
     def learner(self, model: Path) -> LearnerGang:
         """Returns the learner as one member with all its ranks."""
@@ -89,7 +100,7 @@ class Topology:
                 store_url=self.store_url, model_path=str(model.absolute()),
                 weights_actor_name=self.weights_name),
             bundle(cpus=learner.cpus, gpus=learner.gpus, nodes=self.config.placement.learner),
-            fewest=learner.fewest_ranks)
+            fewest=learner.fewest_ranks, cards=self.cards)
 
 
 @contextmanager
@@ -118,7 +129,17 @@ def topology(config: Config, *, run: str, folder: Path, config_file: Path, note:
         given = stack.enter_context(Discovery(config.env.urls))
         weights, name = _weights_actor(config, namespace)
         yield Topology(config=config, run=run, folder=folder, store=store, store_url=url, given_urls=given.urls,
-                       env_token=token, weights=weights, weights_name=name, supervisor=supervisor, servers=servers)
+                       env_token=token, weights=weights, weights_name=name, supervisor=supervisor,
+                       cards=_cards(config), servers=servers)
+
+
+def _cards(config: Config) -> SharedCards | None:
+    """Returns the GPUs of a config whose workers and ranks share them."""
+    if not shares_cards(config):
+        return None
+    rollout, learner, nodes = config.rollout, config.learner, config.placement
+    marks = bundle(nodes=nodes.rollout) | bundle(nodes=nodes.learner)
+    return SharedCards(bundle(cpus=rollout.cpus + learner.cpus) | marks, learner.ranks)
 
 
 def _servers(config: Config, folder: Path, config_file: Path, supervisor: Supervisor, *,

@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from deploy.members.placement import ClusterPlace, Resources, fitting, free_nodes
+from deploy.members.placement import ClusterPlace, Place, Resources, fitting, free_nodes
 from deploy.members.ray_actor import Options, end_of, kill
+from deploy.members.shared_cards import CardShare, SharedCards
 from services.controller.member import End
 from services.telemetry.logs import get_logger
 
@@ -17,7 +18,8 @@ SHRINK_AFTER_S = 10.0
 
 
 class LearnerGang:
-    """The learner's ranks. `make(rank, world, options)` creates the actor of one rank.
+    """The learner's ranks. `make(rank, world, options)` creates the actor of one rank, and `cards` are GPUs that the
+    ranks share with rollout workers.
 
     Once rank 0's process is up, it names the address where all ranks meet; then all ranks run. If the cluster has no
     room for all ranks, the gang starts with as many as fit, but with at least `fewest`; if fewer than that fit, it
@@ -29,12 +31,13 @@ class LearnerGang:
     name = "learner"
 
     def __init__(self, world: int, make: Callable[[int, int, Options], Any], bundle: Resources, *,
-                 fewest: int | None = None) -> None:
+                 fewest: int | None = None, cards: SharedCards | None = None) -> None:
         self._world = world
         self._fewest = fewest or world
         self._make = make
         self._bundle = bundle
-        self._place = ClusterPlace([bundle] * world)
+        self._cards = cards
+        self._place = self._place_of(world)
         self._asked_at = 0.0
         self._handles: list[Any] = []
         self._rendezvous: Any = None
@@ -83,9 +86,13 @@ class LearnerGang:
         self._place.release()
 
     def _ask(self, ranks: int) -> None:
-        self._place = ClusterPlace([self._bundle] * ranks)
+        self._place = self._place_of(ranks)
         self._place.ask()
         self._asked_at = time.monotonic()
+
+    def _place_of(self, ranks: int) -> Place:
+        asked = [self._bundle] * ranks
+        return ClusterPlace(asked) if self._cards is None else CardShare(self._cards, asked)
 
     def _shrink(self) -> None:
         """Asks for fewer ranks if the config allows that number and it fits now."""

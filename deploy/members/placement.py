@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from deploy.members import private_ray
 
@@ -57,6 +57,22 @@ def lacking(asked: Sequence[Resources], free: Sequence[Resources], total: Sequen
     return f"{needs}, and {fitting(asked, free) or 'none'} of the cluster's is free"
 
 
+class Place(Protocol):
+    """A place that was asked for: a ClusterPlace, or a part of GPUs that others use too."""
+
+    asked: list[dict[str, float]]
+
+    def ask(self) -> None: ...
+
+    def granted(self) -> bool: ...
+
+    def lacks(self) -> str: ...
+
+    def options(self, index: int) -> dict[str, Any]: ...
+
+    def release(self) -> None: ...
+
+
 class ClusterPlace:
     """A place with one bundle for each process. After `release`, `ask` may be called again."""
 
@@ -91,11 +107,11 @@ class ClusterPlace:
         """Returns what the cluster lacks, as text; an empty string once the place is granted."""
         return "" if self.granted() else lacking(self.asked, free_nodes(), total_nodes())
 
-    def options(self, index: int) -> dict[str, Any]:
-        """Returns the Ray options of the actor that runs in bundle `index`."""
+    def options(self, index: int, part: Resources | None = None) -> dict[str, Any]:
+        """Returns the Ray options of an actor in bundle `index`, which takes `part` of it, or all."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        one = self.asked[index]
+        one = part or self.asked[index]
         custom = {name: amount for name, amount in one.items() if name not in ("CPU", "GPU", "memory")}
         return {"num_cpus": one.get("CPU", 0), "num_gpus": one.get("GPU", 0), "resources": custom,
                 "scheduling_strategy": PlacementGroupSchedulingStrategy(

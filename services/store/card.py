@@ -1,9 +1,9 @@
-"""The memory of a GPU that a rollout worker and a learner rank fill in turns (`rollout.sleep`).
+"""The memory of GPUs that rollout workers and learner ranks fill in turns, one of each on every GPU (`rollout.sleep`).
 
-A lease in the store says whose turn it is, so the two never fill it at once, whoever of them dies.
+A lease in the store for each GPU says whose turn it is, so the two never fill it at once, whoever of them dies.
 
-    worker    takes the card before its engine starts and to wake it up; gives it when the learner wants it, asleep
-    learner   wants it by its heartbeat, takes it when the worker has given it, trains, gives it
+    worker    takes its card before its engine starts and to wake it up; gives it when the learner wants it, asleep
+    learner   wants all cards by its heartbeat, takes each when its worker has given it, trains, gives them back
 
 A holder that dies loses the card when its lease expires.
 """
@@ -18,16 +18,18 @@ from services.store.store import Store
 from services.telemetry.heartbeat import Pulse, all_do
 
 ROLE = "card"
+"""Followed by the number of the GPU among those that are shared."""
 WANTED = "waits for the card"
 """Told by a learner that is about to train."""
 TTL_S = 15.0
 
 
 class Card:
-    """One side's hold on the card. `holder` names it, and stays the same over its restarts."""
+    """One side's hold on one of the shared GPUs. `holder` names the side, and stays the same over its restarts."""
 
-    def __init__(self, store: Store, holder: str) -> None:
+    def __init__(self, store: Store, holder: str, index: int = 0) -> None:
         self._store = store
+        self._role = f"{ROLE}-{index}"
         self._holder = holder
         self._held = ExitStack()
         self._keeper: LeaseKeeper | None = None
@@ -43,7 +45,7 @@ class Card:
     def take(self) -> bool:
         """Takes the card and returns True, or False while another living process holds it."""
         try:
-            lease = self._store.acquire(ROLE, self._holder, ttl_s=TTL_S)
+            lease = self._store.acquire(self._role, self._holder, ttl_s=TTL_S)
         except LeaseHeld:
             return False
         self._keeper = self._held.enter_context(LeaseKeeper(self._store, lease))

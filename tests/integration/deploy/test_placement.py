@@ -18,6 +18,7 @@ from deploy.members.learner_gang import LearnerGang
 from deploy.members.placed_server import PlacedServer
 from deploy.members.placement import ClusterPlace, bundle
 from deploy.members.server_actor import ServerActor
+from deploy.members.shared_cards import CardShare, SharedCards
 from deploy.runs.configs import load_config
 from services.config.file import dump_config
 from services.config.rollout import SupervisionSection
@@ -135,3 +136,34 @@ def test_environment_servers_run_where_there_is_room_and_another_takes_the_place
             httpx.get(f"{second}/healthz", timeout=10)
     finally:
         supervisor.stop()
+
+
+class Holder:
+    """A process that tells which GPU Ray has given it."""
+
+    def gpus(self) -> list[int]:
+        return list(ray.get_gpu_ids())
+
+
+def test_each_worker_shares_its_gpu_with_one_rank_also_after_a_restart(cluster: Cluster):
+    """Ray counts GPUs that are only claimed, so this needs none."""
+    cluster.add_node(num_cpus=8, num_gpus=3)
+    cards = SharedCards(bundle(cpus=2), 3)
+    ranks = CardShare(cards, [bundle(cpus=1, gpus=0.6)] * 3)
+    workers = [CardShare(cards, [bundle(cpus=1, gpus=0.4)], first=k) for k in range(3)]
+    holder: Any = ray.remote(Holder)
+    ranks.ask()
+    for worker in workers:
+        worker.ask()
+    until(lambda: ranks.granted() and all(worker.granted() for worker in workers))
+    made = [holder.options(**ranks.options(rank)).remote() for rank in range(3)]
+    beside = [holder.options(**worker.options(0)).remote() for worker in reversed(workers)]
+    learner, sampler = (ray.get([one.gpus.remote() for one in some], timeout=DEADLINE_S) for some in (made, beside))
+    assert sorted(learner) == [[0], [1], [2]]
+    assert sampler[::-1] == learner
+    ray.kill(beside[0])
+    workers[2].release()
+    workers[2].ask()
+    assert workers[2].granted()
+    again = holder.options(**workers[2].options(0)).remote()
+    assert ray.get(again.gpus.remote(), timeout=DEADLINE_S) == learner[2]

@@ -53,7 +53,7 @@ def learner_turns(store, memory, woken):
     for _ in range(ROUNDS):
         assert woken.wait(DEADLINE_S)
         woken.clear()
-        with card_turn(card, pulse, check=lambda: None, wait_s=DEADLINE_S):
+        with card_turn([card], pulse, check=lambda: None, wait_s=DEADLINE_S):
             memory.fill("learner")
             memory.clear("learner")
         pulse.doing("waits for groups")
@@ -83,15 +83,15 @@ def test_the_two_never_fill_the_card_at_once(redis_url, run_name):
 
 def test_the_learner_gets_the_card_of_a_dead_worker_and_a_worker_that_starts_waits(redis_url, run_name):
     store = Store(redis_url, run_name)
-    store.acquire(ROLE, "rollout-0", ttl_s=0.2)  # and never renews it
+    store.acquire(f"{ROLE}-0", "rollout-0", ttl_s=0.2)  # and never renews it
     turns = CardTurns(Card(store, "rollout-0"), wait_s=0.0)
     learner, pulse = Card(store, "run-learner"), Pulse("learner-0", "learner")
-    with (card_turn(learner, pulse, check=lambda: None, wait_s=DEADLINE_S),
+    with (card_turn([learner], pulse, check=lambda: None, wait_s=DEADLINE_S),
           pytest.raises(DeadlineExceeded, match=r"over 0 s \(learner\.wait_s\)")):
         asyncio.run(turns.take())
     asyncio.run(CardTurns(Card(store, "rollout-0"), wait_s=DEADLINE_S).take())
-    with (pytest.raises(DeadlineExceeded, match="the rollout worker kept the card"),
-          card_turn(learner, pulse, check=lambda: None, wait_s=0.0)):
+    with (pytest.raises(DeadlineExceeded, match="a rollout worker kept its card"),
+          card_turn([learner], pulse, check=lambda: None, wait_s=0.0)):
         pytest.fail("two hold it")
 
 
@@ -102,11 +102,50 @@ def test_a_worker_that_lost_the_card_ends(redis_url, run_name, monkeypatch):
 
     async def work():
         await turns.take()
-        store.acquire(ROLE, "rollout-0")  # the same worker, started again elsewhere
+        store.acquire(f"{ROLE}-0", "rollout-0")  # the same worker, started again elsewhere
         async with asyncio.timeout(DEADLINE_S):
             while True:
                 await turns.turn(Sampler(Memory()), lambda: None)
                 await asyncio.sleep(0.01)
 
-    with pytest.raises(LeaseLost, match="the lease of card could not be renewed"):
+    with pytest.raises(LeaseLost, match="the lease of card-0 could not be renewed"):
         asyncio.run(work())
+
+
+def test_the_learner_trains_once_every_sampler_that_it_shares_a_card_with_sleeps(redis_url, run_name):
+    """Two cards, each with its own memory. A worker that gave its card waits until the learner has used both."""
+    store, memories = Store(redis_url, run_name), [Memory(), Memory()]
+    samplers = [Sampler(memory) for memory in memories]
+    turns = [CardTurns(Card(store, f"rollout-{k}", k), wait_s=DEADLINE_S) for k in range(2)]
+    cards, pulse = [Card(store, "run-learner", k) for k in range(2)], Pulse("learner-0", "learner")
+    trained, awake = threading.Event(), None
+
+    def learn():
+        with card_turn(cards, pulse, check=lambda: None, wait_s=DEADLINE_S):
+            for memory in memories:
+                memory.fill("learner")
+                memory.clear("learner")
+        pulse.doing("waits for groups")
+        cards[0].tell(pulse)
+        trained.set()
+
+    async def work(k):
+        await turns[k].take()
+        await samplers[k].wake()
+        await awake.wait()
+        if k == 0:
+            learner.start()
+        while not trained.is_set():
+            await turns[k].turn(samplers[k], lambda: None)
+            await asyncio.sleep(0.01)
+        await turns[k].give()
+
+    async def both():
+        nonlocal awake
+        awake = asyncio.Barrier(2)
+        async with asyncio.timeout(DEADLINE_S):
+            await asyncio.gather(work(0), work(1))
+
+    learner = threading.Thread(target=learn, daemon=True)
+    asyncio.run(both())
+    assert all(memory.turns == ["sampler", "learner", "sampler"] for memory in memories)

@@ -168,7 +168,7 @@ async def test_a_worker_sleeps_while_the_learner_has_the_card_and_its_episodes_g
     learner, pulse = Card(Store(world.redis_url, world.run), "run-learner"), Pulse("learner-0", "learner")
     await turns.take()
     async with working(world, card=turns) as worker:
-        turn = card_turn(learner, pulse, check=lambda: None, wait_s=DEADLINE_S)
+        turn = card_turn([learner], pulse, check=lambda: None, wait_s=DEADLINE_S)
         await asyncio.to_thread(turn.__enter__)
         beats = world.store.beats
         await until(world, lambda: beats().get("rollout-0", {}).get("doing", "").startswith("asleep"), worker)

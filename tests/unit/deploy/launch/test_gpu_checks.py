@@ -23,8 +23,13 @@ def config(models: dict[str, Path], *keys: str, size: str = "1.5b") -> Config:
 
 @pytest.mark.parametrize(("keys", "why", "fix"), [
     (["learner.gpus=2"], "reserves more GPUs than a rank uses", "set learner.gpus=1 and learner.ranks=2"),
-    (["learner.ranks=2"], "puts several of 2 ranks on one GPU", "set learner.gpus=1, or learner.ranks=1"),
-    (["rollout.workers=2"], "may land on any GPU", "set rollout.workers=1 to share one GPU, or learner.gpus=1"),
+    (["learner.ranks=2", "rollout.gpus=0"], "puts several of 2 ranks on one GPU",
+     "set learner.gpus=1, or learner.ranks=1"),
+    (["learner.ranks=2"], "rollout.workers=1 with learner.ranks=2", "set rollout.workers=2 or learner.ranks=1"),
+    (["rollout.workers=3"], "one rollout worker and one learner rank each", "set rollout.workers=1 or learner.ranks=3"),
+    (["rollout.workers=2", "learner.ranks=2", "learner.fewest_ranks=1"], "each rank shares one with a rollout worker",
+     "remove learner.fewest_ranks"),
+    (["rollout.workers=8", "learner.ranks=8"], "asks for 8 GPUs, and there are 4", "lower "),
     (["rollout.gpus=1", "learner.gpus=1", "rollout.workers=4"], "asks for 5 GPUs, and there are 4",
      "lower rollout.workers (now 4) or learner.ranks (now 1)"),
     (["rollout.gpus=1", "rollout.tensor_parallel=4", "learner.gpus=1"], "asks for 5 GPUs, and there are 4", "lower "),
@@ -71,6 +76,24 @@ def test_what_does_not_fit_is_refused_with_the_key_that_makes_it_fit(
     with pytest.raises(UserError, match=r"would hold .* GiB") as error:
         gpu_checks.check_gpus(config(models, *keys, size=size), hardware, private=True)
     assert fix in error.value.fix
+
+
+def test_several_gpus_are_shared_in_pairs(models: dict[str, Path]):
+    """A 7B model with its moments on the GPU fits four cards of 80 GB in turns: each rank holds a quarter of it."""
+    asked = config(models, "rollout.workers=4", "learner.ranks=4", "rollout.sleep=true", size="7b")
+    gpu_checks.check_gpus(asked, FOUR, private=True)
+    plan = gpu_plan(asked, FOUR)
+    assert plan is not None
+    assert (gpus_needed(asked), [seat.gpus for seat in plan.seats]) == (4, [4, 4])
+    assert plan.parked == pytest.approx((12 + 2) * 7_615_616_512 / 4 / 2**30)
+    with pytest.raises(UserError, match=r"would hold .* GiB") as error:
+        gpu_checks.check_gpus(config(models, size="7b"), FOUR, private=True)
+    assert "rollout.workers=" in error.value.fix
+
+
+def test_an_engine_over_several_gpus_shares_none_of_them(models: dict[str, Path]):
+    with pytest.raises(UserError, match=re.escape("tensor_parallel=2 needs whole GPUs")):
+        config(models, "rollout.tensor_parallel=2")
 
 
 def test_a_sampler_sleeps_only_on_a_card_that_it_shares(models: dict[str, Path]):

@@ -1,0 +1,57 @@
+"""The GPUs that rollout workers and learner ranks share, one of each on every GPU.
+
+Ray puts two processes that ask for shares of a GPU on any GPU with room. Here each GPU is one bundle of a placement
+group, and both processes run in that bundle. The bundles are kept until the run ends: a process that starts again finds
+its GPU, and Ray moves bundles whose node is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from deploy.members.placement import ClusterPlace, Resources
+
+
+class SharedCards(ClusterPlace):
+    """All shared GPUs of a run. `one`: what the two processes of a GPU ask for, on each of `count` GPUs."""
+
+    def __init__(self, one: Resources, count: int) -> None:
+        super().__init__([{**one, "GPU": 1.0}] * count)
+
+    def ask(self) -> None:
+        """Asks once. Later calls look again whether all bundles have their place."""
+        if self._group is None:
+            super().ask()
+        self._granted = False
+
+    def release(self) -> None:
+        """Keeps the bundles, because other processes use them."""
+
+
+class CardShare:
+    """The place of some processes, each on one of the shared GPUs. Its methods are those of ClusterPlace."""
+
+    def __init__(self, cards: SharedCards, asked: Sequence[Resources], *, first: int = 0) -> None:
+        self.asked = [dict(one) for one in asked]
+        self._cards = cards
+        self._first = first
+
+    def ask(self) -> None:
+        """Asks the cluster for all shared GPUs and returns at once."""
+        self._cards.ask()
+
+    def granted(self) -> bool:
+        """Whether the cluster has given all shared GPUs."""
+        return self._cards.granted()
+
+    def lacks(self) -> str:
+        """Returns what the cluster lacks, as text; an empty string once the GPUs are granted."""
+        return self._cards.lacks()
+
+    def options(self, index: int) -> dict[str, Any]:
+        """Returns the Ray options of process `index`."""
+        return self._cards.options(self._first + index, self.asked[index])
+
+    def release(self) -> None:
+        """Ends no process and keeps the GPUs."""
