@@ -22,7 +22,7 @@ from deploy.members import private_ray
 from deploy.members.env_server import EnvServer
 from deploy.members.learner_gang import LearnerGang
 from deploy.members.placed_server import PlacedServer
-from deploy.members.placement import NODE_SHARE, ClusterPlace, Place, bundle
+from deploy.members.placement import NODE_SHARE, ClusterPlace, ProcessPlace, bundle
 from deploy.members.ray_actor import Actor
 from deploy.members.shared_cards import CardShare, SharedCards
 from deploy.runs.folder import RunFolder
@@ -82,7 +82,7 @@ class Topology:
             self._place(index, asked),
         )
 
-    def _place(self, index: int, asked: dict[str, float]) -> Place:
+    def _place(self, index: int, asked: dict[str, float]) -> ProcessPlace:
         """Returns the place of a worker: beside a learner rank, if there is one for it."""
         if self.cards is None or index >= len(self.cards.asked):
             return ClusterPlace([asked])

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from deploy.members.placement import ClusterPlace, Place, Resources, fitting, free_nodes
+from deploy.members.placement import ClusterPlace, ProcessPlace, Resources, fitting, free_nodes
 from deploy.members.ray_actor import Options, end_of, kill
 from deploy.members.shared_cards import CardShare, SharedCards
 from services.controller.member import End
@@ -90,7 +90,7 @@ class LearnerGang:
         self._place.ask()
         self._asked_at = time.monotonic()
 
-    def _place_of(self, ranks: int) -> Place:
+    def _place_of(self, ranks: int) -> ProcessPlace:
         asked = [self._bundle] * ranks
         return ClusterPlace(asked) if self._cards is None else CardShare(self._cards, asked)
 

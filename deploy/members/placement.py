@@ -57,7 +57,7 @@ def lacking(asked: Sequence[Resources], free: Sequence[Resources], total: Sequen
     return f"{needs}, and {fitting(asked, free) or 'none'} of the cluster's is free"
 
 
-class Place(Protocol):
+class ProcessPlace(Protocol):
     """A place that was asked for: a ClusterPlace, or a part of GPUs that others use too."""
 
     asked: list[dict[str, float]]

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from deploy.members import endings, private_ray
-from deploy.members.placement import Place
+from deploy.members.placement import ProcessPlace
 from services.controller.member import End
 from services.errors import GagpoError
 
@@ -23,7 +23,7 @@ class Actor:
     Ray never restarts the actor, because that would hide its death. The supervisor creates a new actor instead.
     """
 
-    def __init__(self, name: str, role: str, beat: str, make: Callable[[Options], Any], place: Place) -> None:
+    def __init__(self, name: str, role: str, beat: str, make: Callable[[Options], Any], place: ProcessPlace) -> None:
         self.name = name
         self.role = role
         self.beat: str | None = beat
