@@ -92,12 +92,12 @@ class Mirror:
             self._upload(path)
 
     def _upload(self, path: Path) -> None:
-        marks = _marks(path)  # before it is read: a file that grows meanwhile is uploaded again
+        marks = marks_of(path)  # before it is read: a file that grows meanwhile is uploaded again
         self._remote.upload(path, self._name(path))
         self._state.files[self._name(path)] = marks
 
     def _changed(self, files: Sequence[Path]) -> list[Path]:
-        return [path for path in files if self._state.files.get(self._name(path)) != _marks(path)]
+        return [path for path in files if self._state.files.get(self._name(path)) != marks_of(path)]
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self._folder).as_posix()
@@ -151,7 +151,7 @@ def fetch(remote: ObjectFolder, folder: Path, state: MirrorState) -> None:
     draft.rmdir()
     newest = Checkpoints(folder / "checkpoints", 1).latest()
     state.step = newest.step if newest else 0
-    state.files = {name: _marks(folder / name) for name in names if name not in POINTERS}
+    state.files = {name: marks_of(folder / name) for name in names if name not in POINTERS}
     _keep(folder, state)
 
 
@@ -182,7 +182,8 @@ def _keep(folder: Path, state: MirrorState) -> None:
     write_whole(folder / MIRROR, msgspec.json.encode(state))
 
 
-def _marks(path: Path) -> tuple[int, int]:
+def marks_of(path: Path) -> tuple[int, int]:
+    """Returns size and modification time in ns, by which a changed file is known. Raises FileNotFoundError."""
     facts = path.stat()
     return facts.st_size, facts.st_mtime_ns
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from deploy.runs.mirror import Mirror
+from deploy.runs.mirror import Mirror, marks_of
 from deploy.runs.object_folder import reason
 from services.config.tree import Config
 from services.errors import DeadlineExceeded
@@ -89,7 +89,6 @@ class Mirroring:
 
 def _marks(path: Path) -> tuple[int, int] | None:
     try:
-        facts = path.stat()
+        return marks_of(path)
     except FileNotFoundError:
         return None
-    return facts.st_size, facts.st_mtime_ns

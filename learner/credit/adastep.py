@@ -20,7 +20,7 @@ from learner.credit.base import WithinGroup
 from learner.credit.explanation import ADVANTAGE, RAW, VALUE, CalculationLine, Explanation, plain, signed
 from learner.credit.gigpo import step_term
 from learner.credit.group_operations import average, discounted, penalized, plus, states
-from learner.credit.grpo import EPISODE, episode_term
+from learner.credit.grpo import episode_keys, episode_term
 from learner.credit.options import EpisodeOptions
 from learner.credit.types import Credit, Group, Nested
 
@@ -32,8 +32,7 @@ class Adastep(WithinGroup):
 
     def reads(self, options: EpisodeOptions) -> frozenset[str]:
         """Returns GRPO's keys and those of the step-level term."""
-        own = EPISODE | {"gamma", "state_key"}
-        return own - {"ddof"} if options.mode == "mean_norm" else own
+        return episode_keys(options) | {"gamma", "state_key"}
 
     def group(self, group: Group, options: EpisodeOptions) -> Credit:
         """Returns the credit of one group. raw_advantages are A without division by a spread."""

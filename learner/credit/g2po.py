@@ -30,7 +30,7 @@ from learner.credit.group_operations import (
     state_values,
     states,
 )
-from learner.credit.grpo import episode_term
+from learner.credit.grpo import episode_keys, episode_term
 from learner.credit.types import Credit, Group, Nested, flat, nested
 
 
@@ -41,8 +41,7 @@ class G2po(WithinGroup):
 
     def reads(self, options: GigpoOptions) -> frozenset[str]:
         """Returns GRPO's keys and those of the two terms; ddof counts only where a spread divides."""
-        own = frozenset({"gamma", "penalty", "penalty_mode", "ddof", "mode", "statistics", "omega", "state_key"})
-        return own - {"ddof"} if options.mode == "mean_norm" else own
+        return episode_keys(options) | {"gamma", "omega", "state_key"}
 
     def group(self, group: Group, options: GigpoOptions) -> Credit:
         """Returns the credit of one group. raw_advantages have no term divided by a spread."""

@@ -17,7 +17,7 @@ from pydantic import Field
 from learner.credit.base import WithinGroup
 from learner.credit.explanation import ADVANTAGE, RAW, VALUE, CalculationLine, Explanation, signed
 from learner.credit.group_operations import by_state, center, discounted, penalized, plus, states
-from learner.credit.grpo import EPISODE, episode_term
+from learner.credit.grpo import episode_keys, episode_term
 from learner.credit.options import EpisodeOptions
 from learner.credit.types import Credit, Group, Nested
 
@@ -36,8 +36,7 @@ class Gigpo(WithinGroup):
 
     def reads(self, options: GigpoOptions) -> frozenset[str]:
         """Returns GRPO's keys and those of the step-level term."""
-        own = EPISODE | {"gamma", "omega", "state_key"}
-        return own - {"ddof"} if options.mode == "mean_norm" else own
+        return episode_keys(options) | {"gamma", "omega", "state_key"}
 
     def group(self, group: Group, options: GigpoOptions) -> Credit:
         """Returns the credit of one group. raw_advantages are A without division by a spread."""

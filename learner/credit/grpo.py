@@ -24,14 +24,19 @@ EPISODE = frozenset({"penalty", "penalty_mode", "ddof", "mode", "statistics"})
 """Keys that GRPO's advantage reads, also when it is a term of another estimator."""
 
 
+def episode_keys(options: EpisodeOptions) -> frozenset[str]:
+    """Returns the keys of EPISODE, without `ddof` if deviations are not divided by the spread."""
+    return EPISODE - {"ddof"} if options.mode == "mean_norm" else EPISODE
+
+
 class Grpo(WithinGroup):
     """Episode-level credit."""
 
     Options: ClassVar = EpisodeOptions
 
     def reads(self, options: EpisodeOptions) -> frozenset[str]:
-        """Returns GRPO's keys, without `ddof` if deviations are not divided by the spread."""
-        return EPISODE - {"ddof"} if options.mode == "mean_norm" else EPISODE
+        """Returns the keys of the episode-level term."""
+        return episode_keys(options)
 
     def group(self, group: Group, options: EpisodeOptions) -> Credit:
         """Returns the credit of one group. raw_advantages are the deviations S - mean."""
