@@ -60,3 +60,22 @@ def test_a_missing_python_is_named_with_its_command():
     assert done.returncode == 1
     assert done.stderr.startswith("error: Python 3.11 or 3.12 is missing; ")
     assert "apt-get install python3.11 python3.11-venv" in done.stderr
+
+
+def test_both_halves_of_the_tests_have_all_tests_once():
+    """A folder that neither half names would never run; one that both name would run twice."""
+    script = (ROOT / "scripts/test").read_text()
+    first, second = (re.search(rf"^{half}=\((.*)\)$", script, re.MULTILINE) for half in ("first", "second"))
+    assert first is not None
+    assert second is not None
+    left_out = [folder for folder in first[1].split() if folder.startswith("tests/integration/")]
+
+    def runs(test: Path) -> int:
+        path = test.relative_to(ROOT)
+        in_first = any(path.is_relative_to(folder) for folder in first[1].split())
+        in_second = any(path.is_relative_to(folder) for folder in second[1].split())
+        return in_first + (in_second and not any(path.is_relative_to(folder) for folder in left_out))
+
+    tests = list((ROOT / "tests").rglob("test_*.py"))
+    assert len(tests) > 100
+    assert {runs(test) for test in tests} == {1}
