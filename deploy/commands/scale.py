@@ -11,7 +11,7 @@ import msgspec
 from deploy.runs.configs import load_config
 from deploy.runs.policies import find_run, run_path
 from deploy.runs.stage import read_stage
-from deploy.runs.wanted import WantedNumbers, read_wanted, write_wanted
+from deploy.runs.wanted import WantedNumbers, numbers, read_wanted, write_wanted
 from services.config.tree import Config
 from services.errors import UserError
 
@@ -70,6 +70,6 @@ def _change(role: str, config: Config, before: WantedNumbers, now: WantedNumbers
     return f"{new}" if old == new else f"{old} -> {new}"
 
 
-def _present(role: str, config: Config, numbers: WantedNumbers) -> int:
-    configured = config.rollout.workers if role == "rollout" else len(config.env.urls) or config.env.servers
-    return getattr(numbers, role) or configured
+def _present(role: str, config: Config, wanted: WantedNumbers) -> int:
+    given = len(config.env.urls) if role == "env" else 0
+    return given or getattr(numbers(config, wanted), role)

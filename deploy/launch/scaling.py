@@ -2,13 +2,14 @@
 
     wanted.json in the run's folder (by `gagpo scale`, or by `autoscale`) ▸ fleets ▸ the list of servers in the store
 
-The wanted numbers start as in the config. They are kept in the run's folder, so `--resume` keeps them.
+The wanted numbers start as in the config. deploy/runs/wanted.py says which hold after `--resume`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -16,7 +17,7 @@ from deploy.launch.load import LoadMeter
 from deploy.launch.topology import Topology
 from deploy.members.ray_actor import Actor
 from deploy.runs.folder import RunFolder
-from deploy.runs.wanted import WantedNumbers, read_wanted, write_wanted
+from deploy.runs.wanted import NOTHING_WANTED, numbers, read_wanted, write_wanted
 from services.controller.autoscale import environment_servers, rollout_workers
 from services.controller.fleet import Fleet
 from services.files import Damaged
@@ -34,7 +35,7 @@ class Scaling:
         self.workers = Fleet(parts.supervisor, worker)
         self._parts, self._lease, self._note, self._clock = parts, lease, note, clock
         self._folder = RunFolder(parts.folder)
-        self._wanted = WantedNumbers()
+        self._wanted = NOTHING_WANTED
         self._damage = ""
         self._published: tuple[str, ...] = ()
         self._looked_at = float("-inf")
@@ -42,9 +43,14 @@ class Scaling:
         self._decided_at = clock()
 
     def start(self) -> None:
-        """Brings both fleets to their wanted numbers. A resumed run uses those that it had before."""
+        """Brings both fleets to their wanted numbers. A resumed run uses those that it had before, and says so."""
         self._looked_at = self._clock()
         self._wanted = read_wanted(self._folder)
+        config = self._parts.config
+        kept = [f"{role} {now}" for role, now, first in zip(
+            ("rollout", "env"), numbers(config, self._wanted), numbers(config), strict=True) if now != first]
+        if kept:
+            self._note(f"scaled before: {', '.join(kept)}")
         self._fill()
         self._publish()
 
@@ -76,23 +82,25 @@ class Scaling:
         if now - self._decided_at < rules.pause_seconds:
             return
         self._decided_at = now
-        rollout, servers = self._load.take()
-        env = self._parts.servers.wanted if self._parts.servers else 0
-        chosen = {"rollout": rollout_workers(self.workers.wanted, rollout, rules) if rules.rollout else None,
-                  "env": environment_servers(env, servers, rules) if rules.env and env else None}
-        present = {"rollout": self.workers.wanted, "env": env}
-        changed = {role: count for role, count in chosen.items() if count is not None and count != present[role]}
-        for role, count in changed.items():
-            self._note(f"autoscale: {role} {present[role]} -> {count}")
-        if changed:
-            self._wanted = msgspec.structs.replace(self._wanted, **changed)
-            write_wanted(self._folder, self._wanted)
+        worked, answered = self._load.take()
+        self._change("rollout", self.workers, rollout_workers(self.workers.wanted, worked, rules))
+        if (servers := self._parts.servers) is not None:
+            self._change("env", servers, environment_servers(servers.wanted, answered, rules))
+
+    def _change(self, role: str, fleet: Fleet[Any], count: int) -> None:
+        """Wants `count` members of a role. It adds none while others still start and have not relieved the rest yet."""
+        starting = not all(self._parts.supervisor.was_ready(one) for one in fleet.members)
+        if count == fleet.wanted or (count > fleet.wanted and starting):
+            return
+        self._note(f"autoscale: {role} {fleet.wanted} -> {count}")
+        self._wanted = msgspec.structs.replace(self._wanted, **{role: count})
+        write_wanted(self._folder, self._wanted)
 
     def _fill(self) -> None:
-        config = self._parts.config
-        self.workers.want(self._wanted.rollout or config.rollout.workers)
+        workers, servers = numbers(self._parts.config, self._wanted)
+        self.workers.want(workers)
         if self._parts.servers is not None:
-            self._parts.servers.want(self._wanted.env or config.env.servers)
+            self._parts.servers.want(servers)
 
     def _publish(self) -> None:
         """Publishes the present list of servers to all workers. Never an empty list: it would only stop them."""

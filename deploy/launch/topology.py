@@ -26,7 +26,7 @@ from deploy.members.placement import NODE_SHARE, ClusterPlace, ProcessPlace, bun
 from deploy.members.ray_actor import Actor
 from deploy.members.shared_cards import CardShare, SharedCards
 from deploy.runs.folder import RunFolder
-from deploy.runs.wanted import read_wanted
+from deploy.runs.wanted import numbers, read_wanted
 from services.config.secrets import env_token, redis_url
 from services.config.tree import Config
 from services.controller.fleet import Fleet
@@ -124,7 +124,7 @@ def topology(config: Config, *, run: str, folder: Path, config_file: Path, note:
         servers = None if config.env.urls else _servers(
             config, folder, config_file, supervisor, token=token, address=address)
         if servers is not None:
-            servers.want(read_wanted(RunFolder(folder)).env or config.env.servers)
+            servers.want(numbers(config, read_wanted(RunFolder(folder))).env)
             supervisor.wait("environment")
         given = stack.enter_context(Discovery(config.env.urls))
         weights, name = _weights_actor(config, namespace)

@@ -24,11 +24,13 @@ def start(config: Config, *, resume: bool, skip_step: int | None = None, quiet: 
     from deploy.launch import preflight
     from deploy.runs.folder import check_run, earlier, locked
     from deploy.runs.mirror import claim
+    from deploy.runs.wanted import forget_older
 
     check_run(config, resume=resume)
     task_sets = preflight.check(config, before=earlier(config), tell=partial(print, file=sys.stderr, flush=True))
     with locked(config):
         claim(config, resume=resume)
+        forget_older(config)
         return _run(config, task_sets, resume=resume, skip_step=skip_step, quiet=quiet)
 
 

@@ -152,8 +152,8 @@ class EnvSection(Section):
     cpus: float = Field(default=1, ge=0)
     """CPUs that Ray reserves for a server that the run starts on a cluster."""
     urls: tuple[str, ...] = ()
-    """URLs of servers that run already. A name that leads to several addresses stands for as many servers; it is
-    resolved again while the run goes on. Empty: the run starts its own."""
+    """URLs of servers that run already. Each address to which a name leads is a server; names are resolved again while
+    the run goes on. https:// names are kept as they are. Empty: the run starts its own."""
     outage_seconds: float = Field(default=1800, ge=1)
     """How long all environment servers may be away or full while episodes wait. Longer fails these episodes: each has
     three attempts."""

@@ -54,7 +54,8 @@ def redis_url(redis: RedisSection) -> str | None:
         return None
     if redis.password_file is not None:
         return _with_password(redis.url, read_secret(redis.password_file))
-    own, given = urlsplit(redis.url).password, os.environ.get(REDIS_PASSWORD_VARIABLE)
+    # White space around it is dropped, because secrets that come from files end with a line end.
+    own, given = urlsplit(redis.url).password, os.environ.get(REDIS_PASSWORD_VARIABLE, "").strip()
     if own in (None, "", HIDDEN) and given:
         return _with_password(redis.url, given)
     if own == HIDDEN:

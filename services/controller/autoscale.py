@@ -51,31 +51,32 @@ def rollout_workers(now: int, load: RolloutLoad, rules: AutoscaleSection) -> int
     """Returns the wanted number of rollout workers. `now`: the present number."""
     bounds = rules.rollout
     if bounds is None or not load.episodes:
-        return _within(now, bounds)
+        return within(now, bounds)
     pressure = load.wait_seconds / rules.ticket_wait_seconds
     if pressure > 1:
-        return _within(_grown(now, pressure), bounds)
+        return within(_grown(now, pressure), bounds)
     spare = load.most_playing <= (now - 1) * load.slots
-    return _within(now - (spare and pressure < 0.5), bounds)
+    return within(now - (spare and pressure < 0.5), bounds)
 
 
 def environment_servers(now: int, load: EnvironmentLoad, rules: AutoscaleSection) -> int:
     """Returns the wanted number of environment servers. `now`: the present number."""
     bounds = rules.env
     if bounds is None or not load.requests:
-        return _within(now, bounds)
+        return within(now, bounds)
     pressure = max(load.fill / rules.session_fill, load.seconds / rules.request_seconds)
     if load.refused:
         pressure = max(pressure, LARGEST_STEP)
     if pressure > 1:
-        return _within(_grown(now, pressure), bounds)
+        return within(_grown(now, pressure), bounds)
     spare = now > 1 and pressure * now / (now - 1) < 0.5
-    return _within(now - spare, bounds)
+    return within(now - spare, bounds)
 
 
 def _grown(now: int, pressure: float) -> int:
     return math.ceil(now * min(pressure, LARGEST_STEP))
 
 
-def _within(count: int, bounds: Bounds | None) -> int:
+def within(count: int, bounds: Bounds | None) -> int:
+    """Returns the number between the bounds that is nearest to `count`."""
     return count if bounds is None else min(max(count, bounds[0]), bounds[1])

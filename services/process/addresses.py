@@ -42,17 +42,16 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def servers_behind(url: str) -> tuple[str, ...]:
-    """Returns one URL for each address to which the host of `url` leads, in order; `url` itself if there is one.
+    """Returns one URL for each address to which the host of `url` leads, in order.
 
-    Addresses are of IPv4 if there are any. An https URL is kept, because certificates are for names. May wait for a
-    name server. Raises OSError if the name does not resolve.
+    Also if there is one address: a server keeps its URL, and so its sessions, when a second one joins it. Addresses are
+    of IPv4 if there are any. An https URL is kept, because certificates are for names. May wait for a name server.
+    Raises OSError if the name does not resolve.
     """
     parts = urlsplit(url)
     if parts.scheme != "http" or parts.hostname is None:
         return (url,)
     found = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
-    several = sorted({str(at[0]) for family, *_, at in found if family == socket.AF_INET}
-                     or {f"[{at[0]}]" for *_, at in found})
-    if len(several) == 1:
-        return (url,)
-    return tuple(parts._replace(netloc=f"{host}:{parts.port or 80}").geturl() for host in several)
+    hosts = sorted({str(at[0]) for family, *_, at in found if family == socket.AF_INET}
+                   or {f"[{at[0]}]" for *_, at in found})
+    return tuple(parts._replace(netloc=f"{host}:{parts.port or 80}").geturl() for host in hosts)

@@ -42,7 +42,7 @@ _FIXED = {
 }
 """First version of each series without the fault. The first fault lets clients without a password grow the output
 buffer. The second lets scripts leave their sandbox."""
-_RIGHTS = ("+@connection +@transaction +@keyspace +@string +@hash +@list +@sortedset +@stream -@admin -@dangerous "
+RIGHTS = ("+@connection +@transaction +@keyspace +@string +@hash +@list +@sortedset +@stream -@admin -@dangerous "
            "+eval +evalsha +script|load +info +time")
 """Commands of our scripts and of the client. None of them configures Redis, writes a file or names another server.
 
@@ -130,7 +130,7 @@ class RedisServer:
         try:
             self._config.touch(mode=0o600)
             self._config.write_text(_CONFIG.format(
-                host=self._host, port=self._port, folder=self._folder, password=self._password, rights=_RIGHTS))
+                host=self._host, port=self._port, folder=self._folder, password=self._password, rights=RIGHTS))
             self._process = subprocess.Popen(
                 [self._binary, self._config], pass_fds=(lock,), start_new_session=True,
                 preexec_fn=end_with_parent(),  # noqa: PLW1509 - it only makes two system calls

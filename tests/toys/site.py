@@ -80,10 +80,6 @@ class Site:
         """URLs of the environment servers."""
         return [f"http://{address}:8100" for address in self._addresses()]
 
-    def as_the_run_names_them(self) -> list[str]:
-        """Returns the servers' URLs in the run's list: a name that leads to one address stays a name."""
-        return self.servers if len(self._servers) > 1 else [f"http://{NAME}:8100"]
-
     def arguments(self) -> list[str]:
         """Returns what leads a run to this site."""
         return [f"runs_dir={self.runs}", f"redis.url=redis://{self._containers.address(REDIS)}:6379/0",

@@ -7,7 +7,7 @@ import pytest
 from deploy import cli
 from deploy.runs.configs import load_config
 from deploy.runs.folder import RunFolder, open_run
-from deploy.runs.wanted import WantedNumbers, read_wanted
+from deploy.runs.wanted import WantedNumbers, forget_older, numbers, read_wanted, write_wanted
 
 
 @pytest.fixture
@@ -28,6 +28,31 @@ def test_without_numbers_it_shows_them_and_writes_nothing(folder: RunFolder, cap
     assert cli.main(["scale", str(folder.path)]) == 0
     assert capsys.readouterr().out.startswith("rollout workers 1, environment servers 1")
     assert not folder.wanted.exists()
+
+
+@pytest.mark.parametrize(("override", "kept"), [
+    ("steps=5", (3, 2)),            # a supervisor's restart, or a resume with other keys
+    ("rollout.workers=1", (3, 2)),  # the number that the run has had from its start
+    ("rollout.workers=5", (5, 2)),  # a new decision
+    ("env.servers=4", (3, 4)),
+    ("autoscale.rollout=[4,8]", (4, 2)),
+    ("autoscale.env=[1,1]", (3, 1)),
+])
+def test_a_resume_keeps_scaled_numbers_unless_its_config_has_a_new_one(folder: RunFolder, override: str, kept):
+    write_wanted(folder, WantedNumbers(rollout=3, env=2))
+    config = load_config("alfworld-tiny", [f"runs_dir={folder.path.parent}", "name=a", override])
+    forget_older(config)
+    open_run(config, games="g", resume=True)
+    assert numbers(config, read_wanted(folder)) == kept
+    forget_older(config)
+    assert numbers(config, read_wanted(folder)) == kept, "the same start again, as a supervisor's"
+
+
+def test_a_run_that_has_not_begun_has_the_numbers_of_its_config(tmp_path: Path):
+    config = load_config("alfworld-tiny", [f"runs_dir={tmp_path}", "name=a", "rollout.workers=2"])
+    forget_older(config)
+    assert numbers(config) == (2, 1)
+    assert not config.run_dir.exists()
 
 
 @pytest.mark.parametrize("word", ["rollout=0", "rollout=many", "learner=2", "env", "rollout=1000000"])

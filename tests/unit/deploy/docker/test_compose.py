@@ -1,16 +1,26 @@
-"""The compose file for one host: its run, its addresses and its limits. Nothing is started."""
+"""The compose file for one host: its run, its addresses and its limits. Its Redis starts, without a container."""
 
 from __future__ import annotations
 
+import os
 import re
+import stat
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import redis
 import yaml
 
+from deploy.launch.reach import until_answered
 from deploy.runs.configs import load_config
+from services.process.addresses import free_port
+from services.store.redis_server import RIGHTS, find_redis
+from services.store.store import Store
 
 FOLDER = Path(__file__).parents[4] / "deploy" / "docker" / "compose"
 CONFIG = load_config(FOLDER / "run.yaml")
@@ -37,7 +47,53 @@ def test_results_and_the_store_outlive_the_containers():
     folder = re.search(r"^dir (\S+)$", settings, re.MULTILINE)[1]
     (store,) = (volume.split(":")[0] for volume in SERVICES["redis"]["volumes"] if volume.endswith(f":{folder}"))
     assert store in FILE["volumes"]
-    assert settings == (FOLDER.parents[1] / "kubernetes/base/redis.conf").read_text()
+
+
+KUBERNETES = FOLDER.parents[1] / "kubernetes" / "base"
+
+
+def test_kubernetes_starts_the_same_redis():
+    assert (FOLDER / "redis-start.sh").read_text() == (KUBERNETES / "redis-start.sh").read_text()
+    assert (FOLDER / "redis.conf").read_text() == (KUBERNETES / "redis.conf").read_text()
+
+
+@contextmanager
+def started_redis(folder: Path, password: str) -> Iterator[int]:
+    """Starts Redis as its container does, with the container's folders below `folder`. Yields its port."""
+    for name in ("redis.conf", "redis-start.sh"):
+        text = (FOLDER / name).read_text().replace("/run/redis", str(folder)).replace("dir /data", f"dir {folder}")
+        (folder / f"etc-{name}").write_text(text.replace("/redis.conf\"", "/etc-redis.conf\""))
+    port = free_port()
+    with (folder / "etc-redis.conf").open("a") as file:
+        file.write(f"port {port}\nbind 127.0.0.1\n")
+    with subprocess.Popen(
+            ["sh", folder / "etc-redis-start.sh"], stdout=subprocess.DEVNULL, start_new_session=True,
+            env={"PATH": f"{find_redis().parent}:{os.environ['PATH']}", "REDISCLI_AUTH": password}) as process:
+        try:
+            yield port
+        finally:
+            process.kill()
+
+
+@pytest.mark.attack
+def test_the_runs_user_has_the_rights_of_our_scripts_and_the_operator_all(tmp_path: Path):
+    with started_redis(tmp_path, "secret") as port:
+        store = Store(f"redis://gagpo:secret@127.0.0.1:{port}/0", "run")
+        until_answered(store.check, 60.0, print)
+        store.acquire("controller", "first")
+        operator = (tmp_path / "operator").read_text()
+        with redis.Redis(port=port, username="default", password=operator) as client:
+            assert client.config_set("auto-aof-rewrite-percentage", 0)
+            client.execute_command(*f"ACL SETUSER twin on >secret ~gagpo:* resetchannels -@all {RIGHTS}".split())
+            assert client.acl_getuser("gagpo") == client.acl_getuser("twin")
+        with redis.Redis(port=port, username="default", password="secret") as client, \
+                pytest.raises(redis.AuthenticationError):
+            client.ping()
+        with redis.Redis(port=port, username="gagpo", password="secret") as client, \
+                pytest.raises(redis.exceptions.NoPermissionError):
+            client.config_get("dir")
+        files = [tmp_path / "operator", tmp_path / "redis.conf"]
+        assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600, 0o600]
 
 
 def test_the_trainer_is_given_the_time_for_its_checkpoint():

@@ -38,7 +38,7 @@ def test_a_copy_takes_the_password_from_a_file_or_the_environment(tmp_path: Path
     dump_config(config(url=f"redis://me:{CANARY}@h:1/0"), tmp_path / "config.yaml")
     with pytest.raises(UserError, match=r"was removed from this copy .*; set redis.password_file or \$GAGPO_REDIS_PA"):
         redis_url(load_config(tmp_path / "config.yaml").redis)
-    monkeypatch.setenv("GAGPO_REDIS_PASSWORD", "p/w")
+    monkeypatch.setenv("GAGPO_REDIS_PASSWORD", "p/w\n")
     assert redis_url(load_config(tmp_path / "config.yaml").redis) == "redis://me:p%2Fw@h:1/0"
     (tmp_path / "password").write_text("filed\n")
     found = load_config(tmp_path / "config.yaml", [f"redis.password_file={tmp_path / 'password'}"])

@@ -21,11 +21,11 @@ V4, V6 = socket.AF_INET, socket.AF_INET6
     ("http://env:8100", [(V4, "10.0.0.2"), (V4, "10.0.0.1")], ("http://10.0.0.1:8100", "http://10.0.0.2:8100")),
     ("http://env", [(V4, "10.0.0.2"), (V4, "10.0.0.1")], ("http://10.0.0.1:80", "http://10.0.0.2:80")),
     ("http://env:1/a", [(V6, "fd00::1"), (V6, "fd00::2")], ("http://[fd00::1]:1/a", "http://[fd00::2]:1/a")),
-    ("http://localhost:1", [(V6, "::1"), (V4, "127.0.0.1")], ("http://localhost:1",)),
-    ("http://env:8100", [(V4, "10.0.0.2"), (V4, "10.0.0.2")], ("http://env:8100",)),
+    ("http://localhost:1", [(V6, "::1"), (V4, "127.0.0.1")], ("http://127.0.0.1:1",)),
+    ("http://env:8100", [(V4, "10.0.0.2"), (V4, "10.0.0.2")], ("http://10.0.0.2:8100",)),
     ("https://env:8100", [(V4, "10.0.0.2"), (V4, "10.0.0.1")], ("https://env:8100",)),
 ])
-def test_a_name_with_several_addresses_stands_for_as_many_servers(monkeypatch, url, answers, servers):
+def test_a_name_stands_for_the_servers_at_its_addresses(monkeypatch, url, answers, servers):
     asked = [(family, socket.SOCK_STREAM, 6, "", (address, 0)) for family, address in answers]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: asked)
     assert servers_behind(url) == servers
@@ -33,4 +33,13 @@ def test_a_name_with_several_addresses_stands_for_as_many_servers(monkeypatch, u
 
 def test_this_machine_has_one_server_at_an_address():
     assert servers_behind("http://127.0.0.1:8100") == ("http://127.0.0.1:8100",)
-    assert servers_behind("http://localhost:8100") == ("http://localhost:8100",)
+    assert servers_behind("http://localhost:8100") == ("http://127.0.0.1:8100",)
+
+
+def test_a_server_keeps_its_url_when_a_second_one_joins_it(monkeypatch):
+    hosts = ["10.0.0.1"]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(V4, socket.SOCK_STREAM, 6, "", (host, 0))
+                                                                 for host in hosts])
+    (first,) = servers_behind("http://env:8100")
+    hosts.append("10.0.0.2")
+    assert first in servers_behind("http://env:8100")
