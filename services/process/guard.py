@@ -38,7 +38,11 @@ class ProcessGuard:
 
 
 def processes_in(folder: str) -> list[int]:
-    """Returns the ids of the processes that were started with TMPDIR=`folder`."""
+    """Returns the ids of the processes that were started with TMPDIR=`folder`, or with a folder inside it.
+
+    An engine's folder lies in its worker's: ending the worker's processes ends the engine too, even if its guard
+    goes first.
+    """
     mark, found = f"TMPDIR={folder}".encode(), []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -47,7 +51,7 @@ def processes_in(folder: str) -> list[int]:
             variables = (entry / "environ").read_bytes().split(b"\0")
         except OSError:  # it has ended, or it is another user's
             continue
-        if mark in variables:
+        if any(variable == mark or variable.startswith(mark + b"/") for variable in variables):
             found.append(int(entry.name))
     return found
 

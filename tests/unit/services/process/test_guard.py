@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from services.process.guard import ProcessGuard, processes_in
+from services.process.guard import ProcessGuard, end_all, processes_in
 
 WORKER = """
 import os, subprocess, sys, time
@@ -38,6 +38,26 @@ def test_a_killed_worker_leaves_neither_child_nor_folder(tmp_path: Path):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert processes_in(str(folder)) == []
+
+
+def test_an_engine_ends_with_its_cluster_even_if_its_guard_goes_first(tmp_path: Path):
+    """A driver that was killed and resumed at once ends the old cluster's processes, guards among them."""
+    folder, beside = tmp_path / "cluster" / "engine", tmp_path / "cluster-of-another"
+    folder.mkdir(parents=True)
+    worker = subprocess.Popen([sys.executable, "-c", WORKER, str(folder)], stdout=subprocess.PIPE, text=True,
+                              env=os.environ | {"TMPDIR": str(folder.parent)})
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"],
+                             env=os.environ | {"TMPDIR": str(beside)})
+    try:
+        assert worker.stdout.readline() == "started\n"
+        assert len(processes_in(str(folder.parent))) == 3  # worker, guard, engine
+        end_all(str(folder.parent), grace_s=1.0)
+        assert processes_in(str(folder)) == []
+        assert other.poll() is None
+    finally:
+        worker.wait(10)
+        other.kill()
+        other.wait(10)
 
 
 def test_a_released_guard_touches_nothing(tmp_path: Path):
