@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ from services.files import Damaged, read_bounded, read_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyarrow import parquet
 
 Row = Mapping[str, Any]
 TRAIN, VALIDATION, TEST = PUBLISHED = ("train", "validation", "test")
@@ -37,7 +38,9 @@ TRAIN, VALIDATION, TEST = PUBLISHED = ("train", "validation", "test")
 SPLIT = "split"
 """The column that names a row's split."""
 FILE_BYTES = 4 << 30
-"""Largest .jsonl file that is read."""
+"""Largest .jsonl file that is read, and the most that the rows of a .parquet file may take in memory."""
+BATCH_ROWS = 1024
+"""Rows of a .parquet file that are decoded at once."""
 _NUMBER = re.compile("[0-9]{8}")
 _SHARD = re.compile(r"(.+?)(-\d+-of-\d+)?\.(jsonl|parquet)")
 
@@ -156,13 +159,24 @@ def _read(path: Path) -> pa.Table:
 
     try:
         if path.suffix == ".parquet":
-            return _valid(parquet.read_table(path))
+            with parquet.ParquetFile(path) as file:
+                return _valid(pa.Table.from_batches(_bounded(path, file), schema=file.schema_arrow))
         if path.suffix == ".jsonl":
             return _json_lines(read_bounded(path, FILE_BYTES))
     except (pa.ArrowException, OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         said = (str(error) or type(error).__name__).splitlines()[0]
         raise Damaged(f"{path} cannot be read ({said})", "name a whole file") from None
     raise UserError(f"{path} is no .jsonl and no .parquet file", "set env.data to a file or a folder of a dataset")
+
+
+def _bounded(path: Path, file: parquet.ParquetFile) -> Iterator[pa.RecordBatch]:
+    """Yields the rows in batches. A file of some kilobytes can hold any number of equal rows: raises Damaged."""
+    size = 0
+    for batch in file.iter_batches(BATCH_ROWS):
+        size += batch.nbytes
+        if size > FILE_BYTES:
+            raise Damaged(f"the rows of {path} take more than {FILE_BYTES >> 20} MiB in memory", "give a smaller file")
+        yield batch
 
 
 def _json_lines(data: bytes) -> pa.Table:

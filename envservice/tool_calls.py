@@ -1,17 +1,23 @@
 """Tools that an environment offers, and calls of tools in an answer.
 
-A tool is described as OpenAI's API does, and shown to the model by the model's own chat template. A call comes back as
-JSON in `<tool_call>` tags, as Hermes and the Qwen families write it. An environment receives a call as its action, the
-JSON text of written_call, so sessions with tools are recorded, rebuilt and checked as all others are.
+A tool is described as OpenAI's API does, and shown to the model by the model's own chat template. A call comes back in
+one of three forms:
 
-An answer that opens a call and does not finish it, or whose JSON names no tool, is broken: the agent gets its text, and
+    <tool_call>{"name": "add", "arguments": {"n": 5}}</tool_call>                   Hermes, Qwen2.5, Qwen3
+    <tool_call><function=add><parameter=n>5</parameter></function></tool_call>      Qwen3.5, Nemotron 3
+    {"name": "add", "parameters": {"n": 5}}                                         Llama 3, as the whole answer
+
+An environment receives a call as its action, the JSON text of written_call, so sessions with tools are recorded,
+rebuilt and checked as all others are.
+
+An answer that opens a call and does not finish it, or whose call names no tool, is broken: the agent gets its text, and
 the step is invalid.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +25,8 @@ import msgspec
 
 CALL, CALL_END = "<tool_call>", "</tool_call>"
 _CALLS = re.compile(re.escape(CALL) + "(.*?)" + re.escape(CALL_END), re.DOTALL)
-
+_FUNCTION = re.compile(r"<function=([^<>\s]+)>(.*)</function>", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^<>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 
 Tool = Mapping[str, Any]
 """A tool in OpenAI's form: `type` and `function`, which has `name`, `description` and `parameters` (a JSON schema)."""
@@ -49,16 +56,58 @@ class ParsedAnswer:
     """False if a call is broken; then it is part of the content."""
 
 
-def parse_calls(text: str) -> ParsedAnswer:
-    """Takes the tool calls out of an answer."""
+class _WholeAnswer(msgspec.Struct, frozen=True):
+    """A call as Llama 3 writes it."""
+
+    name: str
+    parameters: dict[str, Any]
+
+
+def parse_calls(text: str, tools: Sequence[Tool] = ()) -> ParsedAnswer:
+    """Takes the tool calls out of an answer. `tools` were offered: their schemas tell texts from numbers.
+
+    An answer without tags is a call only if tools were offered.
+    """
     calls: list[ToolCall] = []
     try:
         for found in _CALLS.findall(text):
-            calls.append(msgspec.json.decode(found.strip(), type=ToolCall))
+            calls.append(_tagged(found.strip(), tools))
     except msgspec.DecodeError:
         return ParsedAnswer(content=text, calls=[], whole=False)
+    if not calls and tools and (call := _whole_answer(text)) is not None:
+        return ParsedAnswer(content="", calls=[call], whole=True)
     rest = _CALLS.sub("", text)
     return ParsedAnswer(content=rest.strip() if calls else text, calls=calls, whole=CALL not in rest)
+
+
+def _tagged(body: str, tools: Sequence[Tool]) -> ToolCall:
+    """Reads what stands between the tags. Raises DecodeError if that is no call."""
+    function = _FUNCTION.fullmatch(body)
+    if function is None:
+        return msgspec.json.decode(body, type=ToolCall)
+    name, inside = function.groups()
+    if _PARAMETER.sub("", inside).strip():
+        raise msgspec.DecodeError("there is text between the parameters")
+    texts = {parameter for tool in tools if tool["function"]["name"] == name
+             for parameter, schema in tool["function"].get("parameters", {}).get("properties", {}).items()
+             if schema.get("type") == "string"}
+    return ToolCall(name, {parameter: value if parameter in texts else _value(value)
+                           for parameter, value in _PARAMETER.findall(inside)})
+
+
+def _value(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+
+
+def _whole_answer(text: str) -> ToolCall | None:
+    try:
+        call = msgspec.json.decode(text.strip(), type=_WholeAnswer)
+    except msgspec.DecodeError:
+        return None
+    return ToolCall(call.name, call.parameters)
 
 
 def written_call(call: ToolCall) -> str:

@@ -38,6 +38,8 @@ class PromptRenderer:
     """Tokens that end an answer."""
     opening: str = field(init=False)
     """The thought that the chat template itself opens before every answer. The parser reads it with the answer."""
+    longest_token: int = field(init=False)
+    """Characters of the longest token."""
     _hidden: frozenset[int] | None = field(init=False)
     """Special tokens to leave out of decoded answers if some tag is special too. None: no tag is."""
 
@@ -46,6 +48,7 @@ class PromptRenderer:
         object.__setattr__(self, "chat", chat)
         object.__setattr__(self, "stop_ids", _stop_ids(self.tokenizer, self.stops, self.end_ids))
         object.__setattr__(self, "opening", chat.opening() if self.template.chat else "")
+        object.__setattr__(self, "longest_token", max(map(len, self.tokenizer.get_vocab())))
         object.__setattr__(self, "_hidden", _hidden_ids(self.tokenizer, {*TAGS, *self.stops}))
 
     def prompt(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> list[int]:

@@ -210,7 +210,10 @@ class RolloutWorker:
             await self._fail(claim, f"episode: {described(error)}")
             self._meter.failed()
         finally:
-            del self._playing[claim.ticket.id]
+            # If the claim was lost, this worker may have claimed the ticket again, and plays it already.
+            playing = self._playing.get(claim.ticket.id)
+            if playing is not None and playing[0] == claim:
+                del self._playing[claim.ticket.id]
             self._wake.set()
 
     async def _taken_over(self, claim: Claim) -> list[PlayedTurn]:

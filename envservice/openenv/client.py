@@ -1,4 +1,4 @@
-"""Any OpenEnv server as an environment: each session holds a WebSocket, and tasks are seeds of its reset."""
+"""Any OpenEnv server as an environment: each session holds a WebSocket, and a task is a number, by default a seed."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ def write_action(text: str) -> Fields:
     return {"action": text}
 
 
+def seeded(number: int) -> Fields:
+    """Returns the fields of a reset that takes a task's number as its seed."""
+    return {"seed": number}
+
+
 def read_text(observation: Fields) -> str:
     """Returns the text of an observation of our own servers."""
     return observation["text"]
@@ -35,25 +40,33 @@ def read_text(observation: Fields) -> str:
 class OpenEnvGame:
     """One session of an OpenEnv server, as a game of gymnasium_text.py. Every failure of the server is an EnvFault.
 
-    If an observation has `admissible_actions` or `won`, they are taken as they are.
+    If an observation has `admissible_actions` or `won`, they are taken as they are. `begin` returns the fields of a
+    reset from the task's number, `write` those of a step from an action, and `read` the text of an observation.
     """
 
-    def __init__(self, url: str, write: Callable[[str], Fields], read: Callable[[Fields], str], seconds: float) -> None:
-        self._url, self._write, self._read, self._seconds = url, write, read, seconds
+    def __init__(self, url: str, *, begin: Callable[[int], Fields] = seeded,
+                 write: Callable[[str], Fields] = write_action, read: Callable[[Fields], str] = read_text,
+                 seconds: float = 60.0) -> None:
+        self._url, self._begin, self._write, self._read, self._seconds = url, begin, write, read, seconds
         self._socket: ClientConnection | None = None
 
     def reset(self, *, seed: int) -> tuple[str, dict[str, Any]]:
-        """Opens a session with this seed."""
-        observation, _ = self._ask("reset", {"seed": seed})
+        """Opens a session of the task with this number."""
+        observation, _ = self.ask("reset", self._begin(seed))
         return self._text(observation), _told(observation)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Takes one action."""
-        observation, data = self._ask("step", self._write(action))
+        """Takes one action. One that `write` refuses by ValueError is answered with its reason."""
+        try:
+            fields = self._write(action)
+        except ValueError as refused:
+            return str(refused), 0.0, False, False, {}
+        observation, data = self.ask("step", fields)
         return self._text(observation), float(data.get("reward") or 0.0), bool(data.get("done")), False, \
             _told(observation)
 
-    def _ask(self, verb: str, fields: Fields) -> tuple[Fields, Fields]:
+    def ask(self, verb: str, fields: Fields) -> tuple[Fields, Fields]:
+        """Sends one message. Returns the observation, and the data around it with reward and `done`."""
         from websockets.exceptions import WebSocketException
 
         try:
@@ -92,19 +105,20 @@ def _told(observation: Fields) -> dict[str, Any]:
     return {name: observation[name] for name in ("admissible_actions", "won") if name in observation}
 
 
-def openenv_spec(
-    url: str, *, name: str, write: Callable[[str], Fields] = write_action, read: Callable[[Fields], str] = read_text,
-    max_steps: int = LONGEST, sizes: tuple[int, int, int] = (1000, 100, 300), replayable: bool = False,
-    seconds: float = 60.0,
+def openenv_spec(  # noqa: PLR0913 - servers differ in all of it
+    url: str, *, name: str, begin: Callable[[int], Fields] = seeded, write: Callable[[str], Fields] = write_action,
+    read: Callable[[Fields], str] = read_text, max_steps: int = LONGEST,
+    sizes: tuple[int, int, int] = (1000, 100, 300), replayable: bool = False, seconds: float = 60.0,
 ) -> EnvironmentSpec:
     """Makes the EnvironmentSpec of an OpenEnv server, for `env.name` to point to.
 
-    `write` turns an answer of the policy into the fields of an action, `read` an observation's fields into text.
+    `begin` turns the number of a task into the fields of a reset, `write` an answer of the policy into the fields of an
+    action, `read` an observation's fields into text. If `write` raises ValueError, its text answers the action.
     `replayable`: whether a seed and the same actions lead to the same outcomes; if not, a lost session is not rebuilt.
     `seconds` is the deadline of each message. The rest is as in `text_spec`.
     """
     def game() -> OpenEnvGame:
-        return OpenEnvGame(url, write, read, seconds)
+        return OpenEnvGame(url, begin=begin, write=write, read=read, seconds=seconds)
 
     def reachable(_: object) -> None:
         try:
@@ -114,4 +128,4 @@ def openenv_spec(
 
     spec = text_spec(game, name=name, max_steps=max_steps, sizes=sizes, replayable=replayable)
     return replace(spec, reachable=reachable, threaded=lambda _: True,
-                   describe=lambda _: f"OpenEnv server {url}, seeds as tasks")
+                   describe=lambda _: f"OpenEnv server {url}, numbers as tasks")

@@ -146,7 +146,7 @@ class OpenEnvServer:
         """Answers what is no WebSocket, and refuses clients without the token."""
         path = request.path.partition("?")[0]
         given = request.headers.get("Authorization", "")
-        if path == "/health":
+        if path in ("/health", "/healthz"):  # OpenEnv's own path, and that of all our servers
             return _json(connection, {"status": "healthy"})
         if self.token is not None and not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
             return connection.respond(HTTPStatus.UNAUTHORIZED, "this server asks for its bearer token\n")

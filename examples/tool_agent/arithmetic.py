@@ -1,11 +1,14 @@
-"""The task: a question in words, three tools that calculate, and one that answers. The game cannot be won by guessing.
+"""The task: a question in words, three tools that calculate, and one that answers. Two calls are enough, if the first
+one is right.
 
-    Question: 7 plus 3.        add {"a": 7, "b": 3}
-    Result: 10.                answer {"value": 10}
+    Question: 17 plus 3.        add {"a": 17, "b": 3}
+    Result: 20.                 answer {"value": 20}
 """
 
 from __future__ import annotations
 
+import itertools
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,38 +20,41 @@ from envservice.base import Outcome, ParsedAction, Turn
 from envservice.gymnasium_text import text_spec
 from envservice.spec import Teacher
 
-WORDS = {"plus": "add", "minus": "subtract", "times": "multiply"}
+WORDS = {"plus": "add", "minus": "subtract", "over": "divide"}
 """Maps the word of a question to the tool that it takes."""
 CALL, CALL_END = "<tool_call>", "</tool_call>"
+QUESTIONS = list(itertools.product(range(12, 51), WORDS, range(2, 10)))
+"""All 936 questions, in an order that is random and always the same. The number of a task is its place here, so that no
+question is in two splits."""
+random.Random(0).shuffle(QUESTIONS)
 
 
 class Arithmetic:
     """One question. Any text is a legal action; one that is no call of a tool gets an error."""
 
     def reset(self, *, seed: int) -> tuple[str, dict[str, Any]]:
-        """Draws the question from the seed."""
-        draw = random.Random(seed)
-        a, b, word = draw.randint(1, 9), draw.randint(1, 9), draw.choice(list(WORDS))
+        """Asks the question with this number."""
+        a, word, b = QUESTIONS[seed]
         self._value = calculate(WORDS[word], a, b)
         return f"Question: {a} {word} {b}.", {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Calls a tool: `add 7 3`. An answer ends the game."""
-        name, *numbers = action.split()
-        if not all(number.removeprefix("-").isdigit() and len(number) < 5 for number in numbers):
+        """Calls a tool: `add 17 3`. An answer ends the game."""
+        name, *numbers = action.split() or ["none"]
+        if not all(number.isdecimal() and len(number) < 5 for number in numbers):
             return "Error: numbers.", 0.0, False, False, {}
         values = [int(number) for number in numbers]
         if name == "answer" and len(values) == 1:
             won = values[0] == self._value
             return "Right." if won else "Wrong.", float(won), True, False, {"won": won}
-        if name in WORDS.values() and len(values) == 2:
+        if name in WORDS.values() and len(values) == 2 and values[1]:
             return f"Result: {calculate(name, *values)}.", 0.0, False, False, {}
         return "Error: no such tool.", 0.0, False, False, {}
 
 
 def calculate(tool: str, a: int, b: int) -> int:
-    """Returns what the tool says."""
-    return {"add": a + b, "subtract": a - b, "multiply": a * b}[tool]
+    """Returns what the tool says. A quotient is a whole number, rounded down."""
+    return {"add": a + b, "subtract": a - b, "divide": a // b}[tool]
 
 
 def read_call(text: str) -> str | None:
@@ -80,28 +86,32 @@ class ToolPrompt:
 
 
 class Beginner:
-    """The scripted player that the cold start imitates. It knows how tools are called, and not which one a question is
-    about: it tries them in random order until the right one has answered, and answers what that one said."""
+    """The scripted player that the cold start imitates. It knows how tools are called, and only roughly which one a
+    question is about: its first choice is right half of the time. It tries on until the right tool has answered, and
+    answers what that one said."""
 
     def __init__(self, first: Outcome, rng: random.Random) -> None:
         self._a, self._word, self._b = first.observation.removeprefix("Question: ").removesuffix(".").split()
-        self._untried = rng.sample(list(WORDS.values()), len(WORDS))
+        self._right = WORDS[self._word]
+        order = [tool for tool in WORDS.values() if tool != self._right]
+        rng.shuffle(order)
+        order.insert(rng.choice((0, 0, 1, 2)), self._right)
+        self._untried = order[::-1]
         self._tried = ""
 
     def act(self, now: Outcome) -> str:
         """Returns one call."""
-        if self._tried == WORDS[self._word]:
+        if self._tried == self._right:
             return written("answer", value=int(now.observation.removeprefix("Result: ").removesuffix(".")))
         self._tried = self._untried.pop()
         return written(self._tried, a=int(self._a), b=int(self._b))
 
 
 def written(tool: str, **arguments: int) -> str:
-    """A call as the model writes it."""
-    call = msgspec.json.encode({"name": tool, "arguments": arguments}).decode()
-    return f"{CALL}{call}{CALL_END}"
+    """A call as the model writes it. A space is before each number, as in questions: so it is the same token."""
+    return f"{CALL}{json.dumps({'name': tool, 'arguments': arguments})}{CALL_END}"
 
 
-_GAME = text_spec(Arithmetic, name="arithmetic", version="1", max_steps=4, sizes=(400, 64, 256))
+_GAME = text_spec(Arithmetic, name="arithmetic", version="1", max_steps=4, sizes=(600, 80, 256))
 SPEC = replace(_GAME, prompts={"tools": lambda _history: ToolPrompt()}, stops=(CALL_END,),
-               teacher=Teacher(player=lambda first, rng, _sft: Beginner(first, rng), names="words"))
+               teacher=Teacher(player=lambda first, rng, _sft: Beginner(first, rng), names="numbered"))

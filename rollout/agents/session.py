@@ -7,8 +7,10 @@ recorded step.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 LARGEST_REWARD = 1e6
 """Largest reward of one step, in the environment's units: sums and squares of such are exact enough for credit."""
+QUICK_TEXT = 1 << 16
+"""Longest prompt in characters that is tokenized in the event loop, which it holds for some hundredths of a second."""
 
 
 class EpisodeOver(Exception):
@@ -92,19 +96,22 @@ class AgentSession:
         budget of the episode is used up, ChatRefused if the chat template cannot write the messages, and EngineFault.
         """
         assert self.text.chat is not None
-        prompt = self.text.tokenizer.encode(self.text.chat.text(messages, tools), add_special_tokens=False)
+        written = self.text.chat.text(messages, tools)
+        prompt = await self._tokens(written)
         if self.over is None and self._begun >= self.max_calls:
             self.over = EpisodeOver("turns", f"the episode has made its {self.max_calls} calls (agent.max_calls)")
-        if self.over is None and len(prompt) > self.prompt_tokens:
-            self.over = EpisodeOver("context", f"the prompt has {len(prompt)} tokens, and rollout.max_prompt_tokens is "
+        if self.over is None and (prompt is None or len(prompt) > self.prompt_tokens):
+            size = f"{len(written)} characters" if prompt is None else f"{len(prompt)} tokens"
+            self.over = EpisodeOver("context", f"the prompt has {size}, and rollout.max_prompt_tokens is "
                                                f"{self.prompt_tokens}")
         if self.over is not None:
             raise self.over
+        assert prompt is not None
         seen = self.seen or Outcome(observation=_written(messages), admissible_actions=[])
         number, self._begun = self._begun, self._begun + 1
         sample = await self._sample(prompt, number, min(max_tokens or self.response_tokens, self.response_tokens))
         text = self.text.opening + self.text.decode(sample.ids.tolist())
-        answer = ChatAnswer(text=text, parsed=parse_calls(text), prompt_tokens=len(prompt), sample=sample)
+        answer = ChatAnswer(text=text, parsed=parse_calls(text, tools or ()), prompt_tokens=len(prompt), sample=sample)
         read = np.array(prompt, dtype=np.int32)
         follows = continued(self.steps, read)
         self.steps.append(Step(
@@ -114,6 +121,16 @@ class AgentSession:
             choices="" if state else choices_digest(seen.admissible_actions), state=state or seen.state,
             follows=follows, broke=follows is None and any(message["role"] == "assistant" for message in messages)))
         return answer
+
+    async def _tokens(self, written: str) -> list[int] | None:
+        """Returns a prompt's tokens. None: they are more than fit, even if each were the longest of the vocabulary.
+
+        A long prompt is tokenized in a thread: the loop serves all other episodes meanwhile.
+        """
+        if len(written) > self.prompt_tokens * self.text.longest_token:
+            return None
+        encode = partial(self.text.tokenizer.encode, written, add_special_tokens=False)
+        return encode() if len(written) <= QUICK_TEXT else await asyncio.to_thread(encode)
 
     async def _sample(self, prompt: list[int], number: int, max_tokens: int) -> Sample:
         try:

@@ -1,4 +1,4 @@
-"""The set-up installs what pyproject.toml pins."""
+"""The set-up installs what the locks pin, and the library asks for ranges."""
 
 import re
 import subprocess
@@ -19,10 +19,19 @@ def pins(lines: list[str]) -> dict[str, str]:
     return {pin.name.replace("_", "-"): str(pin.specifier) for pin in found}
 
 
-def test_the_torch_that_setup_looks_for_is_the_pinned_one():
-    version = re.search(r"^TORCH=(\S+)$", (ROOT / "scripts/setup").read_text(), re.MULTILINE)
-    assert version is not None
-    assert pins(PROJECT["dependencies"])["torch"] == f"=={version[1]}"
+def test_setup_looks_for_the_torch_of_the_lock():
+    head = (ROOT / "scripts/setup").read_text().partition("venv=.venv\n")[0]
+    done = subprocess.run(["bash", "-c", f'{head}\necho "$TORCH"', str(ROOT / "scripts/setup")],
+                          capture_output=True, text=True, timeout=20, check=True)
+    assert f"\ntorch=={done.stdout.strip()}+cpu " in (ROOT / "scripts/lock-cpu.txt").read_text()
+
+
+def test_the_library_asks_for_ranges():
+    """A pin of ours would keep it from being installed beside another package's pin."""
+    extras = PROJECT["optional-dependencies"]
+    for name, specifier in pins([*PROJECT["dependencies"], *extras["cpu"], *extras["cuda"]]).items():
+        assert ">=" in specifier, name
+        assert "==" not in specifier, name
 
 
 @pytest.mark.parametrize("name", ["alfworld", "scienceworld"])

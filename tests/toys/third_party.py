@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
-PYTHON = Path(__file__).parents[2] / ".venv-third-party" / "bin" / "python"
+_PLACE = Path(__file__).parents[2] / ".venv-third-party"
+PYTHON = _PLACE / "bin" / "python"
+TEMPLATES = next(_PLACE.glob("lib/*/site-packages/trl/chat_templates"), None)
+"""TRL's copies of the chat templates of published models; None if they are not installed."""
 needs_third_party = pytest.mark.skipif(
     not PYTHON.exists(), reason="the packages of scripts/third-party.txt are not installed (scripts/setup --test)")

@@ -1,17 +1,22 @@
 """OpenEnv's own package on the other end: its client plays our environments, and its server is an environment."""
 
+import contextlib
 import json
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from third_party import PYTHON, needs_third_party
 
 from envservice.openenv.client import openenv_spec
+from envservice.openenv.tools import openenv_tools_spec
 from envservice.registry import open_environment
+from envservice.spec import EnvironmentSpec
+from envservice.tool_calls import ToolCall, written_call
 from services.config.env import EnvSection
 from services.errors import UserError
 
@@ -46,20 +51,18 @@ def test_its_client_plays_a_game_of_ours(monkeypatch: pytest.MonkeyPatch):
             "task": task}}
 
 
-@pytest.fixture(scope="module")
-def guessing():
-    """The spec of a game on OpenEnv's own server."""
+@contextlib.contextmanager
+def serving(program: str, spec_of: Callable[[str], EnvironmentSpec]):
+    """The spec of a game on OpenEnv's own server, once the server answers."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with subprocess.Popen([PYTHON, PROGRAMS / "guess.py", str(port)]) as server:
+    with subprocess.Popen([PYTHON, PROGRAMS / program, str(port)]) as server:
         try:
-            spec = openenv_spec(f"http://127.0.0.1:{port}", name="guess", write=lambda text: {"number": text},
-                                read=lambda observation: observation["said"], max_steps=5, sizes=(9, 9, 9),
-                                replayable=True)
             end = time.monotonic() + DEADLINE_S
             while True:
                 try:
+                    spec = spec_of(f"http://127.0.0.1:{port}")
                     spec.reachable(EnvSection())
                     break
                 except UserError:
@@ -69,6 +72,16 @@ def guessing():
             yield spec
         finally:
             server.terminate()
+
+
+@pytest.fixture(scope="module")
+def guessing():
+    def spec_of(url: str) -> EnvironmentSpec:
+        return openenv_spec(url, name="guess", write=lambda text: {"number": text}, max_steps=5, sizes=(9, 9, 9),
+                            read=lambda observation: observation["said"], replayable=True)
+
+    with serving("guess.py", spec_of) as spec:
+        yield spec
 
 
 def test_its_server_is_an_environment(guessing):
@@ -81,3 +94,19 @@ def test_its_server_is_an_environment(guessing):
     assert [(one.reward, one.done, one.won) for one in outcomes] == [(0.0, False, False)] * 3 + [(1.0, True, True)]
     assert [environment.open("guess/train/00000001").reset().observation for _ in range(20)] == [
         "Guess a number from 1 to 9."] * 20, "sessions that are forgotten are closed: the server takes 8 at once"
+
+
+def test_its_tools_are_those_of_an_environment():
+    """Calls that go wrong are answered: by the server, and what is no call by ourselves."""
+    with serving("tools.py", lambda url: openenv_tools_spec(url, name="counting")) as spec:
+        (add,) = spec.tools
+        assert (add["type"], add["function"]["name"], add["function"]["description"]) == (
+            "function", "add", "Adds a number to the counter.")
+        assert add["function"]["parameters"]["properties"]["n"]["type"] == "integer"
+        session = spec.open(EnvSection()).open("counting/train/00000007")
+        session.reset()
+        calls = [written_call(ToolCall("add", {"n": 5})), "fly", written_call(ToolCall("fly")),
+                 written_call(ToolCall("add", {"n": "x"})), written_call(ToolCall("add", {"n": -2}))]
+        heard = [session.step(call).observation for call in calls]
+        assert [heard[0], heard[1], heard[4]] == ["12", "Call a tool.", "10"]
+        assert all(one.startswith("Error: ") for one in (heard[2], heard[3]))

@@ -254,6 +254,24 @@ async def test_a_drained_worker_finishes_its_tickets_takes_no_more_and_ends_whil
     assert {episode.attempt for episode in episodes} == {1}
 
 
+async def test_a_ticket_that_is_lost_and_claimed_again_is_played_on_and_counts_once(world):
+    """A worker that was held up for longer than its claims last gets the tickets back while it plays them still."""
+    world.shelf.publish(1)
+    issue(world.store, world.lease, "train/0", size=1, min_step=1)
+    held = Held(world.engine, turn=0)
+    async with working(world, held=held) as worker:
+        await until(world, lambda: world.worker.playing, worker)
+        ((lost, _),) = world.worker._playing.values()
+        world.store.fail(lost, "its claim ran out")
+        await until(world, lambda: [claim.attempt for claim, _ in world.worker._playing.values()] == [2], worker)
+        held.free.set()
+        await until(world, lambda: world.store.ready("train") and not world.worker.playing, worker)
+        world.worker.drain()
+        async with asyncio.timeout(DEADLINE_S):
+            await worker
+    assert len(world.store.episodes("train/0")) == 1
+
+
 async def test_tickets_wait_for_the_version_that_they_need(world):
     """Training waits for min_step; evaluation is played at its one version, even if newer weights are out."""
     first = world.shelf.publish(1)

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from envservice import dataset
 from envservice.base import Outcome
 from envservice.dataset import dataset_spec, read_splits
 from services.config.tree import EnvSection
@@ -132,6 +133,17 @@ def test_broken_lines_are_one_line_and_no_crash(tmp_path, content):
     with pytest.raises(UserError, match=r"train.jsonl cannot be read") as error:
         read_splits(tmp_path)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.attack
+def test_a_small_file_of_very_many_rows_is_refused(tmp_path, monkeypatch):
+    """Equal rows take a byte for hundreds: 10 MB in memory here, in a file below 100 kB."""
+    monkeypatch.setattr(dataset, "FILE_BYTES", 1 << 20)
+    path = tmp_path / "train.parquet"
+    parquet.write_table(pa.table({"question": ["x" * 100] * 100_000}), path)
+    assert path.stat().st_size < 100_000
+    with pytest.raises(UserError, match=r"the rows of .*train\.parquet take more than 1 MiB in memory"):
+        read_splits(tmp_path)
 
 
 @pytest.mark.attack

@@ -35,7 +35,7 @@ async def test_the_agent_sends_what_the_cold_start_was_trained_on(task, monkeypa
 
         body = msgspec.json.decode(request.content)
         sent.append(body["messages"][0]["content"])
-        assert [tool["function"]["name"] for tool in body["tools"]] == ["add", "subtract", "multiply", "answer"]
+        assert [tool["function"]["name"] for tool in body["tools"]] == ["add", "subtract", "divide", "answer"]
         name, *numbers = turns[len(sent) - 1].action.split()
         arguments = msgspec.json.encode(dict(zip("ab", map(int, numbers), strict=False))).decode()
         call = {"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -51,8 +51,7 @@ async def test_the_agent_sends_what_the_cold_start_was_trained_on(task, monkeypa
         return played.step(action)
 
     http = httpx.AsyncClient(transport=httpx.MockTransport(answered))
-    whole = example.AsyncOpenAI
-    monkeypatch.setattr(example, "AsyncOpenAI", lambda **named: whole(**named, http_client=http))
+    monkeypatch.setattr(example, "CLIENT", example.CLIENT.with_options(http_client=http))
     llm = SimpleNamespace(base_url="http://x/v1", api_key="k")
     await example.agent(task, llm, SimpleNamespace(reset=reset, step=step))
     assert sent == prompts

@@ -11,7 +11,7 @@ from toy_environment import ToyEnvironment
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.sync.client import connect
 
-from envservice.openenv.client import OpenEnvGame, openenv_spec, read_text, write_action
+from envservice.openenv.client import OpenEnvGame, openenv_spec
 from envservice.openenv.server import OpenEnvServer
 from services.config.env import EnvSection
 from services.errors import EnvFault, UserError
@@ -116,7 +116,7 @@ def test_pages_and_clients_without_the_token_are_refused():
                 pass
         with connect(address, additional_headers=head) as socket:
             assert told(socket, {"type": "reset"})["type"] == "observation"
-        assert httpx.get(f"{url}/health").json() == {"status": "healthy"}
+        assert httpx.get(f"{url}/health").json() == httpx.get(f"{url}/healthz").json() == {"status": "healthy"}
         assert httpx.get(f"{url}/schema").status_code == 401
         assert httpx.get(f"{url}/schema", headers=head).json()["action"]["required"] == ["action"]
         assert httpx.get(f"{url}/metadata", headers=head).json()["name"] == "toy"
@@ -124,11 +124,11 @@ def test_pages_and_clients_without_the_token_are_refused():
 
 
 def test_what_a_server_does_wrong_is_a_fault(url):
-    game = OpenEnvGame(url, lambda text: {"say": text}, read_text, 60)
+    game = OpenEnvGame(url, write=lambda text: {"say": text})
     game.reset(seed=0)
     with pytest.raises(EnvFault, match="VALIDATION_ERROR"):
         game.step("go on")
     with pytest.raises(EnvFault, match="with the fields text, admissible_actions, won, task: KeyError 'words'"):
-        OpenEnvGame(url, write_action, lambda observation: observation["words"], 60).reset(seed=0)
+        OpenEnvGame(url, read=lambda observation: observation["words"]).reset(seed=0)
     with pytest.raises(UserError, match="failed to reset: ConnectionRefusedError"):
         openenv_spec("http://127.0.0.1:1", name="far").reachable(EnvSection())

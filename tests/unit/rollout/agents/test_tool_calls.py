@@ -19,7 +19,16 @@ def test_calls_are_taken_out_of_an_answer():
     assert (parsed.content, parsed.whole) == ("First I add.", True)
 
 
+def test_without_tools_an_object_is_an_answer_like_any_other():
+    text = '{"name": "add", "parameters": {"a": 7}}'
+    assert parse_calls(text).calls == []
+    offered = [{"type": "function", "function": {"name": "add"}}]
+    assert parse_calls(text, offered).calls == [ToolCall("add", {"a": 7})]
+    assert parse_calls('{"name": "add"}', offered).calls == []
+
+
 @pytest.mark.parametrize("text", [
+    "<tool_call><function=add><parameter=a>7</function></tool_call>", "<tool_call><function=add>7</tool_call>",
     "<tool_call>{}</tool_call>", "<tool_call>add</tool_call>", '<tool_call>{"name": "add"', f"{CALL}<tool_call>",
     '<tool_call>{"name": "add", "arguments": 3}</tool_call>'])
 def test_a_broken_call_is_no_whole_answer(text):

@@ -1,0 +1,69 @@
+"""Chat templates of published models: what the model reads, the thought it opens, and its calls of tools."""
+
+from __future__ import annotations
+
+import pytest
+from byte_tokenizer import byte_tokenizer
+from third_party import TEMPLATES
+
+from envservice.tool_calls import ToolCall, parse_calls, tool
+from services.chat import THINK, ChatFormat, ChatRefused
+
+pytestmark = pytest.mark.skipif(TEMPLATES is None, reason="TRL is not installed (scripts/setup --test)")
+TOOLS = [tool("add", "Adds a number.", {"n": {"type": "integer"}, "word": {"type": "string"}})]
+CALL = ToolCall("add", {"n": 5, "word": "12"})
+OPENS = {"qwen3_5_think": "<think>\n", "qwen3_5_nothink": "<think>\n\n</think>\n\n", "deepseek_r1_distill": "<think>\n",
+         "nemotron_3_nano": "<think>\n"}
+"""Maps templates to the thought that they open; all others open nothing."""
+WITH_TOOLS = ("qwen2_5", "qwen3", "qwen3_instruct_2507", "qwen3_5_think", "qwen3_5_nothink", "nemotron_3_nano",
+              "llama3_1", "llama3_2")
+"""Templates with tools whose calls we read."""
+PLAIN = ("llama3", "gemma", "gemma3", "phi3", "phi3_5", "cohere", "cohere2", "deepseek_r1_distill", "gptoss", "lfm2")
+
+
+def chat(name: str, **settings) -> ChatFormat:
+    assert TEMPLATES is not None
+    tokenizer = byte_tokenizer()
+    tokenizer.bos_token = "<|begin|>"
+    tokenizer.chat_template = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
+    return ChatFormat(tokenizer=tokenizer, **settings)
+
+
+@pytest.mark.parametrize("name", [*WITH_TOOLS, *PLAIN])
+def test_a_question_is_read_once_and_the_opened_thought_belongs_to_the_answer(name: str):
+    """If a template opens `<think>` and nobody noticed, every answer would lack its tag, and be invalid."""
+    asked = chat(name)
+    prompt = asked.prompt("Go to the oven.")
+    assert prompt.count("Go to the oven.") == 1
+    opening = asked.opening()
+    assert opening == OPENS.get(name, "")
+    assert prompt.endswith(opening)
+    assert opening or THINK not in prompt.partition("Go to the oven.")[2]
+
+
+@pytest.mark.parametrize("name", [*WITH_TOOLS, *PLAIN])
+def test_a_system_prompt_is_read_or_refused(name: str):
+    told = chat(name, system="You play a game.")
+    if name == "gemma":
+        with pytest.raises(ChatRefused, match="System role not supported"):
+            told.prompt("x")
+    else:
+        assert told.prompt("x").count("You play a game.") == 1
+
+
+def test_qwen3_thinks_unless_it_is_told_not_to():
+    assert chat("qwen3", arguments={"enable_thinking": False}).opening() == "<think>\n\n</think>\n\n"
+
+
+@pytest.mark.parametrize("name", WITH_TOOLS)
+def test_a_call_that_the_template_writes_is_parsed_back(name: str):
+    """The template shows the tools, and its own form of a call is read as the call that it was."""
+    asked = [{"role": "user", "content": "x"}]
+    called = {"role": "assistant", "content": "", "tool_calls": [
+        {"type": "function", "id": "call00001", "function": {"name": CALL.name, "arguments": CALL.arguments}}]}
+    form = chat(name)
+    assert "Adds a number." in form.text(asked, TOOLS)
+    _, begins, answer = form.text([*asked, called], TOOLS, answering=False).rpartition("assistant")
+    answer = answer.removeprefix("<|end_header_id|>").partition("<|im_end|>")[0].partition("<|eot_id|>")[0]
+    assert begins
+    assert parse_calls(answer, TOOLS).calls == [CALL]
