@@ -128,8 +128,23 @@ def saved_per_token(shape: Shape, *, half: bool, checkpointing: bool, grid: bool
     return shape.layers * layer + (4 + c) * shape.hidden
 
 
+def gradients_in_flight(shape: Shape, *, half: bool) -> float:
+    """Returns the bytes per token that a layer's backward pass needs at its peak, beyond what the layer saved.
+
+    The peak is at the product of the two feed-forward branches: the product itself is given back by then, and its
+    gradient and those of both branches are there, so two more of that size are held than were saved. The gradients of
+    the hidden state before and after the feed-forward layer are there too.
+    """
+    c = 2 if half else 4
+    return c * (2 * shape.intermediate + 2 * shape.hidden)
+
+
 def memory(shape: Shape, training: Training) -> DeviceMemory:
-    """Returns the memory that one rank needs on its device at the peak, which is in the backward pass."""
+    """Returns the memory that one rank needs on its device at the peak, which is in the backward pass.
+
+    It is that of any pack but the first of an update, so all gradients are there. A checkpointed layer is computed
+    again in its turn, so beside the inputs of all layers one layer holds what it saves.
+    """
     c, whole = 2 if training.half else 4, is_whole(shape)
     trained = training.adapters or shape.parameters
     held = 4 * shape.parameters if not training.adapters else c * shape.parameters + 4 * training.adapters
@@ -137,7 +152,8 @@ def memory(shape: Shape, training: Training) -> DeviceMemory:
     in_turn = root + 2 * (shape.parameters - root) / max(1, shape.layers)  # the root is never given back in a pass
     at_once = shape.parameters if whole else in_turn
     apart = min(trained, shape.parameters if whole and training.ranks > 1 else in_turn)
-    working = layer_activations(shape, half=training.half, grid=training.grid)
+    again = layer_activations(shape, half=training.half, grid=training.grid) if training.checkpointing else 0
+    working = again + gradients_in_flight(shape, half=training.half)
     saved = saved_per_token(shape, half=training.half, checkpointing=training.checkpointing, grid=training.grid)
     moments = 0 if training.offload else 8
     return DeviceMemory(
@@ -147,7 +163,7 @@ def memory(shape: Shape, training: Training) -> DeviceMemory:
         reference=c * shape.parameters / training.shards if training.reference and not training.adapters else 0,
         critic=(8 + moments) * shape.parameters / training.shards if training.critic else 0,
         gathered=c * at_once + 4 * apart,
-        activations=training.tokens * (saved + working * (2 if training.checkpointing else 1)),
+        activations=training.tokens * (saved + working),
         logits=LOGIT_TENSORS * 4 * min(LOGITS_AT_ONCE, training.tokens * shape.vocabulary),
     )
 

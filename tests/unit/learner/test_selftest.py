@@ -1,18 +1,28 @@
 """The learner's self-test at a tiny size, on a machine that has neither Ray, vLLM nor Redis."""
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 from learner.selftest.table import Line, attempt
 
+ROOT = Path(__file__).parents[3]
+SMALL = {"blake3", "msgspec", "pydantic", "zstandard"}
+"""The packages that docs/performance.md asks for beside torch and transformers."""
+THEIRS = {"huggingface_hub", "jinja2", "numpy", "packaging", "psutil", "regex", "rich", "safetensors", "tokenizers",
+          "torch", "transformers"}
+"""Those of our dependencies that torch and transformers install, or use where they are."""
 WITHOUT = """
-import runpy, sys
+import atexit, runpy, sys
 class Missing:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in {"ray", "vllm", "redis", "fastapi", "structlog", "httpx", "prometheus_client"}:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Missing())
+atexit.register(lambda: print("imported", *sorted({name.partition(".")[0] for name in sys.modules})))
 runpy.run_module("learner.selftest", run_name="__main__")
 """
 
@@ -29,6 +39,11 @@ def test_every_check_passes_at_a_tiny_size():
     for name in ("bfloat16 matrix product", "attention, rectangle", "pack the weights", "save", "candidates",
                  "states to host memory, second turn"):
         assert any(line.startswith(f"-    {name}") for line in lines), name
+    ours = {re.split(r"[\[<>=]", one)[0].replace("-", "_") for one in
+            tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]}
+    assert ours & set(lines[-1].split()[1:]) - THEIRS == SMALL
+    asked = (ROOT / "docs/performance.md").read_text().partition("Besides torch")[2].partition("So it runs")[0]
+    assert all(f"`{name}`" in asked for name in SMALL)
 
 
 def test_a_check_that_breaks_is_a_line_and_the_lines_before_it_stay():
