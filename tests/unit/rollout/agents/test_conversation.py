@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -11,6 +12,7 @@ from learner.batch import assign_credit, rows_of
 from rollout.agents.conversation import agent
 from services.config.tree import CreditSection
 from services.errors import EnvFault
+from services.records import decode_episode, encode_episode
 
 
 def call(name, **arguments):
@@ -49,6 +51,19 @@ async def test_a_conversation_trains_as_one_sequence_with_the_credit_of_each_cal
         assert rows.tokens[:start].tolist() == step.prompt_ids.tolist()
         assert rows.tokens[start:start + size].tolist() == step.response_ids.tolist()
     assert np.array_equal(rows.sampler_logprobs, np.concatenate([step.logprobs for step in episode.steps]))
+
+
+async def test_a_recorded_session_played_again_gives_the_same_rows(counting, ticket):
+    """The record has gone through its stored form. Its answers, given again, lead to the same tokens and credit."""
+    async with counting(SCRIPT, agent) as (runner, _):
+        recorded = decode_episode(encode_episode(await runner.play(ticket, 1)))
+    async with counting([step.response_ids[:-1].tolist() for step in recorded.steps], agent) as (runner, _):
+        again = await runner.play(ticket, 1)
+    one, other = (rows_of([[episode]], assign_credit([[episode]], CreditSection(normalize="none")), policy_step=0)
+                  for episode in (recorded, again))
+    for field in dataclasses.fields(one):
+        assert np.array_equal(getattr(one, field.name), getattr(other, field.name)), field.name
+    assert [step.observation for step in recorded.steps] == [step.observation for step in again.steps]
 
 
 async def test_a_lost_session_is_rebuilt_from_its_calls(counting, ticket):
