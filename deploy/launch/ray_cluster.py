@@ -29,7 +29,11 @@ from services.telemetry.logs import get_logger
 log = get_logger("ray")
 _PREFIX = "gagpo-ray-"
 _TOKEN = "token"  # noqa: S105 - the name of a file
-_QUIET = {"RAY_DEDUP_LOGS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DISABLE_IMPORT_WARNING": "1"}
+_QUIET = {
+    # A raylet that ends has 20 lines of its statistics printed by every driver. Ray's next line names the lost node.
+    "RAY_DEDUP_LOGS_SKIP_REGEX": "Raylet is terminated",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DISABLE_IMPORT_WARNING": "1",
+}
 _LOOPBACK = {
     # Despite its name this variable works on Linux too: Ray then uses 127.0.0.1 as this node's address.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",

@@ -19,7 +19,10 @@ from services.errors import UserError
 from services.files import Damaged, open_plain, sync
 
 PIECE_BYTES = 8 << 20
-_CODE = re.compile(r"(AWS Error [A-Z_]+)")
+GOOGLE_RETRIES_S = 60
+"""Seconds for which Google's client repeats a request by itself. Its own limit is 15 minutes."""
+_CODE = re.compile(r"AWS Error [A-Z_]+|google::cloud::Status\([A-Z_]+")
+_DETAILS = re.compile(r" \(Request ID| error_info=")
 
 
 class ObjectFolder:
@@ -33,7 +36,8 @@ class ObjectFolder:
         """The client and the path of the folder for it."""
         from pyarrow import fs
 
-        return fs.FileSystem.from_uri(self.url)
+        retries = f"?retry_limit_seconds={GOOGLE_RETRIES_S}" if self.url.startswith("gs://") else ""
+        return fs.FileSystem.from_uri(self.url + retries)
 
     def sizes(self, below: str = "") -> dict[str, int]:
         """Returns name -> size in bytes of all objects whose names begin with the folder `below`."""
@@ -109,7 +113,7 @@ def reason(error: Exception) -> str:
     """Returns the store's code of an error with its text, in one short line."""
     text = " ".join(str(error).split())
     code = _CODE.search(text)
-    return text[code.start() if code else 0:].split(" (Request ID")[0][:200]
+    return _DETAILS.split(text[code.start() if code else 0:])[0][:200]
 
 
 def _inside(path: str, root: str) -> str:

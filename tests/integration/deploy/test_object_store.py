@@ -1,10 +1,10 @@
-"""The copy of a run in a real S3 server, with the mistakes of an operator and the failures of a network."""
+"""The copy of a run in a real object store, with the mistakes of an operator and the failures of a network."""
 
 import os
 import threading
 
 import pytest
-from object_store import BUCKET, object_store
+from object_store import BUCKET, GOOGLE_BUCKET, google_store, object_store
 
 from deploy.runs.configs import default_config
 from deploy.runs.mirror import Mirror, claim
@@ -20,10 +20,16 @@ def store():
         yield started
 
 
-def started(tmp_path, name, **settings):
+@pytest.fixture(scope="module")
+def google(tmp_path_factory):
+    with google_store(tmp_path_factory.mktemp("google")) as started:
+        yield started
+
+
+def started(tmp_path, name, *, bucket=BUCKET, **settings):
     """Returns the config of a run whose folder is as its start leaves it."""
     overrides = [f"storage.{key}={value}" for key, value in settings.items()]
-    config = default_config([f"name={name}", f"runs_dir={tmp_path}", f"storage.url={BUCKET}/runs", *overrides])
+    config = default_config([f"name={name}", f"runs_dir={tmp_path}", f"storage.url={bucket}/runs", *overrides])
     config.run_dir.mkdir(parents=True, exist_ok=True)
     claim(config, resume=False)
     (config.run_dir / "run.json").write_text("{}")
@@ -36,11 +42,14 @@ def commit(config, step, data):
     checkpoints.commit(Position(step=step, incarnation=1, next_group=step, trained=step))
 
 
-def test_a_checkpoint_of_many_parts_comes_back_to_the_bit(store, tmp_path):
-    config, data = started(tmp_path / "here", "large"), os.urandom(40 << 20)  # more than one part of an upload
+@pytest.mark.parametrize(("server", "bucket"), [("store", BUCKET), ("google", GOOGLE_BUCKET)])
+def test_a_checkpoint_of_many_parts_comes_back_to_the_bit(request, tmp_path, server, bucket):
+    request.getfixturevalue(server)
+    config = started(tmp_path / "here", "large", bucket=bucket)
+    data = os.urandom(40 << 20)  # more than one part of an upload
     commit(config, 1, data)
     Mirror(config).push()
-    there = default_config(["name=large", f"runs_dir={tmp_path / 'there'}", f"storage.url={BUCKET}/runs"])
+    there = default_config(["name=large", f"runs_dir={tmp_path / 'there'}", f"storage.url={bucket}/runs"])
     there.run_dir.mkdir(parents=True)
     claim(there, resume=True)
     checkpoints = Checkpoints(there.run_dir / "checkpoints", keep=2)
@@ -56,6 +65,14 @@ def test_a_wrong_bucket_and_a_missing_server_are_one_line(store, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(UserError, match=r"AWS Error NETWORK_CONNECTION.*; check the bucket, and the credentials"):
         ObjectFolder(f"{BUCKET}/runs").check()
+
+
+def test_a_wrong_bucket_of_google_s_is_one_line(google):
+    ObjectFolder(f"{GOOGLE_BUCKET}/runs").check()
+    assert ObjectFolder(f"{GOOGLE_BUCKET}/runs").sizes(".gagpo") == {}
+    assert ObjectFolder(f"{GOOGLE_BUCKET}/runs").read("none") is None
+    with pytest.raises(UserError, match=r"gs://nowhere/runs cannot be used \(google::cloud::Status\(NOT_FOUND"):
+        ObjectFolder("gs://nowhere/runs").check()
 
 
 def test_the_run_waits_for_a_store_that_fails_and_sends_all_when_it_answers(store, tmp_path, monkeypatch):

@@ -1,7 +1,9 @@
 """A private Ray that does not start at once is started again, until its time is over."""
 
+import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,3 +81,21 @@ def test_ctrl_c_waits_for_the_end_of_a_start_and_a_second_one_does_not():
             done.append("started")
         assert done == expected
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+PRINTED = """
+import os
+from deploy.launch import ray_cluster
+os.environ.update(ray_cluster._QUIET)
+from ray._private.worker import print_to_stdstream
+for text in ("Raylet is terminated. Last 20 lines of the log:\\\\n    [state-dump] NodeManager", "The node 7 is dead"):
+    print_to_stdstream({"lines": [text], "pid": "raylet", "is_err": False}, ignore_prefix=False)
+"""
+
+
+def test_a_lost_node_is_one_line_without_the_statistics_of_its_raylet():
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    done = subprocess.run([sys.executable, "-c", PRINTED], capture_output=True, text=True, timeout=300, check=True,
+                          env=environment)
+    (line,) = done.stdout.splitlines()
+    assert line.endswith("The node 7 is dead")
