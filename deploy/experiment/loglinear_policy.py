@@ -91,30 +91,51 @@ def candidates(memory: Memory, now: Outcome) -> list[str]:
 
 def features(memory: Memory, now: Outcome, actions: Sequence[str]) -> Ints:
     """Returns the indices of each action's features, [A, F]."""
-    listed = set(now.admissible_actions)
+    listed, last = set(now.admissible_actions), memory.last
     held = (memory.holding, memory.treated, min(memory.placed, 1))
-    rows = []
-    for action in actions:
-        verb, names = _words(action)
-        place = kind_of(names[-1]) if names else ""
-        about = (memory.type, verb, any(kind_of(name) == memory.kind for name in names), place == memory.target,
-                 place == MACHINES.get(memory.type), action in listed)
-        seen = min(memory.visits[names[-1]], 2) if names else 0
-        rows.append(_row(about, held, seen, action in memory.last, place))
-    return np.array(rows, dtype=np.int64)
+    known = _known((memory.type, memory.kind, memory.target), held)
+    seen = {place: min(visits, 2) for place, visits in memory.visits.items()}
+    rows = b"".join([known[action, action in listed, seen.get(_place(action), 0), action in last]
+                     for action in actions])
+    return np.frombuffer(rows, dtype=np.int64).reshape(len(actions), -1)
 
 
 @lru_cache(maxsize=1 << 16)
-def _words(action: str) -> tuple[str, list[str]]:
-    verb, _, rest = action.partition(" ")
-    return verb, _NAME.findall(rest)
+def _place(action: str) -> str:
+    """Returns the last name in an action, such as `shelf 1`; "" if it has none."""
+    names = _NAME.findall(action.partition(" ")[2])
+    return names[-1] if names else ""
+
+
+class _Rows(dict[tuple[str, bool, int, bool], bytes]):
+    """Rows of indices, int64 as bytes, by (action, whether it is admissible, visits, whether it is among the last)."""
+
+    def __init__(self, goal: tuple[str, str, str], held: tuple[bool, bool, int]) -> None:
+        super().__init__()
+        self._goal, self._held = goal, held
+
+    def __missing__(self, key: tuple[str, bool, int, bool]) -> bytes:
+        (task, wanted, target), (action, listed, seen, again) = self._goal, key
+        verb, _, rest = action.partition(" ")
+        place = kind_of(_place(action))
+        about = (task, verb, any(kind_of(name) == wanted for name in _NAME.findall(rest)), place == target,
+                 place == MACHINES.get(task), listed)
+        row = self[key] = _indices(about, self._held, seen, again, place)
+        return row
+
+
+@lru_cache(maxsize=1 << 12)
+def _known(goal: tuple[str, str, str], held: tuple[bool, bool, int]) -> _Rows:
+    return _Rows(goal, held)
 
 
 @lru_cache(maxsize=1 << 18)
-def _row(about: tuple[object, ...], held: tuple[object, ...], seen: int, again: bool, place: str) -> list[int]:
+def _indices(about: tuple[object, ...], held: tuple[bool, bool, int], seen: int, again: bool, place: str) -> bytes:
+    """Returns the indices, [F]. Actions that differ in numbers alone share them, so few are hashed."""
     crossed = (("a", *about), ("h", *about, *held), ("v", *about, seen), ("l", *about, again),
                ("hv", *about, *held, seen, again), ("p", *about[:2], place, held[0]))
-    return [zlib.crc32("\x1f".join(map(str, parts)).encode()) % DIMENSIONS for parts in crossed]
+    return np.array([zlib.crc32("\x1f".join(map(str, parts)).encode()) % DIMENSIONS for parts in crossed],
+                    dtype=np.int64).tobytes()
 
 
 @dataclass(slots=True, kw_only=True)

@@ -83,8 +83,9 @@ class G2po(WithinGroup):
 def _values(group: Group, options: GigpoOptions) -> tuple[dict[str, tuple[float, int]], Nested, Nested]:
     """Returns state -> (V, visits); then V and U of each step."""
     totals = [fsum(row) for row in rewards(group, options)]
-    ahead = [[options.gamma ** (len(episode) - t) * total for t in range(len(episode))]
-             for episode, total in zip(group, totals, strict=True)]
+    powers = [options.gamma**left for left in range(max(map(len, group)), 0, -1)]
+    ahead = [[power * total for power in powers[-len(episode):]] for episode, total in zip(group, totals, strict=True)]
     values = state_values(group, ahead)
-    own = [[values[step.state][0] for step in episode] for episode in group]
+    means = {state: mean for state, (mean, _) in values.items()}
+    own = [[means[step.state] for step in episode] for episode in group]
     return values, own, [[*row[1:], total] for row, total in zip(own, totals, strict=True)]

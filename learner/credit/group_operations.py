@@ -103,8 +103,7 @@ def center(sample: Sequence[float], ddof: int) -> tuple[float, float]:
     if min(sample) == max(sample):
         return sample[0], 1.0
     mean = fsum(sample) / len(sample)
-    deviations = [x - mean for x in sample]
-    return mean, sqrt(fsum([x * x for x in deviations]) / (len(sample) - ddof)) + EPSILON
+    return mean, sqrt(fsum([(d := x - mean) * d for x in sample]) / (len(sample) - ddof)) + EPSILON
 
 
 def state_numbers(group: Group) -> Integers:

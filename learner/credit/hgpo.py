@@ -31,6 +31,9 @@ from learner.credit.group_operations import (
 from learner.credit.options import CreditOptions
 from learner.credit.types import ZERO, Array, Credit, Group, Nested, flat, nested
 
+_LARGEST = 2**62
+"""Bound of the numbers that stand for histories. Beyond it they are numbered anew, since int64 ends at twice it."""
+
 
 class HgpoOptions(CreditOptions):
     """Options of HGPO."""
@@ -88,14 +91,16 @@ class _Term(NamedTuple):
 def _terms(group: Group, q: Nested, options: HgpoOptions) -> list[_Term]:
     """Returns the terms for k = 1 ... history + 1."""
     xs, last = flat(q), state_numbers(group)
+    base = int(last.max()) + 1
     position = np.concatenate([np.arange(len(row)) for row in q])
+    alone = -1 - np.arange(len(xs))
     terms: list[_Term] = []
-    history = np.zeros_like(last)
+    history, bound = np.zeros_like(last), 1
     for k in range(1, options.history + 2):
-        # A number for each list of k states; it means nothing where fewer steps came before.
-        pairs = np.append(0, history[:-1]) * (last.max() + 1) + last
-        history = np.unique(pairs, return_inverse=True)[1]
-        alone = -1 - np.arange(len(xs))
+        if bound > _LARGEST // base:
+            history, bound = np.unique(history, return_inverse=True)[1], len(xs)
+        # A number for each list of k states, below `bound`; it means nothing where fewer steps came before.
+        history, bound = np.append(0, history[:-1]) * base + last, bound * base
         means, spreads = pool_centers(xs, np.where(position >= k - 1, history, alone), ddof=0)
         deviations = xs - means
         terms.append(_Term(deviations, deviations if options.mode == "mean_norm" else deviations / spreads))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
@@ -115,8 +115,8 @@ class NamedEstimator(Estimator, Protocol):
 
 def nested(flat: Array, like: Sequence[Sequence[object]]) -> Nested:
     """Cuts a flat array [N] into the lengths of `like`."""
-    cuts = np.cumsum([len(episode) for episode in like])[:-1]
-    return [part.tolist() for part in np.split(flat, cuts)]
+    numbers = iter(flat.tolist())
+    return [list(islice(numbers, len(episode))) for episode in like]
 
 
 def flat(rows: Sequence[Sequence[float]]) -> Array:

@@ -1,7 +1,11 @@
 """AdaStep, HGPO, G²PO and GraphGPO on examples worked by hand."""
 
+import random
+
 import numpy as np
+import oracle
 import pytest
+import random_groups
 
 from learner.credit.registry import estimator, make_options
 from learner.credit.types import CreditStep
@@ -59,6 +63,19 @@ def test_g2po_compares_what_steps_lead_to(group):
     c = credit("g2po", group("SX+", "SZ-", reward=8.0), gamma=0.5, mode="mean_norm")
     close(c.advantages, [4 + 2 + 1.5, 4 + 0 + 2.5, -4 - 2 - 2.5, -4 + 0 - 1.5])
     close(c.deltas, [3, 4, -1, 0])
+
+
+def test_hgpo_numbers_histories_anew_that_one_integer_cannot_hold():
+    """Eight states to the power of 22 are beyond int64. The episodes differ in their first five states alone, so their
+    last steps have the same 30 states, and not the same 36."""
+    walk = random.Random(0)
+    bodies = [bytes(walk.randrange(8) for _ in range(40)) for _ in range(2)]
+    won = bytes([bodies[0][-1] | 0x80])
+    episodes = random_groups.build("mixed", [bodies[0], bodies[1][:5] + bodies[0][5:-1] + won])
+    given = {"history": 38, "alpha": 1.0, "mode": "mean_norm", "gamma": 0.95, "penalty": 0.1, "penalty_mode": "local"}
+    found = estimator("hgpo").group(random_groups.credit_steps(episodes), make_options("hgpo", **given))
+    expected = list(oracle.hgpo(episodes, given)["advantages"].values())
+    assert [a for row in found.advantages for a in row] == pytest.approx(expected, abs=1e-9)
 
 
 def test_graphgpo_gives_a_step_of_a_lost_episode_credit_for_getting_nearer(group):
