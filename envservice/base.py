@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 Replay = Literal["pure", "transcript", "live"]
 
@@ -118,6 +118,8 @@ class Turn:
     action: str
     """The parsed action that the environment received."""
     admissible: bool
+    kept: str = ""
+    """ParsedAction.kept of its answer."""
 
 
 def recent(turns: Sequence[Turn], history: int) -> Sequence[Turn]:
@@ -132,6 +134,19 @@ class ParsedAction:
     action: str
     valid: bool
     """Whether the response is well-formed. The template's parser defines that."""
+    tag: str = ""
+    """The kind of reasoning that the response names, for templates that ask for one. Credit may depend on it."""
+    kept: str = ""
+    """The part of the response that the template shows in later prompts. Empty for most templates."""
+
+
+@runtime_checkable
+class RewritesAnswers(Protocol):
+    """A template whose answers have another form than the scripted players write."""
+
+    def rewrite(self, answer: str, first: Outcome, turns: Sequence[Turn]) -> str:
+        """Returns the scripted player's answer to the turn after `turns` in the template's own form."""
+        ...
 
 
 class PromptTemplate(Protocol):

@@ -12,6 +12,11 @@ _OPENS, _CLOSES = (re.compile(tag, re.IGNORECASE | re.ASCII) for tag in ("<actio
 _CJK = re.compile("[\u4e00-\u9fff]")
 
 
+def has_ideograph(text: str) -> bool:
+    """Says whether a CJK ideograph (U+4E00 to U+9FFF) occurs, which makes an answer invalid."""
+    return _CJK.search(text) is not None
+
+
 def answer(thought: str, action: str) -> str:
     """Writes a well-formed answer."""
     return f"<think>{thought}</think><action>{action}{ACTION_END}"
@@ -29,7 +34,7 @@ def read_answer(text: str, *, tail: int = 30) -> ParsedAction:
     if opens is None or closes is None:
         return ParsedAction(action=text[-tail:], valid=False)
     thought = "<think>" in text and "</think>" in text
-    return ParsedAction(action=text[opens.end() : closes.start()].strip(), valid=thought and not _CJK.search(text))
+    return ParsedAction(action=text[opens.end() : closes.start()].strip(), valid=thought and not has_ideograph(text))
 
 
 def read_lowered(text: str, *, tail: int = 30) -> ParsedAction:

@@ -45,7 +45,8 @@ def credit_steps(group: Sequence[Episode], options: CreditSection) -> list[list[
 def _credit_steps(episode: Episode, states: Sequence[str], cut_in: str | None) -> list[CreditStep]:
     last = len(states) - 1
     return [CreditStep(state=state, reward=step.reward, invalid=not step.valid, tokens=len(step.response_ids),
-                       action=step.action, cut_in=cut_in if t == last else None)
+                       action=step.action, admissible=step.admissible, tag=step.tag,
+                       cut_in=cut_in if t == last else None)
             for t, (step, state) in enumerate(zip(episode.steps, states, strict=True))]
 
 

@@ -7,11 +7,12 @@ Some steps are noise: they are executed, so that later steps show recoveries, bu
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from envservice.base import PromptTemplate, Session, Turn
-from envservice.spec import Teacher
+from envservice.base import Outcome, PromptTemplate, RewritesAnswers, Session, Turn
+from envservice.spec import Demonstrator, Teacher
 from services.config.tree import SftSection
 from services.seeds import seed_for
 
@@ -44,6 +45,13 @@ class Demonstration:
     won: bool
 
 
+def written(player: Demonstrator, template: PromptTemplate, first: Outcome, turns: Sequence[Turn],
+            now: Outcome) -> str:
+    """Returns the player's answer to the latest outcome, in the template's form."""
+    answer = player.act(now)
+    return template.rewrite(answer, first, turns) if isinstance(template, RewritesAnswers) else answer
+
+
 def demonstrate(
     environment: Opens,
     task: str,
@@ -69,12 +77,13 @@ def demonstrate(
     turns: list[Turn] = []
     steps: list[DemoStep] = []
     while not now.done and len(turns) < max_steps:
-        answer = player.act(now)
-        action = template.parse(answer).action
+        answer = written(player, template, first, turns, now)
+        parsed = template.parse(answer)
+        action, kept = parsed.action, parsed.kept
         noise = rng.random() < sft.noise
         if noise:
-            action = teacher.disturb(action, now, rng)
+            action, kept = teacher.disturb(action, now, rng), ""
         steps.append(DemoStep(template.render(first, turns, now), answer, action, train=not noise))
-        turns.append(Turn(observation=now.observation, action=action, admissible=now.admits(action)))
+        turns.append(Turn(observation=now.observation, action=action, admissible=now.admits(action), kept=kept))
         now = session.step(action)
     return Demonstration(task, steps, now.won)

@@ -86,7 +86,8 @@ class EpisodeRunner:
                 elif (answer.action, after.digest) != (before.action, before.digest):
                     raise ReplayDiverged(f"turn {turn} of another worker leads to another game here ({ticket.task})")
                 steps.append(self._row(prompt, sample, answer, now, after))
-                turns.append(Turn(observation=now.observation, action=answer.action, admissible=steps[-1].admissible))
+                turns.append(Turn(observation=now.observation, action=answer.action, admissible=steps[-1].admissible,
+                                  kept=answer.kept))
                 now = after
         return Episode(
             ticket=ticket, steps=steps, won=now.won, end=("won" if now.won else "lost") if now.done else end,
@@ -114,6 +115,7 @@ class EpisodeRunner:
             logprobs=sample.logprobs, spans=sample.spans, action=answer.action, valid=answer.valid,
             admissible=now.admits(answer.action), reward=after.reward * self.limits.reward_scale,
             choices=choices_digest(now.admissible_actions), state=now.state, unchanged=after.unchanged,
+            tag=answer.tag,
         )  # fmt: skip
 
 

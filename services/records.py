@@ -103,6 +103,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """The environment's own id of s_t. Empty if it gave none."""
     unchanged: bool = False
     """Whether the environment said that the action changed nothing."""
+    tag: str = ""
+    """The kind of reasoning that the answer named, if the prompt asks for one."""
     follows: int | None = None
     """Index of the earlier step of the episode whose prompt and response this prompt begins with. None: there is none,
     and the step is a sequence of its own."""

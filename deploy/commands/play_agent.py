@@ -74,6 +74,6 @@ def moves(agent: Agent, session: Session, first: Outcome, max_steps: int) -> Ite
         answer, parsed = agent.answer(first, turns, now)
         after = session.step(parsed.action)
         turns.append(Turn(observation=now.observation, action=parsed.action,
-                          admissible=now.admits(parsed.action)))
+                          admissible=now.admits(parsed.action), kept=parsed.kept))
         yield AgentMove(answer=answer, action=parsed.action, outcome=after)
         now = after

@@ -109,6 +109,7 @@ def _prompts(config: Config, session: Session, teacher: Teacher | None, renderer
              count: int) -> Iterator[ShownPrompt]:
     from envservice.base import Turn
     from envservice.registry import make_template
+    from rollout.demonstrations import written
 
     template, turns = make_template(config.env), []
     first = now = session.reset()
@@ -117,15 +118,16 @@ def _prompts(config: Config, session: Session, teacher: Teacher | None, renderer
         ids = None if renderer is None else renderer.prompt(first, turns, now)
         decode: Any = None if renderer is None else renderer.tokenizer.decode
         text = template.render(first, turns, now) if ids is None else str(decode(ids))
-        action = None
+        action, kept = None, ""
         if turn < count:
-            action = (next(iter(now.admissible_actions), "") if player is None
-                      else template.parse(player.act(now)).action)
+            parsed = None if player is None else template.parse(written(player, template, first, turns, now))
+            action = next(iter(now.admissible_actions), "") if parsed is None else parsed.action
+            kept = "" if parsed is None else parsed.kept
         yield ShownPrompt(turn=turn, text=text, ids=ids, action=action,
                           tokens=None if ids is None else [str(decode([token])) for token in ids])
         if action is None:
             return
-        turns.append(Turn(observation=now.observation, action=action, admissible=now.admits(action)))
+        turns.append(Turn(observation=now.observation, action=action, admissible=now.admits(action), kept=kept))
         now = session.step(action)
         if now.done:
             return

@@ -50,6 +50,7 @@ class StepView:
     advantage: float | None
     """A, which the loss saw."""
     state: str | None
+    tag: str | None
 
     @property
     def cost(self) -> float:
@@ -219,7 +220,13 @@ def _step(row: dict[str, Any], result: str | None) -> StepView:
         prompt_ids=row.get("prompt_ids"), tokens=row["tokens"], logprobs=row["logprobs"],
         learner_logprobs=row.get("learner_logprobs"), ret=row["return"],
         value=row["value"] if baseline is None else baseline, delta=row["delta"], raw=row.get("raw_advantage"),
-        advantage=row["advantage"], state=row["state_key"])
+        advantage=row["advantage"], state=row["state_key"], tag=row.get("tag"))
+
+
+def _credit_step(step: StepView, state: str) -> dict[str, Any]:
+    told = {"state": state, "action": step.action, "reward": step.reward, "invalid": not step.valid}
+    # `admissible` is a list there; an empty one says that this action was not in it.
+    return told if not step.tag else {**told, "tag": step.tag, **({} if step.admissible else {"admissible": []})}
 
 
 def credit_input(group: Group, options: CreditSection) -> dict[str, Any]:
@@ -232,8 +239,7 @@ def credit_input(group: Group, options: CreditSection) -> dict[str, Any]:
 
     episodes: list[dict[str, Any]] = []
     for episode in group.episodes:
-        episodes.append({"steps": [{"state": state(step), "action": step.action, "reward": step.reward,
-                                    "invalid": not step.valid} for step in episode.steps]})
+        episodes.append({"steps": [_credit_step(step, state(step)) for step in episode.steps]})
         if texts and episode.end in ("turns", "context") and episode.final_observation:
             episodes[-1]["final_state"] = episode.final_observation
     return {"episodes": episodes}

@@ -42,7 +42,7 @@ class AlfworldFullTemplate:
         if turns and self.history:
             opening = self._with_history(first, turns, now)
         else:
-            opening = f"{_ROLE}\nYour current observation is: {now.observation}\n"
+            opening = f"{ROLE}\nYour current observation is: {now.observation}\n"
         return f"{opening}Your admissible actions of the current situation are: [{actions}].\n\n{_INSTRUCTION}"
 
     def _with_history(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> str:
@@ -53,7 +53,7 @@ class AlfworldFullTemplate:
             for step, turn in enumerate(shown, start=start)
         )
         return (
-            f"{_ROLE} {TASK}{task_of(first)}\n"
+            f"{ROLE} {TASK}{task_of(first)}\n"
             f"Prior to this step, you have already taken {len(turns)} step(s). Below are the most recent {len(shown)} "
             f"observations and the corresponding actions you took: {past}\n"
             f"You are now at step {len(turns) + 1} and your current observation is: {now.observation}\n"
@@ -63,7 +63,7 @@ class AlfworldFullTemplate:
         return read_lowered(text)
 
 
-_ROLE = "You are an expert agent operating in the ALFRED Embodied Environment."
+ROLE = "You are an expert agent operating in the ALFRED Embodied Environment."
 _INSTRUCTION = (
     "It is your turn to act.\n"
     "First reason step by step about the current situation; this reasoning MUST be enclosed within <think> </think> "

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from envservice.alfworld.environment import AlfworldEnvironment, data_folder, holding, open_environment
+from envservice.alfworld.meta_prompt import AlfworldCompactMetaTemplate, AlfworldMetaTemplate
 from envservice.alfworld.prompts import AlfworldCompactTemplate, AlfworldFullTemplate
 from envservice.alfworld.tasks import VARIABLE
 from envservice.alfworld.teacher import TEACHER
@@ -58,6 +59,8 @@ def _games() -> Finding:
 
 SPEC = EnvironmentSpec(
     open=open_environment, holding=holding, check=check, describe=describe, findings=findings, teacher=TEACHER,
-    prompts={"full": AlfworldFullTemplate, "compact": AlfworldCompactTemplate}, max_steps=_PUBLISHED_STEPS,
+    prompts={"full": AlfworldFullTemplate, "compact": AlfworldCompactTemplate, "meta": AlfworldMetaTemplate,
+             "compact-meta": AlfworldCompactMetaTemplate},
+    max_steps=_PUBLISHED_STEPS,
     threaded=lambda env: env.alfworld.engine != "own",
 )

@@ -28,6 +28,7 @@ from learner.credit.ppo import Ppo
 from learner.credit.reinforce_pp import ReinforcePlusPlus
 from learner.credit.reinforce_pp_baseline import ReinforcePlusPlusBaseline
 from learner.credit.rloo import Rloo
+from learner.credit.rlvmr import Rlvmr
 from learner.credit.state_keys import KEYS, find_key
 from learner.credit.types import NamedEstimator
 from services.config.credit import CreditSection
@@ -45,6 +46,7 @@ ESTIMATORS: dict[str, NamedEstimator] = {
     "hgpo": Hgpo(),
     "g2po": G2po(),
     "graphgpo": Graphgpo(),
+    "rlvmr": Rlvmr(),
     "grpo": Grpo(),
     "rloo": Rloo(),
     "reinforce_pp": ReinforcePlusPlus(),

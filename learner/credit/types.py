@@ -40,6 +40,10 @@ class CreditStep(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Number of response tokens, for estimators that weigh steps by it; None if unknown."""
     action: str | None = None
     """The action as the environment got it, for estimators that compare actions; None if unknown."""
+    admissible: bool = True
+    """Whether the action was in the list of admissible ones, or there was no list."""
+    tag: str = ""
+    """The kind of reasoning that the output named, for estimators that reward it; "" if it named none."""
     cut_in: str | None = None
     """Key of the state in which a budget cut the episode, only at its last step. None: the game ended."""
 

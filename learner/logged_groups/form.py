@@ -1,7 +1,8 @@
 """The form of a logged group, and its credit.
 
     {"id": "task 7", "episodes": [{"steps": [{"state": "hall", "action": "go north", "reward": 1, "invalid": false,
-                                              "admissible": ["go north", "look"], "unchanged": false}],
+                                              "admissible": ["go north", "look"], "unchanged": false,
+                                              "tag": "explore"}],
                                    "final_state": "kitchen", "final_admissible": ["go south", "look"]}]}
 
 All fields except `episodes`, `steps`, `state` and `reward` may be left out.
@@ -45,6 +46,8 @@ class LoggedStep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=Fa
     """The admissible actions before the action, for the state key `observation+admissible`."""
     unchanged: bool = False
     """Whether the action changed nothing, for the option `stay`."""
+    tag: str = ""
+    """The kind of reasoning that the output named, for the estimator `rlvmr`."""
 
 
 class LoggedEpisode(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -132,7 +135,8 @@ def _steps(group: LoggedGroup, options: CreditSection) -> list[list[CreditStep]]
                 cut_in=[None if final is None else state[final] for final in finals])
     if options.stay:
         keys = stayed(keys, [[step.unchanged for step in episode.steps] for episode in group.episodes])
-    return [[CreditStep(state=key, reward=step.reward, invalid=step.invalid, action=step.action,
+    return [[CreditStep(state=key, reward=step.reward, invalid=step.invalid, action=step.action, tag=step.tag,
+                        admissible=step.admissible is None or step.action in step.admissible,
                         cut_in=cut if step is episode.steps[-1] else None)
              for step, key in zip(episode.steps, row, strict=True)]
             for episode, row, cut in zip(group.episodes, keys.steps, keys.cut_in, strict=True)]

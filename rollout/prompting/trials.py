@@ -130,7 +130,8 @@ class TaskPlayer:
         parsed, now = self.policy.parse(said), trial.now
         admissible = now.admits(parsed.action)
         trial.answers.append(said)
-        trial.turns.append(Turn(observation=now.observation, action=parsed.action, admissible=admissible))
+        trial.turns.append(Turn(observation=now.observation, action=parsed.action, admissible=admissible,
+                                kept=parsed.kept))
         return PlayedStep(observation=now.observation, answer=said, action=parsed.action, valid=parsed.valid,
                           admissible=admissible)
 

@@ -144,7 +144,8 @@ class EnvSection(Section):
     reward_scale: float = 10.0
     """Factor on the environment's reward in training."""
     prompt: str = "full"
-    """Prompt template of the environment. compact: for small models. full: the text that the papers' pipelines use."""
+    """Prompt template of the environment. compact: for small models. full: the text that the papers' pipelines use.
+    ALFWorld also has meta and compact-meta, whose answers name their kind of reasoning."""
     history: int = Field(default=2, ge=0)
     """Past steps shown in the prompt (full template); the compact one shows this many past actions."""
     servers: int = Field(default=1, ge=1)

@@ -20,10 +20,10 @@ from services.files import sync
 from services.records import Drop, Episode, Step
 from services.telemetry.overhead import counted
 
-FORMAT = 4
+FORMAT = 5
 """Version of the columns, in the metadata of each file under `format`. Files of format 1 lack prompt_ids,
 raw_advantage, baseline, learner_logprobs and final_observation, those of formats 1 and 2 task_type, those of formats 1
-to 3 choices, state and unchanged. Readers treat missing columns as unknown."""
+to 3 choices, state and unchanged, those of formats 1 to 4 tag. Readers treat missing columns as unknown."""
 FILE_NAME = re.compile(r"step-(\d{8,})(?:-(.+))?\.parquet")
 """Matches the name of an archive file: the learner step, and the part, which episodes that were trained on lack."""
 Outcome = Literal["trained", "dropped", "evaluated"]
@@ -150,7 +150,7 @@ def _line(row: ArchiveRow, t: int, step: Step) -> dict[str, Any]:
         "reward": step.reward, "prompt_tokens": len(step.prompt_ids), "prompt_ids": step.prompt_ids,
         "tokens": step.response_ids, "logprobs": step.logprobs,
         "final_observation": episode.final_observation if t == len(episode.steps) - 1 else None,
-        "choices": step.choices, "state": step.state, "unchanged": step.unchanged,
+        "choices": step.choices, "state": step.state, "unchanged": step.unchanged, "tag": step.tag,
         "version": ",".join(dict.fromkeys(span.version.short for span in step.spans)),
         **extra,
     }
@@ -164,7 +164,7 @@ _COLUMNS = {
     "reward": "double", "prompt_tokens": "int32", "tokens": "int32[]", "logprobs": "float[]", "version": "string",
     **dict.fromkeys(CREDIT, "double"), "state_key": "string",
     "prompt_ids": "int32[]", "learner_logprobs": "float[]", "final_observation": "string",
-    "choices": "string", "state": "string", "unchanged": "bool",
+    "choices": "string", "state": "string", "unchanged": "bool", "tag": "string",
 }
 """Arrow's names of the types; [] for a list. `version` lists the short versions that sampled the step's tokens;
 final_observation is what the episode's last action led to, in its last row."""

@@ -131,6 +131,37 @@ def gigpo(group, o):
     return out
 
 
+def rlvmr(group, o):
+    """Each rule is asked of the whole episode again."""
+    episode = grpo(group, o)
+    total = {i: sum(s["reward"] for s in group[i]["steps"]) for i in range(len(group))}
+
+    def tag(i, t):
+        step = at(group, i, t)
+        return step["tag"] if step["tag"] != "monitor" and not step["invalid"] else ""
+
+    def earned(i, t):
+        mine, before = at(group, i, t), [at(group, i, u) for u in range(t)]
+        if tag(i, t) == "planning":
+            return total[i] > 0
+        if tag(i, t) == "explore":
+            return not [s for s in before if s["action"] == mine["action"] and not s["invalid"]]
+        if tag(i, t) == "reflection":
+            failed = not before or before[-1]["invalid"] or not before[-1]["admissible"]
+            return failed and (not before or before[-1]["action"] != mine["action"])
+        return False
+
+    out = scored(group, o, {}, {})
+    for key in steps(group):
+        peers = [float(earned(*k)) for k in steps(group) if tag(*k) == tag(*key)]
+        one = len(peers) == 1
+        apart = earned(*key) - (0.0 if one else mean(peers))
+        spread = 1.0 if one or max(peers) == min(peers) or o["mode"] == "mean_norm" else std(peers, o["ddof"]) + EPS
+        out["raw"][key] = episode["raw"][key] + o["omega"] * apart
+        out["advantages"][key] = episode["advantages"][key] + o["omega"] * apart / spread
+    return out
+
+
 def adastep(group, o):
     """GiGPO's terms, the second one times 1 - (variance within actions) / variance."""
     episode, whole = grpo(group, o), gigpo(group, {**o, "omega": 1.0})
@@ -321,6 +352,7 @@ BATCHES = {
     "gagpo": gagpo_batch,
     "gagpo_graph": gagpo_graph_batch,
     "gigpo": each(gigpo),
+    "rlvmr": each(rlvmr),
     "adastep": each(adastep),
     "hgpo": each(hgpo),
     "g2po": each(g2po),

@@ -20,7 +20,8 @@ def build(kind, episodes):
         won = kind == "win" or (kind == "mixed" and last & 0x80 != 0)
         steps = [{"state": STATES[b & 7], "reward": MIDDLE[b >> 5] if kind == "middle" else 0.0,
                   "invalid": b & 0x18 == 0x18, "tokens": 1 + (b * 7) % 5,
-                  "action": "xyz"[b % 17 % 3]} for b in body]
+                  "action": "xyz"[b % 17 % 3], "admissible": b % 5 > 1,
+                  "tag": ("planning", "explore", "reflection", "monitor")[b % 13 % 4]} for b in body]
         if won:
             steps[-1]["reward"] = 10.0
         cut = None if won or not last & 0x20 else (STATES + "?")[last % 9]
@@ -53,5 +54,6 @@ options = st.fixed_dictionaries({
 def credit_steps(group, scale=1.0):
     """As the estimators take it."""
     return [[CreditStep(state=s["state"], reward=scale * s["reward"], invalid=s["invalid"], tokens=s["tokens"],
-                        action=s.get("action"), cut_in=episode["cut_in"] if t == len(episode["steps"]) - 1 else None)
+                        action=s.get("action"), admissible=s.get("admissible", True), tag=s.get("tag", ""),
+                        cut_in=episode["cut_in"] if t == len(episode["steps"]) - 1 else None)
              for t, s in enumerate(episode["steps"])] for episode in group]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from learner.credit.registry import estimator, make_options
 
-EXAMPLES = {"gagpo": 1000, "gagpo_graph": 100, "adastep": 150, "hgpo": 150, "graphgpo": 150}
+EXAMPLES = {"gagpo": 1000, "gagpo_graph": 100, "adastep": 150, "rlvmr": 300, "hgpo": 150, "graphgpo": 150}
 
 
 def compare(found, expected, field):

@@ -1,4 +1,4 @@
-"""AdaStep, HGPO, G²PO and GraphGPO on examples worked by hand."""
+"""AdaStep, HGPO, G²PO, GraphGPO and RLVMR on examples worked by hand."""
 
 import random
 
@@ -8,6 +8,7 @@ import pytest
 import random_groups
 
 from learner.credit.registry import estimator, make_options
+from learner.credit.rlvmr import tag_rewards
 from learner.credit.types import CreditStep
 
 
@@ -89,7 +90,31 @@ def test_graphgpo_gives_a_step_of_a_lost_episode_credit_for_getting_nearer(group
     close(c.raw_advantages, [e + 1, e + 3.5, lost + 1, lost - 3.5, lost - 2, lost])
 
 
-@pytest.mark.parametrize("name", ["adastep", "hgpo", "g2po", "graphgpo"])
+def tagged(*steps):
+    """One episode of (tag, action, admissible, invalid) steps."""
+    return [CreditStep(state=str(t), reward=0.0, tag=tag, action=action, admissible=admissible, invalid=invalid)
+            for t, (tag, action, admissible, invalid) in enumerate(steps)]
+
+
+def test_rlvmr_rewards_each_kind_of_reasoning_by_its_rule():
+    lost = tagged(("planning", "a", True, False), ("explore", "a", True, False), ("explore", "b", False, False),
+                  ("reflection", "b", True, False), ("reflection", "c", True, False), ("monitor", "d", True, False))
+    assert tag_rewards(lost) == [0, 0, 1, 0, 0, 0]
+    assert tag_rewards([*lost[:3], lost[4]])[3] == 1, "another action after one that is not admissible"
+    won = [*tagged(("reflection", "a", True, False), ("planning", "b", True, False)),
+           CreditStep(state="s", reward=10.0, tag="explore", action="a", invalid=True)]
+    assert tag_rewards(won) == [1, 1, 0], "an invalid step earns nothing"
+
+
+def test_rlvmr_adds_the_deviation_among_steps_of_one_tag_to_the_episodes_term():
+    """Both lose, so GRPO's term is 0. Explore earns 1, 0 and 1: mean 2/3; the one plan earns 0, alone in its tag."""
+    group = [tagged(("planning", "a", True, False), ("explore", "b", True, False), ("explore", "b", True, False)),
+             tagged(("explore", "b", True, False))]
+    c = credit("rlvmr", group, mode="mean_norm", omega=0.5)
+    close(c.advantages, [0, 1 / 6, -1 / 3, 1 / 6])
+
+
+@pytest.mark.parametrize("name", ["adastep", "hgpo", "g2po", "graphgpo", "rlvmr"])
 @pytest.mark.parametrize("texts", [("S-", "S-"), ("SSS-", "SXS-"), ("SX-",)])
 def test_a_group_that_only_lost_has_no_credit(group, name, texts):
     assert not np.concatenate(credit(name, group(*texts)).advantages).any()

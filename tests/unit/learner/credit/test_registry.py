@@ -25,6 +25,7 @@ TELLING = [[{"state": s, "reward": 0.0, "invalid": s == "B" and i == 1, "tokens"
            for text in ("ABC", "ABBD", "ACD", "EA")]
 TELLING[0][-1]["reward"] = 10.0
 TELLING[2][0]["reward"] = 2.0
+TELLING[0][0]["tag"] = TELLING[1][0]["tag"] = "planning"
 
 
 def advantages(group, section):
@@ -132,7 +133,7 @@ def test_the_options_of_shipped_estimators_are_the_frozen_ones():
         "estimator gagpo_graph": sorted([*recursion, "leave_out", "prior"]),
         "estimator hgpo": ["alpha", "history", "mode"], "estimator g2po": ["ddof", "mode", "omega", "statistics"],
         "estimator graphgpo": ["ddof", "decay", "mode", "statistics"],
-        "estimator adastep": ["ddof", "mode", "statistics"],
+        "estimator adastep": ["ddof", "mode", "statistics"], "estimator rlvmr": ["ddof", "mode", "omega", "statistics"],
         "estimator gigpo": ["ddof", "mode", "omega", "statistics"], "estimator grpo": ["ddof", "mode", "statistics"],
         "estimator rloo": ["statistics"], "estimator reinforce_pp": ["ddof"],
         "estimator reinforce_pp_baseline": ["ddof", "statistics"], "estimator ppo": ["lam"],
