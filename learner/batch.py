@@ -66,6 +66,7 @@ def rows_of(groups: Groups, credits: Sequence[Credit], *, policy_step: int) -> R
         stale=[any(span.version.step < policy_step for span in step.spans) for step in steps],
         follows=[None if step.follows is None else int(start) + step.follows
                  for start, episode in zip(starts, episodes, strict=False) for step in episode.steps],
+        ends=[step is episode.steps[-1] for episode in episodes for step in episode.steps],
     )
 
 

@@ -1,8 +1,10 @@
-"""PPO's critic: a value for each response token, and the advantages computed from them.
+"""PPO's critic: a value for each response token or for each turn, and the advantages computed from them.
 
 The value model is the policy's initial weights with a scalar head on the last hidden state. A token's value is taken at
-the position that predicts the token, so it depends on the prompt and the tokens before. Values stay within one row: the
-row's score is the reward of its last token, and nothing is bootstrapped from one turn of an episode to the next.
+the position that predicts the token, so it depends on the prompt and the tokens before. Values of tokens stay within
+one row: the row's score is the reward of its last token, and nothing is bootstrapped from one turn of an episode to the
+next. A turn's value is that of its first response token, so it depends on the prompt alone; the turns of an episode are
+bootstrapped from one another, and all tokens of a turn have its advantage (Turn-PPO, arXiv 2512.17008).
 """
 
 from __future__ import annotations
@@ -13,16 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 from learner.credit.ppo import PpoOptions
 from learner.credit.registry import options_of
-from learner.losses import token_gae, value_loss
+from learner.losses import Mean, first_tokens, token_gae, turn_gae, value_loss
 from learner.memory import Layout
 from learner.model import empty_policy, predicting_states
-from learner.packing import Pack
+from learner.packing import Pack, Rows
 from learner.rank_group import RankGroup
 from learner.sharding import shard
 from learner.trainee import Trainee
@@ -37,9 +40,9 @@ class Judgement(NamedTuple):
     values: Tensor
     """Values under the weights before the step."""
     returns: Tensor
-    """Regression targets of the values: advantage before whitening, plus value."""
+    """Regression targets of the values: advantage before whitening, plus value. Of turns, only a row's first counts."""
     advantages: Tensor
-    """Advantages, whitened over the tokens of the whole batch on all ranks."""
+    """Advantages, whitened over the tokens or turns of the whole batch on all ranks."""
 
 
 class ValueModel(nn.Module):
@@ -65,16 +68,41 @@ class Critic:
     gang: RankGroup
     section: LearnerSection
 
+    @property
+    def _credit(self) -> PpoOptions:
+        return options_of(self.section.credit)
+
     @torch.no_grad()
-    def judge(self, packs: Sequence[Pack]) -> list[Judgement]:
-        """Returns the judgements of this rank's packs of a learner step. A collective: whitening uses all ranks."""
-        credit: PpoOptions = options_of(self.section.credit)
-        values = [self.trainee.model(p) for p in packs]
+    def judge(self, packs: Sequence[Pack], rows: Rows) -> list[Judgement]:
+        """Returns the judgements of this rank's packs of a learner step. A collective: whitening uses all ranks.
+
+        `rows`: those of the whole step.
+        """
+        credit, values = self._credit, [self.trainee.model(p) for p in packs]
+        if credit.values == "turns":
+            return self._judge_turns(packs, values, rows)
         raw = [token_gae(v.double(), p.row, p.advantages.double(), gamma=credit.gamma, lam=credit.lam)
                for p, v in zip(packs, values, strict=True)]
         mean, spread = self._moments([a for p, a in zip(packs, raw, strict=True) if p.weight])
         return [Judgement(values=v, returns=(a + v).float(), advantages=((a - mean) / spread).float())
                 for v, a in zip(values, raw, strict=True)]
+
+    def _judge_turns(self, packs: Sequence[Pack], values: Sequence[Tensor], rows: Rows) -> list[Judgement]:
+        mine, credit = np.zeros(len(rows)), self._credit
+        for p, v in zip(packs, values, strict=True):
+            if p.weight:
+                mine[p.members] = v[first_tokens(p.row, p.num_rows)].double().cpu()
+        before = torch.tensor(self.gang.reduce(mine.tolist()), dtype=torch.float64)
+        raw = turn_gae(before, torch.from_numpy(rows.advantages), torch.from_numpy(rows.ends),
+                       gamma=credit.gamma, lam=credit.lam)
+        spread = math.sqrt(float(raw.var(correction=min(1, len(raw) - 1))) + EPSILON)
+        whitened = (raw - raw.mean()) / spread
+        judgements: list[Judgement] = []
+        for p, v in zip(packs, values, strict=True):
+            members = torch.from_numpy(p.members)
+            returns, advantages = ((of[members].float().to(v.device))[p.row] for of in (raw + before, whitened))
+            judgements.append(Judgement(values=v, returns=returns, advantages=advantages))
+        return judgements
 
     def _moments(self, parts: list[Tensor]) -> tuple[float, float]:
         """Returns mean and sqrt(unbiased variance + ε) over all tokens of all ranks."""
@@ -83,10 +111,14 @@ class Critic:
         (squares,) = self.gang.reduce([sum(float(((part - mean) ** 2).sum()) for part in parts)])
         return mean, math.sqrt(squares / max(count - 1, 1) + EPSILON)
 
-    def loss(self, pack: Pack, judgement: Judgement, *, num_tokens: int) -> Tensor:
-        """Returns this pack's part of the minibatch's clipped value loss. num_tokens counts all ranks."""
-        return value_loss(self.trainee.model(pack), judgement.values, judgement.returns,
-                          clip=self.section.critic.value_clip, num_tokens=num_tokens)
+    def loss(self, pack: Pack, judgement: Judgement, *, mean: Mean) -> Tensor:
+        """Returns this pack's part of the minibatch's clipped value loss, a mean over its tokens or turns."""
+        values, before, returns = self.trainee.model(pack), judgement.values, judgement.returns
+        count, turns = mean.num_tokens, self._credit.values == "turns"
+        if turns:
+            first = first_tokens(pack.row, pack.num_rows)
+            values, before, returns, count = values[first], before[first], returns[first], mean.num_rows
+        return value_loss(values, before, returns, clip=self.section.critic.value_clip, count=count)
 
 
 def make_critic(config: Config, model_path: Path, gang: RankGroup, layout: Layout) -> Critic:

@@ -144,15 +144,15 @@ def _clipped(log_ratio: Tensor, advantages: Tensor, clip: Clip, shares: Tensor,
     return (loss * shares).sum(), metrics
 
 
-def value_loss(values: Tensor, before: Tensor, returns: Tensor, *, clip: float, num_tokens: int) -> Tensor:
-    """Returns half the token mean of max((V - R)², (clip(V, V_before - clip, V_before + clip) - R)²).
+def value_loss(values: Tensor, before: Tensor, returns: Tensor, *, clip: float, count: int) -> Tensor:
+    """Returns half the mean of max((V - R)², (clip(V, V_before - clip, V_before + clip) - R)²) over `count` values.
 
     All tensors [T]; V_before: values before the step. A value that has moved further than `clip` towards its return has
     no gradient; a value that has moved away from it has the full gradient (arXiv 2005.12729, section 3).
     """
     assert values.shape == before.shape == returns.shape
     held = before + (values - before).clamp(-clip, clip)
-    return 0.5 * torch.maximum((values - returns) ** 2, (held - returns) ** 2).sum() / num_tokens
+    return 0.5 * torch.maximum((values - returns) ** 2, (held - returns) ** 2).sum() / count
 
 
 def token_gae(values: Tensor, row: Tensor, scores: Tensor, *, gamma: float, lam: float) -> Tensor:
@@ -172,6 +172,29 @@ def token_gae(values: Tensor, row: Tensor, scores: Tensor, *, gamma: float, lam:
     for k in range(out.shape[1] - 2, -1, -1):  # the zeros after a row's end add nothing
         out[:, k] += gamma * lam * out[:, k + 1]
     return out[row, column]
+
+
+def first_tokens(row: Tensor, num_rows: int) -> Tensor:
+    """Returns the position of each row's first token, int64 [N]. row [T]: tokens row by row, each row has one."""
+    lengths = torch.bincount(row, minlength=num_rows)
+    return lengths.cumsum(0) - lengths
+
+
+def turn_gae(values: Tensor, rewards: Tensor, ends: Tensor, *, gamma: float, lam: float) -> Tensor:
+    """Returns advantages [N] over the turns of each episode (arXiv 1506.02438, equation 16, on turns).
+
+    δ_h = r_h + γ V_{h+1} - V_h, A_h = δ_h + γλ A_{h+1}, V and A 0 after an episode's last turn. values, rewards and
+    ends [N]: turns episode by episode, and whether a turn is the last one.
+    """
+    assert values.shape == rewards.shape == ends.shape
+    out, after, total = values.new_zeros(len(values)), 0.0, 0.0
+    rows = zip(values.tolist(), rewards.tolist(), ends.tolist(), strict=True)
+    for h, (value, reward, last) in reversed(list(enumerate(rows))):
+        if last:
+            after = total = 0.0
+        total = reward + gamma * after - value + gamma * lam * total
+        out[h], after = total, value
+    return out
 
 
 def kl_loss(logp: Tensor, reference: Tensor, *, num_tokens: int) -> Tensor:

@@ -45,6 +45,8 @@ class Rows:
     """[N]: sampling temperatures. All logprobs are of the tempered distribution."""
     stale: npt.NDArray[np.bool_]
     """[N]: whether an older policy sampled some token of the row."""
+    ends: npt.NDArray[np.bool_]
+    """[N]: whether the row is the last one of its episode. The rows of an episode follow one another."""
 
     def __len__(self) -> int:
         return len(self.prompt_lengths)
@@ -56,8 +58,10 @@ class Rows:
 
 
 def make_rows(steps: Sequence[Step], *, advantages: Sequence[float], temperatures: Sequence[float],
-              stale: Sequence[bool], follows: Sequence[int | None] | None = None) -> Rows:
-    """Rows of these steps, in their order. `follows` names the row that each one continues, if any.
+              stale: Sequence[bool], follows: Sequence[int | None] | None = None,
+              ends: Sequence[bool] | None = None) -> Rows:
+    """Rows of these steps, in their order. `follows` names the row that each one continues, if any. `ends` says which
+    are the last of their episodes; without it each row is an episode.
 
     Raises ValueError for an empty prompt or response, and for a row that does not continue the one that it names.
     """
@@ -76,6 +80,7 @@ def make_rows(steps: Sequence[Step], *, advantages: Sequence[float], temperature
         advantages=np.array(advantages, dtype=np.float64),
         temperatures=np.array(temperatures, dtype=np.float64),
         stale=np.array(stale, dtype=np.bool_),
+        ends=np.ones(len(steps), np.bool_) if ends is None else np.array(ends, dtype=np.bool_),
     )
 
 

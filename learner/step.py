@@ -24,6 +24,7 @@ from learner.losses import (
     Clip,
     Mean,
     entropy_mean,
+    first_tokens,
     kl_loss,
     off_policy,
     row_mean,
@@ -88,6 +89,11 @@ class Minibatch:
         """Returns the advantages of pack i, [T]: the critic's, else each row's advantage at all its tokens."""
         return self.judgements[i].advantages if self.judgements else self.packs[i].advantages[self.packs[i].row]
 
+    def row_advantages(self, i: int) -> Tensor:
+        """Returns the advantage of each row of pack i, [n]. A critic must give all tokens of a row the same one."""
+        p = self.packs[i]
+        return self.judgements[i].advantages[first_tokens(p.row, p.num_rows)] if self.judgements else p.advantages
+
 
 @dataclass(slots=True, kw_only=True)
 class Stepper:
@@ -121,7 +127,7 @@ class Stepper:
         with timer.phase("pack"):
             minibatches = self._plan(rows)
         with timer.phase("forward_backward"):
-            differences = self._recompute(minibatches)
+            differences = self._recompute(minibatches, rows)
             if self.probe is not None:
                 self.probe.check_sampler(self.policy.model, [p for minibatch in minibatches for p in minibatch.packs],
                                          [old for minibatch in minibatches for old in minibatch.old])
@@ -155,7 +161,7 @@ class Stepper:
         return minibatches
 
     @torch.no_grad()
-    def _recompute(self, minibatches: list[Minibatch]) -> list[Tensor]:
+    def _recompute(self, minibatches: list[Minibatch], rows: Rows) -> list[Tensor]:
         """Computes everything that uses the weights before the step. Returns |recomputed - sampler's logprobs|."""
         differences: list[Tensor] = []
         for minibatch in minibatches:
@@ -169,7 +175,7 @@ class Stepper:
         if isinstance(self.reference, Policy):
             give_back(self.reference)
         if self.critic is not None:
-            judged = iter(self.critic.judge([p for minibatch in minibatches for p in minibatch.packs]))
+            judged = iter(self.critic.judge([p for minibatch in minibatches for p in minibatch.packs], rows))
             for minibatch in minibatches:
                 minibatch.judgements = list(islice(judged, len(minibatch.packs)))
         return differences
@@ -210,7 +216,7 @@ class Stepper:
                 loss = loss + section.kl * parts["loss/kl"]
             (loss * p.weight * self.gang.world).backward()
             if self.critic is not None:
-                parts["loss/value"] = self.critic.loss(p, minibatch.judgements[i], num_tokens=num_tokens)
+                parts["loss/value"] = self.critic.loss(p, minibatch.judgements[i], mean=minibatch.mean)
                 (parts["loss/value"] * p.weight * self.gang.world).backward()
             for name, value in parts.items():
                 sums[name] = sums[name] + value.detach() * p.weight
@@ -237,7 +243,7 @@ def _policy_loss(section: LossSection, minibatch: Minibatch, i: int, logp: Tenso
     clip = Clip(section.clip_low, section.clip_high, dual=TOKEN_DUAL_CLIP)
     if section.ratio == "sequence":
         loss, parts = sequence_policy_loss(
-            logp, old, p.row, p.advantages, clip=clip, mean=minibatch.mean, weights=weights)
+            logp, old, p.row, minibatch.row_advantages(i), clip=clip, mean=minibatch.mean, weights=weights)
     else:
         loss, parts = token_policy_loss(
             logp, old, p.row, minibatch.token_advantages(i), clip=clip, mean=minibatch.mean, weights=weights)

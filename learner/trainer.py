@@ -73,7 +73,6 @@ class Learner:
         """Learner steps that the weights have taken."""
         self._saving: Future[object] | None = None
         needs_critic = estimator(section.credit.estimator).needs_critic
-        assert not needs_critic or section.loss.ratio == "token", "advantages per token need ratios per token"
         policy, weights = empty_policy(model_path)
         self.shape = shape_in(policy)
         self.layout = layout_of(config, self.shape, critic=needs_critic, per_node=gang.per_node,

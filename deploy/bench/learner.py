@@ -138,7 +138,8 @@ def _rows(found: Sequence[Row]) -> Any:
         sequence=np.arange(count), prompt_lengths=np.array([len(prompt) for prompt, _ in found]),
         response_lengths=np.array([len(response) for _, response in found]),
         sampler_logprobs=np.zeros(sum(len(response) for _, response in found), np.float32),
-        advantages=np.ones(count), temperatures=np.ones(count), stale=np.zeros(count, np.bool_))
+        advantages=np.ones(count), temperatures=np.ones(count), stale=np.zeros(count, np.bool_),
+        ends=np.ones(count, np.bool_))
 
 
 def _padded_logprobs(hf: Any, rows: Sequence[Row], device: Any) -> Any:

@@ -50,7 +50,8 @@ class StepView:
     advantage: float | None
     """A, which the loss saw."""
     state: str | None
-    tag: str | None
+    tag: str | None = None
+    """The kind of reasoning that the answer named."""
 
     @property
     def cost(self) -> float:

@@ -180,13 +180,13 @@ def _credit(config: Config) -> None:
     """Checks that the estimator exists, and that the loss and the group size suit it."""
     from learner.credit.registry import estimator, options_of
 
-    options_of(config.learner.credit)
+    options = options_of(config.learner.credit)
     learner, name = config.learner, config.learner.credit.estimator
     chosen = estimator(name)
-    if chosen.needs_critic and learner.loss.ratio != "token":
+    if chosen.needs_critic and getattr(options, "values", "tokens") == "tokens" and learner.loss.ratio != "token":
         raise UserError(f"estimator {name} gives each token its own advantage, and "
                         f"learner.loss.ratio={learner.loss.ratio} has one ratio per action",
-                        "set learner.loss.ratio=token")
+                        "set learner.loss.ratio=token, or learner.credit.values=turns")
     if learner.group_size == 1 and not chosen.needs_critic:
         raise UserError(f"learner.group_size=1 leaves estimator {name} nothing to compare an episode with",
                         "set it to 2 or more")

@@ -7,6 +7,7 @@ from learner_tiny import CASES, make_config, make_groups, make_step
 from transformers import AutoModelForCausalLM
 
 from learner.critic import make_critic
+from learner.losses import Mean
 from learner.memory import Layout
 from learner.packing import make_rows, pack_rows
 from learner.trainer import Learner
@@ -21,9 +22,15 @@ def steps():
 
 
 @pytest.fixture
-def packs(steps):
+def rows(steps):
+    """Returns the rows of three episodes, of 3, 1 and 3 turns."""
+    return make_rows(steps, advantages=SCORES, temperatures=[1.0] * 7, stale=[False] * 7,
+                     ends=[t in {2, 3, 6} for t in range(7)])
+
+
+@pytest.fixture
+def packs(rows):
     """Returns two packs, and a filler that must not count."""
-    rows = make_rows(steps, advantages=SCORES, temperatures=[1.0] * 7, stale=[False] * 7)
     return [pack_rows(rows, np.array(indices, np.int64)) for indices in ([2, 0, 5], [1, 3, 4, 6], [])]
 
 
@@ -60,12 +67,12 @@ def plain_advantages(values, gamma, lam):
     return out
 
 
-def test_values_returns_and_whitened_advantages(any_model_path, critic, steps, packs):
+def test_values_returns_and_whitened_advantages(any_model_path, critic, steps, rows, packs):
     values, _, _ = plain_values(any_model_path, critic, steps)
     raw = plain_advantages(values, 1.0, 0.9)
     everything = torch.cat(raw)
     mean, variance = everything.mean(), everything.var(correction=1)
-    judgements = critic.judge(packs)
+    judgements = critic.judge(packs, rows)
     for judgement, order in zip(judgements[:2], ([2, 0, 5], [1, 3, 4, 6]), strict=True):
         v, a = torch.cat([values[i] for i in order]), torch.cat([raw[i] for i in order])
         torch.testing.assert_close(judgement.values, v.detach(), atol=1e-5, rtol=1e-5)
@@ -74,7 +81,45 @@ def test_values_returns_and_whitened_advantages(any_model_path, critic, steps, p
                                    rtol=1e-5)
 
 
-def test_the_value_gradient_is_that_of_the_plain_formula(any_model_path, critic, steps, packs):
+def test_turns_are_valued_by_prompts_and_bootstrapped_within_episodes(any_model_path, gang, steps, rows, packs):
+    """Three episodes of 3, 1 and 3 turns; the value is that of the token before the answer."""
+    options = CASES["critic"] | {"credit": {"estimator": "ppo", "values": "turns", "gamma": 0.9, "lam": 0.8}}
+    critic = make_critic(make_config(**options), any_model_path, gang, Layout())
+    torch.manual_seed(1)
+    with torch.no_grad():
+        critic.trainee.model.head.weight.to_local().copy_(torch.randn(1, 32) / 4)
+    values, _, _ = plain_values(any_model_path, critic, steps)
+    v = np.array([row[0].item() for row in values])
+    raw = np.zeros(7)
+    for first, end in ((0, 3), (3, 4), (4, 7)):
+        delta = [SCORES[h] + (0.9 * v[h + 1] if h + 1 < end else 0.0) - v[h] for h in range(first, end)]
+        for h in range(first, end):
+            raw[h] = sum(0.72 ** (u - h) * delta[u - first] for u in range(h, end))
+    whitened = (raw - raw.mean()) / np.sqrt(raw.var(ddof=1) + 1e-8)
+    before = 0.0
+    for p, judgement, order in zip(packs, critic.judge(packs, rows), ([2, 0, 5], [1, 3, 4, 6], []), strict=True):
+        if order:
+            counts = [len(steps[i].response_ids) for i in order]
+            assert judgement.advantages.tolist() == pytest.approx(np.repeat(whitened[order], counts), abs=1e-4)
+            assert judgement.returns.tolist() == pytest.approx(np.repeat((raw + v)[order], counts), abs=1e-4)
+        before += critic.loss(p, judgement, mean=Mean("actions", 7, 999)).item() * p.weight
+    assert before == pytest.approx(np.mean(raw**2) / 2, rel=1e-4), "only the first token of each turn counts"
+
+
+@pytest.mark.parametrize("ratio", ["token", "sequence"])
+def test_a_step_with_turn_values_reports_one_advantage_for_each_turn(model_path, gang, ratio):
+    """A new critic values everything 0, so at γ = λ = 1 a turn's advantage is what its episode still earns."""
+    options = CASES["critic"] | {"credit": {"estimator": "ppo", "values": "turns", "gamma": 1.0, "lam": 1.0}}
+    options["loss"] = {**options["loss"], "ratio": ratio}
+    report = Learner(make_config(**options, token_budget=64), model_path, gang).train(make_groups(0))
+    left = [sum(s.reward - 0.1 * (not s.valid) for s in episode.steps[t:]) for group in make_groups(0)
+            for episode in group for t in range(len(episode.steps))]
+    expected = (np.array(left) - np.mean(left)) / np.sqrt(np.var(left, ddof=1) + 1e-8)
+    found = [a for credit in report.credits for row in credit.advantages for a in row]
+    assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_value_gradient_is_that_of_the_plain_formula(any_model_path, critic, steps, rows, packs):
     """The values before the step are shifted, so that some rows are clipped. In two packs and a filler."""
     values, body, head = plain_values(any_model_path, critic, steps)
     num_tokens, shift = sum(map(len, values)), 0.8
@@ -86,8 +131,9 @@ def test_the_value_gradient_is_that_of_the_plain_formula(any_model_path, critic,
             plain = plain + 0.5 * max((v - target) ** 2, (held - target) ** 2) / num_tokens
     plain.backward()
     total = 0.0
-    for p, judgement in zip(packs, critic.judge(packs), strict=True):
-        loss = critic.loss(p, judgement._replace(values=judgement.values - shift), num_tokens=num_tokens) * p.weight
+    for p, judgement in zip(packs, critic.judge(packs, rows), strict=True):
+        shifted = judgement._replace(values=judgement.values - shift)
+        loss = critic.loss(p, shifted, mean=Mean("tokens", len(SCORES), num_tokens)) * p.weight
         loss.backward()
         total += loss.item()
     assert total == pytest.approx(plain.item(), rel=1e-5)
@@ -129,12 +175,12 @@ def test_a_steps_credit_is_the_mean_of_its_token_advantages(model_path, gang):
     assert report.metrics["credit/advantage_iqr"] == pytest.approx(high - low, abs=1e-5)
 
 
-def test_values_are_float32_where_the_body_computes_in_bfloat16(model_path, gang, packs):
+def test_values_are_float32_where_the_body_computes_in_bfloat16(model_path, gang, rows, packs):
     """With a bias of 1000.5 and no weights, bfloat16 would give 1000; and a step trains."""
     config = make_config(**CASES["critic"])
     half = config.model_copy(update={"model": config.model.model_copy(update={"dtype": "bfloat16"})})
     critic = make_critic(half, model_path, gang, Layout())
     with torch.no_grad():
         critic.trainee.model.head.bias.to_local().fill_(1000.5)
-    assert set(critic.judge(packs)[0].values.tolist()) == {1000.5}
+    assert set(critic.judge(packs, rows)[0].values.tolist()) == {1000.5}
     assert np.isfinite(Learner(half, model_path, gang).train(make_groups(0)).metrics["loss/value"])

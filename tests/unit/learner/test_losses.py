@@ -14,6 +14,7 @@ from learner.losses import (
     token_gae,
     token_policy_loss,
     truncated_weights,
+    turn_gae,
     value_loss,
 )
 
@@ -217,10 +218,18 @@ def test_value_loss_by_hand():
     """Moved 1 towards its return, .2 away within the clip, onto a smaller error, 1 away: 2.25, 1, .04 and 9."""
     values = torch.tensor([1.0, 3.0, 0.2, -1.0], requires_grad=True)
     before, returns = torch.tensor([0.0, 2.8, 0.0, 0.0]), torch.tensor([2.0, 2.0, 0.0, 2.0])
-    loss = value_loss(values, before, returns, clip=0.5, num_tokens=4)
+    loss = value_loss(values, before, returns, clip=0.5, count=4)
     loss.backward()
     assert loss.item() == pytest.approx(12.29 / 8)
     assert values.grad.tolist() == pytest.approx([0.0, 0.25, 0.05, -0.75])
+
+
+def test_turn_gae_by_hand():
+    """γ = λ = 1/2; episodes of 2 and 1 turns. δ_1 = 0 + 2 - 1 = 1, δ_2 = 8 - 4 = 4, A_1 = 1 + 1/4 · 4 = 2; 0 - 3."""
+    values, rewards = torch.tensor([1.0, 4.0, 3.0]), torch.tensor([0.0, 8.0, 0.0])
+    ends = torch.tensor([False, True, True])
+    assert turn_gae(values, rewards, ends, gamma=0.5, lam=0.5).tolist() == [2, 4, -3]
+    assert turn_gae(values, rewards, ends, gamma=1, lam=1).tolist() == [7, 4, -3]
 
 
 def test_token_gae_by_hand():

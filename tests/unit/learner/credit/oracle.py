@@ -282,6 +282,8 @@ def reinforce(groups, o, *, baseline):
 
 def ppo(group, o):
     rows, _ = row_scores(group, o)
+    if o["values"] == "turns":
+        rows = {k: reward(group, *k, o) - local(group, *k, o) for k in steps(group)}
     return scored(group, o, rows, rows)
 
 

@@ -47,6 +47,7 @@ options = st.fixed_dictionaries({
     "soft": st.booleans(),
     "history": st.sampled_from([0, 2]),
     "alpha": st.sampled_from([0.0, 1.0]),
+    "values": st.sampled_from(["tokens", "turns"]),
     "decay": st.sampled_from([0.1, 0.5]),
 })
 

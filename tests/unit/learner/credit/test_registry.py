@@ -17,7 +17,7 @@ from services.errors import UserError
 OTHER = {"gamma": 0.5, "lam": 0.25, "penalty": 3.0, "penalty_mode": "reward", "normalize": "none", "ddof": 0,
          "bootstrap": True, "broadcast": 2.0, "prior": 7.0, "mode": "mean_norm", "statistics": "trajectories",
          "omega": 3.0, "leave_out": False, "history": 0,
-         "alpha": 3.0, "decay": 0.5, "soft": True}
+         "alpha": 3.0, "decay": 0.5, "soft": True, "values": "turns"}
 """A second value for each key that an estimator itself can read."""
 BY_THE_CRITIC = {("ppo", "gamma"), ("ppo", "lam")}
 """The learner reads these where it has the critic's values; learner/critic.py."""
@@ -136,5 +136,5 @@ def test_the_options_of_shipped_estimators_are_the_frozen_ones():
         "estimator adastep": ["ddof", "mode", "statistics"], "estimator rlvmr": ["ddof", "mode", "omega", "statistics"],
         "estimator gigpo": ["ddof", "mode", "omega", "statistics"], "estimator grpo": ["ddof", "mode", "statistics"],
         "estimator rloo": ["statistics"], "estimator reinforce_pp": ["ddof"],
-        "estimator reinforce_pp_baseline": ["ddof", "statistics"], "estimator ppo": ["lam"],
+        "estimator reinforce_pp_baseline": ["ddof", "statistics"], "estimator ppo": ["lam", "values"],
         "state key similarity": ["similarity"], "state key embedding": ["similarity"]}
