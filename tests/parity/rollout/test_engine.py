@@ -142,22 +142,30 @@ async def test_requests_in_flight_are_kept(sampler: Engine, tiny_model):
 
 
 async def test_requests_in_flight_sleep_and_go_on(sampler: Engine, tiny_model):
-    """vLLM's CPU build goes through the same states of sleep as on CUDA, and frees no memory."""
+    """vLLM's CPU build goes through the same states of sleep as on CUDA, and frees no memory.
+
+    The requests follow each other without a pause, so that they outlast any sleep. They are in flight if their blocks
+    are held while the engine sleeps; if a sleep meets none, the next one does.
+    """
     model = tiny_model(tied=True, seed=8)
-    version = await load(sampler, model, step=5)
-    running = asyncio.create_task(sample_all(sampler, "dreams", temperature=1.0, tokens=120))
-    while not sampler.kv_used:
-        assert not running.done()
-        await asyncio.sleep(0.005)
+    version, end = await load(sampler, model, step=5), asyncio.Event()
+    running = [asyncio.create_task(sample_until(end, sampler, k)) for k in range(len(PROMPTS))]
     await sampler.sleep()
+    while not sampler.kv_used:
+        await sampler.wake()
+        await asyncio.sleep(0.05)
+        await sampler.sleep()
     late = asyncio.create_task(sampler.sample([5] * 40, temperature=1.0, seed=0, max_tokens=4, stop_token_ids=[],
                                               request_id="late"))
-    done, _ = await asyncio.wait([running, late], timeout=0.5)
+    end.set()
+    done, _ = await asyncio.wait([*running, late], timeout=0.5)
     assert (done, await sampler._llm.is_sleeping()) == (set(), True)
     await sampler.wake()
-    samples = await running
-    assert worst(model, samples, 1.0) < TOLERANCE
-    assert all([span.version for span in sample.spans] == [version] for sample in samples)
+    found = await asyncio.gather(*running)
+    for prompt, samples in zip(PROMPTS, found, strict=True):
+        for sample in samples:
+            assert np.abs(reference(model, prompt, sample, 1.0) - sample.logprobs).max() < TOLERANCE
+            assert [span.version for span in sample.spans] == [version]
     assert (len((await late).ids), await sampler._llm.is_sleeping()) == (4, False)
 
 
