@@ -2,7 +2,8 @@
 
 Rows are steps of groups of episodes by the scripted player, a third of its actions noise, as an early policy plays. A
 token is a word or a mark. Repeated tokens are those that a tree would compute once: the row up to and with the token
-stands at the start of an earlier row of the group too.
+stands at the start of an earlier row of the group too. A transcript is a prompt that keeps all earlier turns; the
+learner joins its rows (learner/sequences.py), so what it repeats is computed once.
 
 On a CPU one thread computes and its CPU time counts, which other processes hardly change. On a GPU both passes compute
 in bfloat16, and the wall clock counts.
@@ -14,6 +15,7 @@ import re
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -49,8 +51,12 @@ def run(tell: Tell = silent) -> list[Figure]:
     first: list[Row] = []
     for done, (name, env) in enumerate(ENVIRONMENTS.items()):
         tell(f"episodes of {name}", done, len(ENVIRONMENTS) + 1)
-        groups = [_group(env, number) for number in range(GROUPS)]
+        episodes = [_group(env, number) for number in range(GROUPS)]
+        groups = [[row for one in group for row in one] for group in episodes]
         first = first or [row for group in groups for row in group]
+        if env.prompt == "compact":
+            joined = transcript_share([one for group in episodes for one in group])
+            figures.append(Figure(name=f"joined tokens, {name} as transcripts", value=100 * joined, unit="%"))
         figures.append(Figure(name=f"repeated tokens, {name}", value=100 * repeated(groups), unit="%"))
     tell("packed and padded passes", len(ENVIRONMENTS), len(ENVIRONMENTS) + 1)
     chosen = np.random.default_rng(0).permutation(len(first))[:SPEED_ROWS]
@@ -72,15 +78,22 @@ def repeated(groups: Sequence[Sequence[Row]]) -> float:
     return shared / total
 
 
-def _group(env: EnvSection, number: int) -> list[Row]:
-    """All steps of the episodes of one group: the same task, other noise."""
+def transcript_share(episodes: Sequence[Sequence[Row]]) -> float:
+    """The share of all tokens that joining saves if each prompt keeps the turns before it, its rows as turns."""
+    turns = [[len(prompt) + len(response) for prompt, response in rows] for rows in episodes]
+    once, apart = (sum(map(sum, sizes)) for sizes in (turns, [accumulate(one) for one in turns]))
+    return 1 - once / apart
+
+
+def _group(env: EnvSection, number: int) -> list[list[Row]]:
+    """The episodes of one group, each with all its steps: the same task, other noise."""
     from rollout.demonstrations import demonstrate
 
     environment, template, teacher = find_spec(env.name).open(env), make_template(env), find_teacher(env)
     task = environment.tasks(environment.training_splits()[0])[number]
     shown = [demonstrate(environment, task, teacher=teacher, template=template, seed=seed_for("bench", k),
                          sft=SftSection(noise=NOISE), max_steps=env.max_steps) for k in range(MEMBERS)]
-    return [(_tokens(step.prompt_text), _tokens(step.response_text)) for one in shown for step in one.steps]
+    return [[(_tokens(step.prompt_text), _tokens(step.response_text)) for step in one.steps] for one in shown]
 
 
 def _tokens(text: str) -> list[int]:

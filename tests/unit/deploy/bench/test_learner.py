@@ -11,6 +11,13 @@ def test_repeated_tokens_are_those_of_prefixes_that_an_earlier_row_of_the_group_
     assert learner.repeated([[([2, 1], [3]), ([1, 2], [3])]]) == 0
 
 
+def test_a_transcript_is_computed_once():
+    """By hand: turns of 3, 2 and 1 tokens make rows of 3, 5 and 6 tokens, and 6 of these 14 are computed."""
+    episode = [([1, 2], [3]), ([4], [5]), ([], [6])]
+    assert learner.transcript_share([episode]) == 1 - 6 / 14
+    assert learner.transcript_share([episode, [([1], [2])]]) == 1 - 8 / 16
+
+
 def test_both_passes_agree_and_padding_is_counted(monkeypatch):
     monkeypatch.setattr(learner, "TIMES", 1)
     monkeypatch.setattr(learner, "TOKEN_BUDGET", 64)
