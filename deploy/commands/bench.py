@@ -22,6 +22,7 @@ BENCHES = {
     "credit": "deploy.bench.credit",
     "env-service": "deploy.bench.env_service",
     "explore": "deploy.bench.explore",
+    "fan-out": "deploy.bench.fanout",
     "learner": "deploy.bench.learner",
     "load": "deploy.bench.load",
     "loop": "deploy.bench.loop",

