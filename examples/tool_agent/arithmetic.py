@@ -86,22 +86,17 @@ class ToolPrompt:
 
 
 class Beginner:
-    """The scripted player that the cold start imitates. It knows how tools are called, and only roughly which one a
-    question is about: its first choice is right half of the time. It tries on until the right tool has answered, and
-    answers what that one said."""
+    """The scripted player that the cold start imitates. It knows how tools are called, and not which one a question is
+    about: it tries them in random order until the right one has answered, and answers what that one said."""
 
     def __init__(self, first: Outcome, rng: random.Random) -> None:
         self._a, self._word, self._b = first.observation.removeprefix("Question: ").removesuffix(".").split()
-        self._right = WORDS[self._word]
-        order = [tool for tool in WORDS.values() if tool != self._right]
-        rng.shuffle(order)
-        order.insert(rng.choice((0, 0, 1, 2)), self._right)
-        self._untried = order[::-1]
+        self._untried = rng.sample(list(WORDS.values()), len(WORDS))
         self._tried = ""
 
     def act(self, now: Outcome) -> str:
         """Returns one call."""
-        if self._tried == self._right:
+        if self._tried == WORDS[self._word]:
             return written("answer", value=int(now.observation.removeprefix("Result: ").removesuffix(".")))
         self._tried = self._untried.pop()
         return written(self._tried, a=int(self._a), b=int(self._b))
