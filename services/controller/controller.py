@@ -118,7 +118,7 @@ class Controller:
             if failed.group.startswith("eval/"):
                 if self._evaluation is not None:
                     trace_drop(failed.group, self._evaluation.request.samples, failed.reason)
-                    self._evaluation.group_dropped(failed.group)
+                    self._evaluation.group_dropped(failed)
                 continue
             trace_drop(failed.group, self.config.learner.group_size, failed.reason)
             self._task_failures[failed.task] += 1
@@ -141,7 +141,17 @@ class Controller:
         return self.request(pointer[0])
 
     def evaluate(self) -> None:
-        """Evaluates the version that is due. The learner publishes no other version until it is marked as evaluated."""
+        """Evaluates the version that is due. The learner publishes no other version until it is marked as evaluated.
+
+        If that learner dies and nobody has its weights, the evaluation begins anew with the next learner's version.
+        """
+        if self._evaluation is not None and self._evaluation.weights_gone:
+            request, pointer = self._evaluation.request, self.store.version()
+            if pointer is not None and pointer[0] != request.version:
+                self._evaluation.give_up()
+                self._evaluation = None
+                self.hooks.note(f"evaluation {request.label} begins anew: nobody has the weights of version "
+                                f"{request.version.short} any more")
         if self._evaluation is None:
             request = self._evaluate_due()
             if request is None:

@@ -11,7 +11,7 @@ from services.records import Drop, Episode
 from services.statistics import success_interval
 from services.store.lease import Lease
 from services.store.store import Store
-from services.telemetry.tickets import trace_issue
+from services.telemetry.tickets import reason_class, trace_drop, trace_issue
 
 
 class Evaluation:
@@ -28,6 +28,8 @@ class Evaluation:
         self._pending = {request.group(i) for i in range(len(request.tasks))}
         self._episodes: list[Episode] = []
         self._dropped: list[str] = []
+        self.weights_gone = False
+        """Whether a group was dropped because nobody has the weights of this evaluation's version any more."""
 
     def issue(self) -> None:
         """Issues all tickets at once. Evaluation does not count against the training capacity."""
@@ -36,11 +38,19 @@ class Evaluation:
             self._store.issue(self._lease, tickets, capacity=0)
             trace_issue(tickets)
 
-    def group_dropped(self, group: str) -> None:
-        """Counts `group` as dropped if it belongs to this evaluation. Its task will be missing from the result."""
-        if group in self._pending:
-            self._pending.discard(group)
-            self._dropped.append(group)
+    def group_dropped(self, drop: Drop) -> None:
+        """Counts a group as dropped if it belongs to this evaluation. Its task will be missing from the result."""
+        if drop.group in self._pending:
+            self._pending.discard(drop.group)
+            self._dropped.append(drop.group)
+            self.weights_gone |= reason_class(drop.reason) == "weights_gone"
+
+    def give_up(self) -> None:
+        """Drops what is left of it. The same tasks may be issued again, for another version."""
+        reason = f"the weights of version {self.request.version.short} are gone"
+        for group in sorted(self._pending):
+            trace_drop(group, self.request.samples, reason)
+        clear(self._store, self._lease, reason)
 
     def collect(self) -> list[Episode] | None:
         """Returns all episodes once every group is ready or dropped, else None."""
@@ -63,11 +73,11 @@ class Evaluation:
         return len(self._dropped)
 
 
-def clear(store: Store, lease: Lease) -> None:
-    """Drops unfinished evaluations of an earlier process of the run. The weights that they name no longer exist."""
+def clear(store: Store, lease: Lease, reason: str = "the run was started again") -> None:
+    """Drops unfinished evaluations. The weights that they name no longer exist."""
     for group in store.outstanding_groups():
         if group.startswith("eval/"):
-            store.drop(lease, Drop(group=group, task="", reason="the run was started again"))
+            store.drop(lease, Drop(group=group, task="", reason=reason))
     store.retire_eval(lease, store.ready("eval"))
 
 

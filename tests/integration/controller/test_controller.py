@@ -383,6 +383,29 @@ def test_an_evaluation_cut_short_is_played_anew_at_the_new_version(world):
     assert [e.ticket.exact_version for e in episodes] == [version] * 4
 
 
+def test_an_evaluation_begins_anew_if_nobody_has_its_weights_any_more(world):
+    """The store still names the version of a run that was killed. The first learner after it publishes another one."""
+    run = world()
+    run.publish(0)
+    controller = run.controller()
+    controller.tick()
+    run.incarnation = 2
+    version = run.publish(0)
+    gone = "nobody has the weights of version 1.0 any more"
+    for _ in range(3):
+        for claim in run.store.claim("worker", 100, min_idle_s=0.0):
+            if claim.ticket.kind == "eval":
+                run.store.fail(claim, gone)
+    controller.tick()
+    assert run.results == []
+    run.play()
+    controller.tick()
+    ((summary, episodes),) = run.results
+    assert (summary["version"], summary["tasks"], summary["dropped"]) == ("2.0", 2, 0)
+    assert [e.ticket.exact_version for e in episodes] == [version] * 4
+    assert f"evaluation step-0 begins anew: {gone}" in run.notes
+
+
 def test_an_evaluated_step_is_not_evaluated_again_after_a_restart(world):
     run = world()
     run.publish(0)
