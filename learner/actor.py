@@ -14,10 +14,10 @@ import ray
 
 from learner.mirrored import wait_mirrored
 from learner.publisher import Publisher
-from learner.rendezvous import Rendezvous
 from services.config.tree import Config
 from services.errors import DeadlineExceeded
 from services.process.packages import check_one_installation
+from services.process.rendezvous import Rendezvous
 from services.process.shared_storage import check_seen
 from services.process.threads import wait_politely
 from services.records import Version
@@ -116,6 +116,7 @@ class LearnerRank:
         from learner.checkpoint import Checkpoints
         from learner.loop import Leaving, TrainingLoop
         from learner.observer import Observer
+        from learner.transfer import Transfer
         from services.store.archive import EpisodeArchive
 
         config = self._config
@@ -149,7 +150,9 @@ class LearnerRank:
             archive=stack.enter_context(EpisodeArchive(config.run_dir / "episodes")),
             checkpoints=Checkpoints(config.run_dir / "checkpoints", config.checkpoint.keep),
             observer=Observer(metrics=config.run_dir / "metrics.jsonl", pulse=pulse),
-            check=check, mirrored=self._mirrored, card=card)
+            check=check, mirrored=self._mirrored, card=card,
+            transfer=None if config.transfer == "host" else Transfer(
+                sender=learner, ask=publisher.ask, way=config.transfer, seconds=config.weights.seconds))
         if loop.run():
             loop.export(config.run_dir / "model")
 

@@ -2,7 +2,7 @@
 
     wait      for the manifest of the next step: groups_per_step finished groups, committed before any weight changes
     train     credit, loss, optimizer
-    publish   after the evaluation of the version that it replaces
+    publish   after the evaluation of the version that it replaces; between GPUs first, if the config says so
     persist   a checkpoint when it is due; only after it episodes are retired and evaluations begin
 
 Three things become durable in a fixed order: the archive, the checkpoint, the retirement of its episodes. The loop's
@@ -32,6 +32,7 @@ from learner.collect import GroupCollector
 from learner.credit.types import Credit
 from learner.observer import Observer
 from learner.trainer import Learner, StepReport
+from learner.transfer import Transfer
 from services.config.tree import Config
 from services.records import Episode, Manifest, Version
 from services.store.archive import ArchiveRow, EpisodeArchive
@@ -69,6 +70,8 @@ class TrainingLoop:
     check: Callable[[], None] = lambda: None
     mirrored: Callable[[int], None] = lambda _: None
     """Returns once the checkpoint of a step is in the object store, if there is one."""
+    transfer: Transfer | None = None
+    """Sends versions from GPU to GPU; None: they go through host memory alone."""
     card: Callable[[], AbstractContextManager[None]] = nullcontext
     """Held while the learner uses its GPUs, if it shares them with rollout workers in turns."""
     incarnation: int = 0
@@ -158,17 +161,28 @@ class TrainingLoop:
         self.check()
         self.writing.check()
 
-    def gather(self) -> Packed:
-        """Returns the learner's weights for the sampler, in host memory."""
-        return self.learner.pack()
+    def gather(self) -> Packed | None:
+        """Returns the learner's weights for the sampler in host memory; None if they go from GPU to GPU first."""
+        return self.learner.pack() if self.transfer is None else None
 
-    def publish_weights(self, packed: Packed) -> None:
-        """Makes `packed`, the learner's weights, the current version."""
+    def publish_weights(self, packed: Packed | None) -> None:
+        """Makes the learner's weights, `packed` or still on its GPUs, the current version.
+
+        If every worker has got them from GPU to GPU, none waits for the copy in host memory. That copy is for workers
+        that come later, and for the checkpoint.
+        """
         if self.config.evaluates(self.version.step):
             self.writing.wait()  # its evaluation begins with its checkpoint, and the next lines wait for that
         if self.version.incarnation:
             self.before_publish(self.version)
-        version = Version(incarnation=self.incarnation, step=self.learner.step, digest=packed.digest)
+        if packed is None:
+            assert self.transfer is not None
+            version, everywhere = self.transfer.send(self.incarnation, self.learner.step)
+            if everywhere:
+                self._point(version=version)
+            packed = self.learner.pack(version.digest)
+        else:
+            version = Version(incarnation=self.incarnation, step=self.learner.step, digest=packed.digest)
         self.publish(version, packed)
         self.packed = packed
         self._point(version=version)

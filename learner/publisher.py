@@ -31,6 +31,10 @@ class Publisher:
         ray.get(self._weights.publish.remote(version, packed.manifest, packed.buffer), timeout=PUBLISH_S)
         self._current = version, packed
 
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Calls a method of the weights actor and returns its answer. Raises Ray's errors."""
+        return ray.get(getattr(self._weights, method).remote(*arguments), timeout=PUBLISH_S)
+
     def keep(self) -> None:
         """Publishes the current version again if the actor has lost it. Checks at most every five seconds.
 

@@ -24,15 +24,17 @@ STOP = "stop"
 class RankGroup:
     """One rank's place in the process group. `store`: the torch store through which ranks meet; one rank needs none.
 
-    `collective_s` limits every collective inside a command. `node`: name of this rank's machine.
+    `collective_s` limits every collective inside a command. `node`: address of this rank's machine.
     """
 
     def __init__(self, rank: int, world: int, store: Store | None = None, *, gpu: bool = False,
-                 collective_s: float = 1800.0, node: str = "") -> None:
+                 collective_s: float = 1800.0, node: str = "127.0.0.1") -> None:
         if store is None and world > 1:
             raise ValueError(f"{world} ranks need a rendezvous")
         self.rank = rank
         self.world = world
+        self.node = node
+        """Address of this rank's machine."""
         self.device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if gpu else "gloo", rank=rank, world_size=world, store=store or HashStore(),
@@ -45,8 +47,7 @@ class RankGroup:
         """Ranks of each machine."""
 
     def _nodes(self, node: str) -> list[list[int]]:
-        names: list[str] = [""] * self.world
-        dist.all_gather_object(names, node, group=self._commands)
+        names = self.gather(node)
         return [[rank for rank, name in enumerate(names) if name == known] for known in dict.fromkeys(names)]
 
     @property
@@ -95,6 +96,12 @@ class RankGroup:
         tensor = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(tensor, op=op, group=self._commands)
         return tensor.tolist()
+
+    def gather(self, value: Any) -> list[Any]:
+        """Returns the values of all ranks, in order of rank."""
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value, group=self._commands)
+        return values
 
     def leave(self) -> None:
         """Ends the process group. Rank 0 first tells the other ranks to stop."""

@@ -1,16 +1,13 @@
-"""Packs the policy's weights for the samplers: each rank writes its own shards into one buffer.
+"""The policy's weights for the samplers, as each rank holds them: its own shards, in the sampler's number format.
 
-The buffer is memory that the ranks of rank 0's machine share. No rank gathers a tensor there, and the weights cross the
-bus to host memory once, in the sampler's number format. If the model is sharded over several machines, the tensors are
-gathered one by one, and rank 0 writes them.
+In host memory the ranks of rank 0's machine write them into one buffer that they share. No rank gathers a tensor there,
+and the weights cross the bus once. If the model is sharded over several machines, the tensors are gathered one by one,
+and rank 0 writes them. Between GPUs learner/weight_sender.py sends the same parts.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -21,13 +18,14 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from learner.lora import DOWN, UP, adapter_scale, is_adapter, merged
 from learner.model import Policy, whole
 from services.weights.pack import Entry, Manifest, layout
+from services.weights.rounds import Piece
 
 
 class PolicyWeights:
-    """The places of the policy's tensors in a buffer, tied entries included and adapters merged.
+    """The policy's tensors and this rank's part of each, tied entries included and adapters merged.
 
-    `dtype`: the number format of the sampler. `gathers`: whether tensors are gathered because rank 0's machine does
-    not hold all shards.
+    `dtype`: the number format of the sampler. `gathers`: whether a rank's part is the whole tensor, gathered from all
+    ranks.
     """
 
     def __init__(self, policy: Policy, dtype: torch.dtype, *, rank: int, gathers: bool) -> None:
@@ -46,25 +44,38 @@ class PolicyWeights:
 
         A collective of all ranks if tensors are gathered, and of the ranks of one machine if there are adapters.
         """
-        state, scale = self._policy.hf.state_dict(), adapter_scale(self._policy)
         flat = None if buffer is None else torch.from_numpy(buffer)
+        for entry, piece, part in zip(self.manifest, self.pieces(), self.parts(), strict=True):
+            if flat is not None and (self._rank == 0 or (piece.rows and not self.gathers)):
+                _rows(flat, entry, piece.first, part).copy_(part)
+
+    def pieces(self) -> list[Piece]:
+        """Returns which rows of each tensor this rank holds: none of an unsharded one, except on rank 0."""
+        state = self._policy.hf.state_dict()
+        return [self._piece(index, state[entry.name]) for index, entry in enumerate(self.manifest)]
+
+    def _piece(self, index: int, value: Tensor) -> Piece:
+        shape = tuple(value.shape)
+        if self.gathers or not isinstance(value, DTensor):
+            rows = shape[0] if shape else 1
+            return Piece(tensor=index, first=0, rows=rows if self.gathers or self._rank == 0 else 0)
+        mine, offset = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
+        assert not any(offset[1:]), "FSDP shards rows"
+        return Piece(tensor=index, first=offset[0], rows=mine[0])
+
+    def parts(self) -> Iterator[Tensor]:
+        """Yields this rank's part of each tensor. A collective as `write` is."""
+        state, scale = self._policy.hf.state_dict(), adapter_scale(self._policy)
         for entry in self.manifest:
             stem, value = entry.name.removesuffix("weight"), state[entry.name]
-            first, found = self._part(value)
+            found = self._part(value)
             if stem + DOWN in state:
-                _, up = self._part(state[stem + UP])  # its rows are sharded like those of the weight
+                up = self._part(state[stem + UP])  # its rows are sharded like those of the weight
                 found = merged(found, whole(state[stem + DOWN]), up, scale)
-            mine = self._rank == 0 or (isinstance(value, DTensor) and not self.gathers)
-            if flat is not None and mine:
-                _rows(flat, entry, first, found).copy_(found.detach().to(self._format(value)))
+            yield found.detach().to(self._format(value))
 
-    def _part(self, value: Tensor) -> tuple[int, Tensor]:
-        """Returns the first row of this rank's part, and the part."""
-        if self.gathers or not isinstance(value, DTensor):
-            return 0, whole(value)
-        _, offset = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
-        assert not any(offset[1:]), "FSDP shards rows"
-        return offset[0], value.to_local()
+    def _part(self, value: Tensor) -> Tensor:
+        return value.to_local() if isinstance(value, DTensor) and not self.gathers else whole(value)
 
 
 def _rows(flat: Tensor, entry: Entry, first: int, part: Tensor) -> Tensor:
@@ -73,27 +84,3 @@ def _rows(flat: Tensor, entry: Entry, first: int, part: Tensor) -> Tensor:
     at = entry.offset + first * row
     size = row * (part.shape[0] if entry.shape else 1)
     return flat[at : at + size].view(getattr(torch, entry.dtype)).view(part.shape)
-
-
-@contextmanager
-def offered(size: int) -> Iterator[tuple[np.ndarray, str]]:
-    """Yields an empty buffer and the path by which processes of this machine open it during the block."""
-    descriptor = os.memfd_create("gagpo-weights")
-    try:
-        os.ftruncate(descriptor, size)
-        yield _mapped(descriptor, size), f"/proc/{os.getpid()}/fd/{descriptor}"
-    finally:
-        os.close(descriptor)
-
-
-def opened(path: str) -> np.ndarray:
-    """Returns the buffer that another process of this machine offers."""
-    descriptor = os.open(path, os.O_RDWR)
-    try:
-        return _mapped(descriptor, os.fstat(descriptor).st_size)
-    finally:
-        os.close(descriptor)
-
-
-def _mapped(descriptor: int, size: int) -> np.ndarray:
-    return np.frombuffer(mmap.mmap(descriptor, size), dtype=np.uint8)

@@ -1,7 +1,7 @@
 """The learner of one rank, without Ray: groups in, new weights out.
 
-Rank 0 calls train, pack, state_dict_for_sampler, save, load, export, park and unpark. Ranks above 0 call follow, which
-does their part.
+Rank 0 calls train, pack, the steps of a transfer, state_dict_for_sampler, save, load, export, park and unpark. Ranks
+above 0 call follow, which does their part.
 """
 
 from __future__ import annotations
@@ -31,13 +31,16 @@ from learner.parking import Parking
 from learner.probe import Probe
 from learner.rank_group import RankGroup
 from learner.sharding import shard
-from learner.shared_weights import PolicyWeights, offered, opened
+from learner.shared_weights import PolicyWeights
 from learner.state_files import load_state, save_state
 from learner.step import Stepper, Taken, Timer
 from learner.trainee import Trainee
 from learner.utilization import forward_flops, passes, utilization
+from learner.weight_sender import Prepared, WeightSender
 from services.config.tree import Config
 from services.weights.pack import Packed, digest, unpack
+from services.weights.rounds import Round
+from services.weights.shared_memory import offered, opened
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +75,7 @@ class Learner:
         self.step = 0
         """Learner steps that the weights have taken."""
         self._saving: Future[object] | None = None
+        self._transferring: WeightSender | None = None
         needs_critic = estimator(section.credit.estimator).needs_critic
         policy, weights = empty_policy(model_path)
         self.shape = shape_in(policy)
@@ -125,18 +129,52 @@ class Learner:
         return utilization(flops, seconds, device=self.gang.device, ranks=self.gang.world,
                            half=self.config.model.dtype == "bfloat16")
 
-    def pack(self) -> Packed:
-        """Returns the weights for the sampler, in its dtype and in host memory, with tied entries."""
+    def pack(self, known: str | None = None) -> Packed:
+        """Returns the weights for the sampler, in its dtype and in host memory, with tied entries.
+
+        `known`: their digest, if it has been computed already.
+        """
         weights = self._weights()
         with offered(weights.size) as (buffer, path):
             self.gang.tell("pack", path)
             weights.write(buffer)
             self.gang.meet()  # the other ranks have written their parts
-        return Packed(manifest=weights.manifest, buffer=buffer, digest=digest(weights.manifest, buffer))
+        return Packed(manifest=weights.manifest, buffer=buffer, digest=known or digest(weights.manifest, buffer))
 
-    def _weights(self) -> PolicyWeights:
+    def _weights(self, *, gathers: bool | None = None) -> PolicyWeights:
+        several = self.layout.shards > len(self.gang.nodes[0])
         return PolicyWeights(self.policy, getattr(torch, self.config.model.dtype), rank=self.gang.rank,
-                             gathers=self.layout.shards > len(self.gang.nodes[0]))
+                             gathers=several if gathers is None else gathers)
+
+    def prepare(self) -> Prepared:
+        """Takes snapshots of the weights for a transfer between GPUs (learner/weight_sender.py)."""
+        self.gang.tell("prepare")
+        return self._sender().prepare()
+
+    def offer_links(self, receivers: int) -> str:
+        """Returns where the links of all senders with so many receivers meet."""
+        return self._sender().offer_links(receivers)
+
+    def send(self, found: Round) -> None:
+        """Sends the snapshots."""
+        self.gang.tell("send", found)
+        self._sender().send(found)
+
+    def release(self) -> None:
+        """Frees the snapshots."""
+        self.gang.tell("release")
+        self._sender().release()
+
+    def _sender(self) -> WeightSender:
+        """Returns this rank's part in transfers. The first call is a collective of all ranks."""
+        if self._transferring is None:
+            way = self.config.transfer
+            assert way != "host"
+            every = way == "ipc" or self.layout.shards == self.gang.world
+            self._transferring = WeightSender(
+                self._weights(gathers=way == "ipc"), self.gang, way=way,
+                senders=list(range(self.gang.world)) if every else self.gang.nodes[0])
+        return self._transferring
 
     def _pack(self, path: str) -> None:
         weights, with_rank_0 = self._weights(), self.gang.rank in self.gang.nodes[0]
@@ -188,6 +226,9 @@ class Learner:
         self.gang.follow({
             "train": lambda rows: self._train(rows, Timer()),
             "pack": self._pack,
+            "prepare": lambda _: self._sender().prepare(),
+            "send": lambda found: self._sender().send(found),
+            "release": lambda _: self._sender().release(),
             "save": self._save,
             "load": self._load,
             "park": lambda _: self._parking.park(),

@@ -20,12 +20,16 @@ from services.store.card import Card
 from services.telemetry.heartbeat import BEAT_S, NO_SERVERS, Beating, Pulse
 from services.telemetry.logs import life_of
 from services.telemetry.tracing import tracing
+from services.weights.checksum import digest_like
 from services.weights.folder import pack_folder
 from services.weights.pack import Packed
+from services.weights.rounds import Member
 
 if TYPE_CHECKING:
     from envservice.client.client import EnvClient
     from envservice.wire.schemas import Info
+    from rollout.engine import Engine
+    from rollout.receiver import Receiver
     from services.store.store import Store
 
 ENV_SECONDS = 120.0
@@ -103,7 +107,8 @@ class RolloutHost:
 
                 runner = await stack.enter_async_context(agent_runner(self._config, shared))
             self._worker_loop = RolloutWorker(
-                self._worker, store=store, engine=engine, runner=runner, fetch=self._fetch, settings=rollout, card=card)
+                self._worker, store=store, engine=engine, runner=runner, fetch=self._fetch, settings=rollout, card=card,
+                receiver=self._receiver(engine))
             await self._worker_loop.run()
 
     async def _card(self, store: Store, stack: AsyncExitStack) -> CardTurns | None:
@@ -114,6 +119,22 @@ class RolloutHost:
         stack.push_async_callback(turns.give)
         await turns.take()
         return turns
+
+    def _receiver(self, engine: Engine) -> Receiver | None:
+        if self._config.transfer == "host":
+            return None
+        from rollout.receiver import Receiver
+
+        member = Member(worker=self._worker, processes=self._config.rollout.tensor_parallel, card=self._shared_card)
+        return Receiver(engine, member, self._ask, address=ray.util.get_node_ip_address())
+
+    async def _ask(self, method: str, *arguments: Any) -> Any:
+        """Calls a method of the weights actor. Returns None if the actor is lost: Ray creates it again."""
+        actor: Any = await asyncio.to_thread(ray.get_actor, self._weights_actor_name)
+        try:
+            return await getattr(actor, method).remote(*arguments)
+        except RayError:
+            return None
 
     async def _environment(self, client: EnvClient, store: Store) -> Info:
         """Asks what the environment servers play. While none answers, heartbeats say that the worker waits for them."""
@@ -134,17 +155,16 @@ class RolloutHost:
         if not folder:
             return None
         exported = await asyncio.to_thread(pack_folder, Path(folder), self._config.model.dtype)
-        return exported if exported.digest == version.digest else None
+        found = await asyncio.to_thread(digest_like, version.digest, exported.manifest, exported.buffer)
+        return exported if found == version.digest else None
 
     async def _published(self, version: Version) -> Packed | None:
-        actor: Any = await asyncio.to_thread(ray.get_actor, self._weights_actor_name)
+        found = await self._ask("fetch", version)
+        if found is None:  # or the actor was lost with its node and is being created again, empty: the export is used
+            return None
         try:
-            found = await actor.fetch.remote(version)
-            if found is None:
-                return None
             buffer = await found.refs[0]
         except RayError:
-            # The actor was lost with its node and is being created again, empty, so the export is used.
             return None
         return Packed(manifest=found.manifest, buffer=buffer, digest=version.digest)
 

@@ -1,8 +1,9 @@
-"""The sampler: vLLM's AsyncLLM behind three calls, start, sample and update.
+"""The sampler: vLLM's AsyncLLM behind start, sample and update.
 
 An update, under one deadline:
 
-    check ▸ the digest, while requests go on         file ▸ the machine's, which vLLM's process maps
+    check ▸ the digest, while requests go on         file ▸ the machine's, which vLLM's process maps; or `swap`, for a
+                                                     version that has come from GPU to GPU (rollout/receiver.py)
     pause(keep) ▸ requests freeze, KV is dropped     load ▸ weights replaced in place
     reset the prefix cache                           resume ▸ frozen requests recompute their KV under the new weights
     probe ▸ one token at the new version             release what finished meanwhile
@@ -21,21 +22,21 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from rollout.engine_output import EngineOutput
 from rollout.engine_settings import card_bytes, engine_arguments, kv_bytes, prepare_environment, temporary_files_in
-from rollout.sample import Sample
-from rollout.weights_file import weights_file
+from rollout.sample import Sample, sample_of
+from rollout.weights_file import loaded_from_file
 from services.config.tree import RolloutSection
 from services.errors import EngineFault
 from services.process.guard import ProcessGuard
 from services.process.held_folder import HeldFolder
-from services.records import Version, VersionSpan
+from services.records import Version
 from services.telemetry.logs import get_logger
 from services.weights.headers import folder_parameters
 from services.weights.pack import ITEM_SIZES, Manifest
@@ -45,6 +46,7 @@ LOOK_S = 0.5
 EXTEND_S = 1.0
 """Seconds between two extensions of the requests' deadlines. Extending them at every engine step would cost more."""
 PROBE_IDS = list(range(2, 18))
+Arguments = AbstractContextManager[tuple[Any, ...]]
 log = get_logger("engine")
 
 
@@ -69,7 +71,7 @@ class Engine:
         self._dtype = "float32" if config.exact else dtype
         self._seed = seed
         self._load_weights = load
-        self._names = {_name(version): version}
+        self._names = {version.name: version}
         self._llm: Any = None
         self._fault: EngineFault | None = None
         self._turn = asyncio.Semaphore(1 if config.exact else max(config.slots, 1))
@@ -91,19 +93,11 @@ class Engine:
         async with self._guard("start", self._config.start_seconds):
             self._llm = await asyncio.to_thread(self._build)
             self._watch = asyncio.create_task(self._end_with(self._llm))
-            await self._llm.update_weight_version(_name(self.version))
+            await self._llm.update_weight_version(self.version.name)
             await self._probe(self.version)
 
-    async def sample(
-        self,
-        prompt_ids: Sequence[int],
-        *,
-        temperature: float,
-        seed: int,
-        max_tokens: int,
-        stop_token_ids: Sequence[int],
-        request_id: str,
-    ) -> Sample:
+    async def sample(self, prompt_ids: Sequence[int], *, temperature: float, seed: int, max_tokens: int,
+                     stop_token_ids: Sequence[int], request_id: str) -> Sample:
         """Samples one response. Raises EngineFault if the engine died or makes no step for rollout.sample_seconds."""
         self._raise_if_dead()
         started = time.monotonic()
@@ -123,24 +117,37 @@ class Engine:
 
         The update is completed even if the caller is cancelled, because a paused engine would wait for ever.
         """
+        await self._update_by(version, "load_packed", loaded_from_file(manifest, buffer, version.digest))
+
+    async def swap(self, version: Version) -> None:
+        """As update, with a version that the engine's processes have received (transfer_engine.py)."""
+        await self._update_by(version, "load_received", contextlib.nullcontext((version.name,)))
+
+    async def call(self, method: str, **arguments: Any) -> list[Any]:
+        """Calls a method of all worker processes between two steps of the engine. After an EngineFault as update."""
         self._raise_if_dead()
-        self._update = asyncio.create_task(self._load(version, manifest, buffer))
+        async with self._guard(method, self._config.update_seconds):
+            return await self._llm.collective_rpc(method, kwargs=arguments)
+
+    async def _update_by(self, *what: Any) -> None:
+        self._raise_if_dead()
+        self._update = asyncio.create_task(self._load(*what))
         await asyncio.shield(self._update)
 
-    async def _load(self, version: Version, manifest: Manifest, buffer: np.ndarray) -> None:
+    async def _load(self, version: Version, method: str, arguments: Arguments) -> None:
         async with self._updating, self._guard(f"update to {version.short}", self._config.update_seconds):
             with contextlib.ExitStack() as stack:
-                written = stack.enter_context  # in a thread: it hashes and writes, or waits for a worker that does
-                file = await asyncio.to_thread(written, weights_file(manifest, buffer, version.digest))
+                ready = stack.enter_context  # in a thread: it hashes and writes, or waits for a worker that does
+                given = await asyncio.to_thread(ready, arguments)
                 self._released.clear()
                 self._extend(self._config.update_seconds + self._config.sample_seconds)
                 started = time.monotonic()
                 await self._llm.pause_generation(mode="keep", clear_cache=True)
-                await self._llm.collective_rpc("load_packed", args=(str(file), msgspec.json.encode(manifest)))
+                await self._llm.collective_rpc(method, args=given)
             if not await self._llm.reset_prefix_cache():
                 raise EngineFault("the prefix cache still holds blocks of the old weights")
-            self._names[_name(version)] = version
-            await self._llm.update_weight_version(_name(version))
+            self._names[version.name] = version
+            await self._llm.update_weight_version(version.name)
             await self._llm.resume_generation()
             self.paused_seconds = time.monotonic() - started
             await self._probe(version)
@@ -229,14 +236,7 @@ class Engine:
             final = output.outputs[0]
         if final is None or final.finish_reason not in ("stop", "length"):
             raise EngineFault(f"{request_id} ended with {final and final.finish_reason}")
-        ids = list(final.token_ids)
-        spans = [VersionSpan(version=self._names[s.version], start=s.start, end=s.end) for s in final.weight_versions]
-        return Sample(
-            ids=np.array(ids, dtype=np.int32),
-            logprobs=np.array([row[i].logprob for row, i in zip(final.logprobs, ids, strict=True)], dtype=np.float32),
-            spans=spans,
-            finished=final.finish_reason,
-        )
+        return sample_of(final, self._names)
 
     async def _probe(self, version: Version) -> None:
         sample = await self._generate(
@@ -294,6 +294,3 @@ class Engine:
         if self._fault is not None:
             raise self._fault
 
-
-def _name(version: Version) -> str:
-    return f"{version.incarnation}.{version.step}.{version.digest}"

@@ -99,6 +99,7 @@ def engine_arguments(
         "kv_cache_memory_bytes": kv_bytes,
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": "rollout.vllm_extension.PackedLoader",
+        "weight_transfer_config": {"backend": "gagpo"},  # registered by the same module; idle until a round begins
         "disable_log_stats": True,
     }
     if device_of(config) == "cuda":

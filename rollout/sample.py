@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
-from services.records import VersionSpan
+from services.records import Version, VersionSpan
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,3 +21,13 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     spans: list[VersionSpan]
     """Spans that cover [0, R) in order."""
     finished: Literal["stop", "length"]
+
+
+def sample_of(final: Any, versions: Mapping[str, Version]) -> Sample:
+    """Returns the sample in vLLM's last output of a request. `versions`: by name."""
+    ids = list(final.token_ids)
+    return Sample(
+        ids=np.array(ids, dtype=np.int32),
+        logprobs=np.array([row[i].logprob for row, i in zip(final.logprobs, ids, strict=True)], dtype=np.float32),
+        spans=[VersionSpan(version=versions[s.version], start=s.start, end=s.end) for s in final.weight_versions],
+        finished=final.finish_reason)

@@ -1,20 +1,27 @@
 """Code that runs inside vLLM's worker process: its part of a weight update. See engine.py.
 
-A version arrives as a file that each worker process maps, and not through vLLM's message queue, which limits sizes.
+A version arrives as a file that each worker process maps, and not through vLLM's message queue, which limits sizes. Or
+it has come beside the engine already (transfer_engine.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from services.weights import pack
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 HEAD = "lm_head.weight"
 EMBEDDING = "embed_tokens.weight"
+BACKEND = "gagpo"
+WeightTransferEngineFactory.register_engine(BACKEND, "rollout.transfer_engine", "GagpoTransferEngine")
 
 
 class PackedLoader:
@@ -22,24 +29,40 @@ class PackedLoader:
 
     model_config: Any
     model_runner: Any
+    weight_transfer_engine: Any
     reload_weights: Callable[..., None]
+    start_weight_update: Callable[[], None]
+    update_weights: Callable[[dict[str, Any]], None]
+    finish_weight_update: Callable[[], None]
 
-    def load_packed(self, path: str, manifest: bytes) -> int:
-        """Loads the packed buffer at `path` in place. Returns the number of tensors loaded.
-
-        The engine must be paused. A tied head is loaded too: on CPUs vLLM keeps a repacked copy of it, which would
-        silently keep the old weights. Models without a separate head (Gemma, Cohere) would refuse one. The caller has
-        checked the bytes.
-        """
+    def load_packed(self, path: str, manifest: bytes) -> None:
+        """Loads the packed buffer at `path` in place. The engine must be paused. The caller has checked the bytes."""
         entries = msgspec.json.decode(manifest, type=pack.Manifest)
         buffer = np.memmap(path, dtype=np.uint8, mode="r")
-        tensors = pack.unpack(entries, buffer)
-        if self.model_config.hf_config.tie_word_embeddings:
-            tensors.pop(HEAD, None)
-            if hasattr(self.model_runner.get_model(), "lm_head"):
-                tensors[HEAD] = next(tensor for name, tensor in tensors.items() if name.endswith(EMBEDDING))
+        tensors = loadable(pack.unpack(entries, buffer), self.model_config, self.model_runner.get_model())
         # This is the worker's method, because the model runner's does not set vLLM's own config around the load, and
         # the GPU's model runner reads that config.
         self.reload_weights(weights_iterator=iter(tensors.items()))
-        return len(tensors)
 
+    def load_received(self, version: str) -> None:
+        """Loads the version of this name, which has been received, in place. The engine must be paused."""
+        self.start_weight_update()
+        self.update_weights({"version": version})
+        self.finish_weight_update()
+
+    def transfer_state(self) -> str:
+        """Returns how far the receiving is (rollout/inbox.py)."""
+        return self.weight_transfer_engine.inbox.state()
+
+
+def loadable(tensors: dict[str, Tensor], model_config: Any, model: Any) -> dict[str, Tensor]:
+    """Returns the tensors that vLLM loads.
+
+    A tied head is loaded too: on CPUs vLLM keeps a repacked copy of it, which would silently keep the old weights.
+    Models without a separate head (Gemma, Cohere) would refuse one.
+    """
+    if model_config.hf_config.tie_word_embeddings:
+        tensors.pop(HEAD, None)
+        if hasattr(model, "lm_head"):
+            tensors[HEAD] = next(tensor for name, tensor in tensors.items() if name.endswith(EMBEDDING))
+    return tensors

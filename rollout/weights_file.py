@@ -18,12 +18,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
-from services.weights import pack
+from services.weights.checksum import digest_like
 from services.weights.pack import Manifest
 
 MARK = "gagpo-weights-"
+
+
+@contextmanager
+def loaded_from_file(manifest: Manifest, buffer: np.ndarray, digest: str) -> Iterator[tuple[str, bytes]]:
+    """Yields the arguments of `load_packed` (vllm_extension.py). Raises ValueError as weights_file does."""
+    with weights_file(manifest, buffer, digest) as path:
+        yield str(path), msgspec.json.encode(manifest)
 
 
 @contextmanager
@@ -82,7 +90,7 @@ def _complete(descriptor: int, buffer: np.ndarray) -> bool:
 
 
 def _write(descriptor: int, manifest: Manifest, buffer: np.ndarray, digest: str) -> None:
-    found = pack.digest(manifest, buffer)
+    found = digest_like(digest, manifest, buffer)
     if found != digest:
         raise ValueError(f"weights arrived with digest {found}, expected {digest}")
     os.ftruncate(descriptor, 0)

@@ -6,6 +6,7 @@
     turns    a finished turn                      an episode                      the turns, for another worker
     renew    5 s                                  the clock                       the claims it holds
     beat     2 s                                  the clock                       a metrics snapshot; reads the servers
+    receive  a version on its way between GPUs    the learner's round             the engine's memory for it
 
 If one loop ends, all end: the process exits and others claim its tickets. This file uses plain asyncio and no Ray.
 """
@@ -25,6 +26,7 @@ from envservice.client.client import EnvClient
 from rollout.card_turns import CardTurns
 from rollout.engine import Engine
 from rollout.meter import Meter, queued
+from rollout.receiver import Receiver
 from rollout.turn_log import TurnLog
 from rollout.version_policy import Missing, may_start, next_version, usable, wanted_elsewhere
 from services.config.rollout import RolloutSection
@@ -60,10 +62,11 @@ class TicketRunner(Protocol):
 
 
 class RolloutWorker:
-    """One rollout worker. Its engine must have started. `fetch` gets published weights."""
+    """One rollout worker. Its engine must have started. `fetch` gets published weights, unless `receiver` has got them.
+    """
 
     def __init__(self, name: str, *, store: Store, engine: Engine, runner: TicketRunner, fetch: Fetch,
-                 settings: RolloutSection, card: CardTurns | None = None) -> None:
+                 settings: RolloutSection, card: CardTurns | None = None, receiver: Receiver | None = None) -> None:
         self._name = name
         self._store = store
         self._engine = engine
@@ -79,6 +82,7 @@ class RolloutWorker:
         self._meter = Meter(name, engine, slots=settings.slots)
         self._turns = TurnLog(lambda turns: self._ask(store.keep_turns, name, turns))
         self._card = card
+        self._receiver = receiver
         self._draining = False
 
     async def run(self) -> None:
@@ -88,6 +92,8 @@ class RolloutWorker:
                 beside = [group.create_task(self._turns.run(), name="turns"),
                           group.create_task(self._every(RENEW_S, self._renew), name="renew"),
                           group.create_task(self._every(BEAT_S, self._beat), name="beat")]
+                if self._receiver is not None:
+                    beside.append(group.create_task(self._receiver.run(), name="receive"))
                 await self._drive(group)
                 for one in beside:
                     one.cancel()
@@ -154,15 +160,15 @@ class RolloutWorker:
         if due == self._engine.version or self._missing.pauses(due):
             return False
         self._meter.fetches(due)
+        started = time.monotonic()
+        if self._receiver is not None and await self._receiver.swap(due):
+            self._updated(started)
+            return True
         packed = await self._fetched(due, path if due == pointer else "")
         if packed is not None:
-            self._missing.version = None
             started = time.monotonic()
             await self._engine.update(due, packed.manifest, packed.buffer)
-            seconds = time.monotonic() - started
-            bind(version=due.short)
-            log.info("weights updated", seconds=seconds)
-            self._meter.updated(seconds)
+            self._updated(started)
         elif due == pointer:
             log.warning("nobody has the current weights", version=due.short)
             self._missing.note(due)
@@ -170,6 +176,13 @@ class RolloutWorker:
         else:
             await self._refuse(due)
         return True
+
+    def _updated(self, started: float) -> None:
+        self._missing.version = None
+        bind(version=self._engine.version.short)
+        seconds = time.monotonic() - started
+        log.info("weights updated", seconds=seconds)
+        self._meter.updated(seconds)
 
     async def _fetched(self, version: Version, folder: str) -> Packed | None:
         try:

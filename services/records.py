@@ -28,12 +28,17 @@ class Version(msgspec.Struct, frozen=True, kw_only=True, order=True):
     step: int
     """Learner steps taken by these weights."""
     digest: str = ""
-    """blake2b over names, shapes, types and bytes of all tensors."""
+    """Digest of names, shapes, types and contents of all tensors (services/weights/pack.py or checksum.py)."""
 
     @property
     def short(self) -> str:
         """`3.128`: incarnation 3, step 128."""
         return f"{self.incarnation}.{self.step}"
+
+    @property
+    def name(self) -> str:
+        """`3.128.<digest>`."""
+        return f"{self.short}.{self.digest}"
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):

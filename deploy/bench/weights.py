@@ -1,7 +1,7 @@
 """A version of the weights on its way from the learner into a rollout worker's engine, part by part.
 
 The parts are those of a run: packed with a digest by the learner, owned by the weights actor, fetched by a worker,
-checked while requests go on, and swapped while they pause.
+checked while requests go on, and swapped while they pause. Then the ways from GPU to GPU, with their stand-ins on CPUs.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from deploy.bench.figures import Figure, Tell, silent
+from deploy.bench.transfer import Trip, trips
 from services.config.rollout import RolloutSection
 from services.records import Version
+from services.weights.rounds import Way
 
 HIDDEN, LAYERS, VOCABULARY = 1024, 8, 8192
 ROLLOUT = RolloutSection(slots=8, max_prompt_tokens=128, max_response_tokens=64, kv_cache_gb=0.25, threads=2)
 ROUNDS = 3
 """The best of so many is taken."""
 PARTS = 4
+WAYS: dict[str, Way] = {"by gloo for NCCL": "nccl", "by shared memory for CUDA IPC": "ipc"}
 
 
 def run(tell: Tell = silent) -> list[Figure]:
@@ -33,7 +36,7 @@ def run(tell: Tell = silent) -> list[Figure]:
         tell("the weights actor", 2, PARTS)
         carried = _carry(packed)
         tell("the engine", 3, PARTS)
-        checking, pause = asyncio.run(_update(Path(folder), packed))
+        checking, pause, sent = asyncio.run(_update(Path(folder), packed))
         shared = _shared(packed)
     size = packed.buffer.nbytes
     return [
@@ -43,6 +46,9 @@ def run(tell: Tell = silent) -> list[Figure]:
         Figure(name="the same for a second worker of the machine", value=1e3 * shared, unit="ms"),
         Figure(name="pause of the requests", value=1e3 * pause, unit="ms"),
         Figure(name="swap during the pause", value=size / pause / 1e9, unit="GB/s"),
+        *(figure for name, trip in sent.items() for figure in (
+            Figure(name=f"{name}: all that requests go on beside", value=size / trip.sending / 1e9, unit="GB/s"),
+            Figure(name=f"{name}: pause of the requests", value=1e3 * trip.pause, unit="ms"))),
     ]
 
 
@@ -105,8 +111,8 @@ def _shared(packed: Any) -> float:
         return _best(open_it)[1]
 
 
-async def _update(folder: Path, packed: Any) -> tuple[float, float]:
-    """Returns the seconds of an update before its pause, and those of the pause."""
+async def _update(folder: Path, packed: Any) -> tuple[float, float, dict[str, Trip]]:
+    """Returns the seconds of an update before its pause, those of the pause, and the best trip of each way."""
     from rollout.engine import Engine
 
     engine = Engine(folder, Version(incarnation=0, step=0), config=ROLLOUT, dtype="float32", load=False)
@@ -118,6 +124,9 @@ async def _update(folder: Path, packed: Any) -> tuple[float, float]:
             await engine.update(Version(incarnation=1, step=step, digest=packed.digest), packed.manifest, packed.buffer)
             before.append(time.monotonic() - started - engine.paused_seconds)
             pauses.append(engine.paused_seconds)
+        sent = {name: min(await trips(engine, folder, "float32", way, rounds=ROUNDS, incarnation=2 + number),
+                          key=lambda trip: trip.sending)
+                for number, (name, way) in enumerate(WAYS.items())}
     finally:
         await engine.close()
-    return min(before), min(pauses)
+    return min(before), min(pauses), sent

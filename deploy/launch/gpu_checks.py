@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deploy.launch.cards import Cards
-from deploy.launch.gpu_plan import check_memory, gpus_needed, shares_cards
+from deploy.launch.gpu_plan import check_memory, gpus_needed
 from services.config.tree import Config
 from services.errors import UserError
 from services.findings import installed
@@ -17,6 +17,7 @@ def check_gpus(config: Config, cards: Cards | None, *, private: bool) -> None:
     """
     _shares(config)
     _sleep(config)
+    _transfer(config)
     needed = gpus_needed(config)
     there = cards.count if cards else 0
     if needed > there and (cards or private):
@@ -48,7 +49,7 @@ def _shares(config: Config) -> None:
     if learner.gpus > 1:
         raise UserError(f"learner.gpus={learner.gpus:g} reserves more GPUs than a rank uses",
                         f"set learner.gpus=1 and learner.ranks={learner.ranks * round(learner.gpus)}")
-    if shares_cards(config):
+    if config.shares_gpus:
         _pairs(config)
         return
     if 0 < learner.gpus < 1 and learner.ranks > 1:
@@ -70,10 +71,26 @@ def _pairs(config: Config) -> None:
 
 def _sleep(config: Config) -> None:
     rollout, learner = config.rollout, config.learner
-    if rollout.sleep and not shares_cards(config):
+    if rollout.sleep and not config.shares_gpus:
         raise UserError(f"rollout.sleep=true is for a GPU that sampler and learner share, and rollout.gpus="
                         f"{rollout.gpus:g} with learner.gpus={learner.gpus:g} is none",
                         "set rollout.sleep=false, or shares such as rollout.gpus=0.4 and learner.gpus=0.6")
+
+
+def _transfer(config: Config) -> None:
+    rollout, learner, way = config.rollout, config.learner, config.weights.transfer
+    if way not in ("nccl", "ipc"):
+        return
+    if not (rollout.gpus and learner.gpus):
+        raise UserError(f"weights.transfer={way} goes from GPU to GPU, and rollout.gpus={rollout.gpus:g} with "
+                        f"learner.gpus={learner.gpus:g}", "set weights.transfer=host, or auto")
+    if rollout.sleep:
+        raise UserError(f"weights.transfer={way} needs samplers that are awake while the learner's weights are on the "
+                        "GPU, and rollout.sleep=true", "set weights.transfer=host, or rollout.sleep=false")
+    if config.shares_gpus != (way == "ipc"):
+        other, where = ("ipc", "shares its GPU with a learner rank") if way == "nccl" else ("nccl", "has its own GPU")
+        raise UserError(f"weights.transfer={way}, and each sampler {where} (rollout.gpus={rollout.gpus:g}, "
+                        f"learner.gpus={learner.gpus:g})", f"set weights.transfer={other}, or auto")
 
 
 def _fewer(config: Config, there: int) -> str:

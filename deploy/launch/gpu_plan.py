@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from deploy.launch.cards import Cards
 from deploy.launch.machine import GIB
@@ -26,6 +26,9 @@ HEAD_ROOM = 0.05
 """Share of a card that must stay free, for what the allocator cannot use."""
 CONTEXT = "CUDA context"
 """The part of a learner that stays on the card while a sampler has it."""
+Transfer = Literal["host", "nccl", "ipc"]
+WAYS = {"host": "host memory (weights.transfer=host)", "nccl": "NCCL, from GPU to GPU (weights.transfer=nccl)",
+        "ipc": "CUDA IPC, within each GPU (weights.transfer=ipc)"}
 ADAPTER_RANK = 16
 """Rank of the adapters that a refusal proposes."""
 
@@ -59,6 +62,8 @@ class GpuPlan:
     """Memory of one token's activations in bytes."""
     parked: float = 0.0
     """GiB of a learner rank that move to host memory while a sampler has the GPU."""
+    transfer: Transfer = "host"
+    """How new weights reach the samplers, with the meaning of weights.transfer."""
 
     def fits(self) -> bool:
         """Whether every GPU keeps HEAD_ROOM of its memory free."""
@@ -69,22 +74,34 @@ def gpu_plan(config: Config, cards: Cards | None) -> GpuPlan | None:
     """Returns the memory plan of the GPUs; None if the run uses no GPUs, or if there is no model to measure."""
     if not (config.rollout.gpus or config.learner.gpus) or config.model.path is None:
         return None
+    plan = _plan(config, cards, config.transfer)
+    if config.weights.transfer == "auto" and plan.transfer != "host" and (cards is None or not plan.fits()):
+        return _plan(config, cards, "host")
+    return plan
+
+
+def with_transfer(config: Config, cards: Cards | None) -> Config:
+    """Returns the config with the plan's choice in the place of weights.transfer=auto."""
+    plan = gpu_plan(config, cards)
+    way = config.transfer if plan is None else plan.transfer
+    return config.model_copy(update={"weights": config.weights.model_copy(update={"transfer": way})})
+
+
+def _plan(config: Config, cards: Cards | None, transfer: Transfer) -> GpuPlan:
     shape = model_shape(config.model)
-    shared, training = shares_cards(config), _training(config, shape, cards)
+    training = _training(config, shape, cards)
     sampler = _sampler(config, shape, cards) if config.rollout.gpus else {}
     learner = _learner(memory(shape, training)) if config.learner.gpus else {}
-    seats = (_in_turns(config, sampler, learner) if shared and config.rollout.sleep else
-             _seats(config, sampler, learner, shared=shared))
+    if transfer != "host":
+        whole = sampler_bytes(config, shape) / GIB
+        sampler |= {"next version": whole}
+        learner |= {"version to send": whole if transfer == "ipc" else whole / training.shards}
+    seats = (_in_turns(config, sampler, learner) if config.shares_gpus and config.rollout.sleep else
+             _seats(config, sampler, learner, shared=config.shares_gpus))
     return GpuPlan(cards=cards, seats=tuple(seats), checkpointing=training.checkpointing,
                    activations_per_token=saved_per_token(shape, half=training.half,
                                                          checkpointing=training.checkpointing, grid=training.grid),
-                   parked=parked(shape, training) / GIB if config.rollout.sleep else 0.0)
-
-
-def shares_cards(config: Config) -> bool:
-    """Whether rollout workers and learner ranks share GPUs, one of each on every GPU."""
-    rollout, learner = config.rollout, config.learner
-    return bool(rollout.gpus and learner.gpus) and rollout.gpus + learner.gpus <= 1
+                   parked=parked(shape, training) / GIB if config.rollout.sleep else 0.0, transfer=transfer)
 
 
 def _training(config: Config, shape: Shape, cards: Cards | None) -> Training:
@@ -140,7 +157,7 @@ def _sampler_gpus(config: Config) -> int:
 
 def gpus_needed(config: Config) -> int:
     """Returns the number of whole GPUs that the run takes."""
-    if shares_cards(config):
+    if config.shares_gpus:
         return config.learner.ranks
     return _sampler_gpus(config) + (config.learner.ranks if config.learner.gpus else 0)
 
@@ -157,6 +174,7 @@ def describe(plan: GpuPlan) -> list[str]:
         lines.append(f"  {seat.gpus:g} x {seat.name}: {seat.total:.1f} GiB{room} ({parts})")
     if plan.parked:
         lines.append(f"  each turn moves {plan.parked:.1f} GiB of the learner to pinned host memory and back")
+    lines.append(f"  new weights reach the samplers by {WAYS[plan.transfer]}")
     return lines
 
 
@@ -193,12 +211,15 @@ def _changes(config: Config) -> Iterator[tuple[str, Config]]:
     def sampled(**keys: Any) -> Config:
         return config.model_copy(update={"rollout": rollout.model_copy(update=keys)})
 
+    if config.weights.transfer in ("nccl", "ipc"):
+        yield "weights.transfer=host", config.model_copy(update={
+            "weights": config.weights.model_copy(update={"transfer": "host"})})
     yield "learner.checkpointing=true", trained(checkpointing=True)
     for cache in (rollout.kv_cache_gb / 2, rollout.kv_cache_gb / 4):
         yield f"rollout.kv_cache_gb={cache:g}, without rollout.gpu_memory", sampled(kv_cache_gb=cache, gpu_memory=None)
     yield (f"learner.token_budget={row} and learner.checkpointing=true",
            trained(checkpointing=True, token_budget=row))
-    if shares_cards(config):
+    if config.shares_gpus:
         yield "rollout.sleep=true", sampled(sleep=True)
         for count in range(learner.ranks + 1, 8 * learner.ranks + 1):
             yield (f"rollout.workers={count}, learner.ranks={count} and rollout.sleep=true", config.model_copy(update={

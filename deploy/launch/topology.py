@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deploy.launch.cards import cards_of
 from deploy.launch.discovery import Discovery
-from deploy.launch.gpu_plan import shares_cards
+from deploy.launch.gpu_plan import with_transfer
 from deploy.launch.ray_address import ray_address
 from deploy.launch.ray_cluster import ray_cluster
 from deploy.launch.reach import until_answered
@@ -107,7 +108,7 @@ class Topology:
 def topology(config: Config, *, run: str, folder: Path, config_file: Path, note: Any) -> Iterator[Topology]:
     """Starts everything except rollout workers and the learner. On any exit, stops what it has started."""
     # Actors may have other working folders than this process, above all in a submitted job.
-    config = config.model_copy(update={"runs_dir": config.runs_dir.absolute()})
+    config = with_transfer(config.model_copy(update={"runs_dir": config.runs_dir.absolute()}), cards_of(config))
     with ExitStack() as stack:
         stack.enter_context(tracing(config.metrics.traces, process="controller", run=run))
         note("starting Ray" if ray_address(config) is None else "connecting to Ray")
@@ -135,7 +136,7 @@ def topology(config: Config, *, run: str, folder: Path, config_file: Path, note:
 
 def _cards(config: Config) -> SharedCards | None:
     """Returns the GPUs of a config whose workers and ranks share them."""
-    if not shares_cards(config):
+    if not config.shares_gpus:
         return None
     rollout, learner, nodes = config.rollout, config.learner, config.placement
     marks = bundle(nodes=nodes.rollout) | bundle(nodes=nodes.learner)

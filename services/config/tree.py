@@ -23,6 +23,7 @@ from services.config.redis import RedisSection
 from services.config.rollout import RolloutSection, SupervisionSection, Temperature
 from services.config.sft import SftSection
 from services.config.storage import StorageSection
+from services.config.weights import WeightsSection
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -220,6 +221,7 @@ class Config(Section):
     agent: AgentSection = AgentSection()
     rollout: RolloutSection = RolloutSection()
     learner: LearnerSection = LearnerSection()
+    weights: WeightsSection = WeightsSection()
     eval: EvalSection = EvalSection()
     prompting: PromptingSection = PromptingSection()
     checkpoint: CheckpointSection = CheckpointSection()
@@ -235,6 +237,24 @@ class Config(Section):
     def run_dir(self) -> Path:
         """Returns runs_dir / name."""
         return self.runs_dir / self.name
+
+    @property
+    def transfer(self) -> Literal["host", "nccl", "ipc"]:
+        """Returns weights.transfer, or what `auto` means for this placement if the GPUs have room for it.
+
+        An engine over several GPUs keeps a whole version on each of them, so `auto` does not choose `nccl` for one.
+        """
+        rollout, learner, way = self.rollout, self.learner, self.weights.transfer
+        if way != "auto":
+            return way
+        if not (rollout.gpus and learner.gpus) or rollout.sleep or rollout.tensor_parallel > 1:
+            return "host"
+        return "ipc" if self.shares_gpus else "nccl"
+
+    @property
+    def shares_gpus(self) -> bool:
+        """Whether rollout workers and learner ranks share GPUs, one of each on every GPU."""
+        return bool(self.rollout.gpus and self.learner.gpus) and self.rollout.gpus + self.learner.gpus <= 1
 
     def evaluates(self, step: int) -> bool:
         """Returns whether `step` is evaluated: every eval.every learner steps, and after the last."""

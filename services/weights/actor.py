@@ -14,6 +14,7 @@ import numpy as np
 import ray
 
 from services.records import Version
+from services.weights.meeting import Meeting
 from services.weights.pack import Manifest
 
 KEEP = 2
@@ -29,10 +30,14 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
     """One reference to the uint8 buffer, inside a list so that Ray passes the reference and not the bytes."""
 
 
-class WeightsShelf:
-    """Holds the last KEEP versions. WeightsActor is this class with Ray's decorator."""
+class WeightsShelf(Meeting):
+    """Holds the last KEEP versions, and is the place where learner and workers agree on transfers between GPUs.
+
+    WeightsActor is this class with Ray's decorator.
+    """
 
     def __init__(self) -> None:
+        super().__init__()
         self._held: OrderedDict[Version, Published] = OrderedDict()
 
     def publish(self, version: Version, manifest: Manifest, buffer: np.ndarray) -> None:

@@ -19,12 +19,14 @@ import numpy as np
 import psutil
 
 from deploy.bench.selftest.sizes import Size
+from deploy.bench.transfer import trips
 from deploy.launch.cards import smi
 from learner.selftest.table import Line
 from rollout.engine import Engine, Sample
 from services.records import Version
 from services.weights.headers import folder_parameters
 from services.weights.pack import ITEM_SIZES
+from services.weights.rounds import Way
 
 UPDATES = 5
 GROWTH_MIB = 256
@@ -33,6 +35,11 @@ FREED = 0.9
 """Share of its weights and KV cache that a sampler must give up in its sleep."""
 PAUSE_S = 2.0
 """Longest pause of an update of 1.5B parameters on a GPU."""
+SEND_S = 5.0
+"""Longest time of a transfer of 1.5B parameters between GPUs, while requests go on."""
+SENT = 3
+WAYS: dict[Way, tuple[str, int]] = {"ipc": ("weights by CUDA IPC", 0), "nccl": ("weights by NCCL", 1)}
+"""Name of each way, and number of the GPU that sends: NCCL refuses two processes on one."""
 HOLDER = """
 import sys, torch
 held = torch.empty(int(float(sys.argv[1]) * 2**30), dtype=torch.uint8, device="cuda")
@@ -107,6 +114,8 @@ class _Trial:
             rate = await _rate(engine, self.size)
             self.tell("the engine takes updates")
             await self._updates(engine)
+            self.tell("weights go from GPU to GPU")
+            await self._transfers(engine)
             self.tell("the engine sleeps")
             await self._sleeps(engine)
         finally:
@@ -142,6 +151,21 @@ class _Trial:
         self.lines.append(Line(name="five updates, flat memory", found=f"{grown:+,.0f} MiB",
                                aim=f"under {GROWTH_MIB} MiB", passed=grown < GROWTH_MIB))
 
+    async def _transfers(self, engine: Engine) -> None:
+        """The same weights come by each way, so that the answers stay."""
+        before = await _sample(engine, self.size, "by host")
+        for number, (way, (name, sender)) in enumerate(WAYS.items()):
+            if self.size.device == "cuda" and len(smi("index")) <= sender:
+                self.lines.append(Line(name=name, found="needs two GPUs"))
+                continue
+            found = await trips(engine, self.model, self.size.dtype, way, rounds=SENT, incarnation=2 + number,
+                                gpu=sender if self.size.device == "cuda" else None)
+            best = min(found, key=lambda trip: trip.sending)
+            self.lines.append(Line(
+                name=name, aim=f"under {SEND_S:g} s, and a pause under {PAUSE_S:g} s",
+                found=f"{best.sending:.2f} s, {best.size / best.sending / 1e9:.2f} GB/s, pause {best.pause:.2f} s",
+                passed=self.size.device == "cpu" or (best.sending < SEND_S and best.pause < PAUSE_S)))
+            self.lines.append(_repeated(f"answers after {name}", before, await _sample(engine, self.size, way)))
 
     async def _sleeps(self, engine: Engine) -> None:
         """The engine sleeps with requests in flight, which go on when it wakes up."""

@@ -29,7 +29,8 @@ def test_its_parts_pass_at_a_tiny_size(tmp_path: Path):
     assert [line for line in lines if not line.passed] == []
     assert [line.name for line in lines] == [
         "engine starts on a shared card", "seeds repeat", "update in flight", "pause of an update",
-        "five updates, flat memory", "memory of a sampler that sleeps", "answers go on after a sleep",
+        "five updates, flat memory", "weights by CUDA IPC", "answers after weights by CUDA IPC", "weights by NCCL",
+        "answers after weights by NCCL", "memory of a sampler that sleeps", "answers go on after a sleep",
         "graphs against eager", "whole loop", "goes on after its end",
         "no GPU process left"]
     assert told

@@ -15,7 +15,7 @@ RANK = """
 import socket, sys
 from pathlib import Path
 from learner.rank_group import RankGroup
-from learner.rendezvous import Rendezvous
+from services.process.rendezvous import Rendezvous
 
 address, rank, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
 assert socket.gethostbyname(socket.gethostname()) == "127.0.0.1"

@@ -12,6 +12,7 @@ from learner.checkpoint import Checkpoints
 from learner.loop import Leaving, TrainingLoop
 from learner.observer import Observer
 from learner.trainer import Learner
+from learner.transfer import Transfer
 from services.records import Episode, Ticket
 from services.seeds import seed_for
 from services.store.archive import EpisodeArchive
@@ -51,11 +52,11 @@ class Crash(Exception):
     pass
 
 
-def run(store, folder, model_path, gang, *, crash_at=None, leave_at=None, parks=False, **sections):
+def run(store, folder, model_path, gang, *, crash_at=None, leave_at=None, parks=False, ask=None, **sections):
     """One life of a learner: up to the end, to the publication of `crash_at`, or until it is asked to leave.
 
     `leave_at`: "waiting 2" asks while it waits for groups after the publication of step 2, "publishing 2" before it.
-    `parks`: outside its turns the learner's states wait in host memory.
+    `parks`: outside its turns the learner's states wait in host memory. `ask` calls the meeting of transfers.
     """
     config = make_config(staleness=STEPS).model_copy(update={"runs_dir": folder})
     config = type(config).model_validate(
@@ -85,5 +86,6 @@ def run(store, folder, model_path, gang, *, crash_at=None, leave_at=None, parks=
             checkpoints=Checkpoints(folder / "checkpoints", 1), observer=Observer(metrics=folder / "metrics.jsonl"),
             publish=publish, before_publish=before_publish, check=check,
             card=partial(unparked, learner) if parks else nullcontext,
+            transfer=ask and Transfer(sender=learner, ask=ask, way=config.transfer, seconds=config.weights.seconds),
         ).run()
     return learner, published, replaced

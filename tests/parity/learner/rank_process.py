@@ -16,8 +16,8 @@ from learner_tiny import CASES, SKEW, VARIANTS, WRONG, make_config, make_groups,
 from learner import memory, step
 from learner.packing import pack_rows
 from learner.rank_group import STOP, RankGroup
-from learner.rendezvous import Rendezvous
 from learner.trainer import Learner
+from services.process.rendezvous import Rendezvous
 
 
 def lead(learner, out):

@@ -9,7 +9,7 @@ import pytest
 
 from deploy.launch import cards, doctor, gpu_checks
 from deploy.launch.cards import Cards
-from deploy.launch.gpu_plan import gpu_plan, gpus_needed
+from deploy.launch.gpu_plan import describe, gpu_plan, gpus_needed, with_transfer
 from deploy.runs.configs import load_config
 from services.config.tree import Config
 from services.errors import UserError
@@ -35,6 +35,14 @@ def config(models: dict[str, Path], *keys: str, size: str = "1.5b") -> Config:
     (["rollout.gpus=1", "rollout.tensor_parallel=4", "learner.gpus=1"], "asks for 5 GPUs, and there are 4", "lower "),
     (["rollout.gpus=0", "learner.gpus=1", "learner.ranks=5"], "asks for 5 GPUs", "lower learner.ranks to 4"),
     (["learner.gpus=0", "rollout.gpus=1", "rollout.workers=5"], "asks for 5 GPUs", "lower rollout.workers to 4"),
+    (["weights.transfer=nccl", "rollout.gpus=0", "learner.gpus=0"], "rollout.gpus=0 with learner.gpus=0",
+     "set weights.transfer=host, or auto"),
+    (["weights.transfer=nccl"], "weights.transfer=nccl, and each sampler shares its GPU with a learner rank",
+     "set weights.transfer=ipc, or auto"),
+    (["weights.transfer=ipc", "rollout.gpus=1", "learner.gpus=1"], "weights.transfer=ipc, and each sampler has its own "
+     "GPU", "set weights.transfer=nccl, or auto"),
+    (["weights.transfer=ipc", "rollout.sleep=true"], "needs samplers that are awake",
+     "set weights.transfer=host, or rollout.sleep=false"),
 ])
 def test_an_impossible_placement_is_refused(keys: list[str], why: str, fix: str, models: dict[str, Path]):
     with pytest.raises(UserError, match=re.escape(why)) as error:
@@ -104,7 +112,8 @@ def test_a_sampler_sleeps_only_on_a_card_that_it_shares(models: dict[str, Path])
 
 def test_in_turns_each_side_has_the_card_but_for_what_the_other_keeps(models: dict[str, Path]):
     """The learner keeps its CUDA context, its states wait in host memory; the sampler keeps what is vLLM's own."""
-    plan, split = (gpu_plan(config(models, f"rollout.sleep={sleep}"), ONE) for sleep in (True, False))
+    plan, split = (gpu_plan(config(models, f"rollout.sleep={sleep}", "weights.transfer=host"), ONE)
+                   for sleep in (True, False))
     assert plan is not None
     assert split is not None
     training, playing = plan.seats
@@ -156,3 +165,39 @@ def test_the_builds_must_fit_the_devices(models: dict[str, Path], monkeypatch: p
         gpu_checks.check_builds(config(models, "rollout.gpus=0"))
     with pytest.raises(UserError, match="torch is a build for CPUs"):
         gpu_checks.check_builds(config(models))
+
+
+@pytest.mark.parametrize(("size", "keys", "hardware", "way"), [
+    ("1.5b", [], ONE, "ipc"),
+    ("1.5b", ["rollout.gpus=1", "learner.gpus=1"], FOUR, "nccl"),
+    ("1.5b", ["rollout.sleep=true"], ONE, "host"),
+    ("1.5b", ["rollout.gpus=1", "learner.gpus=1", "rollout.tensor_parallel=2"], FOUR, "host"),
+    ("1.5b", ["rollout.gpus=0", "learner.gpus=1"], FOUR, "host"),
+    ("1.5b", ["rollout.kv_cache_gb=26"], ONE, "host"),
+    ("1.5b", [], None, "host"),
+])
+def test_weights_go_from_gpu_to_gpu_where_the_placement_allows_it_and_there_is_room(
+        size: str, keys: list[str], hardware: Cards | None, way: str, models: dict[str, Path]):
+    """Without room: 10.5 GiB are free on 80 GB, 6 more go to the KV cache, and 5.8 for two versions are too much."""
+    asked = config(models, *keys, size=size)
+    assert with_transfer(asked, hardware).weights.transfer == way
+    plan = gpu_plan(asked, hardware)
+    assert plan is not None
+    assert f"weights.transfer={way}" in describe(plan)[-1]
+
+
+def test_a_transfer_takes_a_version_on_the_sampler_and_the_share_of_a_rank(models: dict[str, Path]):
+    keys = ["rollout.gpus=1", "learner.gpus=1", "learner.ranks=3"]
+    plan, host = (gpu_plan(config(models, *keys, f"weights.transfer={way}", size="7b"), FOUR)
+                  for way in ("nccl", "host"))
+    assert plan is not None
+    assert host is not None
+    version = 2 * 7_615_616_512 / 2**30
+    assert [seat.total - before.total for seat, before in zip(plan.seats, host.seats, strict=True)] == pytest.approx(
+        [version / 3, version])
+
+
+def test_a_transfer_without_room_is_refused_with_the_way_that_needs_none(models: dict[str, Path]):
+    with pytest.raises(UserError, match=r"would hold .* GiB") as error:
+        gpu_checks.check_gpus(config(models, "weights.transfer=ipc", "rollout.kv_cache_gb=26"), ONE, private=True)
+    assert error.value.fix == "set weights.transfer=host"

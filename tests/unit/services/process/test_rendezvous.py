@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from learner.rendezvous import Rendezvous
 from services.process.addresses import interface_of
+from services.process.rendezvous import Rendezvous
 
 OUTSIDE = next((one.address for name, found in psutil.net_if_addrs().items() for one in found
                 if one.family == socket.AF_INET and name != "lo"), None)

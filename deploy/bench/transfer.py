@@ -1,0 +1,78 @@
+"""Sends the weights of a model into an engine as a learner of one rank does, from GPU to GPU, and takes the times.
+
+On CPUs gloo stands in for NCCL, and shared host memory for CUDA IPC. All other code is the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollout.engine import Engine
+from rollout.receiver import Receiver
+from services.weights.meeting import Meeting
+from services.weights.rounds import Member, Way
+
+SECONDS = 120.0
+LOOK_S = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trip:
+    """The times of one version."""
+
+    size: int
+    """Bytes of the version."""
+    sending: float
+    """Seconds from the learner's weights to the engine's memory: snapshot, digest, the way, digest. Requests go on."""
+    pause: float
+    """Seconds for which the swap paused the requests."""
+
+
+async def trips(engine: Engine, model: Path, dtype: str, way: Way, *, rounds: int, incarnation: int,
+                gpu: int | None = None) -> list[Trip]:
+    """Sends the model in the folder `model` so many times. `gpu`: number of the sender's GPU; None: a CPU sends.
+
+    Raises RuntimeError if a version does not arrive.
+    """
+    import torch
+
+    from learner.model import load_policy
+    from learner.rank_group import RankGroup
+    from learner.shared_weights import PolicyWeights
+    from learner.transfer import Transfer
+    from learner.weight_sender import WeightSender
+
+    if gpu is not None:
+        torch.cuda.set_device(gpu)
+    gang, meeting = RankGroup(0, 1, gpu=gpu is not None), Meeting()
+
+    async def ask(method: str, *arguments: Any) -> Any:
+        return getattr(meeting, method)(*arguments)
+
+    receiver = Receiver(engine, Member(worker="bench"), ask, address="127.0.0.1")
+    receiving = asyncio.create_task(receiver.run())
+    try:
+        weights = PolicyWeights(load_policy(model, gang.device), getattr(torch, dtype), rank=0, gathers=way == "ipc")
+        sender = WeightSender(weights, gang, way=way, senders=[0])
+        transfer = Transfer(sender=sender, ask=lambda method, *rest: getattr(meeting, method)(*rest), way=way,
+                            seconds=SECONDS)
+        while not meeting.members():  # noqa: ASYNC110 - plain state, which nobody signals
+            await asyncio.sleep(LOOK_S)
+        found = []
+        for step in range(rounds):
+            started = time.monotonic()
+            version, everywhere = await asyncio.to_thread(transfer.send, incarnation, step)
+            sending = time.monotonic() - started
+            if not everywhere or not await receiver.swap(version):
+                raise RuntimeError(f"the version did not arrive: {meeting.outcomes() or 'nobody told anything'}")
+            found.append(Trip(size=weights.size, sending=sending, pause=engine.paused_seconds))
+        sender.unlink()
+        return found
+    finally:
+        receiving.cancel()
+        await asyncio.wait([receiving])
+        gang.leave()

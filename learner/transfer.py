@@ -1,0 +1,113 @@
+"""Rank 0's side of transfers between GPUs: one round for each version, with the workers that are there.
+
+    prepare   all ranks: snapshot and digest
+    begin     the round is told to the members, which join its links or open its memory
+    send      all ranks: broadcast
+    wait      until every member has told how it ended, or until the deadline
+    release   all ranks
+
+A round in which anything failed ends its links, and the members take this version from host memory, like a worker that
+comes late. The next round makes links with the members that are there then. After GIVE_UP such rounds in a row none is
+tried any more, because each may cost its deadline.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from learner.weight_sender import Prepared
+from services.records import Version
+from services.telemetry.logs import get_logger
+from services.weights.rounds import Member, Round, Way
+
+LOOK_S = 0.02
+GIVE_UP = 3
+log = get_logger("transfer")
+
+
+class Sender(Protocol):
+    """What a learner does for a transfer, on all ranks (learner/trainer.py)."""
+
+    def prepare(self) -> Prepared:
+        """Takes the snapshots."""
+        ...
+
+    def offer_links(self, receivers: int) -> str:
+        """Returns where new links meet."""
+        ...
+
+    def send(self, found: Round) -> None:
+        """Sends the snapshots."""
+        ...
+
+    def release(self) -> None:
+        """Frees the snapshots."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Transfer:
+    """Sends versions. `ask` calls a method of the meeting (services/weights/meeting.py) and returns its answer."""
+
+    sender: Sender
+    ask: Callable[..., Any]
+    way: Way
+    seconds: float
+    failed: int = 0
+    """Rounds in a row that failed."""
+    _linked: tuple[list[Member], str] = field(default=([], ""))
+
+    def send(self, incarnation: int, step: int) -> tuple[Version, bool]:
+        """Sends the learner's weights. Returns their version, and whether every worker that is there holds it.
+
+        The learner's weights must not change meanwhile.
+        """
+        prepared = self.sender.prepare()
+        version = Version(incarnation=incarnation, step=step, digest=prepared.digest)
+        try:
+            return version, self.failed < GIVE_UP and self._round(version, prepared)
+        finally:
+            self.sender.release()
+
+    def _round(self, version: Version, prepared: Prepared) -> bool:
+        present: list[Member] = self.ask("members")
+        members = [member for member in present if self.way == "nccl" or member.card < len(prepared.shares)]
+        if not members:
+            return False
+        started = time.monotonic()
+        found = Round(version=version, way=self.way, manifest=prepared.manifest, shares=prepared.shares,
+                      members=members, group=self._group(members), handles=prepared.handles, seconds=self.seconds)
+        self.ask("begin", found)
+        self.sender.send(found)
+        faults = self._faults(members, started)
+        self.ask("end")
+        self.failed = self.failed + 1 if faults else 0
+        if faults:
+            self._linked = [], ""
+            log.warning("transfer failed", version=version.short, faults=faults, then="nothing is sent any more"
+                        if self.failed == GIVE_UP else "workers take it from host memory")
+        else:
+            log.info("transferred", version=version.short, workers=len(members), seconds=time.monotonic() - started)
+        return not faults and len(members) == len(present)
+
+    def _group(self, members: list[Member]) -> str:
+        """Returns the name of the links, which stay as long as the members do; "" if the way has none."""
+        if self.way == "ipc":
+            return ""
+        if self._linked[0] != members:
+            self._linked = members, self.sender.offer_links(sum(member.processes for member in members))
+        return self._linked[1]
+
+    def _faults(self, members: list[Member], started: float) -> dict[str, str]:
+        """Waits for all members. Returns why it failed, for each worker for which it did."""
+        while True:
+            told: dict[str, str] = self.ask("outcomes")
+            late = time.monotonic() - started > self.seconds
+            if late or len(told) == len(members):
+                break
+            time.sleep(LOOK_S)
+        silent = f"no answer in {self.seconds:g} s (weights.seconds)"
+        return {one.worker: told.get(one.worker, silent) for one in members if told.get(one.worker, silent)}

@@ -1,0 +1,84 @@
+"""Two learner ranks that send weights: python sending_gang.py WAY MODEL FOLDER. Commands on stdin, answers on stdout.
+
+    train          takes a learner step
+    send SECONDS   sends the weights to the members of the meeting; answers with their version and whether all hold it
+    pack           writes the same weights, packed for host memory, to FOLDER/<step>
+"""
+
+import os
+import sys
+import traceback
+from multiprocessing.managers import BaseManager
+from pathlib import Path
+
+import msgspec
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "learner"))
+
+from learner_tiny import make_config, make_groups
+
+from learner.rank_group import RankGroup
+from learner.trainer import Learner
+from learner.transfer import Transfer
+from services.config.weights import WeightsSection
+from services.process.rendezvous import Rendezvous
+
+
+class Meeting(BaseManager):
+    """The meeting of the test's process."""
+
+
+Meeting.register("meeting")
+
+
+def lead(learner, way, folder):
+    manager = Meeting(address=str(folder / "meeting"), authkey=b"test")
+    manager.connect()
+    meeting = manager.meeting()
+    transfer = Transfer(sender=learner, ask=lambda method, *rest: getattr(meeting, method)(*rest), way=way, seconds=0)
+    digest = None
+    for line in sys.stdin:
+        command, *rest = line.split()
+        answer = {}
+        if command == "train":
+            learner.train(make_groups(learner.step, step=learner.step))
+        elif command == "send":
+            transfer.seconds = float(rest[0])
+            version, everywhere = transfer.send(1, learner.step)
+            digest = version.digest
+            answer = {"version": version, "everywhere": everywhere, "failed": transfer.failed}
+        elif command == "pack":
+            packed = learner.pack(digest)
+            packed.buffer.tofile(folder / str(learner.step))
+            answer = {"manifest": packed.manifest}
+        print(msgspec.json.encode(answer).decode(), flush=True)
+
+
+def run(rank, where, way, model, folder):
+    torch.set_num_threads(1)
+    gang = RankGroup(rank, 2, Rendezvous("127.0.0.1", rank, 2).join(where, 240.0), node="127.0.0.1")
+    config = make_config(ranks=2).model_copy(update={"weights": WeightsSection(transfer=way)})
+    learner = Learner(config, Path(model), gang)
+    if rank:
+        learner.follow()
+    else:
+        lead(learner, way, Path(folder))
+    gang.leave()
+
+
+def main(way, model, folder):
+    where = Rendezvous("127.0.0.1", 0, 2).offer()
+    child = os.fork()
+    try:
+        run(int(child == 0), where, way, model, folder)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

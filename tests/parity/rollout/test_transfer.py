@@ -1,0 +1,179 @@
+"""Weights from a gang of two ranks into a real engine, over gloo and shared memory in the place of NCCL and CUDA IPC.
+
+Everything else is what GPUs run: snapshot, digest, meeting, receiver, inbox, vLLM's hook, swap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from contextlib import asynccontextmanager
+from multiprocessing.managers import BaseManager
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from rollout.engine import Engine
+from rollout.receiver import Receiver
+from services.records import Version
+from services.weights.checksum import MARK
+from services.weights.meeting import Meeting
+from services.weights.pack import Manifest, unpack
+from services.weights.rounds import Member
+
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
+
+HERE = Path(__file__).parent
+LONG_S, SHORT_S = 240, 12
+"""Deadline of a round that should succeed, and of one that must not."""
+PROMPT = [int(i) for i in np.random.default_rng(3).integers(2, 500, 50)]
+
+
+class Gang:
+    """The processes of sending_gang.py, and the meeting that they and the receivers share."""
+
+    def __init__(self, way: str, model: Path, folder: Path) -> None:
+        self.meeting, self._folder = Meeting(lambda: 0.0), folder  # nobody is ever silent, however slow the machine
+        served = type("Served", (BaseManager,), {})
+        served.register("meeting", callable=lambda: self.meeting)
+        server = served(address=str(folder / "meeting"), authkey=b"test").get_server()
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        self._process = self.start("sending_gang.py", way, model, folder)
+
+    def start(self, script: str, *arguments: object) -> subprocess.Popen[str]:
+        """Starts a process that talks in lines."""
+        return subprocess.Popen(
+            [sys.executable, str(HERE / script), *map(str, arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            text=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
+
+    async def __call__(self, command: str) -> dict:
+        self._process.stdin.write(command + "\n")
+        self._process.stdin.flush()
+        line = await asyncio.to_thread(self._process.stdout.readline)
+        return msgspec.json.decode(line)
+
+    async def sent(self, seconds: float) -> tuple[Version, bool]:
+        answer = await self(f"send {seconds}")
+        return msgspec.convert(answer["version"], Version), answer["everywhere"]
+
+    async def packed(self, step: int) -> tuple[Manifest, np.ndarray]:
+        answer = await self("pack")
+        buffer = np.fromfile(self._folder / str(step), dtype=np.uint8)
+        return msgspec.convert(answer["manifest"], Manifest), buffer
+
+    async def ask(self, method: str, *arguments):
+        return getattr(self.meeting, method)(*arguments)
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        assert self._process.wait(240) == 0
+
+
+@asynccontextmanager
+async def started(way: str, model: Path, folder: Path, engine: Engine):
+    """Starts a gang, and the receiver of an engine on its first card."""
+    gang = Gang(way, model, folder)
+    receiver = Receiver(engine, Member(worker="one"), gang.ask, address="127.0.0.1")
+    task = asyncio.create_task(receiver.run())
+    while not gang.meeting.members():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    try:
+        yield gang, receiver
+        await asyncio.to_thread(gang.close)
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        gang._process.kill()
+
+
+async def sample(engine: Engine, seed: int):
+    """Samples alone, so that the last bits depend on the weights only."""
+    return await engine.sample(PROMPT, temperature=1.0, seed=seed, max_tokens=24, stop_token_ids=[1],
+                               request_id=f"transfer/{seed}/{engine.version.short}")
+
+
+async def flow(engine: Engine, end: asyncio.Event) -> list:
+    """Samples one long answer after another until `end` is set."""
+    found = []
+    while not end.is_set():
+        found.append(await engine.sample(PROMPT, temperature=1.0, seed=len(found), max_tokens=120, stop_token_ids=[],
+                                         request_id=f"flow/{len(found)}/{engine.version.short}"))
+    return found
+
+
+def logprobs(make, tensors, found) -> np.ndarray:
+    """Returns the logprobs of the sampled tokens by one forward pass of Hugging Face's model."""
+    model = make(tied=True, seed=0)
+    model.load_state_dict(tensors)
+    with torch.no_grad():
+        logits = model(torch.tensor([[*PROMPT, *map(int, found.ids)]])).logits[0, len(PROMPT) - 1 : -1]
+    return logits.log_softmax(-1)[torch.arange(len(found.ids)), torch.from_numpy(found.ids).long()].numpy()
+
+
+async def check_same(engine: Engine, gang: Gang, version: Version, make) -> None:
+    """The engine answers to the bit as with the learner's weights from host memory, and as the learner computes."""
+    by_transfer = await sample(engine, 7)
+    manifest, buffer = await gang.packed(version.step)
+    await engine.update(msgspec.structs.replace(version, incarnation=2), manifest, buffer)
+    by_host = await sample(engine, 7)
+    assert [span.version for span in by_transfer.spans] == [version]
+    assert by_transfer.ids.tolist() == by_host.ids.tolist()
+    assert by_transfer.logprobs.tobytes() == by_host.logprobs.tobytes()
+    assert np.abs(logprobs(make, unpack(manifest, buffer), by_host) - by_host.logprobs).max() < 1e-4
+
+
+async def swapped(receiver: Receiver, version: Version) -> None:
+    assert not await receiver.swap(msgspec.structs.replace(version, step=77)), "another version"
+    assert await receiver.swap(version)
+
+
+@pytest.mark.parametrize("way", ["nccl", "ipc"])
+async def test_each_rank_sends_what_it_has_while_requests_go_on_and_the_engine_equals_the_learner(
+        way, sampler: Engine, tied_folder, tiny_model, tmp_path):
+    end = asyncio.Event()
+    async with started(way, tied_folder, tmp_path, sampler) as (gang, receiver):
+        for step in (1, 2):
+            await gang("train")
+            end.clear()
+            running = asyncio.create_task(flow(sampler, end))
+            version, everywhere = await gang.sent(LONG_S)
+            assert everywhere
+            assert (version.step, version.digest[: len(MARK)]) == (step, MARK)
+            while not sampler.kv_used and not running.done():  # noqa: ASYNC110 - vLLM's process changes it
+                await asyncio.sleep(0.005)
+            await swapped(receiver, version)
+            end.set()
+            answers = await running
+            assert answers, "no answer was in flight"
+            assert all(len(answer.ids) == 120 for answer in answers)
+            assert answers[-1].spans[-1].version == version
+            await check_same(sampler, gang, version, tiny_model)
+
+
+async def test_a_receiver_that_dies_in_a_round_costs_its_deadline_and_no_version(
+        sampler: Engine, tied_folder, tiny_model, tmp_path):
+    async with started("nccl", tied_folder, tmp_path, sampler) as (gang, receiver):
+        other = gang.start("dying_receiver.py", tmp_path)
+        assert "there" in await asyncio.to_thread(other.stdout.readline)
+        sending = asyncio.create_task(gang.sent(SHORT_S))
+        joined = asyncio.create_task(asyncio.to_thread(lambda: any("joined" in line for line in other.stdout)))
+        await asyncio.wait([joined, sending], return_when=asyncio.FIRST_COMPLETED)  # it may join too late
+        other.kill()
+        other.wait()
+        await joined
+        version, everywhere = await sending
+        assert not everywhere
+        manifest, buffer = await gang.packed(version.step)  # as a worker that comes late
+        await sampler.update(version, manifest, buffer)
+        await gang("train")
+        gang.meeting.leave("two")  # as its silence does
+        version, everywhere = await gang.sent(LONG_S)
+        assert everywhere
+        await swapped(receiver, version)
+        await check_same(sampler, gang, version, tiny_model)
