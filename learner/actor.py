@@ -107,6 +107,15 @@ class LearnerRank:
 
         return learner, awake
 
+    def _transfer(self, learner: Any, publisher: Publisher) -> Any:
+        """Returns how versions go from GPU to GPU; None if they go through host memory alone."""
+        from learner.transfer import Transfer
+
+        way = self._config.transfer
+        if way == "host":
+            return None
+        return Transfer(sender=learner, ask=publisher.ask, way=way, seconds=self._config.weights.seconds)
+
     def _mirrored(self, step: int) -> None:
         """Waits for the object store, if the run has one."""
         if self._config.storage.url is not None:
@@ -116,7 +125,6 @@ class LearnerRank:
         from learner.checkpoint import Checkpoints
         from learner.loop import Leaving, TrainingLoop
         from learner.observer import Observer
-        from learner.transfer import Transfer
         from services.store.archive import EpisodeArchive
 
         config = self._config
@@ -150,9 +158,7 @@ class LearnerRank:
             archive=stack.enter_context(EpisodeArchive(config.run_dir / "episodes")),
             checkpoints=Checkpoints(config.run_dir / "checkpoints", config.checkpoint.keep),
             observer=Observer(metrics=config.run_dir / "metrics.jsonl", pulse=pulse),
-            check=check, mirrored=self._mirrored, card=card,
-            transfer=None if config.transfer == "host" else Transfer(
-                sender=learner, ask=publisher.ask, way=config.transfer, seconds=config.weights.seconds))
+            check=check, mirrored=self._mirrored, card=card, transfer=self._transfer(learner, publisher))
         if loop.run():
             loop.export(config.run_dir / "model")
 

@@ -18,7 +18,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from learner.lora import DOWN, UP, adapter_scale, is_adapter, merged
 from learner.model import Policy, whole
 from services.weights.pack import Entry, Manifest, layout
-from services.weights.rounds import Piece
+from services.weights.rounds import ShardRows
 
 
 class PolicyWeights:
@@ -49,19 +49,19 @@ class PolicyWeights:
             if flat is not None and (self._rank == 0 or (piece.rows and not self.gathers)):
                 _rows(flat, entry, piece.first, part).copy_(part)
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[ShardRows]:
         """Returns which rows of each tensor this rank holds: none of an unsharded one, except on rank 0."""
         state = self._policy.hf.state_dict()
         return [self._piece(index, state[entry.name]) for index, entry in enumerate(self.manifest)]
 
-    def _piece(self, index: int, value: Tensor) -> Piece:
+    def _piece(self, index: int, value: Tensor) -> ShardRows:
         shape = tuple(value.shape)
         if self.gathers or not isinstance(value, DTensor):
             rows = shape[0] if shape else 1
-            return Piece(tensor=index, first=0, rows=rows if self.gathers or self._rank == 0 else 0)
+            return ShardRows(tensor=index, first=0, rows=rows if self.gathers or self._rank == 0 else 0)
         mine, offset = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
         assert not any(offset[1:]), "FSDP shards rows"
-        return Piece(tensor=index, first=offset[0], rows=mine[0])
+        return ShardRows(tensor=index, first=offset[0], rows=mine[0])
 
     def parts(self) -> Iterator[Tensor]:
         """Yields this rank's part of each tensor. A collective as `write` is."""

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from learner.weight_sender import Prepared
 from services.records import Version
 from services.telemetry.logs import get_logger
-from services.weights.rounds import Member, Round, Way
+from services.weights.rounds import Participant, Round, Way
 
 LOOK_S = 0.02
 GIVE_UP = 3
@@ -29,7 +29,7 @@ log = get_logger("transfer")
 
 
 class Sender(Protocol):
-    """What a learner does for a transfer, on all ranks (learner/trainer.py)."""
+    """The learner's part in a transfer, on all ranks (learner/trainer.py)."""
 
     def prepare(self) -> Prepared:
         """Takes the snapshots."""
@@ -58,7 +58,7 @@ class Transfer:
     seconds: float
     failed: int = 0
     """Rounds in a row that failed."""
-    _linked: tuple[list[Member], str] = field(default=([], ""))
+    _linked: tuple[list[Participant], str] = field(default=([], ""))
 
     def send(self, incarnation: int, step: int) -> tuple[Version, bool]:
         """Sends the learner's weights. Returns their version, and whether every worker that is there holds it.
@@ -73,7 +73,7 @@ class Transfer:
             self.sender.release()
 
     def _round(self, version: Version, prepared: Prepared) -> bool:
-        present: list[Member] = self.ask("members")
+        present: list[Participant] = self.ask("members")
         members = [member for member in present if self.way == "nccl" or member.card < len(prepared.shares)]
         if not members:
             return False
@@ -93,7 +93,7 @@ class Transfer:
             log.info("transferred", version=version.short, workers=len(members), seconds=time.monotonic() - started)
         return not faults and len(members) == len(present)
 
-    def _group(self, members: list[Member]) -> str:
+    def _group(self, members: list[Participant]) -> str:
         """Returns the name of the links, which stay as long as the members do; "" if the way has none."""
         if self.way == "ipc":
             return ""
@@ -101,7 +101,7 @@ class Transfer:
             self._linked = members, self.sender.offer_links(sum(member.processes for member in members))
         return self._linked[1]
 
-    def _faults(self, members: list[Member], started: float) -> dict[str, str]:
+    def _faults(self, members: list[Participant], started: float) -> dict[str, str]:
         """Waits for all members. Returns why it failed, for each worker for which it did."""
         while True:
             told: dict[str, str] = self.ask("outcomes")

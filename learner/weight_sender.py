@@ -37,7 +37,7 @@ class Prepared:
     digest: str
     manifest: Manifest
     shares: list[Share]
-    """Of each sender, in the order of the ranks."""
+    """One share for each sender, in the order of the ranks."""
     handles: list[bytes]
     """One for each sender; empty for `nccl`."""
 
@@ -56,7 +56,7 @@ class WeightSender:
         share = [piece for piece in weights.pieces() if piece.rows] if gang.rank in senders else []
         shares: list[Share] = gang.gather(share)
         self.shares = [shares[rank] for rank in senders]
-        """Of each sender, in the order of `senders`."""
+        """One share for each sender, in the order of `senders`."""
         self._offsets, self._size = places(weights.manifest, share)
         self._share = share
         self._held = ExitStack()

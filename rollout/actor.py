@@ -23,7 +23,7 @@ from services.telemetry.tracing import tracing
 from services.weights.checksum import digest_like
 from services.weights.folder import pack_folder
 from services.weights.pack import Packed
-from services.weights.rounds import Member
+from services.weights.rounds import Participant
 
 if TYPE_CHECKING:
     from envservice.client.client import EnvClient
@@ -78,10 +78,8 @@ class RolloutHost:
         from services.store.store import Store
 
         check_seen(self._model)
-        env, rollout = self._config.env, self._config.rollout
-        engine = Engine(
-            self._model, UNPUBLISHED, config=rollout, dtype=self._config.model.dtype, seed=self._config.seed,
-            load=False)
+        env, rollout, dtype = self._config.env, self._config.rollout, self._config.model.dtype
+        engine = Engine(self._model, UNPUBLISHED, config=rollout, dtype=dtype, seed=self._config.seed, load=False)
         store = Store(self._store_url, self._run, settings=self._config.redis)
         async with AsyncExitStack() as stack:
             card = await self._card(store, stack)
@@ -125,7 +123,8 @@ class RolloutHost:
             return None
         from rollout.receiver import Receiver
 
-        member = Member(worker=self._worker, processes=self._config.rollout.tensor_parallel, card=self._shared_card)
+        processes = self._config.rollout.tensor_parallel
+        member = Participant(worker=self._worker, processes=processes, card=self._shared_card)
         return Receiver(engine, member, self._ask, address=ray.util.get_node_ip_address())
 
     async def _ask(self, method: str, *arguments: Any) -> Any:

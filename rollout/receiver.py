@@ -18,7 +18,7 @@ from rollout.engine import Engine
 from rollout.inbox import HELD, RECEIVING
 from services.records import Version
 from services.telemetry.logs import get_logger
-from services.weights.rounds import Member, Round
+from services.weights.rounds import Participant, Round
 
 CALL_S = 0.25
 LOOK_S = 0.05
@@ -31,7 +31,7 @@ log = get_logger("receiver")
 class Receiver:
     """A worker's part in transfers. `address`: of its machine."""
 
-    def __init__(self, engine: Engine, member: Member, ask: Ask, *, address: str) -> None:
+    def __init__(self, engine: Engine, member: Participant, ask: Ask, *, address: str) -> None:
         self._engine, self._member, self._ask, self._address = engine, member, ask, address
         self._held: Version | None = None
         self._swapping = asyncio.Lock()  # a new round takes the memory of the version before

@@ -14,7 +14,7 @@ from typing import Any
 from rollout.engine import Engine
 from rollout.receiver import Receiver
 from services.weights.meeting import Meeting
-from services.weights.rounds import Member, Way
+from services.weights.rounds import Participant, Way
 
 SECONDS = 120.0
 LOOK_S = 0.01
@@ -53,7 +53,7 @@ async def trips(engine: Engine, model: Path, dtype: str, way: Way, *, rounds: in
     async def ask(method: str, *arguments: Any) -> Any:
         return getattr(meeting, method)(*arguments)
 
-    receiver = Receiver(engine, Member(worker="bench"), ask, address="127.0.0.1")
+    receiver = Receiver(engine, Participant(worker="bench"), ask, address="127.0.0.1")
     receiving = asyncio.create_task(receiver.run())
     try:
         weights = PolicyWeights(load_policy(model, gang.device), getattr(torch, dtype), rank=0, gathers=way == "ipc")

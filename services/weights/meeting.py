@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from services.records import Version
-from services.weights.rounds import Member, Round
+from services.weights.rounds import Participant, Round
 
 SILENT_S = 10.0
 """Seconds without a call after which a worker no longer takes part."""
@@ -20,11 +20,11 @@ class Meeting:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._seen: dict[str, tuple[Member, float]] = {}
+        self._seen: dict[str, tuple[Participant, float]] = {}
         self._round: Round | None = None
         self._outcomes: dict[str, str] = {}
 
-    def call(self, member: Member) -> Round | None:
+    def call(self, member: Participant) -> Round | None:
         """Makes the worker a member. Returns the present round if it takes part in it and has not ended it."""
         self._seen[member.worker] = member, self._clock()
         here = self._round
@@ -32,7 +32,7 @@ class Meeting:
             return None
         return here
 
-    def members(self) -> list[Member]:
+    def members(self) -> list[Participant]:
         """Returns the workers that called lately, in order of name."""
         now = self._clock()
         return [member for _, (member, seen) in sorted(self._seen.items()) if now - seen < SILENT_S]

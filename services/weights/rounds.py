@@ -22,7 +22,7 @@ from services.weights.pack import ALIGNMENT, ITEM_SIZES, Entry, Manifest
 Way = Literal["nccl", "ipc"]
 
 
-class Piece(msgspec.Struct, frozen=True, array_like=True):
+class ShardRows(msgspec.Struct, frozen=True, array_like=True):
     """Some rows of one tensor. A tensor without dimensions has one row."""
 
     tensor: int
@@ -32,10 +32,10 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     rows: int
 
 
-Share = list[Piece]
+Share = list[ShardRows]
 
 
-class Member(msgspec.Struct, frozen=True, kw_only=True):
+class Participant(msgspec.Struct, frozen=True, kw_only=True):
     """A rollout worker that takes part in transfers."""
 
     worker: str
@@ -46,14 +46,14 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """What a receiver has to know of one transfer."""
+    """Everything that a receiver has to know about one transfer."""
 
     version: Version
     way: Way
     manifest: Manifest
     shares: list[Share]
     """One share for each sender."""
-    members: list[Member]
+    members: list[Participant]
     group: str = ""
     """Name of the communicators, and the place where they meet. They are made again whenever it changes."""
     handles: list[bytes] = []
@@ -98,7 +98,7 @@ def places(manifest: Manifest, share: Share) -> tuple[list[int], int]:
 
 def check_whole(manifest: Manifest, shares: Sequence[Share]) -> None:
     """Raises ValueError unless the shares have every row of every tensor exactly once."""
-    found: dict[int, list[Piece]] = {}
+    found: dict[int, list[ShardRows]] = {}
     for piece in (piece for share in shares for piece in share):
         found.setdefault(piece.tensor, []).append(piece)
     for index, entry in enumerate(manifest):

@@ -14,7 +14,7 @@ from services.store.store import Store
 from services.weights.checksum import digest_like
 from services.weights.meeting import Meeting
 from services.weights.pack import unpack
-from services.weights.rounds import Member
+from services.weights.rounds import Participant
 
 SECONDS = 120.0
 
@@ -26,12 +26,12 @@ class Worker:
         self.meeting, self.inbox, self.refuses = meeting, Inbox(torch.device("cpu")), refuses
         self.received, self.ended = {}, threading.Event()
         self.thread = threading.Thread(target=self.work)
-        self.meeting.call(Member(worker="w"))
+        self.meeting.call(Participant(worker="w"))
         self.thread.start()
 
     def work(self):
         while not self.ended.is_set():
-            found = self.meeting.call(Member(worker="w"))
+            found = self.meeting.call(Participant(worker="w"))
             if found is not None:
                 self.inbox.begin(found, receiver=0, card=0, address="127.0.0.1")
                 while self.inbox.state() == RECEIVING:

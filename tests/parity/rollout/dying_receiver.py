@@ -8,7 +8,7 @@ import torch
 
 from rollout.inbox import Inbox
 from services.weights.links import Link
-from services.weights.rounds import Member
+from services.weights.rounds import Participant
 
 
 class Meeting(BaseManager):
@@ -27,7 +27,7 @@ manager = Meeting(address=f"{sys.argv[1]}/meeting", authkey=b"test")
 manager.connect()
 meeting = manager.meeting()
 Link.broadcast = stand_still
-member, inbox = Member(worker="two", card=1), Inbox(torch.device("cpu"))
+member, inbox = Participant(worker="two", card=1), Inbox(torch.device("cpu"))
 while (found := meeting.call(member)) is None:
     print("there", flush=True)
     time.sleep(0.1)

@@ -25,7 +25,7 @@ from services.records import Version
 from services.weights.checksum import MARK
 from services.weights.meeting import Meeting
 from services.weights.pack import Manifest, unpack
-from services.weights.rounds import Member
+from services.weights.rounds import Participant
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
 
@@ -79,7 +79,7 @@ class Gang:
 async def started(way: str, model: Path, folder: Path, engine: Engine):
     """Starts a gang, and the receiver of an engine on its first card."""
     gang = Gang(way, model, folder)
-    receiver = Receiver(engine, Member(worker="one"), gang.ask, address="127.0.0.1")
+    receiver = Receiver(engine, Participant(worker="one"), gang.ask, address="127.0.0.1")
     task = asyncio.create_task(receiver.run())
     while not gang.meeting.members():  # noqa: ASYNC110
         await asyncio.sleep(0.01)

@@ -15,7 +15,7 @@ from services.weights import links
 from services.weights.checksum import combined, element_sum
 from services.weights.links import Deadline, Link
 from services.weights.pack import layout
-from services.weights.rounds import Member, Piece, Round, check_whole, places
+from services.weights.rounds import Participant, Round, ShardRows, check_whole, places
 from services.weights.shared_memory import exported
 
 CPU = torch.device("cpu")
@@ -30,10 +30,10 @@ def weights(seed: int) -> dict[str, torch.Tensor]:
 
 
 MANIFEST, _ = layout((name, tuple(t.shape), str(t.dtype)[6:]) for name, t in weights(0).items())
-SHARDS = [[Piece(0, 0, 7), Piece(1, 0, 3), Piece(2, 0, 4), Piece(3, 0, 1)],
-          [Piece(0, 7, 6), Piece(1, 3, 2), Piece(2, 4, 4)]]
-WHOLE = [Piece(index, 0, entry.shape[0] if entry.shape else 1) for index, entry in enumerate(MANIFEST)]
-MEMBERS = [Member(worker="one"), Member(worker="two", card=1)]
+SHARDS = [[ShardRows(0, 0, 7), ShardRows(1, 0, 3), ShardRows(2, 0, 4), ShardRows(3, 0, 1)],
+          [ShardRows(0, 7, 6), ShardRows(1, 3, 2), ShardRows(2, 4, 4)]]
+WHOLE = [ShardRows(index, 0, entry.shape[0] if entry.shape else 1) for index, entry in enumerate(MANIFEST)]
+MEMBERS = [Participant(worker="one"), Participant(worker="two", card=1)]
 
 
 def stream_of(tensors, share) -> torch.Tensor:
