@@ -77,7 +77,8 @@ class GagpoTransferEngine(WeightTransferEngine[RoundInfo, SwapInfo]):
     def receive_weights(self, update_info: SwapInfo) -> None:
         """Loads the version that is held."""
         tensors = self.inbox.tensors(update_info.version)
-        self.model.load_weights(loadable(tensors, self.model_config, self.model).items())
+        model: Any = self.model
+        model.load_weights(loadable(tensors, self.model_config, model).items())
 
     def finish_weight_update(self) -> None:
         """Ends vLLM's layerwise reload."""

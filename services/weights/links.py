@@ -45,8 +45,9 @@ class Link:
     def __init__(self, store: Any, name: str, *, rank: int, world: int, device: torch.device,
                  deadline: Deadline) -> None:
         import torch.distributed as dist
+        from torch._C._distributed_c10d import PrefixStore
 
-        store, limit = dist.PrefixStore(name, store), timedelta(seconds=deadline.left)
+        store, limit = PrefixStore(name, store), timedelta(seconds=deadline.left)
         store.set_timeout(limit)
         if device.type == "cpu":
             self._group: Any = dist.ProcessGroupGloo(store, rank, world, limit)
