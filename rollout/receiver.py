@@ -22,7 +22,7 @@ from services.weights.rounds import Participant, Round
 
 CALL_S = 0.25
 LOOK_S = 0.05
-ASK_S = 30.0
+ASK_S, LEAVE_S = 30.0, 2.0
 Ask = Callable[..., Awaitable[Any]]
 """Calls a method of the meeting. Returns None if the meeting is lost for the moment."""
 log = get_logger("receiver")
@@ -45,7 +45,7 @@ class Receiver:
                     await self._take(found)
                 await asyncio.sleep(CALL_S)
         finally:
-            await self._asked("leave", self._member.worker)
+            await self._asked("leave", self._member.worker, seconds=LEAVE_S)
 
     async def _take(self, found: Round) -> None:
         first = found.first_receiver(self._member.worker)
@@ -63,10 +63,10 @@ class Receiver:
             self._held = found.version
         await self._asked("tell", self._member.worker, found.version, faults[0] if faults else "")
 
-    async def _asked(self, *what: Any) -> Any:
+    async def _asked(self, *what: Any, seconds: float = ASK_S) -> Any:
         """Asks the meeting. Returns None if it gives no answer: it may be busy with a version for host memory."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(ASK_S):
+            async with asyncio.timeout(seconds):
                 return await self._ask(*what)
 
     async def swap(self, version: Version) -> bool:

@@ -49,6 +49,9 @@ class Link:
 
         store, limit = PrefixStore(name, store), timedelta(seconds=deadline.left)
         store.set_timeout(limit)
+        # NCCL waits for the others without a deadline, so it begins when all are known to be there.
+        store.set(str(rank), "here")
+        store.wait([str(other) for other in range(world)], limit)
         if device.type == "cpu":
             self._group: Any = dist.ProcessGroupGloo(store, rank, world, limit)
         else:
