@@ -30,8 +30,8 @@ from services.weights.rounds import Participant
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
 
 HERE = Path(__file__).parent
-LONG_S, SHORT_S = 240, 12
-"""Deadline of a round that should succeed, and of one that must not."""
+LONG_S = 240
+"""Deadline of a round, longer than any takes on a busy machine."""
 PROMPT = [int(i) for i in np.random.default_rng(3).integers(2, 500, 50)]
 
 
@@ -154,26 +154,3 @@ async def test_each_rank_sends_what_it_has_while_requests_go_on_and_the_engine_e
             assert all(len(answer.ids) == 120 for answer in answers)
             assert answers[-1].spans[-1].version == version
             await check_same(sampler, gang, version, tiny_model)
-
-
-async def test_a_receiver_that_dies_in_a_round_costs_its_deadline_and_no_version(
-        sampler: Engine, tied_folder, tiny_model, tmp_path):
-    async with started("nccl", tied_folder, tmp_path, sampler) as (gang, receiver):
-        other = gang.start("dying_receiver.py", tmp_path)
-        assert "there" in await asyncio.to_thread(other.stdout.readline)
-        sending = asyncio.create_task(gang.sent(SHORT_S))
-        joined = asyncio.create_task(asyncio.to_thread(lambda: any("joined" in line for line in other.stdout)))
-        await asyncio.wait([joined, sending], return_when=asyncio.FIRST_COMPLETED)  # it may join too late
-        other.kill()
-        other.wait()
-        await joined
-        version, everywhere = await sending
-        assert not everywhere
-        manifest, buffer = await gang.packed(version.step)  # as a worker that comes late
-        await sampler.update(version, manifest, buffer)
-        await gang("train")
-        gang.meeting.leave("two")  # as its silence does
-        version, everywhere = await gang.sent(LONG_S)
-        assert everywhere
-        await swapped(receiver, version)
-        await check_same(sampler, gang, version, tiny_model)
