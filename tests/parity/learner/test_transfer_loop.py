@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from learner.transfer import GIVE_UP
 from rollout.inbox import HELD, RECEIVING, Inbox
 from services.store.store import Store
 from services.weights.checksum import digest_like
+from services.weights.links import Deadline
 from services.weights.meeting import Meeting
 from services.weights.pack import unpack
 from services.weights.rounds import Participant
@@ -20,28 +22,40 @@ SECONDS = 120.0
 
 
 class Worker:
-    """A worker without an engine: rollout/receiver.py in a thread."""
+    """A worker without an engine: rollout/receiver.py in a thread. `dies_at`: in the round of this step it joins the
+    links, closes them as the end of a process does, and is not heard of again.
+    """
 
-    def __init__(self, meeting, *, refuses=()):
-        self.meeting, self.inbox, self.refuses = meeting, Inbox(torch.device("cpu")), refuses
-        self.received, self.ended = {}, threading.Event()
+    def __init__(self, meeting, name="w", *, refuses=(), dies_at=None):
+        self.meeting, self.inbox, self.refuses, self.dies_at = meeting, Inbox(torch.device("cpu")), refuses, dies_at
+        self.member, self.received, self.ended = Participant(worker=name), {}, threading.Event()
         self.thread = threading.Thread(target=self.work)
-        self.meeting.call(Participant(worker="w"))
+        self.meeting.call(self.member)
         self.thread.start()
 
     def work(self):
         while not self.ended.is_set():
-            found = self.meeting.call(Participant(worker="w"))
+            found = self.meeting.call(self.member)
+            if found is not None and found.version.step == self.dies_at:
+                self.die(found)
+                return
             if found is not None:
-                self.inbox.begin(found, receiver=0, card=0, address="127.0.0.1")
+                receiver = found.first_receiver(self.member.worker)
+                self.inbox.begin(found, receiver=receiver, card=0, address="127.0.0.1")
                 while self.inbox.state() == RECEIVING:
                     time.sleep(0.001)
                 if self.inbox.state() == HELD:
                     self.received[found.version] = {
                         name: tensor.clone() for name, tensor in self.inbox.tensors(found.version.name).items()}
-                refused = found.version.step in self.refuses
-                self.meeting.tell("w", found.version, "refused" if refused else self.inbox.state().replace(HELD, ""))
+                fault = "refused" if found.version.step in self.refuses else self.inbox.state().replace(HELD, "")
+                self.meeting.tell(self.member.worker, found.version, fault)
             time.sleep(0.001)
+
+    def die(self, found):
+        with suppress(RuntimeError, TimeoutError):  # on a slow machine the round may end before it has joined
+            self.inbox._linked(found, found.first_receiver(self.member.worker), "127.0.0.1", Deadline(found.seconds))
+        self.inbox.close()
+        self.meeting.leave(self.member.worker)
 
     def end(self):
         self.ended.set()
@@ -56,10 +70,11 @@ def by_host(redis_url, model_path, gang, tmp_path_factory):
     return weights(learner), published
 
 
-def ran(store, folder, model_path, gang, way, **options):
+def ran(store, folder, model_path, gang, way, *, dies_at=None, seconds=SECONDS, **options):
     """Returns the learner, what it published to host memory, the worker, and the pointer before each version."""
     meeting = Meeting(lambda: 0.0)  # nobody is ever silent, however slow the machine
     worker = Worker(meeting, **options)
+    other = None if dies_at is None else Worker(meeting, "x", dies_at=dies_at)
     before = []
 
     def ask(method, *arguments):
@@ -70,9 +85,11 @@ def ran(store, folder, model_path, gang, way, **options):
     try:
         play(store, range(2 * STEPS))
         learner, published, _ = run(store, folder, model_path, gang, ask=ask,
-                                    weights={"transfer": way, "seconds": SECONDS})
+                                    weights={"transfer": way, "seconds": seconds})
     finally:
         worker.end()
+        if other is not None:
+            other.end()
     return learner, published, worker, before
 
 
@@ -99,3 +116,15 @@ def test_versions_that_a_worker_refuses_go_through_host_memory_and_after_some_no
     assert len(before) == len(worker.received) == GIVE_UP
     assert [version.step for version, _ in published] == list(range(STEPS + 1))
     assert store.version()[0] == published[-1][0]
+
+
+def test_a_worker_that_dies_in_a_round_costs_its_deadline_and_neither_a_version_nor_a_bit(
+        by_host, redis_url, model_path, gang, tmp_path):
+    """The deadline is short, because that round waits for it; on a slow machine other rounds may miss it too."""
+    store = Store(redis_url, "dies")
+    learner, published, _, before = ran(store, tmp_path, model_path, gang, "nccl", dies_at=1, seconds=10.0)
+    assert [version.step for version, _ in published] == list(range(STEPS + 1))
+    assert [packed.buffer.tobytes() for _, packed in published] == [packed.buffer.tobytes() for _, packed in by_host[1]]
+    assert before[1][0].step == 0
+    assert store.version()[0] == published[-1][0]
+    assert all(torch.equal(tensor, by_host[0][name]) for name, tensor in weights(learner).items())
