@@ -25,14 +25,22 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", type=run_path, help="runs' folders, or names in runs/")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where to (default: the run's folder, or ./report)")
+    parser.add_argument("--steps", type=_steps, default=(), metavar="N,N",
+                        help="show the distribution of advantages at these learner steps, as the paper's figure 5 does "
+                             "(default: in the first and last quarter)")
     parser.add_argument("--json", action="store_true", help="print the numbers as one JSON object")
     parser.set_defaults(run=run)
+
+
+def _steps(text: str) -> tuple[int, ...]:
+    """Returns learner steps from `60,120`. argparse reports the ValueError of other texts."""
+    return tuple(dict.fromkeys(int(part) for part in text.split(",")))
 
 
 def run(args: argparse.Namespace) -> int:
     """Writes the page. Returns 1 if files of the runs are damaged.
 
-    Raises UserError for a folder that holds no run, and for a run that is given twice.
+    Raises UserError for a folder that holds no run, for a run that is given twice, and for a step without an archive.
     """
     from deploy.report.page import write_report
 
@@ -40,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     if len(set(places)) < len(places):
         raise UserError("a run is given twice", "name each run once")
     out = args.out or (args.runs[0] if len(args.runs) == 1 else Path("report"))
-    page, numbers = write_report(args.runs, out)
+    page, numbers = write_report(args.runs, out, args.steps)
     print(json.dumps(numbers) if args.json else f"report: {page.absolute()}")
     for text in numbers["damaged"]:
         print(f"damaged: {printable(text)}", file=sys.stderr)

@@ -28,7 +28,7 @@ def _arm(title: str, colour: str, estimator: str, **more: object) -> Arm:
     return Arm(title=title, colour=colour, overrides={"learner.credit.estimator": estimator, **laid})
 
 
-ARMS: dict[str, Arm] = {
+FIRST_ARMS: dict[str, Arm] = {
     "gagpo": _arm("GAGPO", "#0072B2", "gagpo"),
     "gagpo_loo": _arm("GAGPO, leave-one-out", "#D55E00", "gagpo_loo"),
     "gigpo": _arm("GiGPO", "#009E73", "gigpo"),
@@ -39,6 +39,19 @@ ARMS: dict[str, Arm] = {
     "gagpo_loo-first": Arm(title="GAGPO, leave-one-out, one λ", colour="#F0E442", overrides={}, runnable=False),
     "gagpo-observation": _arm("GAGPO, the paper's key", "#56B4E9", "gagpo", credit__state_key="observation"),
 }
+"""Arms of the recorded experiment, which run unless `--arms` names others."""
+NEAR_MARKOV = {"credit__state_key": "observation+admissible"}
+KEY_ARMS: dict[str, Arm] = {
+    "gagpo-mc": _arm("GAGPO, λ = 1", "#332288", "gagpo", credit__lam=1.0),
+    "gagpo_graph": _arm("graph values", "#882255", "gagpo_graph"),
+    "gagpo-adm": _arm("GAGPO, with admissible actions", "#88CCEE", "gagpo", **NEAR_MARKOV),
+    "gagpo-mc-adm": _arm("GAGPO, λ = 1, with admissible actions", "#AA4499", "gagpo", credit__lam=1.0, **NEAR_MARKOV),
+    "gigpo-adm": _arm("GiGPO, with admissible actions", "#44AA99", "gigpo", **NEAR_MARKOV),
+    "gagpo_loo-adm": _arm("leave-one-out, with admissible actions", "#DDCC77", "gagpo_loo", **NEAR_MARKOV),
+    "gagpo_graph-adm": _arm("graph values, with admissible actions", "#661100", "gagpo_graph", **NEAR_MARKOV),
+}
+"""Arms of estimators by state keys (docs/experiments/credit-observation.md). Those without a key have the config's."""
+ARMS = FIRST_ARMS | KEY_ARMS
 """Arms by short name, in the order of tables, legends and the runs of one seed."""
 
 MAIN = ("gagpo", "gagpo_loo", "gigpo")
@@ -47,6 +60,9 @@ MAIN = ("gagpo", "gagpo_loo", "gigpo")
 COMPARISONS = (
     ("gagpo_loo", "gagpo"), ("gagpo", "gigpo"), ("gagpo_loo", "gigpo"), ("gagpo", "grpo"), ("gagpo", "rloo"),
     ("gagpo", "ppo"), ("gagpo", "gagpo-observation"), ("gagpo_loo-first", "gagpo"), ("gagpo_loo-first", "gigpo"),
+    ("gagpo-mc", "gagpo"), ("gagpo_graph", "gigpo"), ("gagpo-adm", "gagpo"), ("gagpo-mc-adm", "gagpo-mc"),
+    ("gigpo-adm", "gigpo"), ("gagpo_loo-adm", "gagpo_loo"), ("gagpo_graph-adm", "gagpo_graph"),
+    ("gagpo_loo-adm", "gagpo"), ("gagpo_graph-adm", "gagpo"),
 )
 """Pairs (a, b) for which the table shows a - b, paired by seed."""
 
@@ -65,9 +81,11 @@ class PlannedRun:
 
 
 def chosen(names: str | None) -> list[str]:
-    """Parses a comma-separated list of arms, and returns them in the order of ARMS. None: all. Raises UserError."""
+    """Parses a comma-separated list of arms, and returns them in the order of ARMS. None: those of FIRST_ARMS that run.
+    Raises UserError."""
     known = [name for name, arm in ARMS.items() if arm.runnable]
-    wanted = known if names is None else [name.strip() for name in names.split(",")]
+    wanted = ([name for name in FIRST_ARMS if name in known] if names is None
+              else [name.strip() for name in names.split(",")])
     if unknown := [name for name in wanted if name not in known]:
         raise UserError(f"there is no arm {unknown[0]!r}", f"choose among {', '.join(known)}")
     return [name for name in known if name in wanted]

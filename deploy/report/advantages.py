@@ -1,4 +1,7 @@
-"""The distribution of normalised advantages early and late in a run, from the archive, as in the paper's figure 5."""
+"""The distribution of normalised advantages in parts of a run, from the archive, as in the paper's figure 5.
+
+The parts are the first and last quarter of the learner steps, or chosen learner steps, as the paper has them.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 from deploy.report.arms import Arm
 from deploy.report.figures import pyplot, save
 from deploy.runs.history import read_columns
+from services.errors import UserError
 from services.statistics import seed_interval
 from services.store.archive import FILE_NAME
 
 if TYPE_CHECKING:
     import numpy as np
 
-PARTS = ("first quarter", "last quarter")
-"""The two parts of a run's learner steps."""
 WIDEST = 4.0
 """End of the histogram's axis. The outermost bars also count values beyond it."""
 BARS = 64
 
 Parts = dict[str, "np.ndarray"]
+"""Name of a part -> advantages of all turns trained on in it, [N]."""
 
 
 def trained_files(run: Path) -> list[Path]:
@@ -31,22 +34,40 @@ def trained_files(run: Path) -> list[Path]:
     return sorted(path for path, name in names if name and name[2] is None)
 
 
-def advantages(run: Path) -> tuple[Parts, list[str]]:
-    """Returns part -> advantages of all turns trained on in it, [N], or {} if no archive has them, and a warning for
-    each archive file that cannot be read."""
+def advantages(run: Path, steps: Sequence[int] = ()) -> tuple[Parts, list[str]]:
+    """Returns the parts, or {} if no archive has advantages, and a warning for each archive file that cannot be read.
+
+    `steps`: learner steps, each a part; without them the parts are quarters. Raises UserError for a step that the
+    archive does not have.
+    """
     import numpy as np
 
-    files = trained_files(run)
-    quarter = math.ceil(len(files) / 4)
     found: Parts = {}
     warnings: list[str] = []
-    for part, some in zip(PARTS, (files[:quarter], files[-quarter:]), strict=True):
+    for part, some in _files_of_parts(run, steps).items():
         read, bad = read_columns(some, ["advantage"])
         warnings += bad
         values = [table.column("advantage").drop_null().to_numpy() for table in read]
         if any(len(column) for column in values):
             found[part] = np.concatenate(values)
     return found, list(dict.fromkeys(warnings))
+
+
+def _files_of_parts(run: Path, steps: Sequence[int]) -> dict[str, list[Path]]:
+    files = trained_files(run)
+    if not steps:
+        quarter = math.ceil(len(files) / 4)
+        return {"first quarter": files[:quarter], "last quarter": files[-quarter:]}
+    by_step = {int(name[1]): path for path in files if (name := FILE_NAME.fullmatch(path.name))}
+    if missing := [step for step in steps if step not in by_step]:
+        there = f"steps {min(by_step)} to {max(by_step)}" if by_step else "no step"
+        raise UserError(f"{run} has no archive of learner step {missing[0]}", f"its archive has {there}")
+    return {f"step {step}": [by_step[step]] for step in steps}
+
+
+def names_of(found: Mapping[str, Sequence[Parts]]) -> list[str]:
+    """Returns the parts that some run has, in order."""
+    return list(dict.fromkeys(part for runs in found.values() for one in runs for part in one))
 
 
 def spread_of(values: np.ndarray) -> tuple[float, float]:
@@ -59,7 +80,7 @@ def spread_of(values: np.ndarray) -> tuple[float, float]:
 
 def rows(found: Mapping[str, Sequence[Parts]]) -> list[list[str]]:
     """Returns a table row per arm: the arm, then IQR and tail of each part, with intervals over seeds."""
-    return [[arm, *(cell for part in PARTS for cell in _cells([one[part] for one in runs if part in one]))]
+    return [[arm, *(cell for part in names_of(found) for cell in _cells([one[part] for one in runs if part in one]))]
             for arm, runs in found.items() if any(runs)]
 
 
@@ -77,25 +98,26 @@ def _interval(values: Sequence[float], form: str) -> str:
 
 
 def draw(path: Path, found: Mapping[str, Sequence[Parts]], arms: Mapping[str, Arm]) -> Path | None:
-    """Draws histograms of both parts over all seeds. Returns None if no archive has advantages."""
+    """Draws a histogram of each part over all seeds. Returns None if no archive has advantages."""
     import numpy as np
 
-    if not any(part for runs in found.values() for part in runs):
+    parts = names_of(found)
+    if not parts:
         return None
     plt = pyplot()
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure, axes = plt.subplots(1, len(PARTS), figsize=(6.2 * len(PARTS), 4), sharey=True)
-    for ax, part in zip(axes, PARTS, strict=True):
+    figure, axes = plt.subplots(1, len(parts), figsize=(6.2 * len(parts), 4), sharey=True, squeeze=False)
+    for ax, part in zip(axes[0], parts, strict=True):
         for name, runs in found.items():
             values = [one[part] for one in runs if part in one]
             if values:
                 _histogram(ax, np.concatenate(values), arms[name])
         for edge in (-1, 1):
             ax.axvline(edge, color="#888888", linewidth=0.8, linestyle=":")
-        ax.set(title=f"Advantages, {part} of the steps", xlabel="normalised advantage A", yscale="log")
-        if ax.get_legend_handles_labels()[0]:  # false if no archive of the part could be read
-            ax.legend(fontsize=8, frameon=False)
-    axes[0].set_ylabel("density")
+        when = part if part.startswith("step ") else f"{part} of the steps"
+        ax.set(title=f"Advantages, {when}", xlabel="normalised advantage A", yscale="log")
+        ax.legend(fontsize=8, frameon=False)
+    axes[0, 0].set_ylabel("density")
     return save(plt, figure, path)
 
 

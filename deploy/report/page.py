@@ -31,11 +31,12 @@ STYLE = (
     ".verdict{font-size:1.3rem;margin:.5rem 0}.warning{background:#fff3cd;padding:.5rem 1rem}")
 
 
-def write_report(paths: Sequence[Path], out: Path) -> tuple[Path, dict[str, Any]]:
+def write_report(paths: Sequence[Path], out: Path, steps: Sequence[int] = ()) -> tuple[Path, dict[str, Any]]:
     """Writes figures/ and report.html into `out`, atomically. Returns the page and its numbers for machines.
 
-    `damaged` among the numbers has a sentence for each file that could not be read whole. Raises UserError for a folder
-    that is not a run's, and for two runs with one config and seed.
+    `steps`: the learner steps at which the distribution of advantages is shown, instead of by quarters. `damaged` among
+    the numbers has a sentence for each file that could not be read whole. Raises UserError for a folder that is not a
+    run's, for two runs with one config and seed, and for a step without an archive.
     """
     runs = [read_run(path) for path in paths]
     out.mkdir(parents=True, exist_ok=True)
@@ -54,7 +55,7 @@ def write_report(paths: Sequence[Path], out: Path) -> tuple[Path, dict[str, Any]
         sections.append(f"<h2>Before and after</h2>{_images([figure])}{_before_and_after(comparison)}")
     sections.append(_facts(single) if single else _overview(compared))
     sections += _numbers(compared, design)
-    pictures, unread = _pictures(compared, out / "figures")
+    pictures, unread = _pictures(compared, out / "figures", steps)
     sections += [_marked(unread), *pictures]
     if single:
         shown = yaml.safe_dump(applicable(single.config), sort_keys=True, allow_unicode=True)
@@ -155,9 +156,9 @@ def _numbers(compared: Compared, design: tables.Design) -> list[str]:
             for title, grid in grids.items() if grid and grid.rows]
 
 
-def _pictures(compared: Compared, folder: Path) -> tuple[list[str], list[str]]:
+def _pictures(compared: Compared, folder: Path, steps: Sequence[int]) -> tuple[list[str], list[str]]:
     """Returns the figures as sections, and a warning for each archive file that cannot be read."""
-    read = {arm: [advantages.advantages(path) for path in paths] for arm, paths in compared.paths.items()}
+    read = {arm: [advantages.advantages(path, steps) for path in paths] for arm, paths in compared.paths.items()}
     found = {arm: [parts for parts, _ in runs] for arm, runs in read.items()}
     warnings = [warning for runs in read.values() for _, some in runs for warning in some]
     paper = write_figures(folder, compared.records, arms=compared.arms, figures=PAPER)
@@ -167,7 +168,7 @@ def _pictures(compared: Compared, folder: Path) -> tuple[list[str], list[str]]:
     more = [path for path in more if path not in paper]
     if any(row["label"].startswith("step-") for record in compared.records for row in record.evaluations):
         more.append(_evaluations(folder / "evaluation.png", compared))
-    parts = [f"{part}: {name}" for part in advantages.PARTS for name in ("IQR", "beyond 1")]
+    parts = [f"{part}: {name}" for part in advantages.names_of(found) for name in ("IQR", "beyond 1")]
     table = advantages.rows(found)
     return [f"<h2>The paper's figures</h2>{_images(paper)}" if paper else "",
             f"<h2>Normalised advantages</h2>{_grid(['arm', *parts], table)}" if table else "",

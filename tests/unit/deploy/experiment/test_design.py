@@ -8,6 +8,7 @@ import pytest
 from deploy.experiment.design import (
     ARMS,
     COMPARISONS,
+    FIRST_ARMS,
     MAIN,
     PlannedRun,
     chosen,
@@ -63,7 +64,8 @@ def test_nothing_can_be_confirmed_before_the_first_seeds():
 
 
 def test_arms_are_chosen_by_name():
-    assert chosen(None) == [arm for arm in ARMS if arm != "gagpo_loo-first"]
+    assert chosen(None) == [arm for arm in FIRST_ARMS if arm != "gagpo_loo-first"]
+    assert chosen("gagpo_graph-adm,gagpo") == ["gagpo", "gagpo_graph-adm"]
     assert chosen("gigpo, gagpo") == ["gagpo", "gigpo"]
 
 
@@ -73,7 +75,7 @@ def test_an_unknown_arm_or_one_whose_estimator_has_changed_is_refused(name: str)
         chosen(name)
 
 
-@pytest.mark.parametrize("arm", chosen(None))
+@pytest.mark.parametrize("arm", [name for name, arm in ARMS.items() if arm.runnable])
 def test_an_arm_changes_credit_alone(arm: str, tmp_path: Path):
     """PPO's advantages are per token, so it keeps the token-level loss."""
     config = load_config("credit-experiment", [f"runs_dir={tmp_path}"])

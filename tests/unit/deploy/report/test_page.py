@@ -12,6 +12,7 @@ from deploy.cli import main
 from deploy.report.figures import FIGURES, moving_average
 from deploy.report.page import write_report
 from deploy.report.runs import applicable
+from services.errors import UserError
 from services.telemetry.metrics_file import METRIC_KEYS, append_row
 
 PICTURES = {*FIGURES, "evaluation", "advantage-distribution"}
@@ -39,6 +40,18 @@ def test_the_page_of_one_run_holds_tables_figures_facts_and_config(run):
     assert "<meta name=format content=2>" in text
     assert not re.search(r"(src|href)=.?http", text)
     assert not list(folder.glob(".report*"))
+
+
+def test_advantages_are_shown_at_chosen_steps(run):
+    """At step n the archive has -2n, -1/2, 1/2 and 2. The quartiles are -1/2 - (2n - 1/2) / 4 and 7/8."""
+    folder = run("one")
+    text = write_report([folder], folder, [1, 3])[0].read_text()
+    advantages = cells(text.partition("<h2>Normalised advantages")[2])
+    assert advantages[:5] == ["arm", "step 1: IQR", "step 1: beyond 1", "step 3: IQR", "step 3: beyond 1"]
+    assert advantages[5:10] == ["one", "1.75", "50.0%", "2.75", "50.0%"]
+    assert "first quarter" not in text
+    with pytest.raises(UserError, match="no archive of learner step 4"):
+        write_report([folder], folder, [4])
 
 
 def test_state_groups_and_advantages_are_tables(run):
