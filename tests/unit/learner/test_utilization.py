@@ -16,7 +16,8 @@ def rows_of(prompt: list[int], response: list[int]) -> Rows:
     return Rows(tokens=np.arange(2, 2 + tokens, dtype=np.int32) % 500, sequence=np.arange(len(prompt)),
                 prompt_lengths=np.array(prompt), response_lengths=np.array(response),
                 sampler_logprobs=np.zeros(sum(response), np.float32),
-                advantages=np.ones(count), temperatures=np.ones(count), stale=np.zeros(count, np.bool_))
+                advantages=np.ones(count), temperatures=np.ones(count), stale=np.zeros(count, np.bool_),
+                ends=np.ones(count, np.bool_))
 
 
 @pytest.mark.parametrize("tied", [True, False])
