@@ -78,7 +78,7 @@ def _requests(owner: Any, threads: int) -> list[Figure]:
     (actor,) = (one for one in psutil.Process().children(recursive=True) if "WeightsShelf" in " ".join(one.cmdline()))
 
     def fetch(_: int) -> None:
-        found = ray.get(owner.fetch.remote(version), timeout=FETCH_S)
+        found: Any = ray.get(owner.fetch.remote(version), timeout=FETCH_S)
         assert len(ray.get(found.refs[0], timeout=FETCH_S)) == SIZE
 
     before, began = _cpu([actor]), time.monotonic()
@@ -98,7 +98,7 @@ def _copies(owner: Any, fetchers: Sequence[Any], raylets: Sequence[psutil.Proces
               if one.name() == "raylet" and "--head" in one.cmdline()]
     sent, received, seconds = _cpu(owners), _cpu(raylets), list[float]()
     for _ in range(ROUNDS):
-        published = ray.get(owner.fetch.remote(_publish(owner)), timeout=FETCH_S)
+        published: Any = ray.get(owner.fetch.remote(_publish(owner)), timeout=FETCH_S)
         began = time.monotonic()
         got = ray.get([one.fetch.remote(published.refs) for one in fetchers], timeout=FETCH_S)
         seconds.append(time.monotonic() - began)
