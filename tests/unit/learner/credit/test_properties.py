@@ -117,10 +117,11 @@ def test_scaling_rewards_scales_credit_without_a_norm(name):
     check()
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("name", [name for name in ESTIMATORS if name != "rlvmr"])
 @some
 @given(bodies=random_groups.bodies, options=random_groups.options)
 def test_all_fail_without_a_penalty_gives_no_credit(name, bodies, options):
+    """RLVMR rewards exploring and reflecting also in lost episodes."""
     group = random_groups.build("fail", bodies)
     c = credit(name, group, **options | {"penalty_mode": "none"})
     assert not flat(c.raw_advantages).any()
