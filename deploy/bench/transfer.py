@@ -32,6 +32,18 @@ class Trip:
     """Seconds for which the swap paused the requests."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Alone:
+    """The only rank of a learner (learner/rank_group.py), without a process group: this process may have one."""
+
+    device: Any
+    rank: int = 0
+    node: str = "127.0.0.1"
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+
 async def trips(engine: Engine, model: Path, dtype: str, way: Way, *, rounds: int, incarnation: int,
                 gpu: int | None = None) -> list[Trip]:
     """Sends the model in the folder `model` so many times. `gpu`: number of the sender's GPU; None: a CPU sends.
@@ -41,14 +53,12 @@ async def trips(engine: Engine, model: Path, dtype: str, way: Way, *, rounds: in
     import torch
 
     from learner.model import load_policy
-    from learner.rank_group import RankGroup
     from learner.shared_weights import PolicyWeights
     from learner.transfer import Transfer
     from learner.weight_sender import WeightSender
 
-    if gpu is not None:
-        torch.cuda.set_device(gpu)
-    gang, meeting = RankGroup(0, 1, gpu=gpu is not None), Meeting()
+    gang: Any = _Alone(device=torch.device("cpu") if gpu is None else torch.device("cuda", gpu))
+    meeting = Meeting()
 
     async def ask(method: str, *arguments: Any) -> Any:
         return getattr(meeting, method)(*arguments)
@@ -75,4 +85,3 @@ async def trips(engine: Engine, model: Path, dtype: str, way: Way, *, rounds: in
     finally:
         receiving.cancel()
         await asyncio.wait([receiving])
-        gang.leave()
