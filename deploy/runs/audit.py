@@ -70,8 +70,9 @@ def audit(folder: RunFolder, config: Config, journal: Journal | None) -> Audit:
     Read the journal before calling this, so that the files hold every step that the journal knows.
     Raises Damaged for a broken archive.
     """
-    archived, evaluated = read_archive(folder)
-    rows, metrics = read_rows(folder.ledger), read_metrics(folder.metrics)
+    rows, metrics, evaluations = (
+        read_rows(folder.ledger), read_metrics(folder.metrics), read_evaluations(folder.evaluations))
+    archived, evaluated = read_archive(folder)  # last, and it takes longest: a run that goes on writes into it first
     manifests, findings = _manifests(rows, journal, archived)
     seen = {row["step"] for row in metrics}
     resets = [row["reset_to_group"] for row in rows if "reset_to_group" in row]
@@ -91,9 +92,9 @@ def audit(folder: RunFolder, config: Config, journal: Journal | None) -> Audit:
                  if "unplayed" in fates[_number(group)].tickets.values()]
     findings += [f"step {step} has a line in metrics.jsonl and no manifest" for step in sorted(seen - set(manifests))]
     findings += damage(folder)
-    wrong = list(_evaluations(read_evaluations(folder.evaluations), evaluated))
+    wrong = list(_evaluations(evaluations, evaluated))
     return Audit(fates=[fates[number] for number in sorted(fates)], findings=findings + wrong, notes=notes,
-                 evaluations=len(read_evaluations(folder.evaluations)) - len(wrong))
+                 evaluations=len(evaluations) - len(wrong))
 
 
 def read_archive(folder: RunFolder) -> tuple[dict[str, list[Archived]], dict[str, int]]:

@@ -160,12 +160,12 @@ class TrainingRun:
         )
 
     def keep_evaluation(self, summary: dict[str, Any], episodes: list[Episode], archive: EpisodeArchive) -> None:
-        """Adds a row to evaluations.jsonl, its episodes to the archive, and its score to its checkpoint."""
+        """Adds the episodes to the archive, then a row to evaluations.jsonl, and the score to its checkpoint."""
         summary |= {"env": self.task_sets.env_name, "engine": self.task_sets.engine}
-        append_row(self.folder.evaluations, summary)
         part = f"{summary['label']}-T{summary['temperature']:g}"
         archive.write(summary["step"], [ArchiveRow(episode=e, outcome="evaluated") for e in episodes], part=part)
         archive.flush()
+        append_row(self.folder.evaluations, summary)
         if summary["label"].startswith("step-") and summary["step"]:  # step 0 is the cold start: it has no checkpoint
             self._checkpoints().record_score(summary["step"], summary["success_rate"])
         self.progress.evaluation(summary)

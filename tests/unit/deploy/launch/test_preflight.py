@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import socket
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -14,7 +13,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from deploy.launch import cards, machine, preflight
+from deploy.launch import cards, machine, preflight, reach
 from deploy.runs.configs import load_config
 from services.config.tree import Config
 from services.errors import UserError
@@ -95,13 +94,13 @@ def test_exact_sampling_needs_float32():
     assert "rollout.exact needs float32" in refusal("rollout.exact=true", "model.dtype=bfloat16")
 
 
-def test_a_redis_that_does_not_answer_is_refused_within_seconds():
-    start = time.monotonic()
+def test_a_redis_that_does_not_answer_is_refused(monkeypatch):
+    monkeypatch.setattr(reach, "NEW_S", 0.0)
     assert "Redis cannot be reached" in refusal(f"redis.url=redis://127.0.0.1:{free_port()}/0")
-    assert time.monotonic() - start < 20
 
 
-def test_a_server_that_does_not_answer_is_refused():
+def test_a_server_that_does_not_answer_is_refused(monkeypatch):
+    monkeypatch.setattr(reach, "NEW_S", 0.0)
     url = f"http://127.0.0.1:{free_port()}"
     assert refusal(f"env.urls=[{url}]") == (
         f"no environment server answers at {url} (ConnectError); "
