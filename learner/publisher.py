@@ -15,6 +15,8 @@ from services.weights.pack import Packed
 PUBLISH_S = 300.0
 ASK_S = 30.0
 LOOK_EVERY_S = 5.0
+AGAIN_S = 0.5
+"""Between two tries to publish while Ray creates the actor again."""
 
 
 class Publisher:
@@ -27,8 +29,20 @@ class Publisher:
         self._looked = 0.0
 
     def publish(self, version: Version, packed: Packed) -> None:
-        """Hands the weights over. Raises Ray's errors; then all ranks end and are started again."""
-        ray.get(self._weights.publish.remote(version, packed.manifest, packed.buffer), timeout=PUBLISH_S)
+        """Hands the weights over. If the actor dies meanwhile, the one that Ray creates in its place gets them.
+
+        Raises Ray's errors if that takes longer than PUBLISH_S; then all ranks end and are started again.
+        """
+        deadline = time.monotonic() + PUBLISH_S
+        while True:
+            try:
+                ray.get(self._weights.publish.remote(version, packed.manifest, packed.buffer),
+                        timeout=max(0.0, deadline - time.monotonic()))
+                break
+            except RayActorError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(AGAIN_S)
         self._current = version, packed
 
     def ask(self, method: str, *arguments: Any) -> Any:

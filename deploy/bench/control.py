@@ -1,7 +1,8 @@
 """The control plane alone: tickets through the real store, controller, collector and rollout workers, without games.
 
     workers   N simulated workers whose episodes take no time: tickets a second, commit latency, CPU of each part
-    growth    100 to 100,000 groups through the store, one after the other: CPU per group near each of these numbers
+    growth    100 to 100,000 groups through the store, one after the other: CPU per group near each of these numbers,
+              and after the last of them in multiples of a new run's, in turns, so that other load changes both
 
 Workers, controller and learner are threads of one process here, so tickets a second are a floor for a cluster. CPU per
 group does not depend on that: each part's is counted by its own thread, and Redis reports its own.
@@ -40,6 +41,8 @@ LOOK_S = 0.1
 TICKETS = 10_000
 """Tickets that each number of workers plays."""
 MILESTONES = (100, 1_000, 10_000, 100_000)
+PAIRS, WARM_STEPS, BLOCK_STEPS = 15, 5, 10
+"""Blocks of learner steps of the old run and of a new one, in turns, and the steps before a new run's block."""
 SLOTS = 32
 GROUP_SIZE = 8
 TASKS = [f"bench/{index:04d}" for index in range(1000)]
@@ -120,8 +123,34 @@ def _growth(url: str, folder: Path) -> list[Figure]:
                            unit="ms") for part, value in (
                                ("Redis", redis_cpu(store) - spent), ("ours", time.thread_time() - own))]
         figures.append(Figure(name=f"{milestone:,} groups: memory of Redis", value=held / 1e6, unit="MB"))
+    ratios = [_against_new(made, controller, store, url, folder / f"{pair}", last=bool(pair % 2))
+              for pair in range(PAIRS)]
+    figures += [Figure(name=f"{done:,} groups: CPU per group against a new run's, {part}, median of {PAIRS}",
+                       value=statistics.median(values), unit="")
+                for part, values in zip(("Redis", "ours"), zip(*ratios, strict=True), strict=True)]
+    done += PAIRS * BLOCK_STEPS * per_step
     wrong = sum(unaccounted(store, done * GROUP_SIZE, GROUP_SIZE).values())
     return [*figures, Figure(name="growth: groups or episodes lost or doubled", value=wrong, unit="")]
+
+
+def _against_new(made: SimulatedRun, controller: Controller, store: Store, url: str, folder: Path, *,
+                 last: bool) -> list[float]:
+    """Returns what BLOCK_STEPS cost in this run, in multiples of what they cost in a new one: Redis, and ours.
+
+    `last`: whether this run's block comes after the new run's.
+    """
+    new = SimulatedRun(url, _config(f"new-{folder.name}", groups=20, staleness=0), TASKS, folder)
+    theirs = new.controller(), Store(url, new.config.name)
+    for _ in range(WARM_STEPS):
+        _step(new, *theirs)
+    both, costs = [(made, controller, store), (new, *theirs)], list[tuple[float, float]]()
+    for parts in reversed(both) if last else both:
+        spent, own = redis_cpu(store), time.thread_time()
+        for _ in range(BLOCK_STEPS):
+            _step(*parts)
+        costs.append((redis_cpu(store) - spent, time.thread_time() - own))
+    old, young = reversed(costs) if last else costs
+    return [one / other for one, other in zip(old, young, strict=True)]
 
 
 def _step(made: SimulatedRun, controller: Controller, store: Store) -> int:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from deploy.launch.ray_address import ray_address
 from deploy.launch.topology import Topology
 from deploy.members import private_ray
+from rollout.weights_file import weights_file
 from services.records import Version
 
 LEASE_S = 60.0
@@ -16,7 +18,8 @@ def publish_folder(parts: Topology, model: Path, *, holder: str, step: int = 0) 
     """Loads `model`, makes it the current version under a new incarnation, and returns that version.
 
     `step`: the learner step of the model. Holds the learner's lease meanwhile, so that a learner cannot publish at the
-    same time. Raises RayLost if the private Ray dies meanwhile.
+    same time. Raises RayLost if the private Ray dies meanwhile. The weights go through a file, because Ray ends a
+    process that hands over a large object in the moment in which its raylet dies. This process must outlive that.
     """
     from services.weights.folder import pack_folder
 
@@ -24,8 +27,10 @@ def publish_folder(parts: Topology, model: Path, *, holder: str, step: int = 0) 
     lease = parts.store.acquire("learner", f"{holder}-publish", ttl_s=LEASE_S)
     try:
         version = Version(incarnation=parts.store.incarnation(lease), step=step, digest=packed.digest)
-        private_ray.ask(lambda: parts.weights.publish.remote(version, packed.manifest, packed.buffer), PUBLISH_S,
-                        f"publishing {version.short}")
+        place = None if ray_address(parts.config) is None else parts.folder  # the actor may be on another node
+        with weights_file(packed.manifest, packed.buffer, packed.digest, folder=place) as file:
+            private_ray.ask(lambda: parts.weights.publish_file.remote(version, packed.manifest, str(file)), PUBLISH_S,
+                            f"publishing {version.short}")
         parts.store.publish_version(lease, version, str(model))
     finally:
         parts.store.release(lease)

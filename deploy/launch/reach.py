@@ -1,7 +1,7 @@
 """Checks that the servers which a config names answer, and that they are the right ones.
 
-A new run with a wrong address is refused at once. A run that goes on with the addresses it had is not: it waits for
-servers that do not answer now, as long as it would wait for them in its middle.
+A run that goes on with the addresses it had waits for servers that do not answer now, as long as it would wait for them
+in its middle. A new address may be wrong, so a run waits for it for NEW_S only: as long as a server takes to restart.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from services.store.redis_server import find_redis
 PROBE_S = 5.0
 INFO_S = 60.0
 """Longest wait for a server's /v1/info: the server may have to read all its data first."""
+NEW_S = 10.0
+"""Longest wait for a server at an address that never answered to this run."""
 PAUSE_S = 0.5
 """Pause between two tries."""
 Tell = Callable[[str], object]
@@ -37,7 +39,7 @@ def check_redis(config: Config, before: Config | None, tell: Tell) -> None:
         return
     known = before is not None and _address(before) == _address(config)
     until_answered(Connection(url, config.name, PROBE_S, config.redis).check,
-                   config.redis.outage_seconds if known else 0.0, tell)
+                   config.redis.outage_seconds if known else NEW_S, tell)
 
 
 def check_servers(config: Config, before: Config | None, tell: Tell) -> None:
@@ -98,7 +100,7 @@ def _answer(urls: Sequence[str]) -> None:
 
 def _patience(config: Config, before: Config | None) -> float:
     """Returns for how many seconds to wait for environment servers."""
-    return config.env.outage_seconds if before is not None and before.env.urls == config.env.urls else 0.0
+    return config.env.outage_seconds if before is not None and before.env.urls == config.env.urls else NEW_S
 
 
 def _address(config: Config) -> object:

@@ -47,6 +47,10 @@ class WeightsShelf(Meeting):
         while len(self._held) > KEEP:
             self._held.popitem(last=False)
 
+    def publish_file(self, version: Version, manifest: Manifest, path: str) -> None:
+        """Keeps a copy of the buffer in the file at `path`, as `publish` does."""
+        self.publish(version, manifest, np.memmap(path, dtype=np.uint8, mode="r"))
+
     def latest(self) -> Version | None:
         """Returns the version that was published last, or None."""
         return next(reversed(self._held), None)

@@ -1,4 +1,4 @@
-"""The current version stays fetchable while the weights actor is killed. A real, private Ray."""
+"""The current version stays fetchable, and the next one arrives, while the weights actor is killed. A real Ray."""
 
 import os
 import time
@@ -45,3 +45,6 @@ def test_a_killed_weights_actor_is_filled_again(weights):
         found = ray.get(weights.fetch.options(max_task_retries=-1).remote(version), timeout=DEADLINE_S)
     assert found is not None
     assert ray.get(found.refs[0], timeout=DEADLINE_S).tobytes() == packed.buffer.tobytes()
+    for step in range(4, 7):
+        ray.kill(weights, no_restart=False)
+        publisher.publish(Version(incarnation=1, step=step, digest="d"), packed)  # whether the actor is there or not
