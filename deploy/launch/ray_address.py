@@ -11,8 +11,8 @@ from services.config.tree import Config
 from services.errors import UserError
 
 CONNECT_S = 5.0
-HEALTH_S = 15.0
-"""Importing Ray takes part of this time on a busy machine. Together with CONNECT_S it makes 20 s."""
+HEALTH_S = 60.0
+"""Importing Ray takes most of this time on a busy machine. A wrong address is mostly found by the connection before."""
 
 
 def ray_address(config: Config) -> str | None:

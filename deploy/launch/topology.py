@@ -153,7 +153,7 @@ def _servers(config: Config, folder: Path, config_file: Path, supervisor: Superv
     return Fleet(supervisor, lambda index: PlacedServer(
         index,
         lambda options: ServerActor.options(**options).remote(
-            index, str(config_file.absolute()), str(folder.absolute()), token),
+            index, str(config_file.absolute()), str(folder.absolute()), token, config.supervision.start_seconds),
         ClusterPlace([bundle(cpus=config.env.cpus, nodes=config.placement.environment)])))
 
 

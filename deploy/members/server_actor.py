@@ -16,9 +16,10 @@ from services.telemetry.logs import life_of
 class ServerHost:
     """ServerActor without Ray's decorator. The server ends with this process."""
 
-    def __init__(self, index: int, config_file: str, folder: str, token: str | None) -> None:
+    def __init__(self, index: int, config_file: str, folder: str, token: str | None,
+                 start_s: float) -> None:
         address = ray.util.get_node_ip_address()
-        self._folder = Path(folder)
+        self._folder, self._start_s = Path(folder), start_s
         self._name = f"environment-host-{index}"
         self._server = EnvServer(index, free_port(address), Path(config_file), self._folder, token, host=address)
 
@@ -26,7 +27,7 @@ class ServerHost:
         """Starts the server. Returns its URL once it answers."""
         with life_of(self._name, self._folder):
             self._server.start()
-            self._server.wait()
+            self._server.wait(self._start_s)
         return self._server.url
 
     def run(self) -> None:

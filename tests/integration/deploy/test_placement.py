@@ -108,7 +108,8 @@ def test_environment_servers_run_where_there_is_room_and_another_takes_the_place
     supervisor = Supervisor(notes.append, SupervisionSection())
     fleet = Fleet(supervisor, lambda index: PlacedServer(
         index, lambda options: ServerActor.options(**options).remote(
-            index, str(tmp_path / "config.yaml"), str(tmp_path), "random-token"), ClusterPlace([bundle(cpus=1)])))
+            index, str(tmp_path / "config.yaml"), str(tmp_path), "random-token", 600.0),
+        ClusterPlace([bundle(cpus=1)])))
     try:
         fleet.want(3)
         until(lambda: sum(bool(one.url) for one in fleet.members) == 2, supervisor)
