@@ -80,7 +80,6 @@ ARMS: dict[str, LoglinearArm] = {
     "graph+adm": LoglinearArm("gagpo_graph", "admissible"),
     "graph+stay": LoglinearArm("gagpo_graph", "stay"),
     "graph-group+adm": LoglinearArm("gagpo_graph", "admissible", {"leave_out": False}),
-    "loo-soft+adm": LoglinearArm("gagpo_loo", "admissible", {"soft": True}),
 }
 """Arms with their state keys: `observation` is the paper's; `admissible` adds the admissible actions; `stay` is
 `admissible`, but an action that changes nothing leads back to the same state."""

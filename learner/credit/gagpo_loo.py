@@ -53,8 +53,6 @@ class LeaveOneOutOptions(RecursionOptions):
 
     prior: float = Field(default=2.0, ge=0)
     """κ: weight of the previous turn's value, as a number of turns of other episodes."""
-    soft: bool = False
-    """Whether λ_t grows from λ towards 1 as fewer other turns are in the state, instead of being 1 at none alone."""
 
 
 class GagpoLeaveOneOut:
@@ -66,7 +64,7 @@ class GagpoLeaveOneOut:
 
     def reads(self, options: LeaveOneOutOptions) -> frozenset[str]:  # noqa: ARG002 the same keys under all options
         """Returns the keys of GAGPO's recursion and the prior of the values."""
-        return RECURSION | {"prior", "soft"}
+        return RECURSION | {"prior"}
 
     def group(self, group: Group, options: LeaveOneOutOptions) -> Credit:
         """Returns the credit of one group; see the module's formulas."""
@@ -102,12 +100,10 @@ class GagpoLeaveOneOut:
             last = t + 1 == len(steps)
             before = value_at(credit, episode, t - 1) if t else _mean([row[0] for row in others])
             count = 1 if last else len(elsewhere.get(steps[t + 1].state, []))
-            lam = lambda_at(count, options)
             recursion = recursion_line(
                 (credit.deltas or [])[episode][t], None if last else raw[t + 1],
-                options.gamma * lam,
-                named=f"γλ Â(next), λ = {lam:.3g}" if options.soft and count else
-                "γλ Â(next)" if count else "γ Â(next, a state that no other episode was in)")
+                options.gamma * lambda_at(count, options),
+                named="γλ Â(next)" if count else "γ Â(next, a state that no other episode was in)")
             lines.append([_value_line(elsewhere.get(step.state, []), before, options.prior, first=not t), delta,
                           recursion])
             if options.normalize != "batch":
@@ -117,8 +113,6 @@ class GagpoLeaveOneOut:
 
 def lambda_at(count: int, options: LeaveOneOutOptions) -> float:
     """Returns λ_t of a state in which `count` steps of other episodes are."""
-    if options.soft and count:
-        return 1.0 - (1.0 - options.lam) * count / (count + options.prior)
     return options.lam if count else 1.0
 
 

@@ -44,7 +44,6 @@ options = st.fixed_dictionaries({
     "omega": st.sampled_from([0.0, 1.0, 0.7]),
     "prior": st.sampled_from([0.5, 2.0]),
     "leave_out": st.booleans(),
-    "soft": st.booleans(),
     "history": st.sampled_from([0, 2]),
     "alpha": st.sampled_from([0.0, 1.0]),
     "values": st.sampled_from(["tokens", "turns"]),

@@ -128,12 +128,3 @@ def test_order_of_episodes_does_not_matter(data, group):
     whole, moved = credit(group), credit([group[i] for i in order])
     assert moved.raw_advantages == [whole.raw_advantages[i] for i in order]
     assert moved.advantages == [whole.advantages[i] for i in order]
-
-
-def test_a_soft_lambda_counts_the_other_steps_in_the_state(group):
-    """κ = 1, λ = 0.8, γ = 1/2: one other step in X gives λ_1 = 1 - 0.2 / 2 = 0.9, and none in Y gives 1."""
-    shared = credit(group("SX+", "SX-"), gamma=0.5, prior=1.0, soft=True, normalize="none", penalty=0.0)
-    alone = credit(group("SY+", "SX-"), gamma=0.5, prior=1.0, soft=True, normalize="none", penalty=0.0)
-    for found, lam in ((shared, 0.9), (alone, 1.0)):
-        (first, second), *_ = found.deltas
-        assert found.raw_advantages[0] == pytest.approx([first + 0.5 * lam * second, second])

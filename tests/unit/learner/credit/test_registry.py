@@ -17,7 +17,7 @@ from services.errors import UserError
 OTHER = {"gamma": 0.5, "lam": 0.25, "penalty": 3.0, "penalty_mode": "reward", "normalize": "none", "ddof": 0,
          "bootstrap": True, "broadcast": 2.0, "prior": 7.0, "mode": "mean_norm", "statistics": "trajectories",
          "omega": 3.0, "leave_out": False, "history": 0,
-         "alpha": 3.0, "decay": 0.5, "soft": True, "values": "turns"}
+         "alpha": 3.0, "decay": 0.5, "values": "turns"}
 """A second value for each key that an estimator itself can read."""
 BY_THE_CRITIC = {("ppo", "gamma"), ("ppo", "lam")}
 """The learner reads these where it has the critic's values; learner/critic.py."""
@@ -129,7 +129,7 @@ def test_the_options_of_shipped_estimators_are_the_frozen_ones():
     recursion = ["bootstrap", "ddof", "lam", "normalize"]
     assert own == {
         "estimator gagpo": sorted([*recursion, "broadcast", "mode", "statistics"]),
-        "estimator gagpo_loo": sorted([*recursion, "prior", "soft"]), "estimator gagpo_boot": recursion,
+        "estimator gagpo_loo": sorted([*recursion, "prior"]), "estimator gagpo_boot": recursion,
         "estimator gagpo_graph": sorted([*recursion, "leave_out", "prior"]),
         "estimator hgpo": ["alpha", "history", "mode"], "estimator g2po": ["ddof", "mode", "omega", "statistics"],
         "estimator graphgpo": ["ddof", "decay", "mode", "statistics"],
