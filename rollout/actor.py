@@ -85,11 +85,10 @@ class RolloutHost:
             card = await self._card(store, stack)
             stack.push_async_callback(engine.close)
             started = time.monotonic()
-            await engine.start()
+            _, text = await asyncio.gather(
+                engine.start(), asyncio.to_thread(load_text, str(self._model), env, self._config.model))
             log.info("engine ready", seconds=time.monotonic() - started)
-            # Opened after the engine, so that the engine's process inherits none of it.
             stack.enter_context(tracing(self._config.metrics.traces, process=self._worker, run=self._run))
-            text = await asyncio.to_thread(load_text, str(self._model), env, self._config.model)
             client = await stack.enter_async_context(
                 EnvClient(self._env_urls, self._env_token, timeout_s=ENV_SECONDS, outage_s=env.outage_seconds))
             info = await self._environment(client, store)

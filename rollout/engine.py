@@ -1,4 +1,5 @@
-"""The sampler: vLLM's AsyncLLM behind start, sample and update.
+"""The sampler: vLLM's AsyncLLM behind start, sample and update. It runs in a process of its own (vllm_process.py), so
+that the worker's process imports no vLLM.
 
 An update, under one deadline:
 
@@ -29,20 +30,19 @@ from typing import Any
 import numpy as np
 
 from rollout.engine_output import EngineOutput
-from rollout.engine_settings import card_bytes, engine_arguments, kv_bytes, prepare_environment, temporary_files_in
+from rollout.engine_settings import card_bytes, engine_arguments, engine_environment, kv_bytes, prepare_environment
 from rollout.sample import Sample, sample_of
+from rollout.vllm_client import VllmClient
 from rollout.weights_file import loaded_from_file
 from services.config.tree import RolloutSection
 from services.errors import EngineFault
-from services.process.guard import ProcessGuard
+from services.process.guard import ProcessGuard, end_all
 from services.process.held_folder import HeldFolder
 from services.records import Version
 from services.telemetry.logs import get_logger
 from services.weights.headers import folder_parameters
 from services.weights.pack import ITEM_SIZES, Manifest
 
-LOOK_S = 0.5
-"""Between two looks whether vLLM's process lives."""
 EXTEND_S = 1.0
 """Seconds between two extensions of the requests' deadlines. Extending them at every engine step would cost more."""
 PROBE_IDS = list(range(2, 18))
@@ -72,7 +72,7 @@ class Engine:
         self._seed = seed
         self._load_weights = load
         self._names = {version.name: version}
-        self._llm: Any = None
+        self._llm: VllmClient | None = None
         self._fault: EngineFault | None = None
         self._turn = asyncio.Semaphore(1 if config.exact else max(config.slots, 1))
         self._updating = asyncio.Lock()
@@ -91,9 +91,9 @@ class Engine:
         """Loads the model. Raises EngineFault, also if this takes longer than rollout.start_seconds."""
         prepare_environment(self._config)
         async with self._guard("start", self._config.start_seconds):
-            self._llm = await asyncio.to_thread(self._build)
+            self._llm = await self._build()
             self._watch = asyncio.create_task(self._end_with(self._llm))
-            await self._llm.update_weight_version(self.version.name)
+            await self._call("update_weight_version", new_version=self.version.name)
             await self._probe(self.version)
 
     async def sample(self, prompt_ids: Sequence[int], *, temperature: float, seed: int, max_tokens: int,
@@ -127,7 +127,7 @@ class Engine:
         """Calls a method of all worker processes between two steps of the engine. After an EngineFault as update."""
         self._raise_if_dead()
         async with self._guard(method, self._config.update_seconds):
-            return await self._llm.collective_rpc(method, kwargs=arguments)
+            return await self._call("collective_rpc", method=method, kwargs=arguments)
 
     async def _update_by(self, *what: Any) -> None:
         self._raise_if_dead()
@@ -142,13 +142,13 @@ class Engine:
                 self._released.clear()
                 self._extend(self._config.update_seconds + self._config.sample_seconds)
                 started = time.monotonic()
-                await self._llm.pause_generation(mode="keep", clear_cache=True)
-                await self._llm.collective_rpc(method, args=given)
-            if not await self._llm.reset_prefix_cache():
+                await self._call("pause_generation", mode="keep", clear_cache=True)
+                await self._call("collective_rpc", method=method, args=given)
+            if not await self._call("reset_prefix_cache"):
                 raise EngineFault("the prefix cache still holds blocks of the old weights")
             self._names[version.name] = version
-            await self._llm.update_weight_version(version.name)
-            await self._llm.resume_generation()
+            await self._call("update_weight_version", new_version=version.name)
+            await self._call("resume_generation")
             self.paused_seconds = time.monotonic() - started
             await self._probe(version)
             self.version = version
@@ -160,47 +160,43 @@ class Engine:
         async with self._updating, self._guard("sleep", self._config.update_seconds):
             self._released.clear()
             self._extend(None)
-            await self._llm.sleep(level=1, mode="keep")  # 1: weights wait in host memory, so no fetch
+            await self._call("sleep", level=1, mode="keep")  # 1: weights wait in host memory, so no fetch
 
     async def wake(self) -> None:
         """Takes the memory again; requests recompute their KV under the same weights. Raises EngineFault."""
         self._raise_if_dead()
         async with self._updating, self._guard("wake up", self._config.update_seconds):
-            if not await self._llm.wake_up():
+            if not await self._call("wake_up"):
                 raise EngineFault("a part of it stays asleep")
             self._extend(self._config.sample_seconds)
         self._released.set()
 
     async def close(self) -> None:
-        """Stops the engine's process and removes its temporary files."""
+        """Stops the engine's processes and removes their temporary files."""
         if self._watch is not None:
             self._watch.cancel()
         if self._llm is not None:
             llm, self._llm = self._llm, None
-            await asyncio.to_thread(llm.shutdown)
-            llm.shutdown = lambda *_, **__: None  # its __del__ would call it again, when modules may be gone
+            await llm.close()
+        if self._folder is not None:
+            folder, self._folder = self._folder, None
+            await asyncio.to_thread(end_all, str(folder.path))  # EngineCore, if the process that forked it was killed
+            await asyncio.to_thread(folder.remove)
         if self._guard_process is not None:
             guard, self._guard_process = self._guard_process, None
             await asyncio.to_thread(guard.release)
-        if self._folder is not None:
-            folder, self._folder = self._folder, None
-            await asyncio.to_thread(folder.remove)
 
-    def _build(self) -> Any:
-        from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.v1.engine.async_llm import AsyncLLM
-
-        from rollout.engine_stats import kv_listener
-
+    async def _build(self) -> VllmClient:
         self._output = EngineOutput()
-        self._folder = HeldFolder("gagpo-engine-")
+        self._folder = await asyncio.to_thread(HeldFolder, "gagpo-engine-")
         self._guard_process = ProcessGuard(self._folder.path, self._folder.lock)
-        arguments = self._arguments()
-        with temporary_files_in(self._folder.path), self._output.inherited():
-            llm = AsyncLLM.from_engine_args(
-                AsyncEngineArgs(**arguments, trust_remote_code=False), stat_loggers=[kv_listener(self._stepped)])
-        llm.log_stats = False  # a listener turns on statistics of each token, which nobody needs
-        return llm
+        return await VllmClient.start(
+            await asyncio.to_thread(self._arguments), environ=engine_environment(self._folder.path),
+            output=self._output.descriptor, stepped=self._stepped)
+
+    async def _call(self, method: str, /, **values: Any) -> Any:
+        assert self._llm is not None, "the engine has not started"
+        return await self._llm.call(method, **values)
 
     def _arguments(self) -> dict[str, Any]:
         weights = folder_parameters(self._path) * ITEM_SIZES[self._dtype]
@@ -225,17 +221,11 @@ class Engine:
         self, prompt_ids: Sequence[int], request_id: str, *, temperature: float, seed: int, max_tokens: int,
         stop: Sequence[int],
     ) -> Sample:
-        from vllm.inputs.engine import tokens_input
-        from vllm.sampling_params import RequestOutputKind, SamplingParams
-
-        params = SamplingParams(
-            temperature=temperature, seed=seed, max_tokens=max_tokens, stop_token_ids=list(stop), logprobs=0,
-            detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY, skip_clone=True)
-        final = None
-        async for output in self._llm.generate(tokens_input(list(prompt_ids)), params, request_id):
-            final = output.outputs[0]
-        if final is None or final.finish_reason not in ("stop", "length"):
-            raise EngineFault(f"{request_id} ended with {final and final.finish_reason}")
+        final = await self._call(
+            "generate", prompt_ids=list(prompt_ids), request_id=request_id, temperature=temperature, seed=seed,
+            max_tokens=max_tokens, stop_token_ids=list(stop))
+        if final["finished"] not in ("stop", "length"):
+            raise EngineFault(f"{request_id} ended with {final['finished']}")
         return sample_of(final, self._names)
 
     async def _probe(self, version: Version) -> None:
@@ -270,10 +260,9 @@ class Engine:
             self._released.set()  # the waiting samples raise the fault
             raise self._fault from error
 
-    async def _end_with(self, llm: Any) -> None:
-        """Ends what waits when vLLM's process is gone: vLLM ends requests then, and lets its other calls wait."""
-        while not llm.errored:  # noqa: ASYNC110 - vLLM tells nobody
-            await asyncio.sleep(LOOK_S)
+    async def _end_with(self, llm: VllmClient) -> None:
+        """Ends what waits when vLLM's process is gone, also a call that waits in this process."""
+        await llm.ended.wait()
         said = self._output.last_error() if self._output is not None else None
         self._fault = self._fault or EngineFault(f"vLLM's process died ({said or 'it printed no error'})")
         self._released.set()

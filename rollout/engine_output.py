@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 TAIL_BYTES = 64 * 1024
 _ERROR = re.compile(r"(?:^|[\s\]])((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b(?:: .*)?)$")
@@ -20,22 +17,10 @@ class EngineOutput:
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="gagpo-engine-")  # noqa: SIM115 - it lives as long as the engine
 
-    @contextmanager
-    def inherited(self) -> Iterator[None]:
-        """Children that start in the block print into the file. After the block this process prints as before."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        kept = [(number, os.dup(number)) for number in (1, 2)]
-        try:
-            for number, _ in kept:
-                os.dup2(self._file.fileno(), number)
-            yield
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            for number, copy in kept:
-                os.dup2(copy, number)
-                os.close(copy)
+    @property
+    def descriptor(self) -> int:
+        """File descriptor of the file, for the stdout and stderr of a child process."""
+        return self._file.fileno()
 
     def text(self) -> str:
         """Returns the end of the output so far."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,7 +47,7 @@ def environment(config: RolloutSection) -> dict[str, str]:
         "OMP_NUM_THREADS": str(config.threads),
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork would copy this process's environment and threads
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # on CPUs vllm_process.py forks
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
     }
     if device_of(config) == "cuda":
@@ -62,18 +61,25 @@ def environment(config: RolloutSection) -> dict[str, str]:
     }
 
 
-@contextmanager
-def temporary_files_in(folder: Path) -> Iterator[None]:
-    """Makes processes started in the block keep temporary files in `folder`, because vLLM leaves some behind."""
-    kept = tempfile.tempdir, {name: os.environ.get(name) for name in ("TMPDIR", "VLLM_RPC_BASE_PATH")}
-    tempfile.tempdir = str(folder)
-    os.environ.update(dict.fromkeys(kept[1], str(folder)))
-    try:
-        yield
-    finally:
-        tempfile.tempdir = kept[0]
-        for name, value in kept[1].items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+def engine_environment(folder: Path) -> dict[str, str]:
+    """Returns the environment of the engine's process: this one's, with temporary files in `folder`.
+
+    vLLM leaves some of them behind. The guard finds the engine's processes by TMPDIR.
+    """
+    preloaded = [*filter(None, [os.environ.get("LD_PRELOAD")]), *_openmp()]
+    return os.environ | {"TMPDIR": str(folder), "VLLM_RPC_BASE_PATH": str(folder), "LD_PRELOAD": ":".join(preloaded),
+                         "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+def _openmp() -> list[str]:
+    """Returns torch's own OpenMP library, if it has one. vLLM's kernels must use the same threads as torch.
+
+    vLLM preloads it into an EngineCore that it spawns. A fork has to have it from its parent.
+    """
+    found = importlib.util.find_spec("torch")
+    roots = [Path(root) for root in found.submodule_search_locations or ()] if found else []
+    places = [place for root in roots for place in (root.parent / "torch.libs", root / "lib")]
+    return [str(path) for place in places for path in sorted(place.glob("libgomp*.so*"))][:1]
 
 
 def engine_arguments(

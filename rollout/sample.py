@@ -23,11 +23,10 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     finished: Literal["stop", "length"]
 
 
-def sample_of(final: Any, versions: Mapping[str, Version]) -> Sample:
-    """Returns the sample in vLLM's last output of a request. `versions`: by name."""
-    ids = list(final.token_ids)
+def sample_of(final: Mapping[str, Any], versions: Mapping[str, Version]) -> Sample:
+    """Returns the sample in an answer of the vLLM process (vllm_process.py). `versions`: by name."""
     return Sample(
-        ids=np.array(ids, dtype=np.int32),
-        logprobs=np.array([row[i].logprob for row, i in zip(final.logprobs, ids, strict=True)], dtype=np.float32),
-        spans=[VersionSpan(version=versions[s.version], start=s.start, end=s.end) for s in final.weight_versions],
-        finished=final.finish_reason)
+        ids=np.array(final["ids"], dtype=np.int32),
+        logprobs=np.array(final["logprobs"], dtype=np.float32),
+        spans=[VersionSpan(version=versions[name], start=start, end=end) for name, start, end in final["spans"]],
+        finished=final["finished"])
