@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -36,11 +36,13 @@ from learner.state_files import load_state, save_state
 from learner.step import Stepper, Taken, Timer
 from learner.trainee import Trainee
 from learner.utilization import forward_flops, passes, utilization
-from learner.weight_sender import Prepared, WeightSender
 from services.config.tree import Config
 from services.weights.pack import Packed, digest, unpack
 from services.weights.rounds import Round
 from services.weights.shared_memory import offered, opened
+
+if TYPE_CHECKING:
+    from learner.weight_sender import Prepared, WeightSender
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +170,8 @@ class Learner:
     def _sender(self) -> WeightSender:
         """Returns this rank's part in transfers. The first call is a collective of all ranks."""
         if self._transferring is None:
+            from learner.weight_sender import WeightSender  # it logs: the self-test's few packages lack structlog
+
             way = self.config.transfer
             assert way != "host"
             every = way == "ipc" or self.layout.shards == self.gang.world
