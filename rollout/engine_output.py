@@ -7,8 +7,11 @@ import re
 import tempfile
 
 TAIL_BYTES = 64 * 1024
-_ERROR = re.compile(r"(?:^|[\s\]])((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b(?:: .*)?)$")
-_EMPTY = ("EngineDeadError", "Engine core initialization failed", "EngineCore encountered an issue")
+_ERROR = re.compile(
+    r"(?:^|[\s\]])((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b(?:: .*)?$|Value error, .*?(?= \[type=))")
+"""An exception, or pydantic's line about one in a check of vLLM's arguments, which follows "1 validation error for"."""
+_EMPTY = ("EngineDeadError", "Engine core initialization failed", "EngineCore encountered an issue",
+          "validation error for", "failed to be inspected")
 
 
 class EngineOutput:

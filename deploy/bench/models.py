@@ -27,7 +27,7 @@ from services.files import write_whole
 from services.records import Step, Version
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
-HEAD = "| family | what it has of its own | result | learner | sampler | after an update |\n|---|---|---|---|---|---|\n"
+HEAD = "| family | its special features | result | learner | sampler | after an update |\n|---|---|---|---|---|---|\n"
 FIRST = Version(incarnation=0, step=0, digest="first")
 CONFIG = Config(
     name="bench-models", steps=1,

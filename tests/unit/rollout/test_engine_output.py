@@ -23,6 +23,22 @@ def test_the_last_error_that_says_something_is_told():
     assert output.last_error() == "ValueError: Head size 16 is not supported by CPU attention."
 
 
+REFUSED = """\
+(MainProcess pid=8) ERROR 11-22 00:07:27 [registry.py:1120] ModuleNotFoundError: No module named 'torchvision'
+pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
+  Value error, {} [type=value_error, input_value=ArgsKwargs((), {{'model': 'm'}}), input_type=ArgsKwargs]
+    For further information visit https://errors.pydantic.dev/2.14/v/value_error
+"""
+
+
+def test_what_a_check_of_vllms_arguments_said_is_told_unless_it_sends_to_the_log():
+    output = EngineOutput()
+    os.write(output.descriptor, REFUSED.format("Model architectures ['X'] failed to be inspected.").encode())
+    assert output.last_error() == "ModuleNotFoundError: No module named 'torchvision'"
+    os.write(output.descriptor, REFUSED.format("max_model_len (200) is greater than 100.").encode())
+    assert output.last_error() == "Value error, max_model_len (200) is greater than 100."
+
+
 def test_a_process_that_prints_into_it_is_heard_also_after_its_end():
     output = EngineOutput()
     code = "import sys; sys.stdin.read(); sys.exit('torch.OutOfMemoryError: tried to allocate 2 GiB')"

@@ -1,0 +1,29 @@
+"""Tiny random models of published families, through learner, export and vLLM: each does what docs/models.md says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deploy.bench.models import HEAD, PAGE, table_row
+from deploy.bench.tiny_families import FAMILIES, Family
+
+pytestmark = pytest.mark.vllm
+
+
+def documented() -> dict[str, tuple[str, str]]:
+    """Returns family -> (special features, result) of the page's table."""
+    rows = PAGE.read_text().partition(HEAD)[2].splitlines()
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    return {name: (features, result) for name, features, result, *_ in cells}
+
+
+def test_the_page_has_all_families_and_no_others():
+    assert [*documented()] == [family.name for family in FAMILIES]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_a_family_works_or_is_refused_as_the_page_says(family: Family, tmp_path: Path):
+    name, features, result = (cell.strip() for cell in table_row(family, tmp_path).split("|")[1:4])
+    assert (features, result) == documented()[name]
