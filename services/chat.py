@@ -33,7 +33,7 @@ class ChatFormat:
              answering: bool = True) -> str:
         """Returns the conversation as text. `answering`: up to where the model's next answer begins.
 
-        Raises ChatRefused.
+        Raises ChatRefused, also for a template that leaves the tools out: the model could not call what it never saw.
         """
         from jinja2 import TemplateError
 
@@ -41,11 +41,16 @@ class ChatFormat:
         if self.system is not None and (not told or told[0]["role"] != "system"):
             told.insert(0, {"role": "system", "content": self.system})
         try:
-            return str(self.tokenizer.apply_chat_template(
+            written = str(self.tokenizer.apply_chat_template(
                 told, tools=list(tools) if tools else None, tokenize=False, add_generation_prompt=answering,
                 **self.arguments))
         except (TemplateError, TypeError, RecursionError) as error:
             raise ChatRefused(str(error) or type(error).__name__) from error
+        names = [str(tool.get("function", {}).get("name", "")) for tool in tools or ()]
+        if hidden := [name for name in names if name not in written]:
+            raise ChatRefused(f"it leaves out the tools {', '.join(hidden)}: describe them in your prompt, "
+                              "or set model.chat_template to a template that shows them")
+        return written
 
     def prompt(self, text: str) -> str:
         """Returns one user message as the model reads it."""

@@ -55,6 +55,12 @@ def test_qwen3_thinks_unless_it_is_told_not_to():
     assert chat("qwen3", arguments={"enable_thinking": False}).opening() == "<think>\n\n</think>\n\n"
 
 
+@pytest.mark.parametrize("name", ["gemma3", "phi3"])
+def test_a_template_that_would_leave_tools_out_is_refused(name: str):
+    with pytest.raises(ChatRefused, match="it leaves out the tools add: describe them in your prompt"):
+        chat(name).text([{"role": "user", "content": "x"}], TOOLS)
+
+
 @pytest.mark.parametrize("name", WITH_TOOLS)
 def test_a_call_that_the_template_writes_is_parsed_back(name: str):
     """The template shows the tools, and its own form of a call is read as the call that it was."""
