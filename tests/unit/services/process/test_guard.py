@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+
+from waiting import wait_until
 
 from services.process.guard import ProcessGuard, end_all, processes_in
 
@@ -30,13 +31,10 @@ def test_a_killed_worker_leaves_neither_child_nor_folder(tmp_path: Path):
     folder.mkdir()
     worker = subprocess.Popen([sys.executable, "-c", WORKER, str(folder)], stdout=subprocess.PIPE, text=True)
     assert worker.stdout.readline() == "started\n"
-    assert len(processes_in(str(folder))) == 1
+    wait_until(lambda: len(processes_in(str(folder))) == 1)
     os.kill(worker.pid, signal.SIGKILL)
     worker.wait(10)
-    deadline = time.monotonic() + 30
-    while folder.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: not folder.exists())
     assert processes_in(str(folder)) == []
 
 
@@ -50,7 +48,7 @@ def test_an_engine_ends_with_its_cluster_even_if_its_guard_goes_first(tmp_path: 
                              env=os.environ | {"TMPDIR": str(beside)})
     try:
         assert worker.stdout.readline() == "started\n"
-        assert len(processes_in(str(folder.parent))) == 3  # worker, guard, engine
+        wait_until(lambda: len(processes_in(str(folder.parent))) == 3)  # worker, guard, engine
         end_all(str(folder.parent), grace_s=1.0)
         assert processes_in(str(folder)) == []
         assert other.poll() is None
@@ -65,7 +63,7 @@ def test_a_released_guard_touches_nothing(tmp_path: Path):
                              env=os.environ | {"TMPDIR": str(tmp_path)})
     try:
         ProcessGuard(tmp_path).release()
-        assert processes_in(str(tmp_path)) == [child.pid]
+        wait_until(lambda: processes_in(str(tmp_path)) == [child.pid])
         assert tmp_path.exists()
     finally:
         child.kill()

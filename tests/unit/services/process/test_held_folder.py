@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from waiting import wait_until
+
 from services.process.guard import processes_in
 from services.process.held_folder import HeldFolder, sweep
 
@@ -24,7 +26,7 @@ def test_a_killed_owner_leaves_its_folder_to_the_next_one_with_the_processes_in_
     owner = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     folder, left = owner.stdout.readline().split()
     sweep("gagpo-x-", tmp_path)
-    assert processes_in(folder) == [int(left)]
+    wait_until(lambda: processes_in(folder) == [int(left)])  # a process that has just begun shows no environment yet
     owner.kill()
     owner.wait()
     held = HeldFolder("gagpo-x-", tmp_path)
