@@ -16,7 +16,9 @@ It ends when the worker or vLLM's EngineCore has ended.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
+import signal
 import socket
 import sys
 import time
@@ -31,6 +33,7 @@ TELL_S = 0.05
 """Between two reports of the share of KV blocks, unless none are in use any more."""
 SHUTDOWN = "shutdown"
 CANCEL = "cancel"
+_PR_SET_PDEATHSIG = 1
 
 
 class VllmProcess:
@@ -120,10 +123,17 @@ async def _serve(end: socket.socket) -> None:
     await VllmProcess(await Stream.over(end)).run()
 
 
+def _end_with_this_process() -> None:
+    """Makes the kernel kill a fork, EngineCore, when this process is gone: its guard may be killed at the same time."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main(descriptor: int) -> None:
     """Serves the worker at the other end of the socket."""
     end = socket.socket(fileno=descriptor)
     os.register_at_fork(after_in_child=end.close)  # so that the worker sees the end of this process alone
+    os.register_at_fork(after_in_child=_end_with_this_process)
     status = 1
     try:
         asyncio.run(_serve(end))
