@@ -23,7 +23,7 @@ from deploy.runs.folder import targets_folder
 from services.config.secrets import ENV_TOKEN_VARIABLE, token_from
 from services.errors import DeadlineExceeded, Fault, UserError
 from services.process.addresses import free_port
-from services.process.child_processes import end_with_parent, wait_or_kill
+from services.process.child_processes import ending_with_parent, wait_or_kill
 
 HOST = "127.0.0.1"
 RULES = Path(__file__).parents[1] / "prometheus"
@@ -121,9 +121,9 @@ def _child(name: str, command: Sequence[str], log: Path, *, ready: str,
     """Runs `command` until the block ends. The block starts once `ready` answers. Raises Fault with the log's end."""
     with log.open("wb") as out:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env={**os.environ, **(settings or {})},
-            start_new_session=True,  # a terminal's Ctrl-C must reach only us, because we end them in order
-            preexec_fn=end_with_parent())  # noqa: PLW1509 - two system calls
+            ending_with_parent(command), stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+            env={**os.environ, **(settings or {})},
+            start_new_session=True)  # a terminal's Ctrl-C must reach only us, because we end them in order
     try:
         deadline = time.monotonic() + READY_S
         while not answers(ready):

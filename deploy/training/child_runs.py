@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from services.errors import GagpoError
-from services.process.child_processes import end_with_parent, wait_or_kill
+from services.process.child_processes import ending_with_parent, wait_or_kill
 
 POLL_S = 0.5
 STOP_GRACE_S = 60.0
@@ -50,10 +50,9 @@ class Child:
         self._started = time.monotonic()
         with ExitStack() as stack:
             log, out = (stack.enter_context(path.open("wb")) if path else None for path in (self._log, self._out))
-            self._process = subprocess.Popen([sys.executable, "-m", "deploy.cli", *self._arguments],
-                                             stdin=subprocess.DEVNULL, stdout=out or log, stderr=log,
-                                             start_new_session=True,
-                                             preexec_fn=end_with_parent())  # noqa: PLW1509 - two system calls
+            self._process = subprocess.Popen(
+                ending_with_parent([sys.executable, "-m", "deploy.cli", *self._arguments]),
+                stdin=subprocess.DEVNULL, stdout=out or log, stderr=log, start_new_session=True)
 
     @property
     def seconds(self) -> float:

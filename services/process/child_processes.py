@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 
-_PR_SET_PDEATHSIG = 1
+_BEGIN = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG; it outlives execvp
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and what is executed would inherit that
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
 
 
-def end_with_parent() -> Callable[[], None]:
-    """Returns a preexec_fn for subprocess: the kernel sends the child SIGTERM when the thread that started it ends.
+def ending_with_parent(command: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """Returns a command line that becomes `command` and that the kernel ends by SIGTERM when the thread that starts it
+    ends.
 
-    It makes two system calls, looked up here, before the fork. Linux only: elsewhere a child survives a killed parent.
+    A preexec_fn would need no second program, but Python code between fork and exec can crash in a process with
+    threads, and ours have those of Ray, torch and Arrow. Linux only: elsewhere a child survives a killed parent.
     """
-    prctl, parent = ctypes.CDLL(None).prctl if sys.platform == "linux" else None, os.getpid()
-
-    def ask() -> None:
-        if prctl:
-            prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return ask
+    words = [os.fspath(word) for word in command]
+    if sys.platform != "linux":
+        return words
+    return [sys.executable, "-I", "-S", "-c", _BEGIN, str(os.getpid()), *words]
 
 
 def wait_or_kill(process: subprocess.Popen[bytes] | subprocess.Popen[str], grace_s: float) -> None:

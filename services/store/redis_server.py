@@ -24,7 +24,7 @@ import redis
 
 from services.errors import GagpoError, StoreFault, UserError
 from services.process.addresses import free_port
-from services.process.child_processes import end_with_parent, wait_or_kill
+from services.process.child_processes import ending_with_parent, wait_or_kill
 from services.store.connection import OLDEST
 from services.telemetry.logs import get_logger
 
@@ -132,8 +132,7 @@ class RedisServer:
             self._config.write_text(_CONFIG.format(
                 host=self._host, port=self._port, folder=self._folder, password=self._password, rights=RIGHTS))
             self._process = subprocess.Popen(
-                [self._binary, self._config], pass_fds=(lock,), start_new_session=True,
-                preexec_fn=end_with_parent(),  # noqa: PLW1509 - it only makes two system calls
+                ending_with_parent([self._binary, self._config]), pass_fds=(lock,), start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         finally:
             os.close(lock)

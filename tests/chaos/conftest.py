@@ -76,7 +76,8 @@ class Run:
     def find(self, title: str) -> psutil.Process:
         """Returns the living process of this run whose title contains `title`."""
         found = self._titled(title)
-        assert len(found) == 1, f"{title}: {found}\n{self.tail()}"
+        others = [_title(process) for process in psutil.Process(self.process.pid).children(recursive=True)]
+        assert len(found) == 1, f"{title}: {found} of {others}\n{self.tail()}"
         return found[0]
 
     def ctrl_c(self) -> None:
