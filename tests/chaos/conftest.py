@@ -65,19 +65,19 @@ class Run:
         """Returns the run's log so far."""
         return self.log.read_text(errors="replace")
 
-    def shows(self, title: str) -> bool:
-        """Whether a process of this run has a title that contains `title`."""
-        return bool(self._titled(title))
-
     def _titled(self, title: str) -> list[psutil.Process]:
         return [process for process in psutil.Process(self.process.pid).children(recursive=True)
                 if title in _title(process)]
 
     def find(self, title: str) -> psutil.Process:
-        """Returns the living process of this run whose title contains `title`."""
-        found = self._titled(title)
-        others = [_title(process) for process in psutil.Process(self.process.pid).children(recursive=True)]
-        assert len(found) == 1, f"{title}: {found} of {others}\n{self.tail()}"
+        """Returns the one process of this run whose title contains `title`, as soon as there is one."""
+        found: list[psutil.Process] = []
+
+        def one() -> bool:
+            found[:] = self._titled(title)
+            return len(found) == 1
+
+        self.wait_for(f"a single {title}", one)
         return found[0]
 
     def ctrl_c(self) -> None:

@@ -109,7 +109,7 @@ def test_resumed_it_outlives_the_death_of_ray_redis_its_server_learner_and_sampl
     taken = len(run.steps)
     hold_after(taken + 1)
     run.wait_for("where it goes on", lambda: "] goes on" in run.said)
-    run.wait_for("a place for the learner", lambda: run.shows("ray::LearnerRank"))
+    run.find("ray::LearnerRank")
     run.find("gcs_server").kill()
     run.wait_for("another Ray", lambda: "the private Ray died (GCS); starting everything in a new one" in run.said)
     run.wait_for("a step after the resume", lambda: len(run.steps) > taken)

@@ -70,10 +70,7 @@ def hand_in_a_broken_episode(folder: Path) -> bool:
 
 def stop_for_a_while(run) -> None:
     """Stops Redis, the learner, the sampler and its engine together, as a machine that sleeps does."""
-    titles = ("redis-server", "ray::LearnerRank", "ray::RolloutHost", "EngineCore")
-    for title in titles:
-        run.wait_for(title, lambda title=title: run.shows(title), LIFE_S)
-    processes = [run.find(title) for title in titles]
+    processes = [run.find(title) for title in ("redis-server", "ray::LearnerRank", "ray::RolloutHost", "EngineCore")]
     for process in processes:
         process.suspend()
     time.sleep(3.0)
