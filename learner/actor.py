@@ -58,7 +58,7 @@ class LearnerRank:
         """
         wait_politely()
         check_one_installation()
-        with life_of(f"learner-{self._rank}", self._config.run_dir):
+        with life_of(f"learner-{self._rank}", self._config.run_dir, node=self._node):
             self._work(rendezvous)
 
     @ray.method(concurrency_group="control")

@@ -62,7 +62,7 @@ class RolloutHost:
     async def run(self) -> None:
         """Works until it is drained or killed. Raises the Fault that ended the worker."""
         check_one_installation()
-        with life_of(self._worker, self._folder) as log:
+        with life_of(self._worker, self._folder, node=ray.util.get_node_ip_address()) as log:
             await self._work(log)
 
     async def drain(self) -> None:

@@ -31,7 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
                         help="speak OpenEnv's protocol over WebSockets instead, for its clients")
     parser.add_argument("--exit-with-parent", type=int, metavar="PID", help="stop when PID, which started it, ends")
     parser.add_argument("--run-folder", type=Path, metavar="FOLDER",
-                        help="log to log.jsonl in this folder instead, as the environment server --rank of a run")
+                        help="log to this folder of a run instead, as its environment server --rank")
     parser.add_argument("--rank", type=int, default=0, metavar="N", help="which of the run's servers (default: 0)")
     parser.set_defaults(run=run)
 
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> None:
     if args.run_folder is None:
         configure_logs(None, process=process)
     else:
-        configure_logs(args.run_folder, process=process, show=None)
+        configure_logs(args.run_folder, process=process, show=None, node=args.host)
     adopt_libraries()
 
     from envservice.registry import find_spec

@@ -40,7 +40,7 @@ def answers(url: str, timeout_s: float = 5.0) -> bool:
 class EnvServer:
     """One `gagpo serve-env` on this machine. It keeps its port over restarts, so its clients notice no change.
 
-    It logs to log.jsonl in `folder`, its stderr included. It gets its `token` by an environment variable, because every
+    It logs to the run's `folder`, its stderr included. It gets its `token` by an environment variable, because every
     user of this machine can read command lines.
     """
 

@@ -27,13 +27,14 @@ from learner.mirrored import MIRROR, MirrorState
 from services.config.tree import Config
 from services.errors import LeaseLost, UserError
 from services.files import read_bounded, read_json, write_whole
+from services.telemetry.logs import NODES
 
 OWNER = "owner.json"
 POINTERS = ("checkpoints/latest.json", "checkpoints/best.json")
 META = "meta.json"
 LAST = ("sft.json", "config.json", "run.json")
 """Files that say that what they stand for is whole. They are uploaded after all others, in this order."""
-STAYS = frozenset({LOCK, FETCHING, MIRROR, "redis", "log.jsonl", "stage.json", "checkpoints"})
+STAYS = frozenset({LOCK, FETCHING, MIRROR, "redis", "log.jsonl", NODES, "stage.json", "checkpoints"})
 """Entries of a run's folder that belong to this machine, and the checkpoints, which have an order of their own."""
 AT_ONCE = 4
 

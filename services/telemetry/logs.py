@@ -1,9 +1,13 @@
-"""One log per run: JSON lines in log.jsonl. On stderr, short lines if it is a terminal, otherwise JSON too.
+"""The log of a run: JSON lines in its folder. On stderr, short lines if it is a terminal, otherwise JSON too.
+
+    log.jsonl           the driver and the processes that it starts on its machine
+    logs/ADDRESS.jsonl  the run's processes on the node of a Ray cluster with this address
 
 Each line names the run, the process with its role and rank, the version of its weights (`bind`) and, within an
 episode, the ticket (through structlog's contextvars, which follow the asyncio task).
 
-Several processes may append to one file: each line is one write, so lines of different processes never mix.
+Several processes of one node may append to one file: each line is one write, so lines of different processes never
+mix. NFS does not keep the appends of several nodes apart, so each node has a file of its own.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from typing import Any, NoReturn
 import structlog
 
 from services.files import follow_folder
+from services.process.addresses import is_local
 from services.telemetry.overhead import counted
 
 FORMAT = 1
@@ -30,12 +35,15 @@ Show = Callable[[Event], None]
 _HIDDEN = ("event", "level", "time", "run", "process", "role", "rank", "name", "format", "exception")
 """Keys that the short line on a terminal does not repeat as key=value."""
 
+NODES = "logs"
+"""Folder of the logs of a cluster's nodes, in the run's folder."""
+
 _path: Path | None = None
 _bound: dict[str, Any] = {}
 
 
 def log_path() -> Path | None:
-    """Returns the path of the run's log.jsonl. None before configure_logs, or in a command without a run."""
+    """Returns the file that this process logs to. None before configure_logs, or in a command without a run."""
     return _path
 
 
@@ -57,18 +65,21 @@ def bind(**facts: Any) -> None:
 
 def configure_logs(
     folder: Path | None, *, process: str = "controller", show: Show | None = print_event, level: str = "info",
+    node: str = "localhost",
 ) -> None:
-    """Sends this process's log to `folder`/log.jsonl (None: to no file) and to `show` (None: not to stderr).
+    """Sends this process's log to a file in the run's `folder` (None: to no file) and to `show` (None: not to stderr).
 
-    `process` names the writer in each line: its role and rank, for example `rollout-1`. Files that this process makes
-    from now on can be read by the same users as the folder.
+    `process` names the writer in each line: its role and rank, for example `rollout-1`. `node` is the address of this
+    machine in the run's cluster, which names the file; a local address stands for the driver's machine. Files that this
+    process makes from now on can be read by the same users as the folder.
     """
     global _path  # noqa: PLW0603 - a process has one log
     _bound.clear()
-    _path = None if folder is None else folder / "log.jsonl"
-    if folder is not None:
+    _path = None if folder is None else folder / ("log.jsonl" if is_local(node) else f"{NODES}/{node}.jsonl")
+    if folder is not None and _path is not None:
         folder.mkdir(parents=True, exist_ok=True)
         follow_folder(folder)
+        _path.parent.mkdir(exist_ok=True)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -100,13 +111,14 @@ class _Adopted(logging.Handler):
 
 
 @contextmanager
-def life_of(process: str, folder: Path) -> Iterator[Any]:
-    """Logs an actor's start and end to the log of the run in `folder`. Yields a logger for the lines in between.
+def life_of(process: str, folder: Path, *, node: str) -> Iterator[Any]:
+    """Logs the start and the end of an actor on `node` to the log of the run in `folder`. Yields a logger for the lines
+    in between.
 
     A node that does not see the folder keeps no log, rather than making a folder of its own. An exception that ends
     the block is logged with its traceback and raised again.
     """
-    configure_logs(folder if folder.is_dir() else None, process=process, show=None)
+    configure_logs(folder if folder.is_dir() else None, process=process, show=None, node=node)
     log = get_logger("life")
     log.info("started", host=socket.gethostname(), pid=os.getpid())
     try:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import psutil
@@ -24,6 +25,7 @@ from services.config.file import dump_config
 from services.config.rollout import SupervisionSection
 from services.controller.fleet import Fleet
 from services.controller.supervise import Supervisor
+from services.process.addresses import is_local
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 DEADLINE_S = 240.0
@@ -119,6 +121,9 @@ def test_environment_servers_run_where_there_is_room_and_another_takes_the_place
         assert [httpx.get(f"{first}/v1/info", headers=headers, timeout=10).status_code
                 for headers in ({}, right)] == [401, 200]
         assert httpx.get(f"{first}/metrics", timeout=10).status_code == 200
+        host = str(urlsplit(first).hostname)
+        log = tmp_path / ("log.jsonl" if is_local(host) else f"logs/{host}.jsonl")
+        assert f'"url": "{first}"' in log.read_text()
         (server,) = [process for process in psutil.process_iter(["cmdline"])
                      if "serve-env" in (process.info["cmdline"] or ()) and first.rpartition(":")[2]
                      in process.info["cmdline"]]

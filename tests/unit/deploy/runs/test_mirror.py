@@ -64,8 +64,8 @@ def test_a_run_is_fetched_whole_where_its_folder_is_gone(tmp_path, elsewhere):
 
 def test_what_belongs_to_the_machine_stays(tmp_path):
     folder = a_run(config(tmp_path))
-    for name in (".lock", "log.jsonl", "stage.json", "redis/dump", "episodes/half.tmp", ".explorer/index",
-                 "checkpoints/.tmp-step-00000009/x", "checkpoints/damaged-step-00000001/x"):
+    for name in (".lock", "log.jsonl", "logs/10.0.0.2.jsonl", "stage.json", "redis/dump", "episodes/half.tmp",
+                 ".explorer/index", "checkpoints/.tmp-step-00000009/x", "checkpoints/damaged-step-00000001/x"):
         (folder / name).parent.mkdir(exist_ok=True, parents=True)
         (folder / name).write_text("x")
     Mirror(config(tmp_path)).push()

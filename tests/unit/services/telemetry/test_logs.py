@@ -98,12 +98,15 @@ async def test_the_version_is_the_process_s_and_the_ticket_its_task_s(tmp_path: 
     assert [line.get("version") for line in lines] == [None, None, "1.2"]
 
 
-def test_several_processes_share_one_file(tmp_path: Path):
-    for process in ("controller", "rollout-0"):
-        logs.configure_logs(tmp_path, process=process, show=None)
-        logs.get_logger("x").warning("here")
-    lines = (tmp_path / "log.jsonl").read_text().splitlines()
-    assert [json.loads(line)["process"] for line in lines] == ["controller", "rollout-0"]
+def test_processes_of_one_node_share_a_file_and_no_two_nodes_do(tmp_path: Path):
+    for process, node in (("controller", "localhost"), ("rollout-0", "127.0.0.1"), ("rollout-1", "10.0.0.2"),
+                          ("learner-0", "10.0.0.2"), ("rollout-2", "10.0.0.3")):
+        with logs.life_of(process, tmp_path, node=node):
+            pass
+    written = {path.relative_to(tmp_path).as_posix(): list(dict.fromkeys(
+        json.loads(line)["process"] for line in path.read_text().splitlines())) for path in tmp_path.rglob("*.jsonl")}
+    assert written == {"log.jsonl": ["controller", "rollout-0"], "logs/10.0.0.2.jsonl": ["rollout-1", "learner-0"],
+                       "logs/10.0.0.3.jsonl": ["rollout-2"]}
 
 
 def test_what_is_below_the_level_is_left_out(tmp_path: Path):
@@ -114,7 +117,7 @@ def test_what_is_below_the_level_is_left_out(tmp_path: Path):
 
 def test_an_actors_life_is_told_from_its_start_to_the_fault_that_ended_it(tmp_path: Path):
     def live() -> None:
-        with logs.life_of("rollout-0", tmp_path) as log:
+        with logs.life_of("rollout-0", tmp_path, node="127.0.0.1") as log:
             log.info("engine ready", seconds=2.5)
             raise EngineFault("out of memory")
 
@@ -129,7 +132,7 @@ def test_an_actors_life_is_told_from_its_start_to_the_fault_that_ended_it(tmp_pa
 
 
 def test_a_folder_that_this_node_does_not_see_is_not_started(tmp_path: Path):
-    with logs.life_of("rollout-0", tmp_path / "elsewhere") as log:
+    with logs.life_of("rollout-0", tmp_path / "elsewhere", node="10.0.0.2") as log:
         log.info("engine ready")
     assert not (tmp_path / "elsewhere").exists()
 
