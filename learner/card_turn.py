@@ -28,7 +28,10 @@ class Parked(Protocol):
 
 @contextmanager
 def card_turn(cards: Sequence[Card], pulse: Pulse, *, check: Callable[[], None], wait_s: float) -> Iterator[None]:
-    """Inside, all shared cards are the learner's. Raises what `check` raises while it waits, or DeadlineExceeded."""
+    """Inside, all shared cards are the learner's. Raises what `check` raises while it waits, or DeadlineExceeded.
+
+    If the block fails, the cards are not given: the learner's states still fill them, until its process has ended.
+    """
     started = time.monotonic()
     pulse.doing(WANTED)
     cards[0].tell(pulse)
@@ -40,16 +43,18 @@ def card_turn(cards: Sequence[Card], pulse: Pulse, *, check: Callable[[], None],
                 if time.monotonic() - started > wait_s:
                     raise DeadlineExceeded(f"a rollout worker kept its card for over {wait_s:g} s (learner.wait_s)")
                 time.sleep(POLL_S)
-        pulse.doing("trains, while the sampler sleeps")
-        cards[0].tell(pulse)
-        yield
-        for card in cards:
-            card.check()
+        full = held.pop_all()
+    pulse.doing("trains, while the sampler sleeps")
+    cards[0].tell(pulse)
+    yield
+    for card in cards:
+        card.check()
+    full.close()
 
 
 @contextmanager
 def unparked(learner: Parked) -> Iterator[None]:
-    """Moves the learner's states to its GPUs for the block. If the block fails, they stay: the learner ends."""
+    """Moves the learner's states to its GPUs for the block. If the block fails, they stay there: the learner ends."""
     learner.unpark()
     yield
     learner.park()

@@ -38,6 +38,7 @@ class Observer:
     _groups: Groups = ()
     _report: StepReport | None = None
     _training_since: int = 0
+    _doubted: bool = False
 
     @property
     def ledger(self) -> Path:
@@ -72,6 +73,9 @@ class Observer:
         made = Version(incarnation=incarnation, step=step)
         trace_step(made, self._groups, report.credits, since=self._training_since)
         log.info("step trained", step=step, groups=len(self._groups), replayed=replayed)
+        if report.doubt and not self._doubted:  # one line, until the two have agreed again
+            log.warning("learner and sampler disagree about the sampler's tokens", step=step, reason=report.doubt)
+        self._doubted = bool(report.doubt)
         self._enter("publish", "publishes, after the evaluation of the version before")
 
     def published(self, version: Version) -> None:

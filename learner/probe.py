@@ -1,7 +1,9 @@
-"""Compares the learner with the model's own code and with the sampler, before the first update of a process.
+"""Compares the learner with the model's own code and with the sampler.
 
     packed equals alone       a few rows of the first batch in one pack, and each by the model's own forward pass
-    learner equals sampler    all tokens of the first batch that the present weights sampled
+    learner equals sampler    all tokens of each batch that the present weights sampled
+
+A process is refused at its first batch, before it has updated anything. At later batches a difference is only reported.
 
 Both sides may differ only by rounding. Each of a layer's matrix products and sums rounds its result to the relative
 precision u of the dtype (2^-24 for float32, 2^-9 for bfloat16), in another order on each side. The errors of about
@@ -24,6 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed import ReduceOp
 
 from learner.model import Policy
 from learner.packing import Ints, Pack, Rows, pack_rows
@@ -39,7 +42,7 @@ ADVICE = "choose a model of a family that docs/models.md lists"
 
 @dataclass(slots=True, kw_only=True)
 class Probe:
-    """The probe of one process; each half runs once. A collective: all ranks call both, with the same rows."""
+    """The probe of one process. A collective: all ranks call both checks, with the same rows."""
 
     gang: RankGroup
     token_budget: int
@@ -51,37 +54,54 @@ class Probe:
     _done: bool = False
 
     def check_packs(self, policy: Policy, rows: Rows) -> None:
-        """Raises UserError if packed rows differ from single rows by more than rounding explains."""
+        """Raises UserError if packed rows differ from single rows by more than rounding explains. Runs once."""
         if self._bound is not None:
             return
         indices = _chosen(rows.lengths, self.token_budget)
         with torch.no_grad():
             packed, _ = policy(pack_rows(rows, indices, self.gang.device, grid=self.grid))
-            alone = [policy(pack_rows(rows, np.array([index]), self.gang.device), own=True) for index in indices]
-        spread = float(torch.cat([spread for _, spread in alone]).mean())
-        self._bound = bound(policy, spread, half=self.half)
-        parts = packed.split([len(logprobs) for logprobs, _ in alone])
-        gaps = [float((part - own).abs().mean()) for part, (own, _) in zip(parts, alone, strict=True)]
+        alone = self._alone(policy, rows, indices)
+        parts = packed.split([len(logprobs) for logprobs in alone])
+        gaps = [float((part - own).abs().mean()) for part, own in zip(parts, alone, strict=True)]
         self._refuse(policy, max(gaps, key=lambda gap: math.inf if math.isnan(gap) else gap),
                      "a row that is packed with others differs from the same row alone")
 
-    def check_sampler(self, policy: Policy, packs: Sequence[Pack], recomputed: Sequence[Tensor]) -> None:
-        """Raises UserError if this learner and the sampler disagree about tokens that these weights sampled."""
-        if self._done or self._bound is None:
-            return
+    def check_sampler(self, policy: Policy, rows: Rows, packs: Sequence[Pack], recomputed: Sequence[Tensor]) -> str:
+        """Compares this learner and the sampler on the tokens that these weights sampled.
+
+        Raises UserError if they disagree at the first batch with such tokens. Later it returns what is wrong; "" if
+        nothing is.
+        """
+        if self._bound is None:
+            return ""
         gaps = [(logprobs - pack.sampler_logprobs)[~pack.stale[pack.row]].abs()
                 for pack, logprobs in zip(packs, recomputed, strict=True) if pack.weight]
         total, count = self.gang.reduce([float(sum(gap.sum() for gap in gaps)), float(sum(map(len, gaps)))])
-        if count:
+        gap = total / count if count else 0.0
+        if not self._done and count:
             self._done = True
-            self._refuse(policy, total / count, "what the learner computes differs from what the sampler reported")
+            self._refuse(policy, gap, "what the learner computes differs from what the sampler reported")
+        elif not gap <= self._bound:
+            self._alone(policy, rows, _chosen(rows.lengths, self.token_budget))  # training has widened the logits
+        return "" if gap <= self._bound else self._explained(gap)
+
+    def _alone(self, policy: Policy, rows: Rows, indices: Ints) -> list[Tensor]:
+        """Returns the logprobs of single rows by the model's own forward pass, and sets the bound by their logits."""
+        with torch.no_grad():
+            alone = [policy(pack_rows(rows, np.array([index]), self.gang.device), own=True) for index in indices]
+        spread = float(torch.cat([spread for _, spread in alone]).mean())
+        (widest,) = self.gang.reduce([spread], ReduceOp.MAX)  # all ranks must come to one result
+        self._bound = bound(policy, widest, half=self.half)
+        return [logprobs for logprobs, _ in alone]
 
     def _refuse(self, policy: Policy, gap: float, what: str) -> None:
         assert self._bound is not None
         if not gap <= self._bound:
-            raise UserError(
-                f"the family {policy.hf.config.model_type} is not computed rightly: {what} by {gap:.2g} nats a token, "
-                f"and {'bfloat16' if self.half else 'float32'} explains {self._bound:.2g}", ADVICE)
+            raise UserError(f"the family {policy.hf.config.model_type} is not computed rightly: {what} by "
+                            f"{self._explained(gap)}", ADVICE)
+
+    def _explained(self, gap: float) -> str:
+        return f"{gap:.2g} nats a token, and {'bfloat16' if self.half else 'float32'} explains {self._bound:.2g}"
 
 
 def bound(policy: Policy, spread: float, *, half: bool) -> float:

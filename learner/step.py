@@ -71,6 +71,8 @@ class Taken:
     """Advantages in the loss, [N]. With a critic, each is the mean over the tokens of its row."""
     logprobs: Floats
     """Logprobs of all responses, concatenated, under the policy before the step."""
+    doubt: str
+    """By how much learner and sampler differ on tokens of the same weights; "" if rounding explains it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,7 +111,7 @@ class Stepper:
     grid: bool = True
     """Whether attention needs the rows of a pack as a rectangle."""
     probe: Probe | None = None
-    """Checks the first batch before anything is trained on it."""
+    """Compares each batch with its sampler before anything is trained on it."""
 
     @property
     def trainees(self) -> list[Trainee[Any]]:
@@ -128,9 +130,9 @@ class Stepper:
             minibatches = self._plan(rows)
         with timer.phase("forward_backward"):
             differences = self._recompute(minibatches, rows)
-            if self.probe is not None:
-                self.probe.check_sampler(self.policy.model, [p for minibatch in minibatches for p in minibatch.packs],
-                                         [old for minibatch in minibatches for old in minibatch.old])
+            doubt = "" if self.probe is None else self.probe.check_sampler(
+                self.policy.model, rows, [p for minibatch in minibatches for p in minibatch.packs],
+                [old for minibatch in minibatches for old in minibatch.old])
             advantages = rows.advantages if self.critic is None else self._row_advantages(minibatches, len(rows))
         totals, norms = dict.fromkeys(SUMS, 0.0), []
         for minibatch in minibatches:
@@ -142,7 +144,7 @@ class Stepper:
                 if self.critic is not None:
                     self.critic.trainee.update()
         return Taken(metrics=self._report(totals, norms, differences), advantages=advantages,
-                     logprobs=self._logprobs(minibatches, rows))
+                     logprobs=self._logprobs(minibatches, rows), doubt=doubt)
 
     def _plan(self, rows: Rows) -> list[Minibatch]:
         """Runs of consecutive rows, as equal as can be and at most minibatch_rows long: no small, noisy last one.

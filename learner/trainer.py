@@ -58,13 +58,15 @@ class StepReport:
     """The learner's logprobs of each row's response tokens before the step, in the order of rows_of."""
     utilization: float | None
     """FLOPs of the step's passes divided by the peak of the GPUs. None if the peak is unknown."""
+    doubt: str = ""
+    """By how much learner and sampler differ on tokens of the same weights; "" if rounding explains it."""
 
 
 class Learner:
     """The policy, its frozen reference, and the critic if the estimator needs one.
 
     `model_path`: the initial policy, which is also the reference and the start of the critic. `probed`: whether
-    learner/probe.py checks the first batch, which then must come from a sampler. Raises UserError if the folder holds
+    learner/probe.py compares each batch with its sampler. Raises UserError if the folder holds
     no model, or for an unknown estimator.
     """
 
@@ -120,7 +122,7 @@ class Learner:
         metrics |= {"sequences": len(rows.lengths), "tokens_trained": int(rows.lengths.sum())}
         metrics |= {f"seconds/{name}": value for name, value in timer.seconds.items()}
         logprobs = np.split(taken.logprobs, np.cumsum(rows.response_lengths)[:-1])
-        return StepReport(metrics=metrics, credits=credits, logprobs=logprobs,
+        return StepReport(metrics=metrics, credits=credits, logprobs=logprobs, doubt=taken.doubt,
                           utilization=self._utilization(rows, timer.seconds["forward_backward"]))
 
     def _utilization(self, rows: Rows, seconds: float) -> float | None:
@@ -192,9 +194,16 @@ class Learner:
         yield from unpack(packed.manifest, packed.buffer).items()
 
     def park(self) -> None:
-        """Moves the states of all ranks to host memory. Until `unpark`, only save and write may be called."""
+        """Moves the states of all ranks to host memory. Until `unpark`, only save and write may be called.
+
+        Returns once all ranks have done so, because samplers then fill all their GPUs.
+        """
         self.gang.tell("park")
+        self._park()
+
+    def _park(self) -> None:
         self._parking.park()
+        self.gang.meet()
 
     def unpark(self) -> None:
         """Moves the states of all ranks back to their devices. A learner that is not parked stays as it is."""
@@ -235,7 +244,7 @@ class Learner:
             "release": lambda _: self._sender().release(),
             "save": self._save,
             "load": self._load,
-            "park": lambda _: self._parking.park(),
+            "park": lambda _: self._park(),
             "unpark": lambda _: self._parking.unpark(),
         })
         if self._saving is not None:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from deploy.launch.cards import Cards
 from deploy.launch.gpu_plan import check_memory, gpus_needed
+from deploy.launch.model_memory import model_shape
+from learner.memory import Shape
 from services.config.tree import Config
 from services.errors import UserError
 from services.findings import installed
+
+MOST_PARALLEL = 16
+"""Largest number of GPUs that a refusal proposes for one engine."""
 
 
 def check_gpus(config: Config, cards: Cards | None, *, private: bool) -> None:
@@ -17,6 +22,7 @@ def check_gpus(config: Config, cards: Cards | None, *, private: bool) -> None:
     """
     _shares(config)
     _sleep(config)
+    _parallel(config)
     _transfer(config)
     needed = gpus_needed(config)
     there = cards.count if cards else 0
@@ -75,6 +81,26 @@ def _sleep(config: Config) -> None:
         raise UserError(f"rollout.sleep=true is for a GPU that sampler and learner share, and rollout.gpus="
                         f"{rollout.gpus:g} with learner.gpus={learner.gpus:g} is none",
                         "set rollout.sleep=false, or shares such as rollout.gpus=0.4 and learner.gpus=0.6")
+
+
+def _parallel(config: Config) -> None:
+    """Checks that the GPUs of an engine can have equal parts of the model, as vLLM's layers ask."""
+    parts, shape = config.rollout.tensor_parallel, model_shape(config.model)
+    if not _splits(shape, parts):
+        fitting = [str(count) for count in range(1, MOST_PARALLEL + 1) if _splits(shape, count)]
+        raise UserError(f"rollout.tensor_parallel={parts} cannot split the model's {shape.heads} attention heads, "
+                        f"{_key_heads(shape)} of them with keys, and {shape.intermediate} feed-forward columns evenly",
+                        f"set it to {' or '.join(fitting)}")
+
+
+def _key_heads(shape: Shape) -> int:
+    return shape.keys * shape.heads // max(1, shape.queries)
+
+
+def _splits(shape: Shape, parts: int) -> bool:
+    """Whether each of so many GPUs can have as many heads and columns. Heads of keys may be on several GPUs."""
+    keys = _key_heads(shape)
+    return not (shape.heads % parts or shape.intermediate % parts or (keys % parts and parts % keys))
 
 
 def _transfer(config: Config) -> None:

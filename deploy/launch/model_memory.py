@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+from deploy.launch.machine import GIB
 from learner.credit.registry import estimator
 from learner.memory import Shape, Training, adapter_parameters, settled, shape_of, training_of
 from services.config.tree import Config, ModelSection
+from services.errors import UserError
 from services.files import read_json
 from services.weights.headers import folder_parameters
 
@@ -33,6 +36,18 @@ def planned_training(config: Config, shape: Shape, device_bytes: int | None) -> 
     critic = estimator(config.learner.credit.estimator).needs_critic
     training = training_of(config, critic=critic, adapters=adapter_parameters(shape, config))
     return settled(training, shape, config, device_bytes)
+
+
+def check_cache(config: Config) -> None:
+    """Raises UserError if the KV cache cannot hold one row. Some families take less than this asks: windows, states."""
+    rollout, shape = config.rollout, model_shape(config.model)
+    row = rollout.max_prompt_tokens + rollout.max_response_tokens
+    half = config.model.dtype == "bfloat16"
+    needed = 2 * shape.layers * shape.keys * (2 if half else 4) * row / rollout.tensor_parallel / GIB
+    if rollout.gpu_memory is None and rollout.kv_cache_gb < needed:
+        raise UserError(f"rollout.kv_cache_gb={rollout.kv_cache_gb:g} holds {rollout.kv_cache_gb / needed * row:.0f} "
+                        f"tokens, and a row of prompt and response may have {row}",
+                        f"raise it to {math.ceil(10 * needed) / 10:g} or more, or lower rollout.max_prompt_tokens")
 
 
 def sampler_bytes(config: Config, shape: Shape) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 from deploy.launch import cards, machine, reach
 from deploy.launch.gpu_checks import check_builds, check_gpus
+from deploy.launch.model_memory import check_cache
 from deploy.launch.plan import Plan, make_plan
 from deploy.launch.ray_address import check_ray, ray_address
 from deploy.launch.task_sets import TaskSets, open_task_sets
@@ -200,12 +201,16 @@ def _batch(config: Config) -> None:
     learner, rollout, env = config.learner, config.rollout, config.env
     row = rollout.max_prompt_tokens + rollout.max_response_tokens
     episodes = learner.groups_per_step * learner.group_size
+    check_cache(config)
     if learner.token_budget < row:
         raise UserError(f"learner.token_budget={learner.token_budget} holds no whole row of up to {row} tokens",
                         f"raise it to {row} or more, or lower rollout.max_prompt_tokens")
     if learner.ranks > episodes:
         raise UserError(f"{learner.ranks} learner ranks share {episodes} episodes per step, so some would have none",
                         "lower learner.ranks or raise learner.groups_per_step")
+    if (learner.fewest_ranks or 1) > learner.ranks:
+        raise UserError(f"learner.fewest_ranks={learner.fewest_ranks} is more than learner.ranks={learner.ranks}",
+                        f"set learner.fewest_ranks={learner.ranks} or lower, or remove it")
     each = session_limit(env, find_spec(env.name).session_bytes)
     sessions = env.servers * each
     if not env.urls and rollout.workers * rollout.slots > sessions:  # servers of others may be more than their names

@@ -7,6 +7,7 @@ Every key is listed by tests/architecture/test_config_keys.py, so that a new one
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -210,7 +211,7 @@ class Config(Section):
     """Seed of everything random in the run."""
     steps: int = Field(ge=1, le=1_000_000_000)
     """Learner steps of the run."""
-    hardware: str | None = Field(default=None, pattern=r"^[1-9][0-9]*x[1-9][0-9]*$")
+    hardware: str | None = None
     """GPUs that the config is meant for: `8x80` is eight GPUs of 80 GB. --dry-run checks that the run fits on them.
     None: the GPUs of this machine."""
     shared: bool = False
@@ -232,6 +233,14 @@ class Config(Section):
     autoscale: AutoscaleSection = AutoscaleSection()
     supervision: SupervisionSection = SupervisionSection()
     metrics: MetricsSection = MetricsSection()
+
+    @field_validator("hardware", mode="before")
+    @classmethod
+    def _gpus(cls, text: object) -> object:
+        # YAML reads 80, and also 0x80, as a number.
+        if text is not None and not (isinstance(text, str) and re.fullmatch("[1-9][0-9]*x[1-9][0-9]*", text)):
+            raise ValueError(f"{text!r} names no GPUs; write their number and the GB of each, such as 8x80")
+        return text
 
     @property
     def run_dir(self) -> Path:

@@ -149,3 +149,25 @@ def test_the_learner_trains_once_every_sampler_that_it_shares_a_card_with_sleeps
     learner = threading.Thread(target=learn, daemon=True)
     asyncio.run(both())
     assert all(memory.turns == ["sampler", "learner", "sampler"] for memory in memories)
+
+
+def test_a_learner_that_fails_on_its_card_keeps_it_until_its_process_has_ended(redis_url, run_name):
+    """Its states still fill the memory. Its next process has the card at once."""
+    store, pulse = Store(redis_url, run_name), Pulse("learner-0", "learner")
+    cards = [Card(store, "run-learner", k) for k in range(2)]
+    with (pytest.raises(ZeroDivisionError), card_turn(cards, pulse, check=lambda: None, wait_s=DEADLINE_S)):
+        raise ZeroDivisionError
+    assert not any(Card(store, f"rollout-{k}", k).take() for k in range(2))
+    with card_turn([Card(store, "run-learner", k) for k in range(2)], pulse, check=lambda: None, wait_s=0.0):
+        pass
+    assert all(Card(store, f"rollout-{k}", k).take() for k in range(2))
+
+
+def test_a_learner_that_gives_up_waiting_gives_the_cards_that_it_has(redis_url, run_name):
+    store, pulse = Store(redis_url, run_name), Pulse("learner-0", "learner")
+    first, second = (Card(store, f"rollout-{k}", k) for k in range(2))
+    assert second.take()
+    with (pytest.raises(DeadlineExceeded),
+          card_turn([Card(store, "run-learner", k) for k in range(2)], pulse, check=lambda: None, wait_s=0.0)):
+        pytest.fail("two hold it")
+    assert first.take()

@@ -6,6 +6,7 @@ NODES machines hold as many ranks each. The ranks are forked, so that torch is i
 
 import os
 import sys
+import time
 import traceback
 from dataclasses import replace
 from pathlib import Path
@@ -19,16 +20,28 @@ from learner.rank_group import STOP, RankGroup
 from learner.trainer import Learner
 from services.process.rendezvous import Rendezvous
 
+PARKED = "parked"
+
 
 def lead(learner, out):
-    park, unpark = (learner.park, learner.unpark) if "parked" in out.name else (lambda: None, lambda: None)
+    parks = "parked" in out.name
     reports = []
+
+    def park():
+        if parks:
+            learner.park()
+            (out / PARKED).unlink()  # raises if the last rank, which is late, has not parked
+
+    def unpark():
+        if parks:
+            learner.unpark()
+
     for seed in range(2):
         park()
         unpark()
         reports.append(learner.train(make_groups(seed, step=seed)))
     checkpoint = out / "checkpoint"
-    checkpoint.mkdir(parents=True)
+    checkpoint.mkdir()
     park()
     saving = learner.save(checkpoint)
     unpark()
@@ -39,6 +52,18 @@ def lead(learner, out):
     learner.load(checkpoint)
     learner.train(make_groups(2, step=2))
     learner.export(out / "export")
+
+
+def parks_late(learner, out):
+    """Makes this rank park after the others, and note each time in a file."""
+    park = learner._parking.park
+
+    def late():
+        time.sleep(0.2)
+        park()
+        (out / PARKED).touch()
+
+    learner._parking.park = late
 
 
 def skewed(*arguments, **options):
@@ -56,10 +81,14 @@ def run(rank, world, nodes, rendezvous, model, out, cases):
         step.pack_rows = skewed if (name, rank) == ("skewed", 1) else pack_rows
         learner = Learner(make_config(ranks=world, **(CASES | VARIANTS | WRONG)[name]), Path(model), gang)
         assert learner.layout.shards == (world // nodes if nodes < world else world)
+        folder = Path(out) / name
+        folder.mkdir(parents=True, exist_ok=True)
         if gang.rank:
+            if gang.rank == world - 1:
+                parks_late(learner, folder)
             learner.follow()
         else:
-            lead(learner, Path(out) / name)
+            lead(learner, folder)
             gang.tell(STOP)
     torch.distributed.destroy_process_group()
 

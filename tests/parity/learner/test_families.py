@@ -1,5 +1,7 @@
 """Tiny random models of published families: packs equal the model's own code, and the probe refuses a broken one."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -135,7 +137,23 @@ def test_a_learner_that_disagrees_with_its_sampler_is_refused_before_it_trains(f
         learner._train(rows_with(true + np.float32(0.01)), _timer())
     after = [value for _, value in learner.state_dict_for_sampler()]
     assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
-    Learner(make_config(token_budget=1024), folder, gang, probed=True)._train(rows_with(true), _timer())
+    again = Learner(make_config(token_budget=1024), folder, gang, probed=True)
+    assert again._train(rows_with(true), _timer()).doubt == ""
+
+
+def test_a_later_disagreement_with_the_sampler_is_told_and_trained_on(folders, gang, rows):
+    """The learner's own logprobs agree again."""
+    learner = Learner(make_config(token_budget=1024), folders("Llama 3"), gang, probed=True)
+
+    def doubt(wrong):
+        with torch.no_grad():
+            own = learner.policy(pack_rows(rows, np.arange(4)))[0].numpy()
+        return learner._train(rows_with(own + np.float32(wrong)), _timer()).doubt
+
+    assert doubt(0.0) == ""
+    assert re.fullmatch(r"0\.01 nats a token, and float32 explains \S+e-05", doubt(0.01))
+    assert doubt(0.0) == ""
+    assert learner.step == 3
 
 
 def _timer():

@@ -34,6 +34,8 @@ def config(models: dict[str, Path], *keys: str, size: str = "1.5b") -> Config:
      "lower rollout.workers (now 4) or learner.ranks (now 1)"),
     (["rollout.gpus=1", "rollout.tensor_parallel=4", "learner.gpus=1"], "asks for 5 GPUs, and there are 4", "lower "),
     (["rollout.gpus=0", "learner.gpus=1", "learner.ranks=5"], "asks for 5 GPUs", "lower learner.ranks to 4"),
+    (["rollout.gpus=1", "rollout.tensor_parallel=3", "learner.gpus=1"], "12 attention heads, 2 of them with keys, and "
+     "8960 feed-forward columns evenly", "set it to 1 or 2 or 4"),
     (["learner.gpus=0", "rollout.gpus=1", "rollout.workers=5"], "asks for 5 GPUs", "lower rollout.workers to 4"),
     (["weights.transfer=nccl", "rollout.gpus=0", "learner.gpus=0"], "rollout.gpus=0 with learner.gpus=0",
      "set weights.transfer=host, or auto"),

@@ -54,6 +54,8 @@ def test_a_plan_that_fits_passes():
     ("rollout.workers=2", "the plan reserves 3 CPUs, and this machine has 2"),
     ("rollout.threads=4", "rollout.threads=4, and this machine has 2 CPUs; set rollout.threads=2"),
     ("rollout.kv_cache_gb=40", "GiB of memory, and 16.0 are available"),
+    ("rollout.kv_cache_gb=0.0005", "holds 350 tokens, and a row of prompt and response may have 504"),
+    ("learner.fewest_ranks=2", "learner.fewest_ranks=2 is more than learner.ranks=1; set learner.fewest_ranks=1 or"),
     ("rollout.gpus=1", "the plan asks for 1 GPUs, and there is none"),
     ("learner.gpus=0.5", "the plan asks for 1 GPUs, and there is none"),
     ("learner.token_budget=400", "holds no whole row of up to 504 tokens"),

@@ -89,6 +89,13 @@ def test_a_value_out_of_range_is_one_line(file: Path, override: str, expected: s
     assert message(file, override) == expected
 
 
+@pytest.mark.parametrize(("value", "seen"), [("80", "80"), ("0x80", "128"), ("x80", "'x80'")])
+def test_hardware_that_names_no_gpus_is_told_the_form(file: Path, value: str, seen: str):
+    """YAML reads the first two as numbers."""
+    assert message(file, f"hardware={value}").startswith(
+        f"hardware: {seen} names no GPUs; write their number and the GB of each, such as 8x80; ")
+
+
 def test_a_bootstrap_without_a_state_to_end_in_is_refused(file: Path):
     found = message(file, "learner.credit.bootstrap=true", "learner.credit.state_key=prompt")
     assert "learner.credit.bootstrap needs the state key of the last observation" in found
