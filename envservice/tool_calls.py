@@ -1,11 +1,13 @@
 """Tools that an environment offers, and calls of tools in an answer.
 
 A tool is described as OpenAI's API does, and shown to the model by the model's own chat template. A call comes back in
-one of three forms:
+one of these forms:
 
     <tool_call>{"name": "add", "arguments": {"n": 5}}</tool_call>                   Hermes, Qwen2.5, Qwen3
     <tool_call><function=add><parameter=n>5</parameter></function></tool_call>      Qwen3.5, Nemotron 3
     {"name": "add", "parameters": {"n": 5}}                                         Llama 3, as the whole answer
+    [TOOL_CALLS][{"name": "add", "arguments": {"n": 5}}]                            Mistral, to the end of the answer
+    [TOOL_CALLS]add[ARGS]{"n": 5}                                                   later Mistral, again for each call
 
 An environment receives a call as its action, the JSON text of written_call, so sessions with tools are recorded,
 rebuilt and checked as all others are.
@@ -16,6 +18,7 @@ the step is invalid.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +27,9 @@ from typing import Any
 import msgspec
 
 CALL, CALL_END = "<tool_call>", "</tool_call>"
+MISTRAL_CALLS, MISTRAL_ID, MISTRAL_ARGUMENTS = MISTRAL = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
+"""Special tokens of Mistral's models."""
+_MISTRAL_ID = re.compile("[a-zA-Z0-9]{9}")
 _CALLS = re.compile(re.escape(CALL) + "(.*?)" + re.escape(CALL_END), re.DOTALL)
 _FUNCTION = re.compile(r"<function=([^<>\s]+)>(.*)</function>", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^<>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
@@ -43,6 +49,8 @@ class ToolCall(msgspec.Struct, frozen=True):
 
     name: str
     arguments: dict[str, Any] = {}
+    id: str = ""
+    """The id that the model itself gives the call, as Mistral's models do, or ""."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +62,13 @@ class ParsedAnswer:
     calls: list[ToolCall]
     whole: bool
     """False if a call is broken; then it is part of the content."""
+
+
+class _Tagged(msgspec.Struct, frozen=True):
+    """A call as Hermes and Qwen write it."""
+
+    name: str
+    arguments: dict[str, Any] = {}
 
 
 class _WholeAnswer(msgspec.Struct, frozen=True):
@@ -68,10 +83,11 @@ def parse_calls(text: str, tools: Sequence[Tool] = ()) -> ParsedAnswer:
 
     An answer without tags is a call only if tools were offered.
     """
-    calls: list[ToolCall] = []
+    content, begins, written = text.partition(MISTRAL_CALLS)
     try:
-        for found in _CALLS.findall(text):
-            calls.append(_tagged(found.strip(), tools))
+        if begins:
+            return ParsedAnswer(content=content.strip(), calls=_mistral(written), whole=True)
+        calls = [_tagged(found.strip(), tools) for found in _CALLS.findall(text)]
     except msgspec.DecodeError:
         return ParsedAnswer(content=text, calls=[], whole=False)
     if not calls and tools and (call := _whole_answer(text)) is not None:
@@ -80,11 +96,27 @@ def parse_calls(text: str, tools: Sequence[Tool] = ()) -> ParsedAnswer:
     return ParsedAnswer(content=rest.strip() if calls else text, calls=calls, whole=CALL not in rest)
 
 
+def _mistral(written: str) -> list[ToolCall]:
+    """Reads what follows the first [TOOL_CALLS]. Raises DecodeError if that is not calls alone, or if an id is not as
+    the models' templates demand it: they would refuse the whole conversation."""
+    if written.lstrip().startswith("["):
+        calls = msgspec.json.decode(written.strip(), type=list[ToolCall])
+    else:
+        parts = [one.partition(MISTRAL_ARGUMENTS) for one in written.split(MISTRAL_CALLS)]
+        named = [(*head.partition(MISTRAL_ID), inside) for head, _, inside in parts]
+        calls = [ToolCall(name.strip(), msgspec.json.decode(inside, type=dict[str, Any]), number.strip())
+                 for name, _, number, inside in named]
+    if not calls or not all(call.name and (not call.id or _MISTRAL_ID.fullmatch(call.id)) for call in calls):
+        raise msgspec.DecodeError("there is no call, or one without a name, or with another id than a template takes")
+    return calls
+
+
 def _tagged(body: str, tools: Sequence[Tool]) -> ToolCall:
     """Reads what stands between the tags. Raises DecodeError if that is no call."""
     function = _FUNCTION.fullmatch(body)
     if function is None:
-        return msgspec.json.decode(body, type=ToolCall)
+        call = msgspec.json.decode(body, type=_Tagged)
+        return ToolCall(call.name, call.arguments)
     name, inside = function.groups()
     if _PARAMETER.sub("", inside).strip():
         raise msgspec.DecodeError("there is text between the parameters")
@@ -110,9 +142,17 @@ def _whole_answer(text: str) -> ToolCall | None:
     return ToolCall(call.name, call.parameters)
 
 
+def call_id(call: ToolCall, place: str) -> str:
+    """Returns the id that the model gave a call, or else nine letters and digits, as Mistral's templates want them.
+
+    They are the same for the same call at the same place, so that a replayed conversation reads the same tokens.
+    """
+    return call.id or hashlib.blake2b(f"{place} {written_call(call)}".encode()).hexdigest()[:9]
+
+
 def written_call(call: ToolCall) -> str:
     """Returns a call as the action that an environment receives: `{"name":"add","arguments":{"a":7,"b":3}}`."""
-    return msgspec.json.encode(call).decode()
+    return msgspec.json.encode({"name": call.name, "arguments": call.arguments}).decode()
 
 
 def read_call(action: str) -> ToolCall | None:

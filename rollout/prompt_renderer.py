@@ -12,14 +12,17 @@ import numpy as np
 from envservice.base import Outcome, ParsedAction, PromptTemplate, Turn
 from envservice.registry import find_spec, make_template
 from envservice.response_format import ACTION_END
+from envservice.tool_calls import MISTRAL
 from services.chat import THINK, THINK_END, ChatFormat, chat_format, check_chat
 from services.config.tree import EnvSection, ModelSection
 from services.files import read_json
+from services.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-TAGS = (THINK, THINK_END, "<action>", ACTION_END)
+TAGS = (THINK, THINK_END, "<action>", ACTION_END, *MISTRAL)
+"""Texts that stay in an answer even if they are special tokens of the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +78,7 @@ def load_text(model: str, env: EnvSection, settings: ModelSection | None = None)
 
     Raises UserError if the prompt needs a chat template and the tokenizer has none that works.
     """
-    from transformers import AutoTokenizer
-
-    template = make_template(env)
-    tokenizer: Any = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+    template, tokenizer = make_template(env), load_tokenizer(model)
     chat = chat_format(tokenizer, settings or ModelSection())
     if template.chat:
         check_chat(chat, Path(model))

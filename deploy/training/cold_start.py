@@ -17,6 +17,7 @@ from services.config.tree import Config
 from services.errors import UserError
 from services.files import open_as_folder
 from services.seeds import seed_for
+from services.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -165,7 +166,7 @@ def _start(
     config: Config, path: Path | None, examples: list[Example], spec: EnvironmentSpec, report: Report
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Returns the model to train and its tokenizer: those at `path`, or new ones if `path` is None."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     from envservice.registry import find_spec
@@ -176,7 +177,7 @@ def _start(
     if path is not None:
         model = AutoModelForCausalLM.from_pretrained(
             path, dtype="float32", local_files_only=True, trust_remote_code=False)
-        return model, AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        return model, load_tokenizer(path)
     stride = max(1, 2 * len(examples) // TOKENIZER_TEXTS)
     texts = (str(text) for one in examples[::stride] for text in (one.prompt, one.response))
     teacher = find_spec(config.env.name).teacher

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
+from envservice.tool_calls import call_id
 from rollout.agents.session import ChatAnswer
 
 
@@ -138,9 +139,9 @@ def _message(answer: ChatAnswer) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": answer.content or None}
     if answer.parsed.calls:
         message["tool_calls"] = [
-            {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function",
+            {"id": call_id(call, f"{answer.prompt_tokens} {place}"), "type": "function",
              "function": {"name": call.name, "arguments": msgspec.json.encode(call.arguments).decode()}}
-            for call in answer.parsed.calls]
+            for place, call in enumerate(answer.parsed.calls)]
     elif message["content"] is None:
         message["content"] = ""
     return message

@@ -7,6 +7,7 @@ the history as they were written, so most calls continue the one before and trai
 from __future__ import annotations
 
 from envservice.client.client import Result
+from envservice.tool_calls import call_id
 from rollout.agents.session import AgentSession
 from rollout.agents.world import AgentWorld
 from services.chat import Message
@@ -19,9 +20,10 @@ async def agent(_task: str, llm: AgentSession, env: AgentWorld) -> None:
     while not now.done:
         answer = await llm.chat(said, tools=env.tools)
         said.append({"role": "assistant", "content": answer.text})
-        for call in answer.parsed.calls:
+        for place, call in enumerate(answer.parsed.calls):
             now = await env.call(call.name, call.arguments)
-            said.append({"role": "tool", "name": call.name, "content": now.observation})
+            said.append({"role": "tool", "name": call.name, "content": now.observation,
+                         "tool_call_id": call_id(call, f"{answer.prompt_tokens} {place}")})
             if now.done:
                 return
         if not answer.parsed.calls:

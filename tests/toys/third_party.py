@@ -14,5 +14,7 @@ _PLACE = Path(__file__).parents[2] / ".venv-third-party"
 PYTHON = _PLACE / "bin" / "python"
 TEMPLATES = next(_PLACE.glob("lib/*/site-packages/trl/chat_templates"), None)
 """TRL's copies of the chat templates of published models; None if they are not installed."""
+TOKENIZERS = {path.name: path for path in sorted((_PLACE / "tokenizers").glob("[!.]*"))}
+"""Maps names of published models to folders with their tokenizers (scripts/third-party-npm.txt)."""
 needs_third_party = pytest.mark.skipif(
     not PYTHON.exists(), reason="the packages of scripts/third-party.txt are not installed (scripts/setup --test)")

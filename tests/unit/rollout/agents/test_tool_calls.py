@@ -1,5 +1,7 @@
 """Tool calls in answers, and messages and answers in OpenAI's form."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -19,6 +21,29 @@ def test_calls_are_taken_out_of_an_answer():
     assert (parsed.content, parsed.whole) == ("First I add.", True)
 
 
+@pytest.mark.parametrize("text", [
+    'First.[TOOL_CALLS][{"name": "add", "arguments": {"a": 7}, "id": "0a1b2c3d4"}, {"name": "end", "arguments": {}}]',
+    'First.[TOOL_CALLS]add[ARGS]{"a": 7}[TOOL_CALLS]end[ARGS]{}',
+    'First.[TOOL_CALLS]add[CALL_ID]0a1b2c3d4[ARGS]{"a": 7}[TOOL_CALLS] end[ARGS] {}'])
+def test_mistrals_calls_reach_to_the_end_of_the_answer(text):
+    parsed = parse_calls(text)
+    assert [(call.name, call.arguments) for call in parsed.calls] == [("add", {"a": 7}), ("end", {})]
+    assert (parsed.content, parsed.whole) == ("First.", True)
+
+
+def test_the_id_that_a_model_gives_its_call_is_the_clients():
+    """Else the next prompt would hold another id than the one that was sampled."""
+    request = ChatRequest(messages=[{"role": "user", "content": "7 plus 3"}])
+    for text, wanted in (('[TOOL_CALLS][{"name": "add", "arguments": {}, "id": "0a1b2c3d4"}]', "0a1b2c3d4"),
+                         ('[TOOL_CALLS]add[CALL_ID]0a1b2c3d4[ARGS]{}', "0a1b2c3d4")):
+        [call] = reply(answer(text), request, str)["choices"][0]["message"]["tool_calls"]
+        assert call["id"] == wanted
+    first, second = reply(answer(CALL + CALL), request, str)["choices"][0]["message"]["tool_calls"]
+    assert re.fullmatch("[0-9a-f]{9}", first["id"])
+    assert first["id"] != second["id"]
+    assert reply(answer(CALL + CALL), request, str)["choices"][0]["message"]["tool_calls"] == [first, second]
+
+
 def test_without_tools_an_object_is_an_answer_like_any_other():
     text = '{"name": "add", "parameters": {"a": 7}}'
     assert parse_calls(text).calls == []
@@ -30,7 +55,9 @@ def test_without_tools_an_object_is_an_answer_like_any_other():
 @pytest.mark.parametrize("text", [
     "<tool_call><function=add><parameter=a>7</function></tool_call>", "<tool_call><function=add>7</tool_call>",
     "<tool_call>{}</tool_call>", "<tool_call>add</tool_call>", '<tool_call>{"name": "add"', f"{CALL}<tool_call>",
-    '<tool_call>{"name": "add", "arguments": 3}</tool_call>'])
+    '<tool_call>{"name": "add", "arguments": 3}</tool_call>', "[TOOL_CALLS]", "[TOOL_CALLS][]", "[TOOL_CALLS]add",
+    '[TOOL_CALLS][{"name": "add"', '[TOOL_CALLS][ARGS]{"a": 7}', '[TOOL_CALLS]add[ARGS][7]', '[TOOL_CALLS][{"a": 7}]',
+    '[TOOL_CALLS][{"name": "add", "arguments": {}, "id": "short"}]'])
 def test_a_broken_call_is_no_whole_answer(text):
     """The agent gets its text, and the step is invalid; a call that is whole beside it stays one."""
     assert not parse_calls(text).whole

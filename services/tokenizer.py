@@ -1,0 +1,29 @@
+"""The tokenizer of a model's folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+_TEXT = "Go to the  oven 12:\n\tnaïve café, (x=3.50) … 火 🔥 don't"
+"""Holds what rules of tokenizers treat differently: spaces, digits, accents, other scripts, an apostrophe."""
+
+
+def load_tokenizer(folder: str | Path) -> Any:
+    """Returns the tokenizer in a Hugging Face folder, which encodes as the folder's tokenizer.json does.
+
+    transformers builds some tokenizers anew from the class that tokenizer_config.json names. DeepSeek's models, also
+    those distilled into Qwen and Llama, name Llama's: its rules know no byte-level BPE, and drop every space. The model
+    was trained with the file, so the file decides where the two differ. Raises the errors of transformers.
+    """
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    made: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    file = Path(folder) / "tokenizer.json"
+    if not file.exists():
+        return made
+    wanted = Tokenizer.from_file(str(file)).encode(_TEXT, add_special_tokens=False).ids
+    if made.encode(_TEXT, add_special_tokens=False) == wanted:
+        return made
+    return PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False)

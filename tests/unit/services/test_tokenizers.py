@@ -1,0 +1,90 @@
+"""Tokenizers of published models: text comes back as it was, and a conversation goes on from the very tokens."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from third_party import TOKENIZERS
+
+from envservice.tool_calls import ToolCall, parse_calls, read_call, tool, written_call
+from rollout.agents.completions import ChatRequest, reply, templated
+from rollout.agents.session import ChatAnswer
+from rollout.engine import Sample
+from rollout.prompt_renderer import PromptRenderer, load_text
+from services.chat import ChatFormat
+from services.config.tree import EnvSection
+
+pytestmark = pytest.mark.skipif(not TOKENIZERS, reason="scripts/setup --test has not fetched them by npm")
+MODELS = ("deepseek_v3", "mistral_nemo", "qwen2_5", "qwen3")
+WITH_TOOLS = ("mistral_nemo", "qwen2_5", "qwen3")
+TEXTS = ("go to oven 1", "<think>It is in the  fridge.\n\nSo:</think><action>take apple 12 from fridge 1</action>",
+         "naïve café, 3.50 €, 火", "\tx = {'a': [1, 2]}\n", "don't; it's 100% 🔥")
+TOOLS = [tool("add", "Adds a number.", {"n": {"type": "integer"}, "word": {"type": "string"}})]
+ASKED: list[dict[str, Any]] = [{"role": "user", "content": "x"}]
+
+
+@cache
+def text_of(name: str) -> PromptRenderer:
+    return load_text(str(TOKENIZERS[name]), EnvSection(name="alfworld"))
+
+
+def ids(name: str, text: str) -> list[int]:
+    return text_of(name).tokenizer.encode(text, add_special_tokens=False)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("text", TEXTS)
+def test_an_answer_reads_as_it_was_written(name: str, text: str):
+    """transformers builds DeepSeek's by LLaMA's rules, which drop every space: no action would be admissible."""
+    assert text_of(name).decode(ids(name, text)) == text
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_action_is_parsed_from_tokens(name: str):
+    end = text_of(name).tokenizer.eos_token_id
+    assert end in text_of(name).stop_ids
+    answer = [*ids(name, "<think>I look.</think><action>go to oven 1</action>"), end]
+    assert text_of(name).parse(np.array(answer)).action == "go to oven 1"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_conversation_continues_the_tokens_of_the_answer(name: str):
+    """So its calls train as one sequence, and nothing is read in other tokens than it was sampled in."""
+    chat = text_of(name).chat
+    assert isinstance(chat, ChatFormat)
+    end = text_of(name).tokenizer.eos_token_id
+    for answer in ("I open drawer 12, then the café.", "go to oven 1"):
+        sampled = [*ids(name, chat.text(ASKED)), *ids(name, answer), end]
+        said = {"role": "assistant", "content": text_of(name).decode([*ids(name, answer), end])}
+        again = ids(name, chat.text([*ASKED, said, {"role": "user", "content": "y"}]))
+        assert again[: len(sampled)] == sampled
+
+
+@pytest.mark.parametrize("name", WITH_TOOLS)
+def test_a_call_comes_back_from_an_openai_client_as_the_tokens_that_were_sampled(name: str):
+    """Two turns: the template's own call is parsed, told to the client, and sent back with the tool's result."""
+    chat = text_of(name).chat
+    assert isinstance(chat, ChatFormat)
+    arguments = {"n": 5, "word": "12"}
+    call = {"id": "0a1b2c3d4", "type": "function", "function": {"name": "add", "arguments": arguments}}
+    prompt = chat.text(ASKED, TOOLS)
+    thought = "<think>\nI add.\n</think>\n\n" if name == "qwen3" else ""
+    whole = chat.text([*ASKED, {"role": "assistant", "content": thought, "tool_calls": [call]}], TOOLS, answering=False)
+    assert whole.startswith(prompt)
+    end = text_of(name).tokenizer.eos_token
+    sampled = ids(name, whole[len(prompt):].partition(end)[0])
+    text = text_of(name).decode(sampled)
+    answer = ChatAnswer(text=text, parsed=parse_calls(text, TOOLS), prompt_tokens=3, sample=Sample(
+        ids=np.array(sampled, dtype=np.int32), logprobs=np.zeros(len(sampled), dtype=np.float32), spans=[],
+        finished="stop"))
+    assert [read_call(written_call(found)) for found in answer.parsed.calls] == [ToolCall("add", arguments)]
+    told = reply(answer, ChatRequest(messages=ASKED), str)["choices"][0]["message"]
+    assert json.loads(told["tool_calls"][0]["function"]["arguments"]) == arguments
+    result = {"role": "tool", "tool_call_id": told["tool_calls"][0]["id"], "name": "add", "content": "17"}
+    again = ids(name, chat.text(templated([*ASKED, told, result]), TOOLS))
+    sampled = [*ids(name, prompt), *sampled]
+    assert again[: len(sampled)] == sampled
