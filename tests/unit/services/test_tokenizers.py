@@ -64,6 +64,15 @@ def test_a_conversation_continues_the_tokens_of_the_answer(name: str):
         assert again[: len(sampled)] == sampled
 
 
+@pytest.mark.parametrize("arguments", [{}, {"enable_thinking": False}])
+def test_qwen3_forgets_its_thoughts_so_a_conversation_starts_a_row_with_each_call(arguments: dict[str, bool]):
+    """docs/tasks/own-agent.md says so, and how to keep them."""
+    chat = ChatFormat(tokenizer=text_of("qwen3").tokenizer, arguments=arguments)
+    answer = chat.opening() + ("go" if arguments else "<think>\nhm\n</think>\n\ngo")
+    again = chat.text([*ASKED, {"role": "assistant", "content": answer}, {"role": "user", "content": "y"}])
+    assert again.startswith(chat.text(ASKED).partition("<think>")[0] + "go")
+
+
 @pytest.mark.parametrize("name", WITH_TOOLS)
 def test_a_call_comes_back_from_an_openai_client_as_the_tokens_that_were_sampled(name: str):
     """Two turns: the template's own call is parsed, told to the client, and sent back with the tool's result."""
