@@ -178,6 +178,29 @@ def test_only_tokens_of_another_policy_are_corrected(how, old, weights):
     assert (found.weights if weights is None else found.weights.tolist()) == weights
 
 
+@pytest.mark.parametrize(("how", "losses", "gradients"), [
+    ("decoupled", [-2.4, -0.6, 1.6, -1.65], [0.0, 0.0, 0.0, -1.65]),
+    ("coupled", [-1.2, -0.8, 1.4, -1.2], [0.0, -0.8, 1.4, 0.0]),
+    ("none", [-1.2, -1.2, 0.8, -1.1], [0.0, 0.0, 0.0, -1.1]),
+])  # fmt: skip
+def test_decoupled_clipping_of_areal_by_hand(how, losses, gradients):
+    """AReaL (arXiv 2505.24298, equation 5) with its weight w truncated at 2, clip .2, four rows of one token:
+
+        L = -w min(u A, clip(u, .8, 1.2) A),  u = π / π_proximal,  w = min(π_proximal / π_sampler, 2)
+
+    u = 1.5, 1.6, .7, 1.1; w = 4 (so 2), .5, 2, 1.5; A = 1, 1, -1, 1. The clip looks at u alone, so it stops the first
+    three. PPO's own clip (coupled) looks at π / π_sampler = 6, .8, 1.4, 1.65, and stops the first and the last.
+    """
+    sampler, proximal = torch.tensor([[0.1, 0.5, 0.25, 0.2], [0.4, 0.25, 0.5, 0.3]], dtype=torch.float64).log()
+    logp = torch.tensor([0.6, 0.4, 0.35, 0.33], dtype=torch.float64).log().requires_grad_()
+    found = off_policy(proximal, sampler, torch.ones(4, dtype=torch.bool), how=how, cap=2.0)
+    loss, _ = token_policy_loss(logp, found.old, torch.arange(4), torch.tensor([1.0, 1.0, -1.0, 1.0]),
+                                clip=Clip(0.2, 0.2), mean=Mean("tokens", 4, 4), weights=found.weights)
+    loss.backward()
+    assert loss.item() == pytest.approx(sum(losses) / 4)
+    assert (4 * logp.grad).tolist() == pytest.approx(gradients)
+
+
 @pytest.mark.parametrize("how", ["decoupled", "coupled"])
 def test_on_policy_nothing_is_corrected(how):
     found = off_policy(PROXIMAL, SAMPLER, torch.zeros(4, dtype=torch.bool), how=how, cap=2.0)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import ray
 
-from deploy.launch.ray_cluster import _LOOPBACK, _existing, _start, _uninterrupted, private_ray
+from deploy.launch.ray_cluster import _LOOPBACK, _existing, _start, _uninterrupted, private_ray, ray_cluster
+from deploy.runs.configs import default_config
 from services.errors import DeadlineExceeded
 
 pytestmark = pytest.mark.ray
@@ -67,6 +68,17 @@ def test_a_cluster_of_others_that_asks_for_no_token_is_told_to_the_user(monkeypa
         pass
     assert len(told) == warnings
     assert all("10.0.0.1:6379 asks for no token" in line for line in told)
+
+
+def test_nodes_that_join_later_reach_redis_at_the_address_of_this_node(monkeypatch):
+    """A cluster that has one node when the run starts is not taken for a machine of its own, with a Redis on loopback.
+    """
+    monkeypatch.setattr(ray, "init", lambda **_: None)
+    monkeypatch.setattr(ray, "nodes", lambda: [{"NodeManagerAddress": "10.0.0.1", "Alive": True}])
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.1")
+    monkeypatch.setattr("deploy.launch.ray_cluster.check_ray", lambda _: None)
+    with ray_cluster(default_config(["ray.address=10.0.0.1:6379"]), "late", lambda _: None) as address:
+        assert address == "10.0.0.1"
 
 
 def test_ctrl_c_waits_for_the_end_of_a_start_and_a_second_one_does_not():
