@@ -15,7 +15,7 @@ from services.errors import DeadlineExceeded
 from services.records import Drop
 from services.store.archive import EpisodeArchive
 from services.store.lease import Lease
-from services.store.step_log import Supply
+from services.store.step_log import Supply, whole
 from services.store.store import Store
 from services.telemetry.heartbeat import NO_SERVERS, Pulse, all_do
 from services.telemetry.logs import get_logger
@@ -71,14 +71,16 @@ class GroupCollector:
     def _young_enough(self, groups: list[str], step: int) -> list[str]:
         """Drops the groups with a token that an older policy sampled than `learner.staleness` allows.
 
-        A version's step decides, not its incarnation: a replay reproduces the weights of each step.
+        A version's step decides, not its incarnation: a replay reproduces the weights of each step. Every group is
+        read here, so one whose episodes are lost goes back to the workers before a manifest names it.
         """
         oldest = step - 1 - self.config.learner.staleness
-        if oldest <= 0:
-            return groups
         kept: list[str] = []
         for group in groups:
-            if min(episode.oldest_step for episode in self.store.episodes(group)) >= oldest:
+            episodes = self.store.episodes(group)
+            if not whole(episodes):
+                continue
+            if min(episode.oldest_step for episode in episodes) >= oldest:
                 kept.append(group)
             else:
                 self.drop(group, f"over-age: sampled before step {oldest}")

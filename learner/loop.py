@@ -106,11 +106,7 @@ class TrainingLoop:
             self._check()
             self.observer.waiting()
             manifest, replayed = self.next_manifest()
-            groups = [self.store.episodes(group) for group in manifest.groups]
-            self.observer.training(manifest, groups)
-            with self.card():
-                report = self.train(manifest, groups)
-                packed = self.gather()
+            report, packed = self.train(manifest)
             self.observer.trained(report, incarnation=self.incarnation, replayed=replayed)
             self.publish_weights(packed)
             self.observer.published(self.version)
@@ -145,17 +141,23 @@ class TrainingLoop:
         return GroupCollector(config=self.config, store=self.store, lease=self.lease, archive=self.archive,
                               check=self._check, pulse=self.observer.pulse)
 
-    def train(self, manifest: Manifest, groups: list[list[Episode]]) -> StepReport:
-        """Takes one learner step and writes its episodes to the archive. Raises UserError if it failed too often."""
+    def train(self, manifest: Manifest) -> tuple[StepReport, Packed | None]:
+        """Takes one learner step and writes its episodes to the archive. Raises UserError if it failed too often.
+
+        Returns the new weights as `gather` does.
+        """
         limit = self.config.learner.step_attempts
         with counted_attempt(self.store, self.lease, manifest, incarnation=self.incarnation, limit=limit):
-            report = self.learner.train(groups)
+            groups = self.store.committed(manifest)
+            self.observer.training(manifest, groups)
+            with self.card():
+                report, packed = self.learner.train(groups), self.gather()
         last = max(int(group.removeprefix("train/")) for group in manifest.groups)
         self.position = Position(
             step=manifest.step, incarnation=self.incarnation, next_group=max(self.position.next_group, last + 1),
             trained=self.position.trained + len(manifest.groups))
         self.archive.write(manifest.step, trained_rows(groups, report))
-        return report
+        return report, packed
 
     def _check(self) -> None:
         self.check()
@@ -242,7 +244,8 @@ class TrainingLoop:
         self.observer.checkpointed(time.time())
         self._point(exported=folder / EXPORT)
         self.mirrored(position.step)
-        log.info("episodes retired", step=position.step, bytes=self.store.retire(self.lease, position.step))
+        log.info("episodes retired", step=position.step, bytes=self.store.retire(self.lease, position.step),
+                 bodies=self.store.sweep())
 
     def export(self, folder: Path) -> None:
         """Writes the published weights into a folder that transformers and vLLM load."""

@@ -2,8 +2,9 @@
 
 The limit of a Redis is that of its one thread, so it is told by the CPU seconds that Redis itself reports, which other
 processes of a busy machine do not change. Episodes are committed, read by the learner and retired, as in a run, on a
-private Redis with its append-only file. Token ids follow Zipf's law over 150,000 words; 1,200 of the 1,500 prompt
-tokens of a turn are those of the turn before, as instructions and history are.
+private Redis with its append-only file, once with their bodies in Redis and once in a folder (`redis.bodies`). Token
+ids follow Zipf's law over 150,000 words; 1,200 of the 1,500 prompt tokens of a turn are those of the turn before, as
+instructions and history are.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from deploy.bench.figures import Figure, Tell, silent
+from services.config.redis import RedisSection
 from services.records import Episode, Manifest, PlayedTurn, Step, Ticket, Version, VersionSpan, encode_episode
 from services.store.redis_server import private_redis
 from services.store.store import Claim, Store
@@ -44,38 +46,56 @@ class Spent(NamedTuple):
 def run(tell: Tell = silent) -> list[Figure]:
     """Takes about half a minute."""
     with tempfile.TemporaryDirectory(prefix="gagpo-bench-") as folder, private_redis(Path(folder)) as url:
-        tell("episodes", 0, 2)
-        figures = _episodes(Store(url, "episodes"))
-        tell("kept turns", 1, 2)
-        return figures + _kept(Store(url, "long"), RESPONSE) + _kept(Store(url, "short"), SMALL_RESPONSE)
+        tell("episodes", 0, 3)
+        whole, figures = _episodes(Store(url, "episodes"), "Redis")
+        tell("episodes whose bodies lie in a folder", 1, 3)
+        reference, elsewhere = _episodes(
+            Store(url, "references", settings=RedisSection(bodies=Path(folder).as_uri())), "a folder")
+        tell("kept turns", 2, 3)
+        long, kept = _kept(Store(url, "long"), RESPONSE)
+        _, short = _kept(Store(url, "short"), SMALL_RESPONSE)
+    return [
+        *_packing(), *figures, *elsewhere, *kept, *short,
+        Figure(name="limit of one Redis, turns kept as well", value=1 / (whole + TURNS * long), unit="episodes/s"),
+        Figure(name="the same, bodies in a folder", value=1 / (reference + TURNS * long), unit="episodes/s"),
+    ]
 
 
-def _episodes(store: Store) -> list[Figure]:
+def _packing() -> list[Figure]:
+    episode = _episode(_ticket(0), np.random.default_rng(0))
+    raw = sum(array.nbytes for step in episode.steps for array in (step.prompt_ids, step.response_ids, step.logprobs))
+    began = time.thread_time()
+    size = len(encode_episode(episode))
+    return [
+        Figure(name="episode as arrays", value=raw / MB, unit="MB"),
+        Figure(name="packed", value=size / MB, unit="MB"),
+        Figure(name="packing, of a worker's CPU", value=1000 * (time.thread_time() - began), unit="ms"),
+    ]
+
+
+def _episodes(store: Store, where: str) -> tuple[float, list[Figure]]:
+    """Returns Redis' CPU seconds per episode, and the figures."""
     claims = _claims(store, EPISODES)
     rng = np.random.default_rng(0)
     episodes = [_episode(claim.ticket, rng) for claim in claims]
-    raw = sum(array.nbytes for step in episodes[0].steps
-              for array in (step.prompt_ids, step.response_ids, step.logprobs))
-    began = time.thread_time()
-    size = len(encode_episode(episodes[0]))
-    compress = time.thread_time() - began
+    size = sum(len(encode_episode(episode)) for episode in episodes) / EPISODES
     commits = _measure(store, lambda: [
         store.commit_episode(claim, episode) for claim, episode in zip(claims, episodes, strict=True)])
     reads = _measure(store, lambda: [store.episodes(claim.ticket.group) for claim in claims])
     retires = _measure(store, lambda: _train(store, [claim.ticket.group for claim in claims]))
-    redis = commits.redis + reads.redis + retires.redis
-    return [
-        Figure(name="episode as arrays", value=raw / MB, unit="MB"),
-        Figure(name="episode in Redis", value=size / MB, unit="MB"),
-        Figure(name="packing, of a worker's CPU", value=1000 * compress, unit="ms"),
-        Figure(name="one committer, with packing", value=EPISODES * size / MB / commits.wall, unit="MB/s"),
-        Figure(name="one reader, with unpacking", value=EPISODES * size / MB / reads.wall, unit="MB/s"),
-        Figure(name="limit of one Redis", value=EPISODES * size / MB / redis, unit="MB/s"),
-        Figure(name="limit of one Redis", value=EPISODES / redis, unit="episodes/s"),
+    redis = (commits.redis + reads.redis + retires.redis) / EPISODES
+    return redis, [
+        Figure(name=f"bodies in {where}: one committer, with packing", value=EPISODES * size / MB / commits.wall,
+               unit="MB/s"),
+        Figure(name=f"bodies in {where}: one reader, with unpacking", value=EPISODES * size / MB / reads.wall,
+               unit="MB/s"),
+        Figure(name=f"bodies in {where}: limit of one Redis", value=size / MB / redis, unit="MB/s"),
+        Figure(name=f"bodies in {where}: limit of one Redis", value=1 / redis, unit="episodes/s"),
     ]
 
 
-def _kept(store: Store, response: int) -> list[Figure]:
+def _kept(store: Store, response: int) -> tuple[float, list[Figure]]:
+    """Returns Redis' CPU seconds per turn, and the figures."""
     claims = _claims(store, AT_ONCE)
     rng = np.random.default_rng(0)
     turns = [_turn(rng, response) for _ in range(AT_ONCE)]
@@ -85,7 +105,7 @@ def _kept(store: Store, response: int) -> list[Figure]:
         for index in range(KEPT // AT_ONCE)])
     held = store.redis.info("memory")["used_memory"] - before
     name = f"kept turn of {response} tokens"
-    return [
+    return spent.redis / KEPT, [
         Figure(name=f"{name}, of a worker's CPU", value=1e6 * spent.own / KEPT, unit="µs"),
         Figure(name=f"{name}, of Redis' CPU", value=1e6 * spent.redis / KEPT, unit="µs"),
         Figure(name=f"{name}, in Redis", value=held / KEPT, unit="bytes"),
@@ -107,16 +127,20 @@ def _claims(store: Store, count: int) -> list[Claim]:
     """Claims on `count` issued groups of one episode each."""
     lease = store.acquire("controller", "bench", ttl_s=600.0)
     for index in range(count):
-        store.issue(lease, [Ticket(
-            group=f"train/{index:08d}", k=0, size=1, task="bench", seed=index, kind="train", temperature=1.0,
-            max_steps=TURNS)], capacity=count)
+        store.issue(lease, [_ticket(index)], capacity=count)
     return store.claim("bench", count)
+
+
+def _ticket(index: int) -> Ticket:
+    return Ticket(group=f"train/{index:08d}", k=0, size=1, task="bench", seed=index, kind="train", temperature=1.0,
+                  max_steps=TURNS)
 
 
 def _train(store: Store, groups: list[str]) -> None:
     lease = store.acquire("learner", "bench", ttl_s=600.0)
     store.begin_step(lease, Manifest(step=1, incarnation=1, groups=groups, drops=[]))
     store.retire(lease, 1)
+    store.sweep()
 
 
 def _ids(rng: np.random.Generator, count: int) -> np.ndarray:

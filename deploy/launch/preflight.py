@@ -17,7 +17,6 @@ from deploy.launch.plan import Plan, make_plan
 from deploy.launch.ray_address import check_ray, ray_address
 from deploy.launch.task_sets import TaskSets, open_task_sets
 from deploy.runs import sinks
-from deploy.runs.object_folder import ObjectFolder
 from envservice.registry import check_settings, find_spec, find_teacher, make_template, open_environment
 from envservice.server.capacity import session_limit
 from learner.cold_start.trajectories import read_trajectories
@@ -27,6 +26,7 @@ from rollout.engine_settings import check_shape
 from services.config.tree import Config
 from services.errors import EnvFault, UserError
 from services.files import read_json
+from services.object_folder import ObjectFolder
 from services.telemetry import tracing
 from services.weights.headers import read_tokenizer, tensor_shapes
 
@@ -47,6 +47,8 @@ def check(
     _places(config)
     if config.storage.url is not None:
         ObjectFolder(config.storage.url).check()
+    if config.redis.bodies is not None:
+        ObjectFolder(config.redis.bodies).check("redis.bodies")
     check_parts(config, planned=planned, before=before, tell=tell)
     task_sets = _games(config)
     reach.check_played(config, before, tell, env=task_sets.env_name, engine=task_sets.engine)

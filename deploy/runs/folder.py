@@ -25,7 +25,7 @@ from services.files import Damaged, follow_folder, read_json, write_whole
 
 FORMAT = 1
 MAY_CHANGE = re.compile(
-    r"(runs_dir|shared|steps|eval\..*|checkpoint\..*|storage\..*|redis\..*|ray\..*|placement\..*|autoscale\..*|supervision\..*"
+    r"(runs_dir|shared|steps|eval\..*|checkpoint\..*|storage\..*|redis\.(?!bodies).*|ray\..*|placement\..*|autoscale\..*|supervision\..*"
     r"|metrics\..*|env\.(data|servers|cpus|urls|token_file|max_sessions|memory_gb|recycle_hours|recycle_gb)"
     r"|rollout\.(workers|slots|cpus|gpus|kv_cache_gb|threads)"
     r"|learner\.(ranks|fewest_ranks|cpus|gpus|threads|token_budget|step_attempts|overdue_s|wait_s|collective_s))")

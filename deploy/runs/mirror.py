@@ -21,12 +21,12 @@ from pathlib import Path
 import msgspec
 
 from deploy.runs.folder import FETCHING, LOCK, RunFolder
-from deploy.runs.object_folder import ObjectFolder, explained
 from learner.checkpoint import Checkpoints
 from learner.mirrored import MIRROR, MirrorState
 from services.config.tree import Config
 from services.errors import LeaseLost, UserError
 from services.files import read_bounded, read_json, write_whole
+from services.object_folder import ObjectFolder, explained
 from services.telemetry.logs import NODES
 
 OWNER = "owner.json"

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from deploy.runs.mirror import Mirror, marks_of
-from deploy.runs.object_folder import reason
 from services.config.tree import Config
 from services.errors import DeadlineExceeded
+from services.object_folder import reason
 
 SIGNS = ("run.json", "config.yaml", "evaluations.jsonl", "wanted.json", "checkpoints/latest.json",
          "checkpoints/best.json", "model-cold-start/sft.json", "model/config.json")

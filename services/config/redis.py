@@ -8,6 +8,7 @@ from pydantic import Field, field_serializer, field_validator
 
 from services.config.env import Section
 from services.config.secrets import masked
+from services.config.storage import folder_url
 
 
 class RedisSection(Section):
@@ -20,8 +21,13 @@ class RedisSection(Section):
     """File whose first line is the password of redis.url. None: the password in the URL, else $GAGPO_REDIS_PASSWORD."""
     ca_file: Path | None = None
     """CA certificates that a rediss:// server is checked against. None: those of the system."""
+    bodies: str | None = None
+    """Folder for the bodies of episodes, such as s3://bucket/bodies, or a shared folder by its file:// URL. Redis then
+    holds a reference of 0.3 kB for each episode. All nodes with workers or learner ranks, and the driver, need the
+    folder, or the credentials in their environment. None: Redis holds the episodes whole."""
     outage_seconds: float = Field(default=300.0, ge=1, allow_inf_nan=False)
-    """Seconds that clients wait for a Redis that does not answer. After them the run ends; --resume continues it."""
+    """Seconds that clients wait for a Redis, or a folder of bodies, that does not answer. After them the run ends;
+    --resume continues it."""
 
     @field_validator("url")
     @classmethod
@@ -29,6 +35,11 @@ class RedisSection(Section):
         if url is not None and "password=" in url.partition("?")[2]:
             raise ValueError("it should have no password after its question mark: use redis.password_file")
         return url
+
+    @field_validator("bodies")
+    @classmethod
+    def _folder(cls, url: str | None) -> str | None:
+        return None if url is None else folder_url(url)
 
     @field_serializer("url", when_used="json")
     def _without_password(self, url: str | None) -> str | None:

@@ -11,6 +11,16 @@ from services.config.env import Section
 SCHEMES = ("s3", "gs", "file")
 
 
+def folder_url(url: str) -> str:
+    """Returns the URL of a folder without a slash at its end. Raises ValueError if it is none, or holds a secret."""
+    parts = urlsplit(url)
+    if parts.scheme not in SCHEMES or not (parts.netloc or parts.scheme == "file"):
+        raise ValueError(f"{url!r} is no folder of an object store, such as s3://bucket/runs")
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise ValueError("it should have neither credentials nor options: they come from the environment")
+    return url.rstrip("/")
+
+
 class StorageSection(Section):
     """An object store that keeps a copy of the run's checkpoints, archive and results."""
 
@@ -24,11 +34,4 @@ class StorageSection(Section):
     @field_validator("url")
     @classmethod
     def _address(cls, url: str | None) -> str | None:
-        if url is None:
-            return None
-        parts = urlsplit(url)
-        if parts.scheme not in SCHEMES or not (parts.netloc or parts.scheme == "file"):
-            raise ValueError(f"{url!r} is no folder of an object store, such as s3://bucket/runs")
-        if "@" in parts.netloc or parts.query or parts.fragment:
-            raise ValueError("it should have neither credentials nor options: they come from the environment")
-        return url.rstrip("/")
+        return None if url is None else folder_url(url)

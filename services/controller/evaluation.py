@@ -10,6 +10,7 @@ from services.controller.tickets import EvalRequest, typed
 from services.records import Drop, Episode
 from services.statistics import success_interval
 from services.store.lease import Lease
+from services.store.step_log import whole
 from services.store.store import Store
 from services.telemetry.tickets import reason_class, trace_drop, trace_issue
 
@@ -56,11 +57,18 @@ class Evaluation:
         """Returns all episodes once every group is ready or dropped, else None."""
         arrived = self._pending.intersection(self._store.ready("eval"))
         for group in sorted(arrived):
-            self._episodes.extend(self._store.episodes(group))
+            episodes = self._store.episodes(group)
+            if whole(episodes):
+                self._episodes.extend(episodes)
+            else:  # one is lost, and is played again
+                arrived.discard(group)
         if arrived:
             self._store.retire_eval(self._lease, sorted(arrived))
             self._pending -= arrived
-        return None if self._pending else self._episodes
+        if self._pending:
+            return None
+        self._store.sweep()
+        return self._episodes
 
     @property
     def remaining(self) -> int:

@@ -34,7 +34,7 @@ AWAY = (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError)
 REFUSED = (redis.AuthenticationError, AuthorizationError)
 """Connection errors after which a call is not repeated."""
 KEYS = ("tickets", "outstanding", "groups", "ready", "episodes", "manifests", "drops", "failed", "counters",
-        "evals", "attempts", "turns")
+        "evals", "attempts", "turns", "lost")
 """Names of the keys, in the order of prelude.lua. The caller's lease and `beats` follow them."""
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 -- Before every script: the names of its keys (connection.py gives the order) and what several scripts do.
 local tickets, outstanding, groups, ready, episodes, manifests, drops, failed, counters, evals, attempts,
-  turns, lease, beats = unpack(KEYS)
+  turns, lost_bodies, lease, beats = unpack(KEYS)
 local WORKERS = 'workers'   -- the consumer group
 local MAX_ATTEMPTS = 3
 local RETURNED = 1000000000 -- idle ms of a ticket that was handed back: anyone may claim it at once
@@ -48,6 +48,7 @@ local function forget(group)
     if entry then withdraw(id, entry) end
     redis.call('HDEL', outstanding, id)
     redis.call('HDEL', failed, id)
+    redis.call('HDEL', lost_bodies, id)
     redis.call('HDEL', episodes, id)
     freed = freed + bytes
     k = k + 1

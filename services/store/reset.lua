@@ -12,7 +12,7 @@ for _, stream in ipairs({tickets, evals}) do
   end
 end
 for _, id in ipairs(redis.call('HKEYS', outstanding)) do redis.call('DEL', turns_of(id)) end
-redis.call('DEL', outstanding, groups, ready, episodes, manifests, drops, failed, attempts)
+redis.call('DEL', outstanding, groups, ready, episodes, manifests, drops, failed, attempts, lost_bodies)
 redis.call('HSET', counters, 'issued', next, 'dropped', next - trained, 'trained', trained, 'next_group', next,
   'last_step', step, 'retired_step', step, 'bytes', 0)
 return 1

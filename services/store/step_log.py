@@ -10,14 +10,24 @@ from collections.abc import Sequence
 
 import msgspec
 
-from services.records import Drop, Episode, Manifest, Ticket, TicketKind, decode_episode
+from services.config.redis import RedisSection
+from services.errors import StoreFault
+from services.records import Drop, Episode, Manifest, Ticket, TicketKind
+from services.store.bodies import Bodies, Lost
 from services.store.lease import Lease
 from services.store.run_state import Counts, RunState
+from services.telemetry.logs import get_logger
 
 _PAGE = 64
 """Number of members that are read at once. Most groups are smaller."""
 _LARGEST_GROUP = 4096
+log = get_logger("store")
 _tickets = msgspec.msgpack.Decoder(Ticket)
+
+
+def whole(episodes: Sequence[Episode]) -> bool:
+    """Returns whether these are all episodes of their group."""
+    return bool(episodes) and len(episodes) == episodes[0].ticket.size
 
 
 class Supply(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +55,11 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
 
 class StepLog(RunState):
     """Finished groups, drops, manifests and their retirement."""
+
+    def __init__(self, url: str, run: str, timeout_s: float, settings: RedisSection) -> None:
+        super().__init__(url, run, timeout_s, settings)
+        self.bodies = Bodies(settings.bodies, run, settings.outage_seconds)
+        self.longest_s += self.bodies.longest_s
 
     def counts(self) -> Counts:
         """Returns all counts at one moment."""
@@ -83,15 +98,50 @@ class StepLog(RunState):
         return [name.decode() for name in names]
 
     def episodes(self, group: str) -> list[Episode]:
-        """Returns the finished episodes of a group, ordered by k: all if it is ready, until it is retired."""
+        """Returns the finished episodes of a group, ordered by k: all if it is ready, until it is retired.
+
+        Episodes whose body is lost are left out, and their tickets are played again unless a manifest has the group.
+        """
         finished: list[Episode] = []
         for start in range(0, _LARGEST_GROUP, _PAGE):
             ids = [Ticket.id_of(group, k) for k in range(start, start + _PAGE)]
             blobs, entries = self.read(("HMGET", "episodes", *ids), ("HMGET", "outstanding", *ids))
-            finished += [decode_episode(blob) for blob in blobs if blob]
+            for found in self.bodies.read([blob for blob in blobs if blob]):
+                if isinstance(found, Episode):
+                    finished.append(found)
+                else:
+                    self._play_again(found)
             if not (blobs[-1] or entries[-1]):
                 break
         return finished
+
+    def committed(self, manifest: Manifest) -> list[list[Episode]]:
+        """Returns the episodes of each group of a manifest. Raises StoreFault if one of them is lost."""
+        groups = [self.episodes(group) for group in manifest.groups]
+        for group, episodes in zip(manifest.groups, groups, strict=True):
+            if not whole(episodes):
+                raise StoreFault(f"{len(episodes)} episodes of {group} can be read; the log names the lost ones")
+        return groups
+
+    def _play_again(self, lost: Lost) -> None:
+        ticket = lost.ticket
+        packed, cause = msgspec.msgpack.encode(ticket), f"{ticket.task}\n{lost.reason}"
+        back = self.script("play_again", ticket.id, ticket.group, lost.held, packed, cause)
+        then = {1: "its ticket goes back", 0: "its ticket is back already", -1: "a manifest has its group"}[back]
+        log.warning("an episode is lost", ticket=ticket.id, reason=lost.reason, then=then)
+
+    def sweep(self) -> int:
+        """Deletes the bodies of episodes outside Redis that nobody refers to any more. Returns their number."""
+        def in_use() -> tuple[list[bytes], dict[str, str]]:
+            held, entries = self.read(("HVALS", "episodes"), ("HGETALL", "outstanding"))
+            return held, {ticket.decode(): entry.decode() for ticket, entry in entries.items()}
+
+        return self.bodies.sweep(in_use)
+
+    def erase(self) -> None:
+        """Deletes every key of this run, and its bodies. Use it only for runs that will not be resumed."""
+        super().erase()
+        self.sweep()
 
     def task_of(self, group: str) -> str:
         """Returns the task of a group, also if no episode of it is finished; "" for an unknown group."""
@@ -99,7 +149,7 @@ class StepLog(RunState):
         blob, failed, entry = self.read(
             ("HGET", "episodes", first), ("HGET", "failed", first), ("HGET", "outstanding", first))
         if blob:
-            return decode_episode(blob).ticket.task
+            return self.bodies.ticket(blob).task
         if failed:
             return failed.decode().partition("\n")[0]
         if not entry:

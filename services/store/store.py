@@ -11,10 +11,11 @@
 | groups       | unfinished groups, scored by order of issue               | issue, the last commit or drop  |
 | ready        | finished groups, scored by order of issue                 | the last commit, manifest       |
 | turns:<id>   | index -> finished turn of a ticket that is being played   | keep_turns, commit, drop, fail  |
-| episodes     | ticket id -> blob                                         | commit, retire or drop          |
+| episodes     | ticket id -> body of the episode, or a reference to it    | commit, retire or drop          |
 | manifests    | step -> manifest as JSON                                  | begin_step, for good            |
 | drops        | drops that no manifest has taken yet                      | drop, begin_step                |
 | failed       | ticket id -> task, and why its attempts are used up       | fail or claim, drop or commit   |
+| lost         | ticket id -> how often its episode's body was lost        | play_again, retire or drop      |
 | attempts     | step -> incarnation, attempts to train it; step:cause     | attempt, attempt_ended          |
 | counters     | issued, dropped, trained, next_group, last_step, ...      |                                 |
 | lease:<role> | epoch, holder, expires                                    |                                 |
@@ -41,7 +42,6 @@ from services.records import (
     Verdict,
     Version,
     decode_turn,
-    encode_episode,
     encode_turn,
 )
 from services.store import lease as leases
@@ -192,8 +192,8 @@ class Store(StepLog):
         if not episode.steps:
             self.fail(claim, WITHOUT_STEPS[episode.end])
             return "refused"
-        ticket, blob = claim.ticket, encode_episode(episode)
-        accepted = self.script("commit_episode", ticket.id, claim.entry, ticket.group, ticket.size, blob)
+        ticket, held = claim.ticket, self.bodies.keep(claim.ticket, claim.entry, episode)
+        accepted = self.script("commit_episode", ticket.id, claim.entry, ticket.group, ticket.size, held)
         return "accepted" if accepted else "refused"
 
     def fail(self, claim: Claim, reason: str) -> Literal["retry", "exhausted"]:

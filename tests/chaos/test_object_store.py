@@ -39,7 +39,7 @@ def stands_still_after_step_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.usefixtures("stands_still_after_step_2")
 def test_a_run_goes_on_elsewhere_after_the_loss_of_its_machine(train, tmp_path):
-    from deploy.runs.object_folder import ObjectFolder
+    from services.object_folder import ObjectFolder
 
     with object_store():
         copy = ObjectFolder(f"{BUCKET}/runs/lost")

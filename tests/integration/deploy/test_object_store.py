@@ -9,9 +9,9 @@ from object_store import BUCKET, GOOGLE_BUCKET, google_store, object_store
 from deploy.runs.configs import default_config
 from deploy.runs.mirror import Mirror, claim
 from deploy.runs.mirroring import Mirroring
-from deploy.runs.object_folder import ObjectFolder
 from learner.checkpoint import Checkpoints, Position
 from services.errors import DeadlineExceeded, UserError
+from services.object_folder import ObjectFolder
 
 
 @pytest.fixture(scope="module")

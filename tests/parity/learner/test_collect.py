@@ -12,6 +12,7 @@ from learner.collect import GroupCollector
 from services.errors import DeadlineExceeded
 from services.records import Manifest
 from services.store.archive import EpisodeArchive
+from services.store.bodies import Bodies
 from services.store.store import Store
 from services.telemetry.heartbeat import NO_SERVERS
 
@@ -47,6 +48,17 @@ def test_over_age_groups_are_dropped_with_their_reason(collector, tmp_path):
     assert file.name == "step-00000000-dropped-train-00000000.parquet"
     assert {(row["task"], row["outcome"], row["reason"]) for row in pq.read_table(file).to_pylist()} == {
         ("t/0", "dropped", "over-age: sampled before step 1")}
+
+
+def test_a_group_whose_episode_is_lost_is_played_again_before_a_manifest_names_it(collector, tmp_path):
+    """Also at the first step, at which no group is too old."""
+    made = collector()
+    made.store.bodies = Bodies(tmp_path.as_uri(), "lost", 60.0)
+    play(made.store, [0, 1])
+    next((tmp_path / "lost").glob("train-00000000#2.*")).unlink()
+    assert made._young_enough([group(0), group(1)], 1) == [group(1)]
+    finish(made.store, [0])
+    assert made.collect(1) == [group(0), group(1)]
 
 
 def test_a_dropped_group_without_any_episode_still_says_its_task(collector):

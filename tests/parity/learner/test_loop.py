@@ -17,8 +17,9 @@ from deploy.runs.policies import resolve
 from learner.checkpoint import Checkpoints
 from learner.cold_start.tokenizer import END
 from services.config.file import dump_config
+from services.config.redis import RedisSection
 from services.config.tree import Config
-from services.errors import UserError
+from services.errors import StoreFault, UserError
 from services.store.store import Store
 from services.telemetry.logs import configure_logs
 from services.telemetry.metrics_file import METRIC_KEYS, append_row, check_metrics, read_metrics, read_rows
@@ -55,6 +56,25 @@ def test_what_a_run_leaves(uninterrupted):
                    for mine, theirs in zip(row["learner_logprobs"], row["logprobs"], strict=True)]
     assert np.mean(differences) == pytest.approx(rows[0]["logprob_difference_mean"], rel=1e-5)
     assert sum(row["env_steps"] for row in rows[:1]) == len(table)
+
+
+def test_bodies_outside_redis_change_no_bit_and_none_is_left(uninterrupted, redis_url, model_path, gang, tmp_path):
+    """A body that is lost after its manifest ends the life of the learner; nothing is trained on the rest."""
+    bodies = tmp_path / "bodies"
+    bodies.mkdir()
+    store = Store(redis_url, "elsewhere", settings=RedisSection(bodies=bodies.as_uri()))
+    play(store, range(2 * STEPS))
+    with pytest.raises(Crash):
+        run(store, tmp_path, model_path, gang, crash_at=1)
+    lost = next((bodies / "elsewhere").glob("train-00000000#0.*"))
+    kept = lost.rename(tmp_path / lost.name)
+    with pytest.raises(StoreFault, match="3 episodes of train/00000000 can be read"):
+        run(store, tmp_path, model_path, gang)
+    kept.rename(lost)
+    learner, _, _ = run(store, tmp_path, model_path, gang)
+    whole = weights(uninterrupted[2])
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in weights(learner).items())
+    assert list((bodies / "elsewhere").iterdir()) == []
 
 
 @pytest.mark.parametrize("crash_at", [0, 1, 3])

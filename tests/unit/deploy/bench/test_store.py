@@ -8,7 +8,10 @@ def test_the_bench_says_what_a_redis_carries_and_what_a_kept_turn_costs(monkeypa
     monkeypatch.setattr(store, "KEPT", 32)
     figures = {(figure.name, figure.unit): figure.value for figure in store.run()}
     assert figures["episode as arrays", "MB"] == 50 * (1500 + 500 + 500) * 4 / 1e6
-    assert 0 < figures["episode in Redis", "MB"] < 0.5
-    assert figures["limit of one Redis", "MB/s"] > 1
+    assert 0 < figures["packed", "MB"] < 0.5
+    assert figures["bodies in Redis: limit of one Redis", "MB/s"] > 1
+    assert figures["bodies in a folder: limit of one Redis", "episodes/s"] > 1
+    assert figures["limit of one Redis, turns kept as well", "episodes/s"] < figures[
+        "bodies in Redis: limit of one Redis", "episodes/s"]
     assert figures["kept turn of 500 tokens, in Redis", "bytes"] > 4000
     assert figures["kept turn of 12 tokens, in Redis", "bytes"] < 1500

@@ -66,6 +66,7 @@ def test_a_plan_that_fits_passes():
     ("model.heads=3", "make heads that the sampler cannot serve"),
     ("model.path=absent", "there is no model at absent"),
     ("env.data=absent", "absent"),
+    (f"redis.bodies={Path('/dev/null/bodies').as_uri()}", "/dev/null/bodies cannot be used"),
     ("redis.url=ftp://x", "redis.url is not a Redis address"),
 ])
 def test_a_plan_that_cannot_work_is_refused(override: str, expected: str):

@@ -65,7 +65,8 @@ def test_a_folder_of_another_config_is_refused(tmp_path: Path, resume: bool):
 @pytest.mark.parametrize(("changes", "may_go_on"), [
     ({"steps": 9}, True), ({"eval": {"every": 1}}, True), ({"checkpoint": {"keep": 5}}, True),
     ({"learner": {"token_budget": 64, "step_attempts": 9}}, True),
-    ({"redis": {"url": "redis://elsewhere:1/0"}}, True), ({"rollout": {"workers": 4}}, True),
+    ({"redis": {"url": "redis://elsewhere:1/0"}}, True), ({"redis": {"bodies": "s3://bucket"}}, False),
+    ({"rollout": {"workers": 4}}, True),
     ({"learner": {"ranks": 2}}, True), ({"env": {"urls": ("http://a:1",)}}, True),
     ({"rollout": {"temperature": 0.5}}, False),
     ({"learner": {"lr": 1.0}}, False), ({"env": {"max_steps": 7}}, False), ({"model": {"layers": 2}}, False),

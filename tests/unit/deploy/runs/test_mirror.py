@@ -5,11 +5,11 @@ import pytest
 from deploy.runs.configs import default_config
 from deploy.runs.folder import check_folder
 from deploy.runs.mirror import OWNER, Mirror, claim, config_at
-from deploy.runs.object_folder import ObjectFolder
 from learner.checkpoint import Checkpoints, Position
 from learner.mirrored import MIRROR, MirrorState, wait_mirrored
 from services.errors import DeadlineExceeded, LeaseLost, UserError
 from services.files import Damaged, read_json
+from services.object_folder import ObjectFolder
 
 
 def config(tmp_path, node="here", name="mine"):
@@ -172,8 +172,9 @@ def test_a_run_that_is_not_there_is_said_in_one_line(tmp_path):
 @pytest.mark.parametrize("url", ["bucket/runs", "http://bucket/runs", "s3://", "s3://key:secret@bucket/runs",
                                  "s3://bucket/runs?secret_key=1"])
 def test_an_address_that_is_none_or_holds_a_secret_is_refused(url):
-    with pytest.raises(UserError, match=r"storage\.url"):
-        default_config([f"storage.url={url}"])
+    for key in ("storage.url", "redis.bodies"):
+        with pytest.raises(UserError, match=key):
+            default_config([f"{key}={url}"])
 
 
 def test_the_learner_waits_for_the_object_store(tmp_path):

@@ -85,10 +85,11 @@ class ObjectFolder:
             except FileNotFoundError:
                 continue
 
-    def check(self) -> None:
-        """Writes an object and deletes it. Raises UserError if that is not possible."""
+    def check(self, key: str = "storage.url") -> None:
+        """Writes an object and deletes it. Raises UserError, which names the config's `key`, if that is not possible.
+        """
         probe = f".gagpo-{uuid.uuid4().hex}"
-        with explained(self.url):
+        with explained(self.url, key):
             self.write(probe, b"")
             self.delete([probe])
 
@@ -100,12 +101,12 @@ class ObjectFolder:
 
 
 @contextmanager
-def explained(url: str) -> Iterator[None]:
-    """Raises UserError in place of an error of the object store."""
+def explained(url: str, key: str = "storage.url") -> Iterator[None]:
+    """Raises UserError in place of an error of the object store. `key`: the config's key that holds the URL."""
     try:
         yield
     except OSError as error:
-        raise UserError(f"storage.url={url} cannot be used ({reason(error)})",
+        raise UserError(f"{key}={url} cannot be used ({reason(error)})",
                         "check the bucket, and the credentials and the endpoint in the environment") from None
 
 
