@@ -26,6 +26,8 @@ from services.config.rollout import SupervisionSection
 from services.controller.fleet import Fleet
 from services.controller.supervise import Supervisor
 from services.process.addresses import is_local
+from services.store.redis_server import private_redis
+from services.store.store import Store
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 DEADLINE_S = 240.0
@@ -65,8 +67,16 @@ def until(holds: Callable[[], Any], supervisor: Supervisor | None = None) -> Non
         time.sleep(0.1)
 
 
+def reaches_redis(mark: str, folder: Path) -> bool:
+    """Whether a process on the node with this mark reaches the Redis that a run starts on this node."""
+    with private_redis(folder, ray.util.get_node_ip_address()) as url:
+        beat = ray.remote(lambda: Store(url, "late").beat(mark, {})).options(num_cpus=0, resources={mark: 0.01})
+        ray.get(beat.remote(), timeout=DEADLINE_S)
+        return list(Store(url, "late").beats()) == [mark]
+
+
 def test_a_gang_waits_for_room_starts_whole_and_goes_on_with_fewer_after_the_loss_of_a_node(
-        cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+        cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     for _ in range(2):
         cluster.add_node(num_cpus=1)
     started: list[tuple[int, int]] = []
@@ -87,6 +97,7 @@ def test_a_gang_waits_for_room_starts_whole_and_goes_on_with_fewer_after_the_los
     third = cluster.add_node(num_cpus=1, resources={"gpu_node": 1})
     until(marked.granted)
     marked.release()
+    assert reaches_redis("gpu_node", tmp_path / "redis")
     notes: list[str] = []
     supervisor = Supervisor(notes.append, SupervisionSection())
     gang = LearnerGang(3, make, bundle(cpus=1), fewest=2)
