@@ -6,7 +6,7 @@ Light commands import the module that holds an EnvironmentSpec, so import slow o
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -52,6 +52,26 @@ class Teacher:
     object names with their numbers, between fixed phrases; `words` are all words, and the text in [brackets]."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostTurn:
+    """A turn of a lost episode, as the archive keeps it."""
+
+    observation: str
+    """The observation before the action."""
+    action: str
+    admissible: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostEpisode:
+    """An environment's account of a lost episode, in its own words."""
+
+    stage: str
+    """How far it came: the first part of the task that was not done."""
+    mistakes: Mapping[str, int]
+    """Number of inadmissible actions, by what was wrong with them."""
+
+
 def opens(environment: Environment, task: str) -> None:
     """Checks a task by opening it, for environments in which that is cheap."""
     environment.open(task)
@@ -91,6 +111,9 @@ class EnvironmentSpec:
     """Tools that it offers to agents (docs/tasks/own-agent.md). Its sessions receive a call of one as JSON text."""
     teacher: Teacher | None = None
     """None: no cold start."""
+    explain: Callable[[Sequence[LostTurn], str], LostEpisode] | None = None
+    """Explains a lost episode from its turns and its last observation, for reports. Raises ValueError for texts that
+    are not of this environment. None: reports show only what every environment tells."""
     findings: Callable[[], Iterable[Finding]] = tuple
     """Finds data and optional packages on this machine, for `gagpo doctor`. It must be light."""
 

@@ -18,9 +18,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
         "report",
         help="figures and tables of one run or of several",
         description="Writes report.html, one file with everything in it, and figures/*.png: success, length, gradient\n"
-        "norm, entropy, advantages, steps by the size of their state group. Of several runs, those that differ in\n"
-        "nothing but seed, name and place are one arm: means with 95% intervals over seeds, and differences to the\n"
-        "first arm, paired by seed. A run that goes on is reported as far as it is.",
+        "norm, entropy, advantages, steps by the size of their state group, and, of one run, what the lost episodes\n"
+        "of its last evaluation share. Of several runs, those that differ in nothing but seed, name and place are\n"
+        "one arm: means with 95% intervals over seeds, and differences to the first arm, paired by seed. A run that\n"
+        "goes on is reported as far as it is.",
         epilog="examples:\n  gagpo report runs/mine\n  gagpo report runs/mine-seed* runs/theirs-seed* --out compared",
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", type=run_path, help="runs' folders, or names in runs/")

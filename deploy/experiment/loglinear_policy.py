@@ -21,8 +21,9 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from envservice.alfworld.memory import kind_of
 from envservice.alfworld.prompts import choices, task_of
-from envservice.alfworld.searcher import Searcher, kind_of, parse_task
+from envservice.alfworld.searcher import Searcher, parse_task
 from envservice.base import Outcome, Session
 
 Floats = npt.NDArray[np.float64]

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from deploy.report import advantages, state_sizes, tables
+from deploy.report import advantages, losses, state_sizes, tables
 from deploy.report.figures import FIGURES, PAPER, pyplot, save, write_figures
 from deploy.report.runs import Compared, ReportedRun, applicable, compare_runs, read_run
 from deploy.runs.comparison import TITLES, Comparison, compare
@@ -55,8 +55,9 @@ def write_report(paths: Sequence[Path], out: Path, steps: Sequence[int] = ()) ->
         sections.append(f"<h2>Before and after</h2>{_images([figure])}{_before_and_after(comparison)}")
     sections.append(_facts(single) if single else _overview(compared))
     sections += _numbers(compared, design)
+    lost, gone = _lost(single)
     pictures, unread = _pictures(compared, out / "figures", steps)
-    sections += [_marked(unread), *pictures]
+    sections += [_tables(losses.grids(lost)) if lost else "", _marked([*gone, *unread]), *pictures]
     if single:
         shown = yaml.safe_dump(applicable(single.config), sort_keys=True, allow_unicode=True)
         sections.append("<h2>Config</h2><p>The keys that this run used; config.yaml in its folder has all.</p>"
@@ -67,10 +68,10 @@ def write_report(paths: Sequence[Path], out: Path, steps: Sequence[int] = ()) ->
             + "".join(sections))
     target = out / "report.html"
     write_whole(target, page)
-    return target, {"format": FORMAT, "runs": {arm: [str(path) for path in paths]
-                                               for arm, paths in compared.paths.items()},
-                    "damaged": [*damaged, *unread], **tables.summary_of(compared.records,
-                                        replace(design, columns=[*design.columns, *tables.SIZES[1:]]))}
+    summary = tables.summary_of(compared.records, replace(design, columns=[*design.columns, *tables.SIZES[1:]]))
+    places = {arm: [str(path) for path in paths] for arm, paths in compared.paths.items()}
+    return target, {"format": FORMAT, "runs": places, "damaged": [*damaged, *gone, *unread],
+                    "lost": lost.as_dict() if lost else None, **summary}
 
 
 def _design(compared: Compared) -> tables.Design:
@@ -152,8 +153,18 @@ def _numbers(compared: Compared, design: tables.Design) -> list[str]:
              "Differences": tables.differences_grid(compared.records, design),
              "Steps by the size of their state group": sizes if any(any(row[2:]) for row in sizes.rows) else None,
              "States by key": by_key}
-    return [f"<h2>{title}</h2><p>{html.escape(grid.note)}</p>{_grid(grid.head, grid.rows)}"
-            for title, grid in grids.items() if grid and grid.rows]
+    return [_tables({title: grid for title, grid in grids.items() if grid and grid.rows})]
+
+
+def _tables(grids: Mapping[str, tables.Grid]) -> str:
+    return "".join(f"<h2>{title}</h2><p>{html.escape(grid.note)}</p>{_grid(grid.head, grid.rows)}"
+                   for title, grid in grids.items())
+
+
+def _lost(run: ReportedRun | None) -> tuple[losses.LossReport | None, list[str]]:
+    """Returns the lost episodes of a single run, and a warning for each archive file that cannot be read."""
+    return (None, []) if run is None else \
+        losses.losses(run.folder.path, run.evaluations, str(run.config.get("env.name", "")))
 
 
 def _pictures(compared: Compared, folder: Path, steps: Sequence[int]) -> tuple[list[str], list[str]]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from envservice.alfworld.generator_rooms import tables
+from envservice.alfworld.memory import GameMemory, kind_of
 from envservice.alfworld.prompts import choices, task_of
 from envservice.base import Outcome
 
@@ -25,11 +26,6 @@ _TASKS = (
     ("pick", re.compile(r"put (?:a|some) (?P<obj>\w+) (?:in|on) (?P<target>\w+)")),
 )
 _MACHINES = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
-_LISTING = re.compile(r"(?:On the (\w+ \d+)|The (\w+ \d+) is open\. In it), you see ([^.]*)\.")
-_THING = re.compile(r"\ban? (\w+ \d+)")
-_TAKEN = re.compile(r"You pick up the (\w+ \d+) from the (\w+ \d+)\.")
-_MOVED = re.compile(r"You move the (\w+ \d+) to the (\w+ \d+)\.")
-_TREATED = re.compile(r"You (clean|heat|cool) the (\w+ \d+) using the \w+ \d+\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +34,6 @@ class SearcherMove:
 
     thought: str
     action: str
-
-
-def kind_of(name: str) -> str:
-    """Returns the kind of an object, such as `mug` for `mug 2`."""
-    return name.rpartition(" ")[0]
 
 
 @cache
@@ -57,56 +48,12 @@ def usual_places(kind: str) -> dict[str, float]:
     return dict(places)
 
 
-class SearcherMemory:
-    """The facts that have been read so far."""
-
-    def __init__(self, first: Outcome) -> None:
-        starts = (action.removeprefix("go to ") for action in first.admissible_actions if action.startswith("go to "))
-        self.receptacles = sorted(starts, key=lambda name: (kind_of(name), int(name.rpartition(" ")[2])))
-        self.contents: dict[str, list[str]] = {}
-        """Receptacles that were looked into, with their contents."""
-        self.held = ""
-        self.origin: dict[str, str] = {}
-        """The receptacle from which a held object was taken."""
-        self.treated: dict[str, set[str]] = defaultdict(set)
-
-    def read(self, observation: str) -> None:
-        """Reads one observation, whatever action led to it."""
-        for surface, box, listing in _LISTING.findall(observation):
-            self.contents[surface or box] = _THING.findall(listing)
-        if found := _TAKEN.search(observation):
-            thing, place = found.groups()
-            self.held, self.origin[thing] = thing, place
-            if thing in self.contents.get(place, ()):
-                self.contents[place].remove(thing)
-        elif found := _MOVED.search(observation):
-            thing, place = found.groups()
-            self.held = ""
-            self.contents.setdefault(place, []).append(thing)
-        elif found := _TREATED.search(observation):
-            verb, thing = found.groups()
-            self.treated[thing] -= {"heat", "cool"} if verb != "clean" else set()
-            self.treated[thing].add(verb)
-
-    def known(self, kind: str, *, outside: str = "") -> tuple[str, str] | None:
-        """Finds an object of this kind with its place, except in receptacle `outside`."""
-        for place, things in self.contents.items():
-            for thing in things:
-                if place != outside and kind_of(thing) == kind:
-                    return thing, place
-        return None
-
-    def unseen(self) -> list[str]:
-        """Returns the receptacles that were not looked into."""
-        return [each for each in self.receptacles if each not in self.contents]
-
-
 class Searcher:
     """Plays one episode. `jump` is the probability that the next place to search is a random one."""
 
     def __init__(self, first: Outcome, *, jump: float, rng: random.Random) -> None:
         self.type, self.kind, self.target = parse_task(task_of(first))
-        self.memory = SearcherMemory(first)
+        self.memory = GameMemory(first)
         self.jump = jump
         self.rng = rng
         self._sought = ""

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from envservice.alfworld.environment import AlfworldEnvironment, data_folder, holding, open_environment
+from envservice.alfworld.losses import explain
+from envservice.alfworld.memory_prompt import AlfworldMemoryTemplate
 from envservice.alfworld.meta_prompt import AlfworldCompactMetaTemplate, AlfworldMetaTemplate
 from envservice.alfworld.prompts import AlfworldCompactTemplate, AlfworldFullTemplate
 from envservice.alfworld.tasks import VARIABLE
@@ -59,7 +61,9 @@ def _games() -> Finding:
 
 SPEC = EnvironmentSpec(
     open=open_environment, holding=holding, check=check, describe=describe, findings=findings, teacher=TEACHER,
-    prompts={"full": AlfworldFullTemplate, "compact": AlfworldCompactTemplate, "meta": AlfworldMetaTemplate,
+    explain=explain,
+    prompts={"full": AlfworldFullTemplate, "compact": AlfworldCompactTemplate, "memory": AlfworldMemoryTemplate,
+             "meta": AlfworldMetaTemplate,
              "compact-meta": AlfworldCompactMetaTemplate},
     max_steps=_PUBLISHED_STEPS,
     threaded=lambda env: env.alfworld.engine != "own",

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from envservice.alfworld.searcher import Searcher, SearcherMemory, parse_task
+from envservice.alfworld.searcher import Searcher, parse_task
 from envservice.base import Outcome
 
 START = [f"go to {name}" for name in ("cabinet 1", "cabinet 2", "countertop 1", "fridge 1", "microwave 1")]
@@ -35,29 +35,6 @@ def test_every_goal_sentence_is_understood(sentence, expected):
 def test_an_unknown_sentence_is_refused():
     with pytest.raises(ValueError, match="not a task"):
         parse_task("slice the bread.")
-
-
-def test_memory_follows_an_object_through_hands_and_machines():
-    memory = SearcherMemory(first("heat some mug and put it in cabinet"))
-    assert memory.unseen() == ["cabinet 1", "cabinet 2", "countertop 1", "fridge 1", "microwave 1"]
-    memory.read("You arrive at cabinet 1. The cabinet 1 is closed.")
-    assert "cabinet 1" in memory.unseen()
-    memory.read("You open the cabinet 1. The cabinet 1 is open. In it, you see a mug 2, a egg 1, and a mug 1.")
-    assert memory.contents == {"cabinet 1": ["mug 2", "egg 1", "mug 1"]}
-    memory.read("You pick up the mug 2 from the cabinet 1.")
-    assert (memory.held, memory.contents["cabinet 1"]) == ("mug 2", ["egg 1", "mug 1"])
-    memory.read("You heat the mug 2 using the microwave 1.")
-    memory.read("You clean the mug 2 using the sinkbasin 1.")
-    assert memory.treated["mug 2"] == {"heat", "clean"}
-    memory.read("You cool the mug 2 using the fridge 1.")
-    assert memory.treated["mug 2"] == {"cool", "clean"}
-    memory.read("You move the mug 2 to the countertop 1.")
-    assert (memory.held, memory.contents["countertop 1"]) == ("", ["mug 2"])
-    memory.read("On the countertop 1, you see nothing.")
-    assert memory.contents["countertop 1"] == []
-    assert memory.known("mug", outside="cabinet 1") is None
-    memory.read("Nothing happens.")
-    assert memory.known("mug") == ("mug 1", "cabinet 1")
 
 
 def test_it_searches_the_likely_place_opens_what_is_closed_and_tries_again_what_failed():

@@ -1,0 +1,154 @@
+"""Tells what lost episodes of a run's last evaluation have in common, by task type, from the episodes that it kept.
+
+Every environment tells the shares of turns: inadmissible, repeated, without change. An environment that can explain a
+lost episode (EnvironmentSpec.explain) also tells how far each came, and what was wrong with its inadmissible actions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deploy.report.tables import Grid
+from deploy.runs.comparison import TRAINED
+from deploy.runs.history import read_columns
+from envservice.registry import find_spec
+from envservice.spec import EnvironmentSpec, LostTurn
+from services.errors import UserError
+
+_COLUMNS = ("group", "k", "step", "task_type", "won", "end", "observation", "action", "admissible", "unchanged",
+            "final_observation")
+ALL = "all"
+
+
+@dataclass(slots=True, kw_only=True)
+class Losses:
+    """Counts over the episodes of one task type. All but the first are of lost episodes alone."""
+
+    episodes: int = 0
+    lost: int = 0
+    turns: int = 0
+    inadmissible: int = 0
+    repeated: int = 0
+    """Turns with the observation and the action of an earlier turn of the episode."""
+    unchanged: int | None = 0
+    """Turns in which the environment said that nothing changed. None: the archive does not tell."""
+    ends: Counter[str] = field(default_factory=Counter[str])
+    """Episodes by their end: out of turns, out of context, lost."""
+    stages: Counter[str] = field(default_factory=Counter[str])
+    """Episodes by how far they came."""
+    mistakes: Counter[str] = field(default_factory=Counter[str])
+    """Inadmissible actions by what was wrong with them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossReport:
+    """The lost episodes of one evaluation."""
+
+    label: str
+    temperature: float
+    by_type: Mapping[str, Losses]
+    """Task type -> counts. ALL, the last one, has all types together."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the counts for machines."""
+        return {"label": self.label, "temperature": self.temperature,
+                "by_type": {name: asdict(found) for name, found in self.by_type.items()}}
+
+
+def losses(run: Path, evaluations: Sequence[Mapping[str, Any]], env: str) -> tuple[LossReport | None, list[str]]:
+    """Returns the losses of the trained policy's last evaluation, and a warning for each file that cannot be read.
+
+    `env`: the run's env.name. None if the run keeps no episodes of an evaluation.
+    """
+    rows = [row for row in evaluations if row["label"] == TRAINED or row["label"].startswith("step-")]
+    if not rows:
+        return None, []
+    last = rows[-1]
+    name = f"step-{last['step']:08d}-{last['label']}-T{last['temperature']:g}.parquet"
+    files = [path for path in (run / "episodes" / name,) if path.exists()]
+    tables, warnings = read_columns(files, _COLUMNS)
+    found: dict[str, Losses] = {}
+    for table in tables:
+        for episode in _episodes(table.to_pylist()):
+            for kind in (episode[0].get("task_type") or "unknown", ALL):
+                _count(found.setdefault(kind, Losses()), episode, _spec(env))
+    order = {name: found[name] for name in sorted(found, key=lambda name: (name == ALL, name))}
+    return LossReport(label=last["label"], temperature=last["temperature"], by_type=order) if order else None, warnings
+
+
+def _spec(env: str) -> EnvironmentSpec | None:
+    """Returns the environment's spec. None if it is not installed any more: a report must still be possible."""
+    try:
+        return find_spec(env)
+    except UserError:
+        return None
+
+
+def _episodes(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Yields the rows of each episode. An archive has them in order of group, k and step."""
+    episode: list[dict[str, Any]] = []
+    for row in rows:
+        if episode and (row["group"], row["k"]) != (episode[0]["group"], episode[0]["k"]):
+            yield episode
+            episode = []
+        episode.append(row)
+    if episode:
+        yield episode
+
+
+def _count(into: Losses, episode: Sequence[dict[str, Any]], spec: EnvironmentSpec | None) -> None:
+    into.episodes += 1
+    if episode[0]["won"]:
+        return
+    into.lost += 1
+    into.turns += len(episode)
+    into.inadmissible += sum(not row["admissible"] for row in episode)
+    into.repeated += len(episode) - len({(row["observation"], row["action"]) for row in episode})
+    flags = [row.get("unchanged") for row in episode]
+    into.unchanged = None if None in flags or into.unchanged is None else into.unchanged + sum(map(bool, flags))
+    into.ends[episode[0]["end"]] += 1
+    if spec is not None and spec.explain is not None:
+        turns = [LostTurn(observation=row["observation"], action=row["action"], admissible=row["admissible"])
+                 for row in episode]
+        try:
+            why = spec.explain(turns, episode[-1].get("final_observation") or "")
+        except ValueError:
+            into.stages["texts of another version"] += 1
+            return
+        into.stages[why.stage] += 1
+        into.mistakes.update(why.mistakes)
+
+
+def grids(report: LossReport) -> dict[str, Grid]:
+    """Returns the tables by their titles. Without a lost episode there are none."""
+    types = {name: found for name, found in report.by_type.items() if found.lost}
+    if not types:
+        return {}
+    where = f"Evaluation {report.label} at T = {report.temperature:g}."
+    shares = Grid(
+        note=f"{where} Shares of the turns of lost episodes: actions that were not admissible, turns that repeat an "
+             "earlier one of their episode (the same observation and action), turns that changed nothing.",
+        head=["type", "lost", "inadmissible", "repeated", "no change", "how they ended"],
+        rows=[[name, f"{found.lost} of {found.episodes}", *(_share(count, found.turns) for count in (
+            found.inadmissible, found.repeated, found.unchanged)), _counts(found.ends)]
+            for name, found in types.items()])
+    made = {"Lost episodes": shares}
+    if any(found.stages for found in types.values()):
+        made["How far lost episodes came"] = Grid(
+            note="Lost episodes by the first part of the task that was not done, and their inadmissible actions by "
+                 "what was wrong with them.", head=["type", "episodes", "inadmissible actions"],
+            rows=[[name, _counts(found.stages), _counts(found.mistakes)] for name, found in types.items()])
+    return made
+
+
+def _share(count: int | None, turns: int) -> str:
+    return "" if count is None else f"{count / turns:.0%}"
+
+
+def _counts(counter: Counter[str]) -> str:
+    """Returns `7 never found the object, 2 ...`, the most frequent first."""
+    return ", ".join(f"{count} {name}" for name, count in counter.most_common())

@@ -1,0 +1,79 @@
+"""Why an episode was lost, from its texts: how far it came, and what was wrong with the actions that did nothing."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from envservice.alfworld.memory import GameMemory, kind_of
+from envservice.alfworld.prompts import task_of
+from envservice.alfworld.searcher import parse_task
+from envservice.base import Outcome
+from envservice.spec import LostEpisode, LostTurn
+
+_RECEPTACLE = re.compile(r"\ban? (\w+ \d+)")
+_GO = re.compile(r"go to (\w+ \d+)")
+_TAKE = re.compile(r"take (\w+ \d+) from (\w+ \d+)")
+_HELD = re.compile(r"(?:move|heat|cool|clean) (\w+ \d+) (?:to|with) \w+ \d+")
+
+
+def explain(turns: Sequence[LostTurn], final: str) -> LostEpisode:
+    """Returns the stage that the episode reached, and its mistakes by kind. `final`: the last observation.
+
+    Raises ValueError if the first observation holds no task.
+    """
+    start = turns[0].observation
+    first = Outcome(observation=start, admissible_actions=[])
+    kind, sought, target = parse_task(task_of(first))
+    rooms = set(_RECEPTACLE.findall(start.partition("Your task is to")[0]))
+    memory, held, mistakes = GameMemory(first), set[str](), Counter[str]()
+    saw = {sought: False, target: False}
+    for turn in (*turns, LostTurn(observation=final, action="", admissible=True)):
+        memory.read(turn.observation)
+        held.add(memory.held)
+        saw |= {name: True for name in saw if memory.known(name)}
+        if not turn.admissible:
+            mistakes[_mistake(turn.action, memory, rooms)] += 1
+    right = [thing for thing in held if kind_of(thing) == sought]
+    return LostEpisode(stage=_stage(kind, memory, right, saw, (sought, target)), mistakes=mistakes)
+
+
+def _stage(kind: str, memory: GameMemory, held: Sequence[str], saw: Mapping[str, bool], goal: tuple[str, str]) -> str:
+    """Returns the first part of the task that was not done. `held`: objects of the right kind that it ever held."""
+    sought, target = goal
+    if not held:
+        return "saw the object, never held it" if saw[sought] else "never found the object"
+    if kind == "look":
+        return "held it, never used the lamp" if saw[target] else "held it, never found the lamp"
+    if kind in ("heat", "cool", "clean") and not any(kind in memory.treated[each] for each in held):
+        return "held it, never treated it"
+    placed = [thing for place, things in memory.contents.items() if kind_of(place) == target
+              for thing in things if kind_of(thing) == sought]
+    if kind != "two":
+        return "had it ready, never placed it"
+    if not placed:
+        return "held one of two, placed none"
+    return "placed one of two, did not bring the other"
+
+
+def _mistake(action: str, memory: GameMemory, rooms: set[str]) -> str:
+    """Returns what is wrong with an action that the game does not allow, in the words of the report."""
+    if found := _GO.fullmatch(action):
+        place = found[1]
+        if place in rooms:
+            return "goes where it is"
+        return "wrong number of a place" if kind_of(place) in map(kind_of, rooms) else "no such place"
+    if found := _TAKE.fullmatch(action):
+        thing, place = found.groups()
+        if memory.held:
+            return "takes with a full hand"
+        there = memory.contents.get(place, [])
+        if thing in there:
+            return "takes from another place"
+        return "wrong number of an object" if kind_of(thing) in map(kind_of, there) else "object is not there"
+    if found := _HELD.fullmatch(action):
+        if memory.held == found[1]:
+            return "not possible here"
+        return "wrong number of an object" if kind_of(memory.held) == kind_of(found[1]) else "object is not in hand"
+    return "other"
