@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from services.errors import UserError
 
 _COLUMNS = ("group", "k", "step", "task_type", "won", "end", "observation", "action", "admissible", "unchanged",
             "final_observation")
+_ENDS = {"turns": "out of turns", "context": "out of context"}
 ALL = "all"
 
 
@@ -43,6 +44,11 @@ class Losses:
     mistakes: Counter[str] = field(default_factory=Counter[str])
     """Inadmissible actions by what was wrong with them."""
 
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the counts for machines."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: dict(value) if isinstance(value, Counter) else value for name, value in values.items()}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossReport:
@@ -56,7 +62,7 @@ class LossReport:
     def as_dict(self) -> dict[str, Any]:
         """Returns the counts for machines."""
         return {"label": self.label, "temperature": self.temperature,
-                "by_type": {name: asdict(found) for name, found in self.by_type.items()}}
+                "by_type": {name: found.as_dict() for name, found in self.by_type.items()}}
 
 
 def losses(run: Path, evaluations: Sequence[Mapping[str, Any]], env: str) -> tuple[LossReport | None, list[str]]:
@@ -110,7 +116,7 @@ def _count(into: Losses, episode: Sequence[dict[str, Any]], spec: EnvironmentSpe
     into.repeated += len(episode) - len({(row["observation"], row["action"]) for row in episode})
     flags = [row.get("unchanged") for row in episode]
     into.unchanged = None if None in flags or into.unchanged is None else into.unchanged + sum(map(bool, flags))
-    into.ends[episode[0]["end"]] += 1
+    into.ends[_ENDS.get(episode[0]["end"], "lost")] += 1
     if spec is not None and spec.explain is not None:
         turns = [LostTurn(observation=row["observation"], action=row["action"], admissible=row["admissible"])
                  for row in episode]

@@ -1,9 +1,12 @@
 """The table of lost episodes, from an archive as the controller writes it."""
 
+import json
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from deploy.cli import main
 from deploy.report.losses import ALL, grids, losses
 from deploy.report.page import write_report
 from services.telemetry.metrics_file import append_row
@@ -47,8 +50,8 @@ def test_shares_are_over_the_turns_of_lost_episodes(run):
     assert (pick.inadmissible, pick.repeated, pick.unchanged) == (2, 1, 2)
     assert pick.stages == {"never found the object": 1}
     assert found.by_type["two"].stages == {"saw the object, never held it": 1}
-    assert (found.by_type[ALL].lost, found.by_type[ALL].ends) == (2, {"turns": 2})
-    assert grids(found)["Lost episodes"].rows[0] == ["pick", "1 of 2", "67%", "33%", "67%", "1 turns"]
+    assert (found.by_type[ALL].lost, found.by_type[ALL].ends) == (2, {"out of turns": 2})
+    assert grids(found)["Lost episodes"].rows[0] == ["pick", "1 of 2", "67%", "33%", "67%", "1 out of turns"]
 
 
 def test_the_last_evaluation_of_the_trained_policy_counts(run):
@@ -85,6 +88,19 @@ def test_a_run_that_lost_nothing_has_no_table(run):
     found, _ = losses(folder, [row("step-000001", step=1)], "alfworld")
     assert found is not None
     assert grids(found) == {}
+
+
+def test_programs_get_the_counts_as_json(run, capsys):
+    folder = run("one")
+    archive(folder, "step-00000003-panel-trained-T0.4")
+    append_row(folder / "evaluations.jsonl", row("panel-trained", step=3, temperature=0.4))
+    assert main(["report", str(folder), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["lost"]
+    assert (told["label"], told["temperature"]) == ("panel-trained", 0.4)
+    assert told["by_type"]["pick"] == {
+        "episodes": 2, "lost": 1, "turns": 3, "inadmissible": 2, "repeated": 1, "unchanged": 2,
+        "ends": {"out of turns": 1}, "stages": {"never found the object": 1},
+        "mistakes": {"object is not there": 2}}
 
 
 def test_the_report_shows_the_tables_and_names_a_damaged_file(run):
