@@ -58,9 +58,14 @@ class ObjectFolder:
             return None
 
     def write(self, name: str, data: bytes) -> None:
-        """Replaces an object."""
+        """Replaces an object, which is durable when this returns."""
         with self._writing(name) as stream:
             stream.write(data)
+        client, root = self._opened
+        if client.type_name == "local":
+            file = Path(f"{root}/{name}")
+            sync(file)
+            sync(file.parent)
 
     def upload(self, file: Path, name: str) -> None:
         """Replaces an object by the content of a plain file."""
