@@ -13,7 +13,7 @@ from learner.credit.types import Credit, CreditStep, nested
 from learner.packing import Floats, Rows, make_rows
 from services.config.credit import CreditSection
 from services.errors import UserError
-from services.records import Episode
+from services.records import Episode, Version
 
 Groups = Sequence[Sequence[Episode]]
 """Complete groups in training order; the episodes of each in order of k."""
@@ -50,12 +50,15 @@ def _credit_steps(episode: Episode, states: Sequence[str], cut_in: str | None) -
             for t, (step, state) in enumerate(zip(episode.steps, states, strict=True))]
 
 
-def rows_of(groups: Groups, credits: Sequence[Credit], *, policy_step: int) -> Rows:
+def rows_of(groups: Groups, credits: Sequence[Credit], *, policy_step: int, incarnation: int | None = None) -> Rows:
     """Returns all steps of all episodes, group by group and never shuffled: a minibatch has consecutive episodes.
 
     Steps of a conversation that continue one another share a sequence. A row is stale if a policy older than
-    `policy_step` sampled any of its tokens.
+    `policy_step` sampled any of its tokens, or one of another `incarnation` of the learner, if that is given.
     """
+    def stale(version: Version) -> bool:
+        return version.step < policy_step or (incarnation is not None and version.incarnation != incarnation)
+
     episodes = [episode for group in groups for episode in group]
     steps = [step for episode in episodes for step in episode.steps]
     starts = np.cumsum([0, *(len(episode.steps) for episode in episodes)])
@@ -63,7 +66,7 @@ def rows_of(groups: Groups, credits: Sequence[Credit], *, policy_step: int) -> R
         steps,
         advantages=[a for credit in credits for row in credit.advantages for a in row],
         temperatures=[episode.ticket.temperature for episode in episodes for _ in episode.steps],
-        stale=[any(span.version.step < policy_step for span in step.spans) for step in steps],
+        stale=[any(stale(span.version) for span in step.spans) for step in steps],
         follows=[None if step.follows is None else int(start) + step.follows
                  for start, episode in zip(starts, episodes, strict=False) for step in episode.steps],
         ends=[step is episode.steps[-1] for episode in episodes for step in episode.steps],

@@ -71,8 +71,8 @@ class GroupCollector:
     def _young_enough(self, groups: list[str], step: int) -> list[str]:
         """Drops the groups with a token that an older policy sampled than `learner.staleness` allows.
 
-        A version's step decides, not its incarnation: a replay reproduces the weights of each step. Every group is
-        read here, so one whose episodes are lost goes back to the workers before a manifest names it.
+        A version's step decides, not its incarnation: a replay reproduces the weights of each step, on GPUs nearly.
+        Every group is read here, so one whose episodes are lost goes back to the workers before a manifest names it.
         """
         oldest = step - 1 - self.config.learner.staleness
         kept: list[str] = []

@@ -147,11 +147,11 @@ class TrainingLoop:
         Returns the new weights as `gather` does.
         """
         limit = self.config.learner.step_attempts
-        with counted_attempt(self.store, self.lease, manifest, incarnation=self.incarnation, limit=limit):
+        # The wait for the card is no attempt: asked to leave meanwhile, the learner has not failed.
+        with self.card(), counted_attempt(self.store, self.lease, manifest, incarnation=self.incarnation, limit=limit):
             groups = self.store.committed(manifest)
             self.observer.training(manifest, groups)
-            with self.card():
-                report, packed = self.learner.train(groups), self.gather()
+            report, packed = self.learner.train(groups, incarnation=self.incarnation), self.gather()
         last = max(int(group.removeprefix("train/")) for group in manifest.groups)
         self.position = Position(
             step=manifest.step, incarnation=self.incarnation, next_group=max(self.position.next_group, last + 1),

@@ -109,12 +109,17 @@ class Learner:
         """The model that is trained."""
         return self._stepper.policy.model
 
-    def train(self, groups: Groups) -> StepReport:
-        """Takes one learner step on complete groups, in the given order. After a LearnerFault the step is not taken."""
+    def train(self, groups: Groups, *, incarnation: int = 0) -> StepReport:
+        """Takes one learner step on complete groups, in the given order. After a LearnerFault the step is not taken.
+
+        `incarnation`: of the versions that this process publishes. The sums of a GPU come in any order, so there a
+        replay makes only nearly the weights of the process before, and what those sampled counts as stale.
+        """
         timer = Timer()
         with timer.phase("credit"):
             credits = assign_credit(groups, self.config.learner.credit)
-            rows = rows_of(groups, credits, policy_step=self.step)
+            rows = rows_of(groups, credits, policy_step=self.step,
+                           incarnation=incarnation if self.gang.device.type == "cuda" else None)
         self.gang.tell("train", rows)
         taken = self._train(rows, timer)
         metrics, credits = taken.metrics, with_advantages(credits, taken.advantages)

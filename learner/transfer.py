@@ -3,7 +3,7 @@
     prepare   all ranks: snapshot and digest
     begin     the round is told to the members, which join its links or open its memory
     send      all ranks: broadcast
-    wait      until every member has told how it ended, or until the deadline
+    wait      until every member has told how it ended or is silent, or until the deadline
     release   all ranks
 
 A round in which anything failed ends its links, and the members take this version from host memory, like a worker that
@@ -102,12 +102,13 @@ class Transfer:
         return self._linked[1]
 
     def _faults(self, members: list[Participant], started: float) -> dict[str, str]:
-        """Waits for all members. Returns why it failed, for each worker for which it did."""
+        """Waits for all members that are there. Returns why it failed, for each worker for which it did."""
         while True:
+            present: list[Participant] = self.ask("members")  # before the outcomes: a worker tells, and then may leave
             told: dict[str, str] = self.ask("outcomes")
             late = time.monotonic() - started > self.seconds
-            if late or len(told) == len(members):
+            if late or all(one.worker in told or one not in present for one in members):
                 break
             time.sleep(LOOK_S)
-        silent = f"no answer in {self.seconds:g} s (weights.seconds)"
+        silent = f"no answer in {self.seconds:g} s (weights.seconds)" if late else "it is gone"
         return {one.worker: told.get(one.worker, silent) for one in members if told.get(one.worker, silent)}

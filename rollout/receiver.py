@@ -1,6 +1,7 @@
 """Takes part in transfers: asks for rounds, lets the engine's processes receive, and tells how each round ended.
 
-It calls the meeting (services/weights/meeting.py) again and again, so that the learner knows that the worker is there.
+It calls the meeting (services/weights/meeting.py) again and again, also in a round, so that the learner knows that the
+worker is there.
 A version that has come waits in the engine's processes until the worker follows the pointer. If anything fails, the
 worker takes the version from host memory as ever.
 """
@@ -42,10 +43,19 @@ class Receiver:
             while True:
                 found: Round | None = await self._asked("call", self._member)
                 if found is not None:
-                    await self._take(found)
+                    calling = asyncio.create_task(self._keep_calling())
+                    try:
+                        await self._take(found)
+                    finally:
+                        calling.cancel()
                 await asyncio.sleep(CALL_S)
         finally:
             await self._asked("leave", self._member.worker, seconds=LEAVE_S)
+
+    async def _keep_calling(self) -> None:
+        while True:
+            await asyncio.sleep(CALL_S)
+            await self._asked("call", self._member)
 
     async def _take(self, found: Round) -> None:
         first = found.first_receiver(self._member.worker)

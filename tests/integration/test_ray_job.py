@@ -1,6 +1,8 @@
-"""A run submitted to a Ray cluster that runs already: two workers, two ranks, a given Redis and environment server.
+"""A run submitted to a Ray cluster that runs already, with a given Redis and environment server.
 
-It is stopped by SIGTERM, and submitted again as a supervisor does it.
+Two workers and two ranks use two GPUs in turns. The GPUs are pretended (tests/toys/pretended_gpus): all compute on the
+CPU, and a card's memory fits one of them. A worker is killed in its sleep, and a rank while it computes. Then the run
+is stopped by SIGTERM, and submitted again as a supervisor does it.
 
 The password of Redis and the token of the server are canaries: nothing that the run shows or leaves has them.
 """
@@ -15,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -28,9 +30,11 @@ from canaries import Watch, files_with
 from services.store.redis_server import private_redis
 from services.telemetry.metrics_file import read_rows
 
-pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(3000)]
 
 ROOT = Path(__file__).parents[2]
+PRETENDED_GPUS = ROOT / "tests" / "toys" / "pretended_gpus"
+LONG_S = 600.0
 BIN = Path(sys.executable).parent
 
 
@@ -46,19 +50,21 @@ def free_ports(count: int) -> list[int]:
 
 @pytest.fixture
 def cluster(tmp_path: Path):
-    """Starts a head with six logical CPUs and yields the environment that reaches it; ends its process group."""
+    """Yields the environment that reaches a head with six logical CPUs and two pretended GPUs; ends its processes."""
     port, dashboard, agent, client = free_ports(4)
     temporary = tempfile.mkdtemp(prefix="ray-")  # short: sockets live below it
     environment = {k: v for k, v in os.environ.items() if k not in ("ALFWORLD_DATA", "RAY_ADDRESS")} | {
         "RAY_AUTH_MODE": "disabled", "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}", "TMPDIR": temporary,
-        "RAY_JOB_STOP_WAIT_TIME_S": "120"}
+        "RAY_JOB_STOP_WAIT_TIME_S": "120", "PRETENDED_GPUS": str(tmp_path / "cards"),
+        "PYTHONPATH": os.pathsep.join([str(PRETENDED_GPUS), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    (tmp_path / "cards").mkdir()
     log = tmp_path / "head.log"
     with log.open("wb") as out:
         head = subprocess.Popen(
             ["ray", "start", "--head", "--block", "--port", str(port), "--dashboard-host", "127.0.0.1",
              "--dashboard-port", str(dashboard), "--dashboard-agent-listen-port", str(agent),
-             "--ray-client-server-port", str(client), "--num-cpus", "6", "--temp-dir", temporary],
+             "--ray-client-server-port", str(client), "--num-cpus", "6", "--num-gpus", "2", "--temp-dir", temporary],
             env=environment, stdout=out, stderr=out, start_new_session=True)
     try:
         _wait_until_up(dashboard, head, log)
@@ -117,12 +123,65 @@ def ray_job(cluster: dict[str, str], *words: str) -> subprocess.CompletedProcess
                           timeout=900, check=False)
 
 
-def wait_for_two_steps(metrics: Path, cluster: dict[str, str]) -> None:
-    """Waits until two learner steps are taken: then no evaluation delays the next publication."""
-    deadline = time.monotonic() + 600
-    while len(read_rows(metrics)) < 2:
-        assert time.monotonic() < deadline, ray_job(cluster, "logs", "first").stdout
-        time.sleep(0.1)
+class FirstLife:
+    """The first submission of the run, and what it does, read from its folder."""
+
+    def __init__(self, cluster: dict[str, str], folder: Path) -> None:
+        self._cluster, self._folder = cluster, folder
+        self._cards = Path(cluster["PRETENDED_GPUS"])
+
+    @property
+    def step(self) -> int:
+        """The last learner step in metrics.jsonl."""
+        return max((row["step"] for row in read_rows(self._folder / "metrics.jsonl")), default=0)
+
+    @property
+    def log(self) -> str:
+        """The lines of the controller, then those of each node."""
+        return "".join(path.read_text() for path in sorted(self._folder.rglob("*.jsonl")))
+
+    def wait(self, what: str, holds: Callable[[], object]) -> None:
+        deadline = time.monotonic() + LONG_S
+        while not holds():
+            assert time.monotonic() < deadline, f"no {what}\n" + ray_job(self._cluster, "logs", "first").stdout
+            time.sleep(0.1)
+
+    def wait_for_a_step(self) -> None:
+        """Waits for a learner step after the present one. A learner that starts again replays those before it."""
+        present = self.step
+        self.wait(f"step after {present}", lambda: self.step > present)
+
+    @contextlib.contextmanager
+    def computing(self, mark: str) -> Iterator[None]:
+        """Inside, both ranks are in the middle of a learner step, and both samplers sleep."""
+        (self._cards / "new").write_text(mark)
+        (self._cards / "new").rename(self._cards / "hold")
+        self.wait("ranks that compute", lambda: len(list(self._cards.glob(f"{mark}-*"))) == 2)
+        yield
+        (self._cards / "hold").unlink()
+
+    def processes(self, title: str) -> list[psutil.Process]:
+        """The living processes with this title."""
+        found = []
+        for process in psutil.Process(int(self._cluster["HEAD"])).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if title in " ".join(process.cmdline()):
+                    found.append(process)
+        return found
+
+    def survive_deaths(self) -> None:
+        """A worker is killed in its sleep, and a rank while it computes."""
+        with self.computing("before-the-worker-dies"):
+            killed, other = self.processes("ray::RolloutHost")
+            killed.kill()
+            self.wait("another worker", lambda: set(self.processes("ray::RolloutHost")) - {killed, other})
+            assert re.search(r"rollout worker \d died", self.log)
+        self.wait_for_a_step()
+        assert "out of memory" not in self.log or "could not be renewed" in self.log  # a machine that stood still
+        with self.computing("before-a-rank-dies"):
+            self.processes("ray::LearnerRank")[0].kill()
+            self.wait("the learner's death", lambda: "learner died" in self.log)
+        self.wait_for_a_step()
 
 
 @pytest.mark.attack
@@ -137,13 +196,16 @@ def test_a_stopped_job_goes_on_from_its_checkpoint_uses_all_it_was_given_and_sho
         command = [
             "--working-dir", str(ROOT / "deploy" / "configs"), "--", "gagpo", "train", "--resume",
             "--config", "alfworld-tiny.yaml", "name=submitted", f"runs_dir={runs}", *arguments,
-            "rollout.workers=2", "rollout.slots=2", "rollout.kv_cache_gb=0.25", "learner.ranks=2",
-            "learner.threads=1", "learner.groups_per_step=4", "learner.group_size=2", "env.max_steps=6",
-            "model.layers=1", "model.intermediate=64", "sft.demos_per_game=1", "sft.minutes=0.05", "eval.every=1000",
-            "eval.episodes=8", "eval.panel=0", "eval.compare_cold_start=false", "checkpoint.every=1000",
+            "rollout.workers=2", "rollout.gpus=0.4", "rollout.sleep=true", "rollout.slots=2",
+            "rollout.kv_cache_gb=0.25", "learner.ranks=2", "learner.gpus=0.6", "learner.threads=1",
+            "learner.groups_per_step=4", "learner.group_size=2", "env.max_steps=6", "model.layers=1",
+            "model.intermediate=64", "sft.demos_per_game=1", "sft.minutes=0.05", "eval.every=1000", "eval.episodes=8",
+            "eval.panel=0", "eval.compare_cold_start=false", "checkpoint.every=1000",
             "supervision.leave_seconds=90"]
         ray_job(cluster, "submit", "--no-wait", "--submission-id", "first", *command, "steps=1000")
-        wait_for_two_steps(folder / "metrics.jsonl", cluster)
+        run = FirstLife(cluster, folder)
+        run.wait("two steps", lambda: run.step >= 2)  # then no evaluation delays the next publication
+        run.survive_deaths()
         stopped = ray_job(cluster, "stop", "first")
         left = ray_job(cluster, "logs", "first").stdout
         durable = int(re.search(r"the newest checkpoint is of learner step (\d+)", left)[1])

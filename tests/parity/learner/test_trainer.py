@@ -12,7 +12,7 @@ import torch
 from learner_tiny import CASES, VARIANTS, WRONG, critic_weights, make_config, make_groups, weights
 from transformers import AutoModelForCausalLM
 
-from learner.batch import assign_credit
+from learner.batch import assign_credit, rows_of
 from learner.rank_group import RankGroup
 from learner.trainer import Learner
 
@@ -248,6 +248,16 @@ def test_stale_rows_are_corrected_and_fresh_ones_are_not(model_path, gang):
     fresh.train(make_groups(0))
     stale.train(make_groups(0))
     assert any((a != b).any() for a, b in zip(weights(fresh).values(), weights(stale).values(), strict=True))
+
+
+@pytest.mark.parametrize(("policy_step", "incarnation", "stale"), [
+    (0, None, False), (1, None, True), (0, 1, False), (0, 2, True)])
+def test_a_row_of_an_older_policy_or_of_another_incarnation_is_stale(policy_step, incarnation, stale):
+    """The tiny groups are of version 0 of incarnation 1. Only learners on GPUs name an incarnation."""
+    groups = make_groups(0)
+    rows = rows_of(groups, assign_credit(groups, make_config().learner.credit), policy_step=policy_step,
+                   incarnation=incarnation)
+    assert rows.stale.tolist() == [stale] * len(rows)
 
 
 def test_a_gang_of_two_needs_a_rendezvous():

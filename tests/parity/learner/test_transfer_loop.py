@@ -18,7 +18,7 @@ from services.weights.meeting import Meeting
 from services.weights.pack import unpack
 from services.weights.rounds import Participant
 
-SECONDS = 120.0
+SECONDS = 3600.0
 
 
 class Worker:
@@ -70,7 +70,7 @@ def by_host(redis_url, model_path, gang, tmp_path_factory):
     return weights(learner), published
 
 
-def ran(store, folder, model_path, gang, way, *, dies_at=None, seconds=SECONDS, **options):
+def ran(store, folder, model_path, gang, way, *, dies_at=None, **options):
     """Returns the learner, what it published to host memory, the worker, and the pointer before each version."""
     meeting = Meeting(lambda: 0.0)  # nobody is ever silent, however slow the machine
     worker = Worker(meeting, **options)
@@ -85,7 +85,7 @@ def ran(store, folder, model_path, gang, way, *, dies_at=None, seconds=SECONDS, 
     try:
         play(store, range(2 * STEPS))
         learner, published, _ = run(store, folder, model_path, gang, ask=ask,
-                                    weights={"transfer": way, "seconds": seconds})
+                                    weights={"transfer": way, "seconds": SECONDS})
     finally:
         worker.end()
         if other is not None:
@@ -118,11 +118,11 @@ def test_versions_that_a_worker_refuses_go_through_host_memory_and_after_some_no
     assert store.version()[0] == published[-1][0]
 
 
-def test_a_worker_that_dies_in_a_round_costs_its_deadline_and_neither_a_version_nor_a_bit(
+def test_a_worker_that_dies_in_a_round_costs_neither_a_version_nor_a_bit(
         by_host, redis_url, model_path, gang, tmp_path):
-    """The deadline is short, because that round waits for it; on a slow machine other rounds may miss it too."""
+    """The round ends when the worker is missed, not at its deadline."""
     store = Store(redis_url, "dies")
-    learner, published, _, before = ran(store, tmp_path, model_path, gang, "nccl", dies_at=1, seconds=10.0)
+    learner, published, _, before = ran(store, tmp_path, model_path, gang, "nccl", dies_at=1)
     assert [version.step for version, _ in published] == list(range(STEPS + 1))
     assert [packed.buffer.tobytes() for _, packed in published] == [packed.buffer.tobytes() for _, packed in by_host[1]]
     assert before[1][0].step == 0

@@ -154,3 +154,43 @@ async def test_each_rank_sends_what_it_has_while_requests_go_on_and_the_engine_e
             assert all(len(answer.ids) == 120 for answer in answers)
             assert answers[-1].spans[-1].version == version
             await check_same(sampler, gang, version, tiny_model)
+
+
+async def test_a_worker_that_is_killed_in_a_round_ends_it_before_its_deadline_and_takes_part_again(
+        sampler: Engine, tied_folder, tmp_path):
+    """The deadline is longer than the test may take. The meeting is told of the silence that it would notice in 10 s.
+
+    The other worker has the version, whether the killed one broke its link before all of it had come or after.
+    """
+    async with started("nccl", tied_folder, tmp_path, sampler) as (gang, receiver):
+        with gang.start("receiving_process.py", "two", tmp_path, "stops") as killed:
+            try:
+                await two_members(gang)
+                await gang("train")
+                sending = asyncio.create_task(gang.sent(3600))
+                assert await asyncio.to_thread(killed.stdout.readline) == "linked\n"
+            finally:
+                killed.kill()
+        gang.meeting.leave("two")
+        version, everywhere = await sending
+        assert not everywhere
+        if not await receiver.swap(version):
+            await sampler.update(version, *await gang.packed(1))
+        assert (await sample(sampler, 7)).spans[-1].version == version
+
+        with gang.start("receiving_process.py", "two", tmp_path) as back:
+            try:
+                await two_members(gang)
+                await gang("train")
+                version, everywhere = await gang.sent(LONG_S)
+                assert everywhere
+                assert await asyncio.to_thread(back.stdout.readline) == f"held {version.name}\n"
+                await swapped(receiver, version)
+            finally:
+                back.kill()
+        assert (await sample(sampler, 8)).spans[-1].version == version
+
+
+async def two_members(gang: Gang) -> None:
+    while len(gang.meeting.members()) < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
