@@ -8,12 +8,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deploy.console.plain import Pace, span
-from deploy.training.dagger import Lessons
 from services.chat import chat_format
 from services.config.tree import Config
 from services.errors import UserError
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     from envservice.spec import EnvironmentSpec, Teacher
     from learner.cold_start.sft import Budget, SftProgress
     from learner.cold_start.sft_data import Example
-    from learner.cold_start.student import Student
 
 FORMAT = 1
 TOKENIZER_TEXTS = 20_000
@@ -71,7 +68,6 @@ def cold_start(
     model path holds no model.
     """
     from envservice.registry import find_spec, make_template
-    from learner.cold_start.course import Course
     from learner.cold_start.sft import Budget, train
     from learner.cold_start.sft_data import encode
 
@@ -85,24 +81,23 @@ def cold_start(
     model, tokenizer = _start(config, path, shown.examples, spec, report)
     max_tokens = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
     chat = chat_format(tokenizer, config.model) if template.chat else None
-    encoded = partial(encode, tokenizer, chat=chat, max_tokens=max_tokens, stops=spec.stops)
-    rows = encoded(shown.examples)
+    rows = encode(tokenizer, shown.examples, chat=chat, max_tokens=max_tokens, stops=spec.stops)
     _check_length(len(rows), len(shown.examples), max_tokens, report)
-    lessons = Lessons(config, _student(config, spec, model, tokenizer), encoded, chat, seed=seed, report=report)
     budget = Budget(minutes=minutes) if epochs is None else \
         Budget(updates=epochs * math.ceil(len(rows) / config.sft.batch_rows))
     report(f"training {sum(w.numel() for w in model.parameters()):,} weights for {_whole(budget)} "
            f"on {len(rows):,} demonstrated steps of {sum(len(r.ids) for r in rows) / len(rows):.0f} tokens")
     with _threads(config.learner.threads):
         progress = train(
-            model, Course(rows, lessons.all(), batch_rows=config.sft.batch_rows, pad_id=_pad_id(tokenizer), seed=seed),
-            config.sft, budget=budget, muon=config.model.path is None, report=lambda now: _tell(passing, now, budget))
+            model, rows, config.sft, budget=budget, pad_id=_pad_id(tokenizer), seed=seed,
+            muon=config.model.path is None, report=lambda now: _tell(passing, now, budget))
     _tell(report, progress, budget)
     _save(model, tokenizer, out)
     facts = {
-        "format": FORMAT, "minutes": minutes, "epochs": epochs, "continued_from": continue_from and str(continue_from),
+        "format": FORMAT, "minutes": minutes, "epochs": epochs,
+        "continued_from": str(continue_from) if continue_from else None,
         "vocabulary": len(tokenizer), "parameters": sum(w.numel() for w in model.parameters()),
-        "demonstrations": shown.as_dict(), "dagger": lessons.played, "training": progress.as_dict(),
+        "demonstrations": shown.as_dict(), "training": progress.as_dict(),
     }
     (out / "sft.json").write_text(json.dumps(facts, indent=1) + "\n")
     return out
@@ -191,16 +186,6 @@ def _start(
     positions = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
     seed = seed_for(config.seed, "weights")
     return scratch_model(config.model, tokenizer, max_positions=positions, seed=seed), tokenizer
-
-
-def _student(config: Config, spec: EnvironmentSpec, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-             ) -> Student:
-    """Returns the model as the player of DAgger's rounds."""
-    from learner.cold_start.student import Student
-
-    return Student(model=model, tokenizer=tokenizer, stops=spec.stops, temperature=config.eval.temperature,
-                   max_prompt_tokens=config.rollout.max_prompt_tokens,
-                   max_response_tokens=config.rollout.max_response_tokens)
 
 
 def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path) -> None:

@@ -10,12 +10,11 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from learner.cold_start.course import Course
-from learner.cold_start.sft_data import IGNORE, Batch
+from learner.cold_start.sft_data import IGNORE, Batch, TokenRow, batches
 from services.config.tree import SftSection
 from services.errors import LearnerFault
 
@@ -101,23 +100,25 @@ def losses(model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Te
 
 
 def train(
-    model: PreTrainedModel, course: Course, section: SftSection, *, budget: Budget, muon: bool = True,
-    report: Callable[[SftProgress], None] | None = None,
+    model: PreTrainedModel, rows: Sequence[TokenRow], section: SftSection, *, budget: Budget, pad_id: int, seed: int,
+    muon: bool = True, report: Callable[[SftProgress], None] | None = None,
 ) -> SftProgress:
     """Trains in place on mean nats per response token + section.prompt_loss x mean nats per prompt token.
 
-    The time that the course's lessons take counts as training. Raises LearnerFault if the loss becomes infinite or NaN.
+    Raises LearnerFault if the loss becomes infinite or NaN, ValueError if there are no rows.
     """
-    rows = course.rows
+    if not rows:
+        raise ValueError("no demonstrations to train on")
     response_tokens = sum(len(row.ids) - row.prompt_tokens for row in rows) / len(rows)
     made = optimizers(model, lr=section.lr, muon=muon)
     base = [[group["lr"] for group in optimizer.param_groups] for optimizer in made]
     recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)
+    stream = batches(rows, batch_rows=section.batch_rows, pad_id=pad_id, seed=seed)
     start = reported = time.monotonic()
     updates = seen = 0
     model.train()
     while (spent := budget.spent(updates, time.monotonic() - start)) < 1:
-        batch = course.batch(spent)
+        batch = next(stream)
         response, prompt = losses(model, batch)
         loss = response / response_tokens + section.prompt_loss * prompt
         _update(made, base, loss, lr_factor(updates, spent))

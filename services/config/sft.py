@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from services.config.env import Section
 
@@ -32,15 +32,3 @@ class SftSection(Section):
     """Learning rate of AdamW."""
     prompt_loss: float = Field(default=0.5, ge=0)
     """Weight of the next-token loss on the prompt."""
-    dagger_rounds: int = Field(default=0, ge=0, le=1000)
-    """Rounds of DAgger (arXiv 1011.0686), spread evenly over the training: the model plays, and learns what the
-    scripted player would have done in the states that it came to. 0: it learns from demonstrations alone."""
-    dagger_episodes: int = Field(default=128, ge=1)
-    """Episodes of one round, each of another training game. The model plays them at eval.temperature."""
-
-    @model_validator(mode="after")
-    def _needs_a_player(self) -> SftSection:
-        if self.dagger_rounds and self.file is not None:
-            raise ValueError(f"sft.dagger_rounds={self.dagger_rounds} asks a scripted player, and sft.file replaces "
-                             "it: set sft.dagger_rounds=0, or leave sft.file out")
-        return self

@@ -7,7 +7,7 @@ from envservice.alfworld.game import parse_game
 from envservice.alfworld.generator import TYPES, generate, parse_task_id, task_id, task_type
 from envservice.alfworld.prompts import AlfworldCompactTemplate, AlfworldFullTemplate
 from envservice.alfworld.teacher import TEACHER
-from rollout.demonstrations import corrections, demonstrate
+from rollout.demonstrations import demonstrate
 from services.config.tree import SftSection
 
 TASKS = [task_id("train", index) for index in range(120)]
@@ -76,43 +76,3 @@ def test_renumbered_episodes_are_the_same_under_other_numbers(clean):
         assert other.won
         assert len(other.steps) == len(clean[task].steps)
         assert other.steps != clean[task].steps
-
-
-def corrected(policy, tasks=tuple(TASKS[:6]), template=TEMPLATE, max_steps=30, **sft):
-    return corrections(Generated(), tasks, teacher=TEACHER, template=template, seed=4, sft=SftSection(**sft),
-                       max_steps=max_steps, policy=policy)
-
-
-def test_a_policy_that_acts_as_it_is_corrected_wins():
-    """The player's answer to a prompt is a function of it here, so the second play can repeat the first one's."""
-    texts = FULL
-    first, _ = corrected(lambda prompts: ["<action>look</action>"] * len(prompts), tasks=TASKS[:1], template=texts,
-                         max_steps=1, jump=0.0)
-    ((_, answer),) = first
-    assert texts.parse(answer).valid
-    shown = play(TASKS[0], template=texts, noise=0.0, jump=0.0)
-    answers = iter(step.response_text for step in shown.steps)
-    pairs, won = corrected(lambda prompts: [next(answers) for _ in prompts], tasks=TASKS[:1], template=texts, jump=0.0)
-    assert won == 1
-    assert pairs == [(step.prompt_text, step.response_text) for step in shown.steps]
-
-
-def test_the_policys_action_is_executed_and_the_players_is_taught():
-    """A policy that only looks never moves: after the first turn it meets one prompt again and again."""
-    pairs, won = corrected(lambda prompts: ["<think>idle</think><action>look</action>"] * len(prompts), jump=0.0)
-    assert won == 0
-    assert len(pairs) == len({prompt for prompt, _ in pairs})
-    assert len(pairs) < 6 * 30
-    assert all("<action>go to " in answer for _, answer in pairs)
-
-
-def test_an_answer_that_cannot_be_read_is_a_turn_too():
-    asked: list[int] = []
-
-    def policy(prompts: list[str]) -> list[str]:
-        asked.append(len(prompts))
-        return ["nonsense"] * len(prompts)
-
-    pairs, won = corrected(policy, max_steps=5)
-    assert (asked, won) == ([6] * 5, 0)
-    assert pairs

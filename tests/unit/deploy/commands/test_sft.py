@@ -41,24 +41,6 @@ def test_a_cold_start_writes_a_model_that_loads_and_can_be_continued(config, tmp
     assert AutoTokenizer.from_pretrained(second).get_vocab() == tokenizer.get_vocab()
 
 
-def test_dagger_teaches_what_the_player_would_have_done(config, tmp_path):
-    """Two rounds of three episodes: the model has learned next to nothing, so it is corrected."""
-    config = lay_over(config, {"sft.dagger_rounds": 2, "sft.dagger_episodes": 3})
-    lines: list[str] = []
-    out = cold_start(config, tmp_path / "out", minutes=1, epochs=1, report=lines.append)
-    rounds = json.loads((out / "sft.json").read_text())["dagger"]
-    assert [one["episodes"] for one in rounds] == [3, 3]
-    assert all(one["rows"] > 0 and 0 <= one["won"] <= 3 for one in rounds)
-    assert sum(line.startswith("DAgger round") for line in lines) == 2
-    again = cold_start(config, tmp_path / "again", minutes=1, epochs=1, report=lines.append)
-    assert json.loads((again / "sft.json").read_text())["dagger"] == rounds  # a function of the seed
-
-
-def test_dagger_needs_the_scripted_player(config):
-    with pytest.raises(UserError, match=r"sft.dagger_rounds=2 asks a scripted player, and sft.file replaces it"):
-        lay_over(config, {"sft.dagger_rounds": 2, "sft.file": "shown.jsonl"})
-
-
 def test_a_model_path_without_a_model_is_named(config, tmp_path):
     config = config.model_copy(update={"model": config.model.model_copy(update={"path": tmp_path / "none"})})
     with pytest.raises(UserError, match="holds no model"):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from learner.cold_start.course import Course
 from learner.cold_start.scratch_model import scratch_model
 from learner.cold_start.sft import FINAL_LR, Budget, losses, lr_factor, train
 from learner.cold_start.sft_data import IGNORE, Example, TokenRow, batches, encode
@@ -45,8 +44,8 @@ def fresh(tokenizer, seed=0):
 
 
 def fit(model, tokenizer, rows, **options):
-    options = {"budget": Budget(updates=5), **options}
-    return train(model, Course(rows, batch_rows=8, pad_id=tokenizer.pad_token_id, seed=1), SftSection(), **options)
+    options = {"budget": Budget(updates=5), "seed": 1, **options}
+    return train(model, rows, SftSection(batch_rows=8), pad_id=tokenizer.pad_token_id, **options)
 
 
 def test_a_row_is_prompt_then_answer(tokenizer, rows):
@@ -133,6 +132,11 @@ def test_a_loss_that_is_not_finite_stops_the_training(tokenizer, rows):
         model.get_input_embeddings().weight.fill_(math.nan)
     with pytest.raises(LearnerFault, match="became nan"):
         fit(model, tokenizer, rows)
+
+
+def test_nothing_to_train_on_is_refused(tokenizer):
+    with pytest.raises(ValueError, match="no demonstrations"):
+        fit(fresh(tokenizer), tokenizer, [])
 
 
 def test_heads_that_the_sampler_cannot_serve_are_refused(tokenizer):
