@@ -7,7 +7,7 @@
 Redis alone says which episodes there are. A body has a name of its own: its ticket, the entry of the ticket in its
 stream, and its digest. No entry is used twice, so a body that no episode refers to and whose entry is not outstanding
 can never be committed: its commit was refused, its group is gone, or its worker died. The sweep finds all of these, so
-no script knows of bodies, and a crash between any two calls leaves nothing behind.
+no script deletes bodies, and a crash between any two calls leaves nothing behind.
 """
 
 from __future__ import annotations

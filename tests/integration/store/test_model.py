@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from services.errors import LeaseLost
 from services.records import Drop, Episode, Manifest, PlayedTurn, Step, Ticket, Version, VersionSpan, encode_episode
+from services.store.bodies import Lost
 from services.store.store import Store
 
 RUNS = itertools.count()
@@ -65,6 +66,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.open = {}  # ticket id -> [attempts used, who holds it or None]
         self.stored = {}  # ticket id -> blob of its episode
         self.turns = {}  # ticket id -> digests of its finished turns, while it is being played
+        self.losses = {}  # ticket id -> how often the body of its episode was lost
         self.fate = {}  # group -> step of its manifest, or its Drop
         self.attempts = {}  # step -> incarnations that tried to train its manifest
         self.manifests, self.untaken = {}, []
@@ -213,6 +215,22 @@ class StoreMachine(RuleBasedStateMachine):
         if expected == "accepted":
             del self.open[claim.ticket.id]
             self.stored[claim.ticket.id] = encode_episode(episode)
+
+    @precondition(lambda self: self.stored)
+    @rule(which=ANY, again=AGAIN)
+    def lose_a_body(self, which, again):
+        """Its ticket is played again, unless a manifest has its group. After the third loss the ticket fails."""
+        name = pick(sorted(self.stored), which)
+        group = name.partition("#")[0]
+        (ticket,) = (ticket for ticket in self.tickets[group] if ticket.id == name)
+        for _ in range(1 + again):
+            self.eye._play_again(Lost(self.stored[name], ticket, "store: it is gone"))
+        if group in self.fate:
+            return
+        del self.stored[name]
+        self.losses[name] = self.losses.get(name, 0) + 1
+        self.open[name] = [3 if self.losses[name] == 3 else 0, None]
+        self.outdated = [*self.outdated, *(claim for _, claim, _ in self.hands() if claim.ticket.id == name)]
 
     @precondition(lambda self: self.hands())
     @rule(which=ANY, index=st.integers(0, 2), again=AGAIN)
