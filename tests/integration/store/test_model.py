@@ -89,12 +89,14 @@ class StoreMachine(RuleBasedStateMachine):
     def ready(self, kind):
         return [g for g in self.living(kind) if not any(t.id in self.open for t in self.tickets[g])]
 
-    @rule(groups=st.integers(1, 4), steps=st.integers(0, 2), name=st.sampled_from(WORKERS))
-    def all_goes_well(self, groups, steps, name):
-        """Makes many good steps at once, because deep states are rare among single calls."""
+    @rule(groups=st.integers(1, 4), steps=st.integers(0, 2), name=st.sampled_from(WORKERS), lost=st.integers(0, 3))
+    def all_goes_well(self, groups, steps, name, lost):
+        """Makes many steps at once, because deep states are rare among single calls. Some episodes are lost."""
         for _ in range(groups):
             self.issue(9, False)
         self.play(name, 2 * groups)
+        for which in range(min(lost, len(self.stored))):
+            self.lose_a_body(which, False)
         for _ in range(steps):
             if self.can_step():
                 self.begin_step(1, False)
