@@ -62,8 +62,8 @@ def test_a_learner_that_lost_its_role_changes_no_file(redis_url, model_path, gan
     name = {"trained": "train", "saved": "save", "exported": "write"}[moment]
     act, next_manifest = getattr(Learner, name), TrainingLoop.next_manifest
 
-    def act_then_lose_the_role(self, *arguments):
-        done = act(self, *arguments)
+    def act_then_lose_the_role(self, *arguments, **options):
+        done = act(self, *arguments, **options)
         if self.step == 2:
             other.acquire("learner", "l")
             before.append(state_of(tmp_path))
