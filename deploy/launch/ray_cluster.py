@@ -113,7 +113,8 @@ def private_ray(*, start_s: float = 300.0, **options: Any) -> Iterator[None]:
 def _start(start: Callable[[], object], mark: Path, seconds: float) -> None:
     """Calls `start` until it succeeds: Ray gives up after 30 s, which a busy machine may need.
 
-    A start that failed leaves processes behind. They are found by their TMPDIR, `mark`.
+    A start that failed leaves processes behind. They are found by their TMPDIR, `mark`. Raises DeadlineExceeded, and
+    UserError if no other try can succeed.
     """
     import ray
 
@@ -125,6 +126,9 @@ def _start(start: Callable[[], object], mark: Path, seconds: float) -> None:
         except Exception as error:  # Ray raises bare ones
             ray.shutdown()
             end_all(str(mark))
+            if "AuthenticationError" in described(error):
+                raise UserError("this Python process has used a Ray without a token before, and Ray keeps to that",
+                                "start gagpo in a process of its own") from error
             if time.monotonic() >= deadline:
                 told = f"Ray did not start within {seconds:g} s (ray.start_seconds): {described(error)}"
                 raise DeadlineExceeded(told) from error

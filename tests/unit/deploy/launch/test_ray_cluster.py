@@ -111,3 +111,25 @@ def test_a_lost_node_is_one_line_without_the_statistics_of_its_raylet():
                           env=environment)
     (line,) = done.stdout.splitlines()
     assert line.endswith("The node 7 is dead")
+
+
+BEFORE = """
+import ray
+from deploy.launch.ray_cluster import private_ray
+from services.errors import UserError
+ray.init(address="local", num_cpus=1, include_dashboard=False)
+ray.shutdown()
+try:
+    with private_ray():
+        print("it started")
+except UserError as error:
+    print(error)
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(900)
+def test_a_process_that_used_a_ray_without_a_token_is_told_so_at_once():
+    """A notebook may have; Ray keeps the mode of a process's first cluster, so every other try fails as well."""
+    done = subprocess.run([sys.executable, "-c", BEFORE], capture_output=True, text=True, timeout=800, check=True)
+    assert done.stdout.splitlines()[-1].startswith("this Python process has used a Ray without a token before")
