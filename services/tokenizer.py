@@ -12,9 +12,9 @@ _TEXT = "Go to the  oven 12:\n\tnaïve café, (x=3.50) … 火 🔥 don't"
 def load_tokenizer(folder: str | Path) -> Any:
     """Returns the tokenizer in a Hugging Face folder, which encodes as the folder's tokenizer.json does.
 
-    transformers builds some tokenizers anew from the class that tokenizer_config.json names. DeepSeek's models, also
-    those distilled into Qwen and Llama, name Llama's: its rules know no byte-level BPE, and drop every space. The model
-    was trained with the file, so the file decides where the two differ. Raises the errors of transformers.
+    transformers builds some tokenizers anew from the class that tokenizer_config.json names. That of DeepSeek V3 names
+    Llama's: its rules know no byte-level BPE, and drop every space. The model was trained with the file, so the file
+    decides where the two differ. Raises the errors of transformers.
     """
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
