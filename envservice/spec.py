@@ -72,6 +72,9 @@ class LostEpisode:
     """Number of inadmissible actions, by what was wrong with them."""
 
 
+Explain = Callable[[Sequence[LostTurn], str], LostEpisode]
+
+
 def opens(environment: Environment, task: str) -> None:
     """Checks a task by opening it, for environments in which that is cheap."""
     environment.open(task)
@@ -111,7 +114,7 @@ class EnvironmentSpec:
     """Tools that it offers to agents (docs/tasks/own-agent.md). Its sessions receive a call of one as JSON text."""
     teacher: Teacher | None = None
     """None: no cold start."""
-    explain: Callable[[Sequence[LostTurn], str], LostEpisode] | None = None
+    explain: Explain | None = None
     """Explains a lost episode from its turns and its last observation, for reports. Raises ValueError for texts that
     are not of this environment. None: reports show only what every environment tells."""
     findings: Callable[[], Iterable[Finding]] = tuple

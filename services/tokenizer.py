@@ -19,11 +19,11 @@ def load_tokenizer(folder: str | Path) -> Any:
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    made: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    made: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     file = Path(folder) / "tokenizer.json"
     if not file.exists():
         return made
     wanted = Tokenizer.from_file(str(file)).encode(_TEXT, add_special_tokens=False).ids
     if made.encode(_TEXT, add_special_tokens=False) == wanted:
         return made
-    return PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False)
+    return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

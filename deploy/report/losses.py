@@ -7,8 +7,9 @@ lost episode (EnvironmentSpec.explain) also tells how far each came, and what wa
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from deploy.report.tables import Grid
 from deploy.runs.comparison import TRAINED
 from deploy.runs.history import read_columns
 from envservice.registry import find_spec
-from envservice.spec import EnvironmentSpec, LostTurn
+from envservice.spec import Explain, LostEpisode, LostTurn
 from services.errors import UserError
 
 _COLUMNS = ("group", "k", "step", "task_type", "won", "end", "observation", "action", "admissible", "unchanged",
@@ -77,36 +78,40 @@ def losses(run: Path, evaluations: Sequence[Mapping[str, Any]], env: str) -> tup
     name = f"step-{last['step']:08d}-{last['label']}-T{last['temperature']:g}.parquet"
     files = [path for path in (run / "episodes" / name,) if path.exists()]
     tables, warnings = read_columns(files, _COLUMNS)
-    found: dict[str, Losses] = {}
+    explain, found = _explain(env), dict[str, Losses]()
     for table in tables:
-        for episode in _episodes(table.to_pylist()):
+        # An archive has the rows of an episode together.
+        for _, rows in groupby(table.to_pylist(), lambda row: (row["group"], row["k"])):
+            episode = list(rows)
+            why = _why(episode, explain)
             for kind in (episode[0].get("task_type") or "unknown", ALL):
-                _count(found.setdefault(kind, Losses()), episode, _spec(env))
+                _count(found.setdefault(kind, Losses()), episode, why)
     order = {name: found[name] for name in sorted(found, key=lambda name: (name == ALL, name))}
     return LossReport(label=last["label"], temperature=last["temperature"], by_type=order) if order else None, warnings
 
 
-def _spec(env: str) -> EnvironmentSpec | None:
-    """Returns the environment's spec. None if it is not installed any more: a report must still be possible."""
+def _explain(env: str) -> Explain | None:
+    """Returns the environment's own analysis, if it has one and is still installed: a report must be possible without.
+    """
     try:
-        return find_spec(env)
+        return find_spec(env).explain
     except UserError:
         return None
 
 
-def _episodes(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Yields the rows of each episode. An archive has them in order of group, k and step."""
-    episode: list[dict[str, Any]] = []
-    for row in rows:
-        if episode and (row["group"], row["k"]) != (episode[0]["group"], episode[0]["k"]):
-            yield episode
-            episode = []
-        episode.append(row)
-    if episode:
-        yield episode
+def _why(episode: Sequence[dict[str, Any]], explain: Explain | None) -> LostEpisode | None:
+    """Returns the environment's account of an episode. None for a won one, and where nobody gives one."""
+    if episode[0]["won"] or explain is None:
+        return None
+    turns = [LostTurn(observation=row["observation"], action=row["action"], admissible=row["admissible"])
+             for row in episode]
+    try:
+        return explain(turns, episode[-1].get("final_observation") or "")
+    except ValueError:
+        return LostEpisode(stage="texts of another version", mistakes={})
 
 
-def _count(into: Losses, episode: Sequence[dict[str, Any]], spec: EnvironmentSpec | None) -> None:
+def _count(into: Losses, episode: Sequence[dict[str, Any]], why: LostEpisode | None) -> None:
     into.episodes += 1
     if episode[0]["won"]:
         return
@@ -117,14 +122,7 @@ def _count(into: Losses, episode: Sequence[dict[str, Any]], spec: EnvironmentSpe
     flags = [row.get("unchanged") for row in episode]
     into.unchanged = None if None in flags or into.unchanged is None else into.unchanged + sum(map(bool, flags))
     into.ends[_ENDS.get(episode[0]["end"], "lost")] += 1
-    if spec is not None and spec.explain is not None:
-        turns = [LostTurn(observation=row["observation"], action=row["action"], admissible=row["admissible"])
-                 for row in episode]
-        try:
-            why = spec.explain(turns, episode[-1].get("final_observation") or "")
-        except ValueError:
-            into.stages["texts of another version"] += 1
-            return
+    if why is not None:
         into.stages[why.stage] += 1
         into.mistakes.update(why.mistakes)
 

@@ -6,13 +6,12 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from envservice.alfworld.memory import GameMemory, kind_of
+from envservice.alfworld.memory import THING, GameMemory, kind_of
 from envservice.alfworld.prompts import task_of
 from envservice.alfworld.searcher import parse_task
 from envservice.base import Outcome
 from envservice.spec import LostEpisode, LostTurn
 
-_RECEPTACLE = re.compile(r"\ban? (\w+ \d+)")
 _GO = re.compile(r"go to (\w+ \d+)")
 _TAKE = re.compile(r"take (\w+ \d+) from (\w+ \d+)")
 _HELD = re.compile(r"(?:move|heat|cool|clean) (\w+ \d+) (?:to|with) \w+ \d+")
@@ -26,7 +25,7 @@ def explain(turns: Sequence[LostTurn], final: str) -> LostEpisode:
     start = turns[0].observation
     first = Outcome(observation=start, admissible_actions=[])
     kind, sought, target = parse_task(task_of(first))
-    rooms = set(_RECEPTACLE.findall(start.partition("Your task is to")[0]))
+    rooms = set(THING.findall(start.partition("Your task is to")[0]))
     memory, held, mistakes = GameMemory(first), set[str](), Counter[str]()
     saw = {sought: False, target: False}
     for turn in (*turns, LostTurn(observation=final, action="", admissible=True)):

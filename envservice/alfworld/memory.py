@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from envservice.base import Outcome, Turn
 
 _LISTING = re.compile(r"(?:On the (\w+ \d+)|The (\w+ \d+) is open\. In it), you see ([^.]*)\.")
-_THING = re.compile(r"\ban? (\w+ \d+)")
+THING = re.compile(r"\ban? (\w+ \d+)")
+"""An object or a receptacle in a listing."""
 _TAKEN = re.compile(r"You pick up the (\w+ \d+) from the (\w+ \d+)\.")
 _MOVED = re.compile(r"You move the (\w+ \d+) to the (\w+ \d+)\.")
 _TREATED = re.compile(r"You (clean|heat|cool) the (\w+ \d+) using the \w+ \d+\.")
@@ -39,7 +40,7 @@ class GameMemory:
     def read(self, observation: str) -> None:
         """Reads one observation, whatever action led to it."""
         for surface, box, listing in _LISTING.findall(observation):
-            self.contents[surface or box] = _THING.findall(listing)
+            self.contents[surface or box] = THING.findall(listing)
         if found := _TAKEN.search(observation):
             thing, place = found.groups()
             self.held, self.origin[thing] = thing, place
