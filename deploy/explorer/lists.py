@@ -9,6 +9,7 @@ from typing import Any
 
 from deploy.explorer.index import GroupEntry, kind_of
 from deploy.runs.comparison import TITLES
+from services.store.archive import evaluation_part, file_name
 
 PAGE = 50
 ORDERS: dict[str, Callable[[GroupEntry], Any]] = {
@@ -96,7 +97,7 @@ class Column:
     @property
     def file(self) -> str:
         """Returns the name of the archive file with its episodes."""
-        return f"step-{self.step:08d}-{self.label}-T{self.temperature:g}"
+        return file_name(self.step, evaluation_part(self.label, self.temperature)).removesuffix(".parquet")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

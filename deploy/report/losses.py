@@ -19,6 +19,7 @@ from deploy.runs.history import read_columns
 from envservice.registry import find_spec
 from envservice.spec import Explain, LostEpisode, LostTurn
 from services.errors import UserError
+from services.store.archive import evaluation_part, file_name
 
 _COLUMNS = ("group", "k", "step", "task_type", "won", "end", "observation", "action", "admissible", "unchanged",
             "final_observation")
@@ -75,9 +76,8 @@ def losses(run: Path, evaluations: Sequence[Mapping[str, Any]], env: str) -> tup
     if not rows:
         return None, []
     last = rows[-1]
-    name = f"step-{last['step']:08d}-{last['label']}-T{last['temperature']:g}.parquet"
-    files = [path for path in (run / "episodes" / name,) if path.exists()]
-    tables, warnings = read_columns(files, _COLUMNS)
+    file = run / "episodes" / file_name(last["step"], evaluation_part(last["label"], last["temperature"]))
+    tables, warnings = read_columns([file] if file.exists() else [], _COLUMNS)
     explain, found = _explain(env), dict[str, Losses]()
     for table in tables:
         # An archive has the rows of an episode together.

@@ -19,7 +19,7 @@ from services.config.tree import Config
 from services.errors import described
 from services.files import Damaged
 from services.records import Manifest
-from services.store.archive import FILE_NAME
+from services.store.archive import FILE_NAME, evaluation_part
 from services.store.step_log import Journal
 from services.telemetry.metrics_file import MetricsRow, read_evaluations, read_metrics, read_rows
 
@@ -212,7 +212,7 @@ def _tickets(fate: Fate, parts: Sequence[Archived], size: int) -> dict[str, Lite
 
 def _evaluations(rows: Sequence[MetricsRow], evaluated: Mapping[str, int]) -> Iterator[str]:
     for row in rows:
-        found = evaluated.get(f"{row['label']}-T{row['temperature']:g}", 0)
+        found = evaluated.get(evaluation_part(row["label"], row["temperature"]), 0)
         if found < row["episodes"]:
             yield (f"evaluation {row['label']} at temperature {row['temperature']:g}: {found} of {row['episodes']} "
                    "episodes are in the archive")

@@ -39,7 +39,7 @@ from services.controller.skip import skip_step
 from services.controller.tickets import EvalRequest, TaskStream, TrainTickets
 from services.errors import UserError
 from services.records import Episode, Version
-from services.store.archive import ArchiveRow, EpisodeArchive
+from services.store.archive import ArchiveRow, EpisodeArchive, evaluation_part
 from services.store.lease import Lease
 from services.telemetry.metrics_file import append_row, drop_rows, read_evaluations, read_metrics, read_rows
 
@@ -162,8 +162,8 @@ class TrainingRun:
     def keep_evaluation(self, summary: dict[str, Any], episodes: list[Episode], archive: EpisodeArchive) -> None:
         """Adds the episodes to the archive, then a row to evaluations.jsonl, and the score to its checkpoint."""
         summary |= {"env": self.task_sets.env_name, "engine": self.task_sets.engine}
-        part = f"{summary['label']}-T{summary['temperature']:g}"
-        archive.write(summary["step"], [ArchiveRow(episode=e, outcome="evaluated") for e in episodes], part=part)
+        archive.write(summary["step"], [ArchiveRow(episode=e, outcome="evaluated") for e in episodes],
+                      part=evaluation_part(summary["label"], summary["temperature"]))
         archive.flush()
         append_row(self.folder.evaluations, summary)
         if summary["label"].startswith("step-") and summary["step"]:  # step 0 is the cold start: it has no checkpoint

@@ -38,6 +38,16 @@ _QUEUE = 8
 """Most files that wait for the disk. Beyond it training waits, so that a slow disk does not fill the memory."""
 
 
+def file_name(step: int, part: str = "") -> str:
+    """Returns the name of an archive file, such as `step-00000012.parquet`, which FILE_NAME matches."""
+    return f"step-{step:08d}{'-' + part if part else ''}.parquet"
+
+
+def evaluation_part(label: str, temperature: float) -> str:
+    """Returns the part in which an evaluation keeps its episodes."""
+    return f"{label}-T{temperature:g}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveRow:
     """One episode and its use: trained, evaluated or dropped."""
@@ -69,10 +79,9 @@ class EpisodeArchive:
         """
         for row in rows:
             _check(row)
-        name = f"step-{step:08d}{'-' + part if part else ''}.parquet"
         self._raise_error()
         try:
-            self._jobs.put((self._folder / name, list(rows)), timeout=deadline_s)
+            self._jobs.put((self._folder / file_name(step, part), list(rows)), timeout=deadline_s)
         except queue.Full:
             raise DeadlineExceeded(f"the episode archive is {_QUEUE} files behind for {deadline_s:.0f} s") from None
 
