@@ -11,6 +11,7 @@ import argparse
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 from rich.console import Console
 
 from deploy.experiment.common import COMMON, check_settings, prepare, require_official
+from deploy.experiment.contrasts import STARTS, between_keys, between_starts
 from deploy.experiment.design import (
     ARMS,
     CONFIRMING_SEEDS,
@@ -30,7 +32,7 @@ from deploy.experiment.design import (
 )
 from deploy.experiment.progress import RunsProgress
 from deploy.experiment.runs import Runner, left, only_one
-from deploy.experiment.tables import as_lines, parts_of, planned
+from deploy.experiment.tables import as_lines, parts_of, planned, starts_lines
 from deploy.report.tables import by_seed, measures, summary_of
 from deploy.runs.comparison import COLD
 from deploy.runs.configs import load_config
@@ -111,17 +113,28 @@ def _report(out: Path, *, as_json: bool) -> int:
     from deploy.report.figures import PAPER, write_figures
 
     records = read_records(out)
+    if not records and (starts := {name: read_records(out / name) for name in STARTS if (out / name).is_dir()}):
+        return _report_starts(out, starts, as_json=as_json)
     if not records:
         raise UserError(f"{out} holds no finished run", "run the experiment without --report")
     common = json.loads((out / COMMON).read_text()) if (out / COMMON).exists() else {}
     lines = as_lines(records, _cold(common))
     (out / "table.md").write_text("\n".join(lines) + "\n")
     parts = parts_of(records)
-    summary = {"format": FORMAT, "parts": {title: summary_of(part, planned(part)) for title, part in parts.items()}}
+    summary = {"format": FORMAT, "parts": {title: summary_of(part, planned(part)) for title, part in parts.items()},
+               "planned": [asdict(one) for one in between_keys(records)]}
     (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     for title, part in parts.items():
         write_figures(out / "figures" / title.lower().replace(" ", "-"), part, arms=ARMS, figures=PAPER)
     print(json.dumps(summary) if as_json else "\n".join(lines))
+    return 0
+
+
+def _report_starts(out: Path, starts: Mapping[str, Sequence[Record]], *, as_json: bool) -> int:
+    """Writes and prints the planned contrast of the starts whose runs are in folders of `out`."""
+    lines = starts_lines(starts) or ["No start has two finished pairs of GAGPO and GiGPO."]
+    (out / "table.md").write_text("\n".join(lines) + "\n")
+    print(json.dumps([asdict(one) for one in between_starts(starts)]) if as_json else "\n".join(lines))
     return 0
 
 

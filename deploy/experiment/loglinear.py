@@ -111,7 +111,12 @@ def planned(arms: str | None, seeds: int) -> Iterator[tuple[str, int, str, float
 
 
 def _make(file: Path, wanted: Sequence[tuple[str, int, str, float]], parallel: int, budget_s: float) -> None:
-    done = {(one.arm, one.seed, one.start, one.rate) for one in read_runs(file)}
+    """Makes the runs without a line in `file`, for at most `budget_s` seconds. Raises UserError for other games."""
+    known, games = read_runs(file), _environment().name
+    if other := {one.games for one in known} - {games}:
+        raise UserError(f"{file} was made on the games {other.pop()}, and now they are {games}",
+                        "set ALFWORLD_DATA as it was, or give another --out")
+    done = {(one.arm, one.seed, one.start, one.rate) for one in known}
     missing = [one for one in wanted if one not in done]
     began = time.monotonic()
     print(f"{len(missing)} of {len(wanted)} runs to make, {parallel} at once", file=sys.stderr)
@@ -123,7 +128,7 @@ def _make(file: Path, wanted: Sequence[tuple[str, int, str, float]], parallel: i
             batch = [pool.submit(train, *one) for one in missing[first:first + 4 * parallel]]
             for finished in as_completed(batch):
                 out.write(json.dumps(asdict(finished.result())) + "\n")
-            out.flush()
+                out.flush()  # one write for each line, so a killed process leaves no part of one
 
 
 @cache

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from deploy.experiment.contrasts import KEYS, STARTS, between_keys, between_starts, contrasts_grid
 from deploy.experiment.design import ARMS, COMPARISONS, CONFIRMING_SEEDS
-from deploy.report.tables import Design, differences_grid, means_grid, measures
+from deploy.report.tables import Design, Grid, differences_grid, means_grid, measures
 from deploy.runs.records import Record
 
 
@@ -27,13 +28,23 @@ def as_lines(records: Sequence[Record], cold: Mapping[str, Any] | None = None) -
     out: list[str] = []
     for title, chosen in parts_of(records).items():
         out += [f"## {title}", ""]
-        for grid in (means_grid(chosen, planned(chosen)), differences_grid(chosen, planned(chosen))):
-            out += [*grid.note.split("\n"), "", *_markdown(grid.head, grid.rows), ""] if grid.rows else []
+        out += _grid_lines(means_grid(chosen, planned(chosen)))
+        out += _grid_lines(differences_grid(chosen, planned(chosen)))
+    out += _grid_lines(contrasts_grid(between_keys(records), what="estimators by keys", planned=len(KEYS)))
     if cold is not None:
         out.append(f"The cold start wins {cold['success_rate']:.1%} of the {cold['tasks']} held-out games.")
     if len({record.code for record in records}) > 1:
         out.append(f"Made by {len({record.code for record in records})} versions of the code.")
     return out
+
+
+def starts_lines(starts: Mapping[str, Sequence[Record]]) -> list[str]:
+    """Returns the planned contrast at each start (folder name -> records), as aligned Markdown."""
+    return _grid_lines(contrasts_grid(between_starts(starts), what="GAGPO - GiGPO from", planned=len(STARTS)))
+
+
+def _grid_lines(grid: Grid) -> list[str]:
+    return [*grid.note.split("\n"), "", *_markdown(grid.head, grid.rows), ""] if grid.rows else []
 
 
 def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

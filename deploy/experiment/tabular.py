@@ -239,7 +239,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
         ax.set_title(f"Chance to win, {title}", fontsize=9)
         ax.set_xlabel("groups of 8 episodes")
         ax.grid(alpha=0.3)
-    axes[0].legend(fontsize=8, frameon=False)
+    axes[0].legend(loc="best", fontsize=8, frameon=False)
     figure.tight_layout()
     figure.savefig(path, dpi=100)
     plt.close(figure)

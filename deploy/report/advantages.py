@@ -116,7 +116,7 @@ def draw(path: Path, found: Mapping[str, Sequence[Parts]], arms: Mapping[str, Ar
             ax.axvline(edge, color="#888888", linewidth=0.8, linestyle=":")
         when = part if part.startswith("step ") else f"{part} of the steps"
         ax.set(title=f"Advantages, {when}", xlabel="normalised advantage A", yscale="log")
-        ax.legend(fontsize=8, frameon=False)
+        ax.legend(loc="best", fontsize=8, frameon=False)
     axes[0, 0].set_ylabel("density")
     return save(plt, figure, path)
 

@@ -95,7 +95,7 @@ def write_figures(folder: Path, records: Sequence[Record], *, arms: Mapping[str,
         for ax, subplot in zip(axes[0], subplots, strict=True):
             _curves(ax, records, arms, subplot)
         if axes[0][0].get_legend_handles_labels()[0]:
-            axes[0][0].legend(fontsize=8, frameon=False)
+            axes[0][0].legend(loc="best", fontsize=8, frameon=False)
         written.append(save(plt, figure, folder / f"{name}.png"))
     if len(records) > 1 and _heldout_values(records, arms):
         figure, ax = plt.subplots(figsize=(6.2, 3.8))
@@ -130,7 +130,7 @@ def _curves(ax: Any, records: Sequence[Record], arms: Mapping[str, Arm], subplot
                 _curve(ax, runs, arm, style, f"{arm.title}: {key}" if several else arm.title)
     ax.set(title=subplot.title, xlabel=f"learner step (smoothed, {SMOOTHING})", yscale=subplot.scale)
     if several:
-        ax.legend(fontsize=8, frameon=False)
+        ax.legend(loc="best", fontsize=8, frameon=False)
     ax.grid(alpha=0.3)
 
 

@@ -202,7 +202,7 @@ def _evaluations(path: Path, compared: Compared) -> Path:
                       [high - m for m, high in zip(means, highs, strict=True)]]
             axes.errorbar(steps, means, yerr=errors, marker="o", capsize=3, color=arm.colour, label=arm.title)
     axes.set(title="Success of evaluations, 95% interval", xlabel="learner step", ylim=(0, 1))
-    axes.legend(fontsize=8, frameon=False)
+    axes.legend(loc="best", fontsize=8, frameon=False)
     return save(plt, figure, path)
 
 
@@ -225,7 +225,7 @@ def _comparison(path: Path, comparison: Comparison) -> Path:
         axes.bar(places, [r.success for r in rows], width=0.22, yerr=errors, capsize=3, label=TITLES[label])
     axes.set_xticks([i + 0.25 for i in range(len(temperatures))], [f"T = {t:g}" for t in temperatures])
     axes.set(title="Success on held-out games, 95% interval", ylim=(0, 1))
-    axes.legend(fontsize=8)
+    axes.legend(loc="best", fontsize=8)
     return save(plt, figure, path)
 
 

@@ -22,7 +22,7 @@ from services.statistics import detectable, seed_interval, spread
 LAST = 3
 """Number of evaluations at the end of a run whose mean is a measure. One policy's score moves from step to step."""
 LATE = 0.25
-"""Share of the steps at the end of a run over which episode length is averaged."""
+"""Share of the steps at the end of a run over which episode length and inadmissible actions are averaged."""
 
 
 def volatility(curve: Sequence[float | None]) -> float | None:
@@ -62,8 +62,8 @@ def _at(step: int) -> Callable[[Record], float | None]:
     return success
 
 
-def _last(record: Record) -> float | None:
-    """Returns the mean success of the last evaluations during training; None if there are fewer."""
+def last_evaluations(record: Record) -> float | None:
+    """Returns the mean success of the LAST evaluations during training; None if there are fewer."""
     rows = sorted((row["step"], row["success_rate"]) for row in record.evaluations if row["label"].startswith("step-"))
     return fmean(rate for _, rate in rows[-LAST:]) if len(rows) >= LAST else None
 
@@ -82,10 +82,11 @@ def measures(records: Sequence[Record]) -> list[Measure]:
                     if row["label"].startswith("step-")})
     return [
         Measure(name="heldout", title="held-out", form=".1%", of=_heldout),
-        *([Measure(name="last", title=f"last {LAST}", form=".1%", of=_last)] if len(steps) >= LAST else []),
+        *([Measure(name="last", title=f"last {LAST}", form=".1%", of=last_evaluations)] if len(steps) >= LAST else []),
         *(Measure(name=f"step_{step}", title=f"{split} at {step}", form=".1%", of=_at(step)) for step, split in steps),
         Measure(name="area", title="training area", form=".1%", of=_curve("success_rate", mean_of)),
         Measure(name="length", title="late length", form=".1f", of=_curve("episode_length", _late)),
+        Measure(name="inadmissible", title="late inadmissible", form=".1%", of=_curve("inadmissible_share", _late)),
         Measure(name="volatility", title="gradient volatility", form=".2f", of=_curve("grad_norm", volatility)),
         Measure(name="iqr", title="advantage IQR", form=".2f", of=_curve("credit/advantage_iqr", mean_of)),
         Measure(name="tail", title="beyond 1", form=".1%", of=_curve("credit/share_above_one", mean_of)),

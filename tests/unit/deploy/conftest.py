@@ -14,7 +14,8 @@ def make(arm: str, seed: int, heldout: float, **curves: list[float | None]) -> R
     return Record(arm=arm, seed=seed, settings={}, cold_start="c", code="k", packages={}, machine="m", minutes=3.0,
                   seconds={}, evaluations=evaluations, curves={
                       "success_rate": [0.2, 0.4, 0.6, 0.8], "episode_length": [40.0, 30.0, 20.0, 10.0],
-                      "grad_norm": [1.0, 3.0, 2.0, 4.0], "loss/entropy": [1.0, 0.9, 0.8, 0.7],
+                      "inadmissible_share": [0.6, 0.5, 0.4, 0.3], "grad_norm": [1.0, 3.0, 2.0, 4.0],
+                      "loss/entropy": [1.0, 0.9, 0.8, 0.7],
                       "credit/advantage_iqr": [0.5, 0.5, 1.0, 1.0], "credit/share_above_one": [0.1, 0.1, 0.3, 0.3],
                       "credit/singleton_share": [0.2, 0.2, 0.4, 0.4], **curves})
 

@@ -11,7 +11,7 @@ import pytest
 from deploy.experiment import loglinear
 from deploy.experiment.loglinear import ARMS, Adam, credit_steps, planned, train
 from deploy.experiment.loglinear_policy import DIMENSIONS, HORIZON, Decision, Play, play, probabilities, score_gradient
-from deploy.experiment.loglinear_table import CONTRASTS, RATE, LoglinearRun, as_lines
+from deploy.experiment.loglinear_table import CONTRASTS, RATE, LoglinearRun, as_lines, read_runs
 from envservice.registry import open_environment
 from services.config.tree import EnvSection
 from services.errors import UserError
@@ -86,6 +86,36 @@ def test_runs_are_planned_seed_by_seed_with_the_primary_rate_first():
     assert {arm for pair in CONTRASTS for arm in pair} <= set(ARMS)
 
 
+def run_of(arm: str, seed: int, heldout: float, games: str = "alfworld") -> LoglinearRun:
+    return LoglinearRun(arm=arm, seed=seed, start="warm", rate=0.08, success=[heldout], heldout=heldout, unchanged=0.0,
+                        games=games, seconds=1.0)
+
+
+def write_runs(file: Path, runs: list[LoglinearRun]) -> None:
+    file.write_text("".join(json.dumps(loglinear.asdict(one)) + "\n" for one in runs))
+
+
+def test_runs_on_other_games_are_never_mixed(environment, tmp_path: Path):
+    """Generated games have another name, so a forgotten ALFWORLD_DATA is told before any run is made."""
+    write_runs(tmp_path / "runs.jsonl", [run_of("gagpo", 1000, 0.5)])
+    args = argparse.Namespace(out=tmp_path, report=False, arms="gagpo", seeds=2, json=False, parallel=1, hours=None)
+    with pytest.raises(UserError, match="was made on the games alfworld, and now they are alfworld-gen"):
+        loglinear.run(args)
+
+
+def test_a_run_that_was_made_twice_counts_once(tmp_path: Path):
+    write_runs(tmp_path / "runs.jsonl", [run_of("gagpo", 0, 0.5), run_of("gigpo", 0, 0.5), run_of("gagpo", 0, 0.5)])
+    assert [one.arm for one in read_runs(tmp_path / "runs.jsonl")] == ["gagpo", "gigpo"]
+
+
+def test_the_correction_counts_contrasts_that_were_planned_and_have_no_runs_yet():
+    """Differences 1, 2 and 3 points: t = 2 sqrt(3), p = 0.0742 by two degrees of freedom, times eight contrasts."""
+    runs = [run_of(arm, seed, value) for seed in range(3)
+            for arm, value in (("gagpo", 0.51 + seed / 100), ("gigpo", 0.5))]
+    (line,) = [line for line in as_lines(runs) if line.strip().startswith("gagpo - gigpo")]
+    assert line.count("p=0.59") == 2
+
+
 def test_the_table_has_means_and_corrected_differences(tmp_path: Path, capsys):
     runs = [LoglinearRun(arm=arm, seed=seed, start="warm", rate=0.08, success=[value + seed / 1000], heldout=value,
                          unchanged=0.05, games="alfworld", seconds=1.0)
@@ -93,7 +123,7 @@ def test_the_table_has_means_and_corrected_differences(tmp_path: Path, capsys):
     text = "\n".join(as_lines(runs))
     assert "gagpo - gigpo" in text
     assert "-8.5 ±2.1" in text  # differences -10, -9, -8, -7 of held-out success
-    (tmp_path / "runs.jsonl").write_text("".join(json.dumps(loglinear.asdict(one)) + "\n" for one in runs))
+    write_runs(tmp_path / "runs.jsonl", runs)
     args = argparse.Namespace(out=tmp_path, report=True, arms=None, seeds=None, json=False, parallel=1, hours=None)
     assert loglinear.run(args) == 0
     assert capsys.readouterr().out.strip() == text.strip()

@@ -1,0 +1,77 @@
+"""The planned tests of the transformer's comparison, by hand."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deploy import cli
+from deploy.experiment.contrasts import KEYS, between_keys, between_starts, paired
+from deploy.runs import records
+
+SEEDS = (100, 101, 102)
+
+
+@pytest.fixture
+def evaluated(record):
+    """Provides `evaluated(arm, seed, rate)`: a record whose last three evaluations have a mean of `rate`."""
+    def make(arm: str, seed: int, rate: float):
+        rows = [{"label": f"step-{step}", "step": step, "split": "heldout", "success_rate": rate + offset}
+                for step, offset in ((6, -0.1), (12, 0.0), (18, 0.1))]
+        final = {"label": "panel-trained", "step": 18, "split": "heldout", "success_rate": 0.5}
+        return replace(record(arm, seed, 0.5), evaluations=[*rows, final])
+
+    return make
+
+
+@pytest.fixture
+def three_pairs(evaluated):
+    """Provides GAGPO less GiGPO of 1, 2 and 3 points: t = 2 sqrt(3), p = 0.0742 at two degrees of freedom."""
+    return [evaluated(arm, seed, rate) for n, seed in enumerate(SEEDS)
+            for arm, rate in (("gagpo", 0.51 + n / 100), ("gigpo", 0.5))]
+
+
+def test_differences_are_those_of_fresh_seeds_that_both_arms_have(three_pairs, evaluated):
+    more = [*three_pairs, evaluated("gagpo", 0, 0.9), evaluated("gigpo", 0, 0.1), evaluated("gagpo", 103, 0.9)]
+    assert paired(more, ("gagpo", "gigpo")) == pytest.approx([1.0, 2.0, 3.0])
+
+
+def test_a_start_without_runs_still_counts_in_the_correction(three_pairs):
+    (one,) = between_starts({"weak": three_pairs})
+    assert (one.name, one.pairs, one.mean) == ("weak", 3, pytest.approx(2.0))
+    assert (one.p, one.corrected) == (pytest.approx(0.07418, abs=1e-5), pytest.approx(0.14836, abs=1e-5))
+
+
+def test_the_smaller_p_of_two_starts_counts_twice(three_pairs, evaluated):
+    """The plateaued start: 10, 20 and 33 points, so t = 21 / (11.53 / sqrt(3)) = 3.154 and p = 0.0875."""
+    other = [evaluated(arm, seed, rate) for n, seed in enumerate(SEEDS)
+             for arm, rate in (("gagpo", 0.5 + (0.1, 0.2, 0.33)[n]), ("gigpo", 0.5))]
+    weak, plateaued = between_starts({"weak": three_pairs, "plateaued": other})
+    assert plateaued.p == pytest.approx(0.0875, abs=1e-4)
+    assert weak.corrected == plateaued.corrected == pytest.approx(2 * 0.07418, abs=1e-5)
+
+
+def test_estimators_by_keys_are_corrected_over_all_four(evaluated):
+    runs = [evaluated(arm, seed, rate) for n, seed in enumerate(SEEDS)
+            for arm, rate in (("gagpo-adm", 0.51 + n / 100), ("gagpo", 0.5))]
+    (one,) = between_keys(runs)
+    assert one.corrected == pytest.approx(len(KEYS) * one.p)
+
+
+def test_runs_with_fewer_than_three_evaluations_have_no_primary_outcome(three_seeds):
+    assert between_starts({"weak": three_seeds}) == []
+
+
+def test_the_report_of_the_folder_above_the_starts_tests_the_question(tmp_path: Path, three_pairs, capsys):
+    (tmp_path / "weak").mkdir()
+    for one in three_pairs:
+        records.write(tmp_path / "weak" / f"{one.arm}-seed{one.seed}.json", one)
+    assert cli.main(["experiment", "credit", "--out", str(tmp_path), "--report"]) == 0
+    said = capsys.readouterr().out
+    assert said.strip() == (tmp_path / "table.md").read_text().strip()
+    assert "| weak" in said
+    assert "+2.0 ±2.5" in said
+    assert "0.15" in said
+    assert cli.main(["experiment", "credit", "--out", str(tmp_path), "--report", "--json"]) == 0
+    assert [one["name"] for one in json.loads(capsys.readouterr().out)] == ["weak"]
