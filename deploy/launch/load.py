@@ -77,18 +77,18 @@ class LoadMeter:
 
 
 def _scrape(url: str) -> Snapshot:
-    """Returns the metrics of a server by their declared names; {} if the server does not answer."""
+    """Returns the metrics of a server by their declared names; {} if the server is away or refuses."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    try:
-        text = httpx.get(f"{url}/metrics", timeout=ANSWER_S, trust_env=False).text
-    except httpx.HTTPError:
-        return {}
     found: Snapshot = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            name = family.name if family.type == "histogram" else sample.name
-            found.setdefault(name, []).append((sample.name, dict(sample.labels), sample.value))
+    try:
+        reply = httpx.get(f"{url}/metrics", timeout=ANSWER_S, trust_env=False).raise_for_status()
+        for family in text_string_to_metric_families(reply.text):
+            for sample in family.samples:
+                name = family.name if family.type == "histogram" else sample.name
+                found.setdefault(name, []).append((sample.name, dict(sample.labels), sample.value))
+    except (httpx.HTTPError, ValueError):  # ValueError: these are no metrics
+        return {}
     return found
 
 

@@ -160,14 +160,14 @@ class TrainingRun:
         )
 
     def keep_evaluation(self, summary: dict[str, Any], episodes: list[Episode], archive: EpisodeArchive) -> None:
-        """Adds the episodes to the archive, then a row to evaluations.jsonl, and the score to its checkpoint."""
+        """Keeps episodes and score. The row in evaluations.jsonl comes last: it marks the evaluation as done."""
         summary |= {"env": self.task_sets.env_name, "engine": self.task_sets.engine}
         archive.write(summary["step"], [ArchiveRow(episode=e, outcome="evaluated") for e in episodes],
                       part=evaluation_part(summary["label"], summary["temperature"]))
         archive.flush()
-        append_row(self.folder.evaluations, summary)
         if summary["label"].startswith("step-") and summary["step"]:  # step 0 is the cold start: it has no checkpoint
             self._checkpoints().record_score(summary["step"], summary["success_rate"])
+        append_row(self.folder.evaluations, summary)
         self.progress.evaluation(summary)
 
     def _warn(self, history: RunHistory) -> None:

@@ -88,8 +88,12 @@ class Supervisor:
         return any(w.member is member for w in self._watched)
 
     def wait(self, role: str) -> None:
-        """Waits until all members of `role` are ready. Raises the same errors as `check`."""
-        while any(not w.ready for w in self._watched if w.member.role == role):
+        """Waits until all members of `role` are ready. Raises the same errors as `check`.
+
+        Once one is ready, it waits no more for members that lack a place or are sick: they may never get ready.
+        """
+        while any(not w.ready for w in self._watched if w.member.role == role and not (
+                self._has_ready(role) and (w.told or self._sick(w)))):
             self.check()
             time.sleep(0.1)
 

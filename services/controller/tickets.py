@@ -39,6 +39,10 @@ class TaskStream:
         self._pass = -1
         self._order: list[str] = []
 
+    def __len__(self) -> int:
+        """Number of tasks of one pass."""
+        return len(self._tasks)
+
     def __getitem__(self, index: int) -> str:
         number, position = divmod(index, len(self._tasks))
         if number != self._pass:
@@ -60,11 +64,12 @@ class TrainTickets:
 
         min_step is the step of the version that the learner will hold when it consumes the group, minus the allowed
         staleness. At staleness 0, a group is sampled only from the weights that it will train. If the group's task is
-        quarantined (in `avoid`), the group plays the next task that is not.
+        quarantined (in `avoid`), the group plays the next task that is not. If all tasks are, it plays its own.
         """
         learner = self.config.learner
         consumed_at = (index - dropped) // learner.groups_per_step
-        task = next(t for t in (self.tasks[index + i] for i in range(1 << 20)) if t not in avoid)
+        following = (self.tasks[index + i] for i in range(2 * len(self.tasks)))  # has one whole pass, so every task
+        task = next((task for task in following if task not in avoid), self.tasks[index])
         group = train_group(index)
         return [
             Ticket(

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from services.errors import DeadlineExceeded
+
 _BEGIN = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG; it outlives execvp
@@ -31,9 +33,15 @@ def ending_with_parent(command: Sequence[str | os.PathLike[str]]) -> list[str]:
 
 
 def wait_or_kill(process: subprocess.Popen[bytes] | subprocess.Popen[str], grace_s: float) -> None:
-    """Waits `grace_s` for a process that was told to end, then kills it. Afterwards it is gone and reaped."""
+    """Waits `grace_s` for a process that was told to end, then kills it. Afterwards it is gone and reaped.
+
+    Raises DeadlineExceeded if it is not: a process that waits for a broken disk or device cannot be killed.
+    """
     try:
         process.wait(grace_s)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait(grace_s)
+        try:
+            process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            raise DeadlineExceeded(f"process {process.pid} has not ended {grace_s:g} s after SIGKILL") from None

@@ -20,6 +20,8 @@ from pathlib import Path
 
 GRACE_S = 5.0
 """Time that a process has to end after SIGTERM, before it gets SIGKILL."""
+UNKILLABLE_S = 60.0
+"""Time after which a process that SIGKILL has not ended is left: it waits for a broken disk or device."""
 LOOK_EVERY_S = 0.2
 RELEASE = b"all is well"
 
@@ -57,12 +59,18 @@ def processes_in(folder: str) -> list[int]:
 
 
 def end_all(folder: str, grace_s: float = GRACE_S) -> None:
-    """Ends the processes of `folder`: SIGTERM first, SIGKILL after the grace. Returns when two looks find none."""
+    """Ends the processes of `folder`: SIGTERM first, SIGKILL after the grace. Returns when two looks find none.
+
+    Processes that cannot be killed are named on stderr and left.
+    """
     started, quiet = time.monotonic(), 0
     told: set[int] = set()
     while quiet < 2:  # a process between fork and exec still shows its parent's environment
         found = processes_in(folder)
         late = time.monotonic() - started >= grace_s
+        if found and time.monotonic() - started >= grace_s + UNKILLABLE_S:
+            print(f"warning: processes {found} have not ended {UNKILLABLE_S:g} s after SIGKILL", file=sys.stderr)
+            return
         for process in found:
             if late or process not in told:
                 told.add(process)

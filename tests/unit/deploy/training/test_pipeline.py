@@ -55,6 +55,18 @@ def test_evaluations_and_the_summary_say_which_version_of_which_environment_play
     assert "<th>engine</th><td>corridor 1</td>" in (training.folder.path / "report.html").read_text()
 
 
+def test_a_score_outlives_a_kill_before_its_line_is_written(training: TrainingRun):
+    """Without a line the evaluation is played again. Without a score its checkpoint, perhaps the best, is deleted."""
+    checkpoints = Checkpoints(training.folder.path / "checkpoints", keep=1)
+    checkpoints.draft(3)
+    checkpoints.commit(Position(step=3, incarnation=1, next_group=3, trained=3))
+    training.folder.evaluations.mkdir()  # its first line cannot be written
+    with pytest.raises(IsADirectoryError):
+        training.keep_evaluation({"label": "step-000003", "step": 3, "temperature": 0.4, "success_rate": 0.5}, [],
+                                 EpisodeArchive(training.folder.path / "episodes"))
+    assert checkpoints.best() == 3
+
+
 def test_a_run_goes_on_from_a_whole_checkpoint_without_evaluations_of_lost_weights(training: TrainingRun):
     checkpoints = Checkpoints(training.folder.path / "checkpoints", keep=9)
     for step in (3, 6):

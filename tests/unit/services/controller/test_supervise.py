@@ -8,6 +8,7 @@ import pytest
 from scripted_member import Scripted
 
 from services.config.tree import SupervisionSection
+from services.controller import supervise
 from services.controller.member import End
 from services.controller.supervise import SICK_AFTER, Supervisor
 from services.errors import EngineFault, Fault, UserError
@@ -234,6 +235,29 @@ def test_a_member_without_a_place_says_so_once_and_is_not_late(world: World) -> 
     assert world.events == ["start worker", "start second"], "its 100 s begin with its place"
     world.check(50)
     assert world.events[2:] == ["stop second", "start second"]
+
+
+def test_the_wait_for_a_role_ends_without_members_that_have_no_place_or_are_sick(world: World, monkeypatch) -> None:
+    """A run that starts goes on with the servers that it has. One that only takes its time is waited for."""
+    class Sick(Scripted):
+        def start(self) -> None:
+            super().start()
+            self.end = End("killed", killed=True)
+
+    unplaced, slow, _ = (world.add(name, role="environment") for name in ("unplaced", "slow", "good"))
+    world.supervisor.add(Sick("sick", world.events, role="environment"))
+    unplaced.answers, unplaced.needs = False, "needs 1 bundle of 1 CPU, and none of the cluster's is free"
+    slow.answers, begun = False, world.now
+
+    def sleep(seconds: float) -> None:
+        world.now += 10 * seconds
+        slow.answers = world.now > begun + 90
+        assert world.now < begun + 2000, "it waits for a member that may never come"
+
+    monkeypatch.setattr(supervise.time, "sleep", sleep)
+    world.supervisor.wait("environment")
+    assert slow.answers
+    assert world.supervisor.states()["environment", "running"] == 2
 
 
 def test_a_role_without_a_place_for_too_long_ends_the_run_unless_another_member_stands_in(world: World) -> None:

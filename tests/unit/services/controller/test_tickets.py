@@ -53,6 +53,12 @@ def test_a_quarantined_task_is_passed_over() -> None:
     assert {tickets.group(i, dropped=0, avoid=frozenset({"a"}))[0].task for i in range(6)} == {"b"}
 
 
+def test_tasks_are_played_again_if_all_of_them_are_quarantined() -> None:
+    """A long run on few tasks would end otherwise, although each of them failed seldom."""
+    tickets = TrainTickets(config=config(), tasks=TaskStream(["a", "b"], seed=0))
+    assert {tickets.group(i, dropped=0, avoid=frozenset({"a", "b"}))[0].task for i in range(6)} == {"a", "b"}
+
+
 def request(label: str, step: int) -> EvalRequest:
     return EvalRequest(label=label, version=Version(incarnation=1, step=step), split="valid", tasks=("x", "y"),
                        temperature=0.4, samples=2, seed=9, max_steps=30)

@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
-from services.process.child_processes import ending_with_parent
+from services.errors import DeadlineExceeded
+from services.process.child_processes import ending_with_parent, wait_or_kill
 
 PARENT = """
 import subprocess, sys, time
@@ -27,6 +29,18 @@ def test_a_child_ends_with_a_parent_that_is_killed():
         parent.send_signal(signal.SIGKILL)
     _, alive = psutil.wait_procs([child], timeout=10)
     assert all(process.status() == psutil.STATUS_ZOMBIE for process in alive)
+
+
+def test_a_child_that_cannot_be_killed_is_named():
+    """As one that waits for a disk which is gone: the kernel ends it only once that disk answers."""
+    class Unkillable(subprocess.Popen):
+        def kill(self) -> None:
+            """Nothing."""
+
+    with Unkillable(["sleep", "60"]) as child:
+        with pytest.raises(DeadlineExceeded, match=rf"process {child.pid} has not ended 0.05 s after SIGKILL"):
+            wait_or_kill(child, 0.05)
+        child.send_signal(signal.SIGKILL)
 
 
 def test_no_python_of_ours_runs_between_fork_and_exec():

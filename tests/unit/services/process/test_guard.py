@@ -10,6 +10,7 @@ from pathlib import Path
 
 from waiting import wait_until
 
+from services.process import guard
 from services.process.guard import ProcessGuard, end_all, processes_in
 
 WORKER = """
@@ -56,6 +57,22 @@ def test_an_engine_ends_with_its_cluster_even_if_its_guard_goes_first(tmp_path: 
         worker.wait(10)
         other.kill()
         other.wait(10)
+
+
+def test_a_process_that_cannot_be_killed_is_named_and_left(tmp_path: Path, monkeypatch, capsys):
+    """As one that waits for a driver of a broken device: waiting for its end would be waiting for ever."""
+    monkeypatch.setattr(guard, "UNKILLABLE_S", 0.5)
+    child = subprocess.Popen(["sleep", "600"], env=os.environ | {"TMPDIR": str(tmp_path)})
+    try:
+        wait_until(lambda: processes_in(str(tmp_path)) == [child.pid])
+        with monkeypatch.context() as kernel:
+            kernel.setattr(guard.os, "kill", lambda *_: None)
+            end_all(str(tmp_path), grace_s=0.1)
+        assert f"{child.pid}" in capsys.readouterr().err
+        assert child.poll() is None
+    finally:
+        child.kill()
+        child.wait(10)
 
 
 def test_a_released_guard_touches_nothing(tmp_path: Path):

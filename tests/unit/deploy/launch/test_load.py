@@ -1,0 +1,43 @@
+"""The load of environment servers, as it is read for autoscaling."""
+
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+
+import pytest
+
+from deploy.launch.load import _scrape
+from services.process.addresses import free_port
+
+METRICS = "# TYPE gagpo_env_sessions gauge\ngagpo_env_sessions 3.0\n"
+
+
+class Answering(BaseHTTPRequestHandler):
+    """Answers each GET with the next of the server's answers: a status and a text."""
+
+    def do_GET(self) -> None:
+        status, text = self.server.answers.pop(0)
+        self.send_response(status)
+        self.send_header("content-length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[HTTPServer]:
+    made = HTTPServer(("127.0.0.1", 0), Answering)
+    Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    yield made
+    made.shutdown()
+    made.server_close()
+
+
+def test_a_server_that_refuses_or_is_away_has_no_load_and_ends_no_run(server: HTTPServer):
+    """A server with all connections taken answers 503 with a text, and that is when more servers are needed."""
+    server.answers = [(200, METRICS), (503, "all connections are taken"), (200, "<html>a proxy of somebody</html>")]
+    url = f"http://127.0.0.1:{server.server_port}"
+    assert _scrape(url) == {"gagpo_env_sessions": [("gagpo_env_sessions", {}, 3.0)]}
+    assert [_scrape(url), _scrape(url), _scrape(f"http://127.0.0.1:{free_port()}")] == [{}, {}, {}]
