@@ -14,6 +14,7 @@ from deploy.runs.folder import RunFolder
 from services.controller.telemetry import Telemetry
 from services.files import write_whole
 from services.records import Version
+from services.store.connection import briefly
 from services.store.store import Store
 from services.telemetry.exposition import serving
 from services.telemetry.heartbeat import Beating, Pulse, decode
@@ -27,7 +28,7 @@ def monitoring(parts: Topology, telemetry: Telemetry, folder: RunFolder, *,
                note: Callable[[str], object]) -> Iterator[None]:
     """Monitors the run while the block is active. Raises UserError if metrics.host and metrics.port cannot be bound."""
     config = parts.config
-    store = Store(parts.store_url, parts.run, timeout_s=READ_S)
+    store = Store(parts.store_url, parts.run, timeout_s=READ_S, settings=briefly(config.redis))
     with serving(lambda: decode(store.beats()), host=config.metrics.host, port=config.metrics.port) as address:
         told: tuple[str, ...] | None = None
 

@@ -12,7 +12,6 @@ no script deletes bodies, and a crash between any two calls leaves nothing behin
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from blake3 import blake3
 from services.errors import StoreFault
 from services.object_folder import ObjectFolder, reason
 from services.records import Episode, Ticket, decode_episode, encode_episode
+from services.store.patience import patiently
 from services.telemetry.logs import get_logger
 
 AT_ONCE = 8
@@ -131,19 +131,22 @@ class Bodies:
 
     def _patiently(self, call: Callable[[], T]) -> T:
         """Returns the result of `call`, repeating it while the folder fails."""
-        began, pause = time.monotonic(), 0.5
-        while True:
-            try:
-                # A local folder that is not there is not mounted here: that is an outage, and not a lost body.
-                if self._local is not None and not self._local.is_dir():
-                    raise FileNotFoundError(f"{self._local} is not there")
-                return call()
-            except OSError as error:
-                assert self._folder is not None
-                away = time.monotonic() - began
-                if away > self._outage_s:
-                    raise StoreFault(f"{self._folder.url} has failed for {away:.0f} s ({reason(error)}; "
-                                     "redis.outage_seconds)") from error
-                log.warning("the folder of bodies fails; waiting for it", folder=self._folder.url, reason=reason(error))
-                time.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE_S)
+        assert self._folder is not None
+        url = self._folder.url
+
+        def mounted() -> T:
+            # A local folder that is not there is not mounted here: that is an outage, and not a lost body.
+            if self._local is not None and not self._local.is_dir():
+                raise FileNotFoundError(f"{self._local} is not there")
+            return call()
+
+        def tell(error: Exception) -> None:
+            log.warning("the folder of bodies fails; waiting for it", folder=url, reason=reason(error),
+                        at_most_s=self._outage_s)
+
+        try:
+            return patiently(mounted, seconds=self._outage_s, tell=tell, longest_pause_s=LONGEST_PAUSE_S,
+                             away=lambda error: isinstance(error, OSError))
+        except OSError as error:
+            raise StoreFault(f"{url} has failed for {self._outage_s:g} s ({reason(error)}; redis.outage_seconds)"
+                             ) from error

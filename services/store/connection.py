@@ -1,12 +1,13 @@
-"""The connection to Redis: it runs scripts, waits while Redis is down, and raises our own errors.
+"""The connection to Redis: it runs scripts, waits while Redis is down or refuses to serve, and raises our own errors.
 
 Every script is idempotent: if it is called again after a lost reply, it changes nothing and answers the same. So a call
-that met a connection error is repeated, until Redis has been down for `redis.outage_seconds`.
+that met a connection error is repeated, until Redis has been down for `redis.outage_seconds`. So is a call that a Redis
+with a full disk refuses: Redis refuses a script at its first write, or not at all.
 """
 
 from __future__ import annotations
 
-import time
+import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -21,22 +22,31 @@ from redis.sentinel import Sentinel
 
 from services.config.redis import RedisSection
 from services.errors import LeaseLost, StoreFault, Unanswered, UserError
+from services.store.patience import patiently
 from services.telemetry.logs import get_logger
 
 log = get_logger("store")
 OLDEST = (6, 2)
 """XAUTOCLAIM came with Redis 6.2."""
-BRIEFLY = RedisSection(outage_seconds=3.0)
-"""Settings for callers that should fail soon instead of waiting: commands about a run, scrapes."""
-LONGEST_PAUSE_S = 1.0
 AWAY = (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError)
 """Errors after which a call is repeated. A master that Sentinel has just demoted is read-only."""
 REFUSED = (redis.AuthenticationError, AuthorizationError)
 """Connection errors after which a call is not repeated."""
+UNABLE = re.compile(r"(^|-|: )(MISCONF|NOREPLICAS|MASTERDOWN|BUSY|OOM) |used memory > 'maxmemory'")
+"""Matches replies of a Redis that lives and can do nothing for now: its disk or its memory is full, it has lost its
+replicas, or a script has kept it for five seconds. Redis 6.2 puts the code into the text of a script's error."""
 KEYS = ("tickets", "outstanding", "groups", "ready", "episodes", "manifests", "drops", "failed", "counters",
         "evals", "attempts", "turns", "lost")
 """Names of the keys, in the order of prelude.lua. The caller's lease and `beats` follow them."""
 T = TypeVar("T")
+
+
+def briefly(settings: RedisSection) -> RedisSection:
+    """Returns the settings for callers that should fail soon instead of waiting: commands about a run, scrapes."""
+    return settings.model_copy(update={"outage_seconds": 3.0})
+
+
+BRIEFLY = briefly(RedisSection())
 
 
 class NotReady(StoreFault):
@@ -149,24 +159,26 @@ class Connection:
         return self.patiently(commands[0][0], ask)
 
     def patiently(self, what: str, call: Callable[[], T]) -> T:
-        """Returns the result of `call`, repeating it while Redis is down. Raises a StoreFault that names `what`."""
-        began, pause = time.monotonic(), LONGEST_PAUSE_S / 16
-        while True:
-            try:
-                result = call()
-            except redis.RedisError as error:
-                away = time.monotonic() - began
-                if not isinstance(error, AWAY) or isinstance(error, REFUSED) or away > self._outage_s:
-                    raise fault(what, error) from error
-                if pause == LONGEST_PAUSE_S / 2:  # logged once in each outage that lasts
-                    log.warning("Redis is away; waiting for it", call=what, reason=str(error), at_most_s=self._outage_s)
-                time.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE_S)
-            else:
-                return result
+        """Returns the result of `call`, repeating it while Redis is away. Raises a StoreFault that names `what`."""
+        def tell(error: Exception) -> None:
+            log.warning("Redis is away; waiting for it", call=what, reason=str(error), at_most_s=self._outage_s)
+
+        try:
+            return patiently(call, seconds=self._outage_s, away=_away, tell=tell)
+        except redis.RedisError as error:
+            raise fault(what, error) from error
+
+
+def _away(error: Exception) -> bool:
+    """Whether a later call may succeed."""
+    if isinstance(error, redis.ResponseError):
+        return isinstance(error, AWAY) or bool(UNABLE.search(str(error)))
+    return isinstance(error, AWAY) and not isinstance(error, REFUSED)
 
 
 def fault(what: str, error: redis.RedisError) -> StoreFault:
     """Returns the typed error for an error reply of Redis or of a script."""
-    kind = {"LEASELOST": LeaseLost, "NOTREADY": NotReady}.get(str(error).split(" ", 1)[0], StoreFault)
-    return kind(f"{what}: {error}")
+    text = str(error)
+    kind = {"LEASELOST": LeaseLost, "NOTREADY": NotReady}.get(text.split(" ", 1)[0], StoreFault)
+    return kind(f"{what}: {text}" + ("; give Redis the memory, the disk or the replicas that it lacks, and go on with "
+                                     "--resume" if UNABLE.search(text) else ""))

@@ -30,7 +30,7 @@ from services.telemetry.logs import get_logger
 
 log = get_logger("redis")
 _START_S = 60.0
-"""Longest time to start in seconds. Reading a large append-only file takes long."""
+"""Longest time to start in seconds, without the time in which the server says that it reads its data."""
 _STOP_S = 10.0
 _POLL_S = 0.2
 _RETRY_S = 5.0
@@ -158,8 +158,13 @@ class RedisServer:
         deadline = time.monotonic() + _START_S
         with redis.Redis.from_url(self.url, socket_timeout=1.0, retry=None) as client:
             while self._process.poll() is None and time.monotonic() < deadline:
-                with contextlib.suppress(redis.RedisError):
+                try:
                     client.ping()
+                except redis.BusyLoadingError:
+                    deadline = time.monotonic() + _START_S
+                except redis.RedisError:
+                    pass
+                else:
                     return
                 time.sleep(0.02)
         self.stop()
@@ -206,7 +211,7 @@ class _Keeper(threading.Thread):
             log.warning("the private Redis died; starting it again")
             try:
                 self._server.start()
-            except GagpoError as error:
+            except (GagpoError, OSError) as error:  # OSError: its folder takes no file, because the disk is full
                 log.error("the private Redis does not start", reason=str(error))  # noqa: TRY400 - it is one line
                 pause = _RETRY_S
 

@@ -4,14 +4,18 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import redis
+from waiting import wait_until
 
 from services.config.redis import RedisSection
-from services.errors import UserError
+from services.errors import StoreFault, UserError
+from services.store.connection import briefly
 from services.store.redis_server import find_redis
 from services.store.store import Store
 
@@ -77,6 +81,7 @@ def test_tls_is_checked_against_the_certificates_of_the_config(start, certificat
     known = Store(url, "run", settings=RedisSection(ca_file=file))
     known.check()
     assert known.acquire("controller", "c").epoch == 1
+    Store(url, "run", settings=briefly(RedisSection(ca_file=file))).check()
     with pytest.raises(UserError, match=r"(?i)certificate.verify.failed.*redis\.ca_file"):
         Store(url, "run").check()
     with pytest.raises(UserError, match=r"redis\.ca_file is set, but redis\.url begins with redis:"):
@@ -108,6 +113,57 @@ def test_sentinels_lead_to_the_new_master_when_the_old_one_dies(start):
 def sees_replica(watch: int) -> bool:
     """Whether the sentinel knows a replica that it can promote."""
     return redis.Redis(port=watch, socket_timeout=5).sentinel_master("runs")["num-slaves"] == 1
+
+
+def no_memory(admin: redis.Redis, _folder: Path) -> Callable[[], object]:
+    admin.config_set("maxmemory", 1)
+    return lambda: admin.config_set("maxmemory", 0)
+
+
+def no_replicas(admin: redis.Redis, _folder: Path) -> Callable[[], object]:
+    admin.config_set("min-replicas-to-write", 1)
+    return lambda: admin.config_set("min-replicas-to-write", 0)
+
+
+def no_disk(admin: redis.Redis, folder: Path) -> Callable[[], object]:
+    """A dump that cannot be written: its folder is gone."""
+    shutil.rmtree(folder)
+    admin.bgsave()
+    wait_until(lambda: admin.info("persistence")["rdb_last_bgsave_status"] == "err")
+    return lambda: admin.config_set("stop-writes-on-bgsave-error", "no")
+
+
+def endless_script(admin: redis.Redis, _folder: Path) -> Callable[[], object]:
+    admin.config_set("lua-time-limit", 10)
+    def run() -> None:
+        with pytest.raises(redis.ResponseError, match=r"(?i)script killed"):
+            admin.eval("while true do end", 0)
+
+    threading.Thread(target=run).start()
+    wait_until(lambda: "BUSY" in said(admin))
+    return admin.script_kill
+
+
+def said(admin: redis.Redis) -> str:
+    try:
+        admin.get("any")
+    except redis.ResponseError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("make_unable", [no_memory, no_replicas, no_disk, endless_script])
+def test_a_redis_that_can_do_nothing_for_now_is_waited_for(start, tmp_path, make_unable):
+    port = free_port()
+    start("unable", port, [f"port {port}", "save 3600 1000000"])
+    able_again = make_unable(redis.Redis(port=port, socket_timeout=60), tmp_path / "unable")
+    with pytest.raises(StoreFault, match=r"acquire: .*; give Redis the memory, the disk"):
+        Store(f"redis://127.0.0.1:{port}/0", "run", settings=RedisSection(outage_seconds=1)).acquire("controller", "c")
+    soon = threading.Timer(0.5, able_again)
+    soon.start()
+    store = Store(f"redis://127.0.0.1:{port}/0", "run", settings=RedisSection(outage_seconds=240))
+    assert store.acquire("controller", "c").epoch == 1
+    soon.join()
 
 
 def test_an_address_that_is_none_says_how_one_looks():

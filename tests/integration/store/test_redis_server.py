@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import redis
+import structlog
 from waiting import wait_until
 
 from services.config.redis import RedisSection
@@ -139,6 +140,44 @@ def test_one_that_is_killed_comes_back_with_its_data_at_the_same_address(tmp_pat
         assert client.get("gagpo:kept") == b"yes"
         assert client.info()["process_id"] != killed
     assert ends_within(url, 30)
+
+
+def test_a_disk_that_is_full_when_it_dies_only_delays_its_return(tmp_path, monkeypatch):
+    """Its config cannot be written then; a folder in its place has the same effect."""
+    monkeypatch.setattr(redis_server, "_RETRY_S", 0.2)
+    config = tmp_path / "redis.conf"
+    with structlog.testing.capture_logs() as told, private_redis(tmp_path) as url:
+        config.unlink()
+        config.mkdir()
+        os.kill(connect(url).info()["process_id"], signal.SIGKILL)
+        wait_until(lambda: any(line["event"] == "the private Redis does not start" for line in told))
+        config.rmdir()
+        Store(url, "run", settings=RedisSection(outage_seconds=120)).acquire("controller", "c")
+
+
+LOADING = """#!{python}
+import re, socket, sys, time
+port = int(re.search(r"^port (\\d+)", open(sys.argv[1]).read(), re.MULTILINE)[1])
+listener, began = socket.create_server(("127.0.0.1", port)), time.monotonic()
+while True:
+    client, _ = listener.accept()
+    with client:
+        while asked := client.recv(1 << 16):
+            loads = time.monotonic() - began < {seconds}
+            for name in re.findall(rb"\\*\\d+\\r\\n\\$\\d+\\r\\n(\\w+)", asked):
+                client.sendall(b"-LOADING Redis is loading the dataset in memory\\r\\n" if loads and name == b"PING"
+                               else b"+PONG\\r\\n" if name == b"PING" else b"+OK\\r\\n")
+"""
+
+
+def test_one_that_reads_a_large_file_may_take_longer_to_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(redis_server, "_START_S", 4.0)
+    binary = tmp_path / "redis-server"
+    binary.write_text(LOADING.format(python=sys.executable, seconds=6.0))
+    binary.chmod(0o700)
+    server = RedisServer(tmp_path, binary)
+    server.start()
+    server.stop()
 
 
 def test_two_runs_cannot_share_a_folder(tmp_path, monkeypatch):
