@@ -118,7 +118,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         raise UserError("no command is given", "see `gagpo --help`")
     stray = [word for word in rest if word.startswith("-") or not hasattr(args, "overrides")]
     if stray:
-        raise UserError(f"unrecognised argument {stray[0]}", f"see `gagpo {args.command} --help`")
+        option = stray[0].partition("=")[0]
+        near = difflib.get_close_matches(option, names[args.command]._option_string_actions, n=1)  # pyright: ignore[reportPrivateUsage]
+        raise UserError(f"unrecognised argument {stray[0]}", f"did you mean {near[0]}?" if near else
+                        f"see `gagpo {args.command} --help`")
     if rest:
         args.overrides = [*args.overrides, *rest]
     return args

@@ -120,7 +120,7 @@ def dataset_spec(
     def open_data(env: Any) -> Environment:
         if env.data is None:
             raise UserError(f"{name} needs the rows of a dataset", "set env.data to a file or a folder")
-        return opened(Path(env.data).expanduser())
+        return opened(Path(env.data))
 
     return EnvironmentSpec(open=open_data, prompts=prompts, max_steps=max_steps,
                            check=plays_twice if replayable else opens,

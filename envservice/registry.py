@@ -32,7 +32,7 @@ def find_spec(name: str) -> EnvironmentSpec:
                         f"set env.name to one of {', '.join(BUILT_IN)}, or to module:attribute of your own")
     found = imported(target, kind="environment", key="env.name")
     if not isinstance(found, EnvironmentSpec):
-        raise UserError(f"{target} is a {type(found).__name__}, not an EnvironmentSpec", "see envservice/spec.py")
+        raise UserError(f"{target} is of type {type(found).__name__}, not an EnvironmentSpec", "see envservice/spec.py")
     return found
 
 

@@ -110,7 +110,7 @@ def explained(url: str, key: str = "storage.url") -> Iterator[None]:
     """Raises UserError in place of an error of the object store. `key`: the config's key that holds the URL."""
     try:
         yield
-    except OSError as error:
+    except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid, for an address of a wrong form, is a ValueError
         raise UserError(f"{key}={url} cannot be used ({reason(error)})",
                         "check the bucket, and the credentials and the endpoint in the environment") from None
 

@@ -27,6 +27,7 @@ from deploy.bench.figures import Figure, Tell, silent
 from deploy.bench.served import served
 from envservice.base import Outcome
 from envservice.client.client import EnvClient, EpisodeHandle
+from envservice.registry import find_spec
 from services.errors import EnvFault, ReplayDiverged, UserError
 from services.statistics import student_t
 
@@ -92,6 +93,7 @@ def read_sessions(text: str) -> dict[str, int]:
         name, _, number = part.partition("=")
         if not (name and number.isdecimal() and int(number)):
             raise UserError(f"--sessions has {part!r}", f"write it as {SESSIONS}")
+        find_spec(name)
         found[name] = int(number)
     return found
 

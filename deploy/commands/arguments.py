@@ -12,8 +12,8 @@ def add_config_arguments(parser: argparse.ArgumentParser, *, required: bool = Tr
     """Adds `--config FILE` and dotted overrides: read them with config_from."""
     parser.add_argument("--config", required=required, metavar="FILE",
                         help="a YAML file, or the name of a shipped config")
-    parser.add_argument(
-        "overrides", nargs="*", metavar="KEY=VALUE", help="set one key of the config, for example learner.lr=3e-4")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE",
+                        help="set one key of the config, for example learner.lr=3e-4")
 
 
 def config_from(args: argparse.Namespace) -> Config:
@@ -25,7 +25,7 @@ def add_env_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds `--env NAME`, `--config FILE` and dotted overrides, all optional: read them with env_from."""
     parser.add_argument("--env", metavar="NAME", help="the environment, as env.name (default: the config's, alfworld)")
     parser.add_argument("--config", metavar="FILE", help="settings of the environment (default: env's defaults)")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="set one key of the config")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help="set one key of the config")
 
 
 def env_from(args: argparse.Namespace) -> EnvSection:
@@ -37,3 +37,10 @@ def env_from(args: argparse.Namespace) -> EnvSection:
 def optional_config_from(args: argparse.Namespace) -> Config:
     """Returns the config that the command line names, or the defaults, with its overrides. Raises UserError."""
     return load_config(args.config, args.overrides) if args.config else default_config(args.overrides)
+
+
+def positive(text: str) -> int:
+    """Returns a whole number of at least 1, as the type of an argument. argparse reports the errors of other texts."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"it must be at least 1, not {number}")
+    return number

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deploy.console.printable import printable
+from deploy.runs.policies import find_run, run_path
 from services.errors import StoreFault, UserError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
         "on older episodes than learner.staleness allows. Works on finished and on active runs.",
         epilog="examples:\n  gagpo audit runs/alfworld-tiny\n  gagpo audit runs/alfworld-tiny --groups | grep dropped",
     )
-    parser.add_argument("run_folder", metavar="RUN", type=Path)
+    parser.add_argument("run_folder", metavar="RUN", type=run_path, help="a run's folder, or its name in runs/")
     parser.add_argument("--groups", action="store_true", help="print one line for each group")
     parser.add_argument("--json", action="store_true", help="print one JSON object, with every ticket")
     parser.set_defaults(run=run)
@@ -40,11 +40,11 @@ def run(args: argparse.Namespace) -> int:
 
     from deploy.runs.audit import audit
     from deploy.runs.configs import load_config
-    from deploy.runs.folder import RunFolder
 
-    folder = RunFolder(args.run_folder)
-    if not (folder.identity_file.exists() and folder.config_file.exists()):
-        raise UserError(f"{args.run_folder} holds no run", "name the folder of a run, such as runs/alfworld-tiny")
+    folder = find_run(args.run_folder)
+    if not folder.identity_file.exists():
+        raise UserError(f"{folder.path} has no {folder.identity_file.name}: its run has not begun",
+                        "audit it once it trains")
     config = load_config(folder.config_file)
     result = audit(folder, config, read_journal(folder, config))
     if args.json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -54,9 +55,15 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     )
     parser.add_argument("name", choices=sorted(BENCHES))
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    parser.add_argument("--minutes", type=float, help="length of the soak or the load (default: 30)")
+    parser.add_argument("--minutes", type=_minutes, metavar="N", help="length of the soak or the load (default: 30)")
     parser.add_argument("--sessions", metavar="NAME=NUMBER,...", help="sessions of each environment in the soak")
     parser.set_defaults(run=run)
+
+
+def _minutes(text: str) -> float:
+    if not 0 < (minutes := float(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"it must be above 0, not {text}")
+    return minutes
 
 
 def run(args: argparse.Namespace) -> int:

@@ -50,7 +50,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
                         help="file that the result is appended to (default: RUN/eval.jsonl, MODEL.eval.jsonl, or "
                         "prompting/POLICY-NAME.eval.jsonl)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE")
     parser.set_defaults(run=run)
 
 

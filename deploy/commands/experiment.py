@@ -6,6 +6,8 @@ import argparse
 import importlib
 from pathlib import Path
 
+from deploy.commands.arguments import positive
+
 EXPERIMENTS = {
     "credit": "deploy.experiment.credit",
     "loglinear": "deploy.experiment.loglinear",
@@ -34,7 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     parser.add_argument("name", choices=sorted(EXPERIMENTS))
     parser.add_argument("--out", type=Path, metavar="DIR",
                         help="folder of the results (default: docs/experiments/NAME)")
-    parser.add_argument("--seeds", type=_positive, metavar="N", help="seeds of each arm (default: as planned)")
+    parser.add_argument("--seeds", type=positive, metavar="N", help="seeds of each arm (default: as planned)")
     parser.add_argument("--report", action="store_true", help="only make the table and figures of existing runs")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     training = parser.add_argument_group("experiments that train")
@@ -42,10 +44,11 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     training.add_argument("--arms", metavar="A,B", help="some of the arms (default: all)")
     training.add_argument("--confirm", action="store_true",
                           help="the best arm of the first seeds against GAGPO, on fresh seeds")
-    training.add_argument("--parallel", type=_positive, default=1, metavar="N", help="runs at once (default: 1)")
+    training.add_argument("--parallel", type=positive, default=1, metavar="N", help="runs at once (default: 1)")
     training.add_argument("--hours", type=float, metavar="H", help="start no run after H hours")
     training.add_argument("--dry-run", action="store_true", help="check everything and list the runs")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="set one key of the config of all runs")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE",
+                        help="set one key of the config of all runs")
     parser.set_defaults(run=run)
 
 
@@ -53,9 +56,3 @@ def run(args: argparse.Namespace) -> int:
     """Runs the experiment."""
     args.out = args.out or Path("docs", "experiments", args.name)
     return importlib.import_module(EXPERIMENTS[args.name]).run(args)
-
-
-def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError("it must be at least 1")
-    return number

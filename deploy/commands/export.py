@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from deploy.runs.policies import find_checkpoint, run_path
+from deploy.runs.policies import find_checkpoint, find_run, run_path
 
 
 def add_parser(subparsers: Any) -> None:
@@ -31,11 +31,10 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Copies and says what; 0. Raises UserError if there is no such checkpoint, OUT exists, or it cannot be pushed."""
     from deploy.runs.export import export
-    from deploy.runs.folder import RunFolder
     from deploy.runs.hub import push
     from learner.checkpoint import Checkpoints
 
-    run = RunFolder(args.run_folder)
+    run = find_run(args.run_folder)
     step, model = find_checkpoint(run, args.which)
     Checkpoints(model.parents[1], keep=1).check(step)
     export(run, step, model, args.out)

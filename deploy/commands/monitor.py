@@ -6,7 +6,8 @@ import argparse
 import os
 from pathlib import Path
 
-from services.errors import Fault
+from deploy.runs.policies import RUNS
+from services.errors import Fault, UserError
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
@@ -18,7 +19,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
         "with our boards and alerts, and prints their addresses. Their data is in RUNS/.monitor.",
         epilog="example:\n  gagpo monitor\n  gagpo monitor runs --port 0",
     )
-    parser.add_argument("runs_dir", metavar="RUNS", nargs="?", type=Path, default=Path("runs"),
+    parser.add_argument("runs_dir", metavar="RUNS", nargs="?", type=Path, default=RUNS,
                         help="the folder of the runs (default: runs)")
     parser.add_argument("--port", type=int, default=9090, help="port of Prometheus; 0: a free one (default: 9090)")
     parser.add_argument("--grafana-port", type=int, default=3000, help="port of Grafana; 0: a free one (default: 3000)")
@@ -28,8 +29,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 
 
 def run(args: argparse.Namespace) -> None:
-    """Serves until SIGTERM or Ctrl-C. Raises UserError without Prometheus or for a port in use, and Fault if one of the
-    servers ends."""
+    """Serves until SIGTERM or Ctrl-C. Raises UserError for a folder that is missing, without Prometheus, or for a port
+    in use, and Fault if one of the servers ends."""
+    if not args.runs_dir.is_dir() and args.runs_dir != RUNS:  # runs/ comes with the first run
+        raise UserError(f"there is no folder {args.runs_dir}", "give the folder that holds the runs")
     from deploy.monitor.servers import grafana, prometheus
 
     with (prometheus(args.runs_dir, port=args.port, ray=args.ray) as source,

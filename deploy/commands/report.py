@@ -34,8 +34,11 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 
 
 def _steps(text: str) -> tuple[int, ...]:
-    """Returns learner steps from `60,120`. argparse reports the ValueError of other texts."""
-    return tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    """Returns learner steps from `60,120`. argparse reports the error of other texts."""
+    try:
+        return tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"write learner steps as 60,120, not as {text!r}") from None
 
 
 def run(args: argparse.Namespace) -> int:

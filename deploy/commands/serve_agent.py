@@ -30,7 +30,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--port", type=int, default=8200, help="0: a free one, printed (default: %(default)s)")
     parser.add_argument("--no-env", action="store_true", help="episodes have no environment; rewards come by HTTP")
     parser.add_argument("--out", type=Path, metavar="FILE", help="append each ended episode as a line of JSON")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="set one key of the config")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help="set one key of the config")
     parser.set_defaults(run=run)
 
 

@@ -8,10 +8,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deploy.commands.arguments import add_config_arguments, config_from
+from deploy.commands.arguments import add_config_arguments, config_from, positive
 from deploy.runs.configs import load_config
 from deploy.runs.policies import find_run, run_path
 from deploy.training.paper_tables import SWEEPS
+from services.config.storage import folder_url
 from services.config.tree import Config
 from services.errors import UserError
 
@@ -38,7 +39,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     parser.add_argument("--resume", nargs="?", const=True, default=False, metavar="RUN",
                         help="continue this run by the config in its folder; with --config and without RUN: "
                         "continue the run of that name, or start it")
-    parser.add_argument("--skip-step", type=int, metavar="S",
+    parser.add_argument("--skip-step", type=positive, metavar="S",
                         help="with --resume: leave out the groups of learner step S, because it cannot be trained")
     parser.add_argument("--sweep", choices=tuple(SWEEPS), metavar="NAME",
                         help="make one run per variant from one cold start, then a table: table1 (RL methods, three\n"
@@ -74,13 +75,14 @@ def _config(args: argparse.Namespace) -> Config:
         args.overrides, args.resume = [args.resume, *args.overrides], True
     if not isinstance(args.resume, str):
         if args.config is None:
-            raise UserError("neither --config nor a run is given", "say --config FILE, or --resume RUN")
+            named = next((word for word in args.overrides if "=" not in word), "FILE")
+            raise UserError("neither --config nor a run is given", f"say --config {named}, or --resume RUN")
         return config_from(args)
     if args.config is not None or args.sweep:
         raise UserError(f"--resume {args.resume} has its config in its folder",
                         "leave --config and --sweep out, or leave the run's name out")
     if "://" in args.resume:
-        return _resumed_from_store(args.resume.rstrip("/"), args.overrides)
+        return _resumed_from_store(args.resume, args.overrides)
     return _resumed(run_path(args.resume), args.overrides)
 
 
@@ -88,6 +90,10 @@ def _resumed_from_store(url: str, overrides: list[str]) -> Config:
     """Returns the config of the run at `url` in an object store, with overrides."""
     from deploy.runs.mirror import config_at
 
+    try:
+        url = folder_url(url)
+    except ValueError as error:
+        raise UserError(f"--resume: {error}", "give storage.url and the run's name: s3://BUCKET/PATH/NAME") from None
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.yaml"
         file.write_bytes(config_at(url))

@@ -14,6 +14,7 @@ from deploy.explorer.groups import Group, read_group
 from deploy.explorer.index import ArchiveIndex, GroupEntry
 from deploy.runs.folder import RunFolder
 from deploy.runs.history import RunHistory
+from deploy.runs.policies import find_run
 from services.config.file import read_tree
 from services.config.tree import CreditSection
 from services.errors import UserError
@@ -34,11 +35,7 @@ class ExploredRun:
     """One run, with a name that is unique in this explorer. Raises UserError for a folder without a run."""
 
     def __init__(self, path: Path, name: str) -> None:
-        folder = RunFolder(path)
-        if not path.is_dir():
-            raise UserError(f"there is no folder {path}", "give runs/<name>")
-        if not folder.config_file.exists():
-            raise UserError(f"{path} is not the folder of a run", "give runs/<name>")
+        folder = find_run(path)
         if not (path / "episodes").is_dir() and not folder.metrics.exists():
             raise UserError(f"{path} has neither episodes nor metrics yet", "look again when it has trained a step")
         self.path, self.name = path, name

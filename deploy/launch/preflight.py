@@ -104,7 +104,9 @@ def _environment(config: Config) -> None:
 
 
 def _model(config: Config) -> None:
-    path = config.model.path
+    path, template = config.model.path, config.model.chat_template
+    if template is not None and not template.is_file():
+        raise UserError(f"there is no file {template}", "set model.chat_template to a file with a Jinja template")
     if path is None:
         _scratch(config)
         return

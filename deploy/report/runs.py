@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from deploy.report.arms import COLOURS, Arm
 from deploy.runs.folder import RunFolder
 from deploy.runs.history import RunHistory
+from deploy.runs.policies import find_run
 from deploy.runs.records import PLACES, Record
 from envservice.registry import BUILT_IN
 from learner.credit.registry import estimator, keys_read
@@ -72,9 +73,7 @@ class Compared:
 
 def read_run(path: Path) -> ReportedRun:
     """Reads the folder of a run. Raises UserError if it is not one."""
-    folder = RunFolder(path)
-    if not folder.config_file.exists():
-        raise UserError(f"{path} is not the folder of a run", "give runs/<name>")
+    folder = find_run(path)
     history, config = RunHistory(folder), read_tree(folder.config_file)
     summary = read_json(folder.summary, dict[str, Any]) if folder.summary.exists() else {}
     return ReportedRun(folder=folder, summary=summary, config=_flat(config),

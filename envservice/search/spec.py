@@ -30,7 +30,7 @@ def open_environment(env: EnvSection) -> Environment:
     from envservice.search.questions import read_questions
     from envservice.search.retrieval import HttpRetriever, IndexRetriever
 
-    data = env.data and env.data.expanduser()
+    data = env.data
     questions = read_questions(data) if data else world().questions()
     if env.search.url:
         retriever: Retriever = HttpRetriever(env.search.url)

@@ -102,7 +102,7 @@ class WebshopEnvironment:
 def open_webshop(data: Path | None, settings: WebshopSection) -> WebshopEnvironment:
     """Opens the shop of a folder with official files, or of our catalogue. Raises UserError for bad files."""
     if data is not None:
-        stock = files.load_stock(data.expanduser(), size=settings.products, goals=settings.goals)
+        stock = files.load_stock(data, size=settings.products, goals=settings.goals)
         return WebshopEnvironment(stock, settings)
     if settings.goals == "human":
         raise UserError("our catalogue has no human goals", "set env.data to the official files, or env.webshop.goals")

@@ -20,16 +20,20 @@ LINES_BYTES = 256 << 20
 def read_groups(name: str) -> list[LoggedGroup]:
     """Returns the groups in a file (`-`: standard input). A JSON document over several lines is one group.
 
-    Raises UserError that names the line of the mistake.
+    Raises UserError that names the file and the line of the mistake.
     """
+    called = "standard input" if name == "-" else name
     with opened(name) as stream:
         lines = numbered(stream)
         first = next(lines, None)
         if first is None or not _is_whole(first[1]):
             text = first[1] if first else b""
-            return [parse_group(text + b"".join(line for _, line in lines))]
-        found = [parse_group(first[1])]
-        found += [parse_group(line, f"line {number}: ") for number, line in lines]
+            text += b"".join(line for _, line in lines)
+            if not text.strip():
+                raise UserError(f"{called} is empty", "see gagpo credit --help for the form")
+            return [parse_group(text, f"{called}: ")]
+        found = [parse_group(first[1], f"{called} line {first[0]}: ")]
+        found += [parse_group(line, f"{called} line {number}: ") for number, line in lines]
         return found
 
 

@@ -82,8 +82,9 @@ def parse_group(data: str | bytes | Mapping[str, Any], where: str = "") -> Logge
         return msgspec.convert(msgspec.to_builtins(data, enc_hook=_as_builtin), LoggedGroup)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError) as error:
         what, _, path = str(error).partition(" - at ")
-        field = re.sub(r"\[(\d+)\]", r".\1", path.strip("`")).removeprefix("$.") or "input"
-        raise UserError(f"{where}{field}: {what}", "see gagpo credit --help for the form") from None
+        field = re.sub(r"\[(\d+)\]", r".\1", path.strip("`")).removeprefix("$.")
+        raise UserError(f"{where}{field + ': ' if field else ''}{what}",
+                        "see gagpo credit --help for the form") from None
 
 
 def credit_options(given: Mapping[str, Any]) -> CreditSection:

@@ -109,6 +109,6 @@ def find_agent(name: str) -> Agent:
     """Finds the agent `module:attribute`. Raises UserError if there is none, or if it cannot be called."""
     found: Any = imported(name, kind="agent", key="agent.name")
     if not callable(found):
-        raise UserError(f"{name} is a {type(found).__name__}, not a function",
+        raise UserError(f"{name} is of type {type(found).__name__}, not a function",
                         "give agent.name an async function of (task, llm, env)")
     return cast(Agent, found)

@@ -28,6 +28,8 @@ from services.errors import UserError
 AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 """Statuses that may pass. Every other one is the user's to fix."""
 LONGEST_PAUSE_S = 60.0
+FIRST_S = 10.0
+"""Seconds for which an endpoint that has never answered is asked again: its address may be wrong."""
 MOST_BYTES = 16 << 20
 """Largest answer that is read. One of 100,000 tokens has less than one."""
 TOLD = 300
@@ -78,9 +80,12 @@ class EndpointModel:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
     _not_before: float = field(default=0.0, init=False)
+    _met: bool = field(default=False, init=False)
+    """Whether the endpoint has ever answered."""
 
     async def ask(self, messages: Sequence[Message], *, seed: int) -> ModelAnswer:
-        """Raises UserError if the endpoint refuses, or fails for longer than prompting.wait_seconds."""
+        """Raises UserError if the endpoint refuses, fails for longer than prompting.wait_seconds, or cannot be reached
+        at first."""
         body = {"model": self.model, "messages": list(messages), "temperature": self.temperature,
                 "max_tokens": self.max_tokens, "seed": seed}
         found = await self._request("POST", "chat/completions", body, _Completion)
@@ -110,18 +115,25 @@ class EndpointModel:
             except TimeoutError:
                 why = f"no whole answer within prompting.call_seconds={self.settings.call_seconds:g}"
             else:
+                self._met = True
                 if reply.status_code not in AGAIN:
                     return _checked(reply, form, self.http.headers.get("authorization", "").removeprefix("Bearer "))
                 why, wait = f"status {reply.status_code}", retry_after(reply.headers, time.time())
             failed_at = self.clock() if failed_at is None else failed_at
             again = self.clock() + (min(LONGEST_PAUSE_S, 2.0**attempt) if wait is None else wait)
+            if not self._met and again - failed_at > FIRST_S:
+                raise UserError(f"{self._address} cannot be reached ({why})", "check --endpoint, or start the server")
             if again - failed_at > self.settings.wait_seconds:
-                raise UserError(f"the endpoint does not answer ({why}), and prompting.wait_seconds is "
+                raise UserError(f"{self._address} does not answer ({why}), and prompting.wait_seconds is "
                                 f"{self.settings.wait_seconds:g}", "check --endpoint; the same command continues later")
             if again > self._not_before:
                 self._not_before = again
-                self.tell(f"the endpoint fails ({why}); the next call is in {again - self.clock():.0f} s")
+                self.tell(f"{self._address} fails ({why}); the next call is in {again - self.clock():.0f} s")
             attempt += 1
+
+    @property
+    def _address(self) -> str:
+        return f"the endpoint {str(self.http.base_url).rstrip('/')}"
 
     async def _reply(self, method: str, path: str, body: Mapping[str, Any] | None) -> httpx.Response:
         """Returns a whole answer. Raises UserError if it is too large, TimeoutError and httpx.TransportError."""

@@ -7,9 +7,10 @@ To add settings for an environment, write a Section beside AlfworldSection and g
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 LARGEST = 2**53
 """Largest whole number in a config. JSON readers that use floats would change a larger one."""
@@ -17,8 +18,22 @@ FARTHEST = 1e9
 """Largest other number in a config. In seconds it is 31 years, and a longer wait is more than threads can be told."""
 
 
+def http_address(url: str) -> str:
+    """Returns `url`. Raises ValueError if it is not the http or https address of a server."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{url!r} is no address of a server, such as http://127.0.0.1:8100")
+    return url
+
+
+HttpAddress = Annotated[str, AfterValidator(http_address)]
+
+
 class Section(BaseModel):
-    """Unknown keys are errors; values cannot change after validation. Numbers are finite and within these limits."""
+    """Unknown keys are errors; values cannot change after validation. Numbers are finite and within these limits.
+
+    A path may begin with `~`, the home folder, because shells leave it as it is in KEY=~/folder.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -29,6 +44,8 @@ class Section(BaseModel):
             raise ValueError("it should be a number that a run can reach")
         if isinstance(value, str | Path) and "\0" in str(value):
             raise ValueError("it should be text without a null byte")
+        if isinstance(value, Path) and value.parts[:1] == ("~",):
+            return value.expanduser()
         return value
 
 
@@ -96,7 +113,7 @@ class WebshopSection(Section):
 class SearchSection(Section):
     """Where search QA finds its evidence."""
 
-    url: tuple[str, ...] = ()
+    url: tuple[HttpAddress, ...] = ()
     """URLs of POST /retrieve on one or several retrieval servers. Empty: the environment server searches
     documents.jsonl itself, with BM25."""
     topk: int = Field(default=3, ge=1, le=100)
@@ -153,7 +170,7 @@ class EnvSection(Section):
     """Server processes that the run starts. Ignored if `urls` is set."""
     cpus: float = Field(default=1, ge=0)
     """CPUs that Ray reserves for a server that the run starts on a cluster."""
-    urls: tuple[str, ...] = ()
+    urls: tuple[HttpAddress, ...] = ()
     """URLs of servers that run already. Each address to which a name leads is a server; names are resolved again while
     the run goes on. https:// names are kept as they are. Empty: the run starts its own."""
     outage_seconds: float = Field(default=1800, ge=1)

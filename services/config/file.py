@@ -23,6 +23,8 @@ from services.files import read_bounded, write_whole
 FORMAT = 1
 OPEN_SECTION = "learner.credit."
 """The section whose keys depend on the estimator."""
+ALIKE = 0.6
+"""Similarity (difflib's ratio) from which a key is taken for a misspelt one."""
 CONFIG_BYTES = 1 << 20
 """Largest config file that is read. Ours have a few kilobytes."""
 
@@ -60,6 +62,8 @@ def find_config(path: Path | str, shipped_in: Path | None = None) -> Path:
     """
     if Path(path).is_file():
         return Path(path)
+    if (inside := Path(path) / "config.yaml").is_file():
+        raise UserError(f"{path} is a folder, not a config file", f"give {inside}, or go on with a run by --resume")
     if shipped_in is None:
         raise UserError(f"there is no config file {path}", "give the path of a YAML file")
     wanted = str(path).removesuffix(".yaml")
@@ -173,8 +177,7 @@ def read_tree(file: Path) -> Tree:
         text = read_bounded(file, CONFIG_BYTES).decode()
         tree = yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        why = "it is nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
-        raise UserError(f"{file} is not YAML: {why}", "correct the file") from None
+        raise UserError(f"{file} is not YAML: {_problem(error)}", "correct the file") from None
     if not isinstance(tree, dict):
         raise UserError(f"{file} holds no settings", "give it lines such as `name: my-run`")
     version = tree.pop("format", FORMAT)
@@ -183,10 +186,20 @@ def read_tree(file: Path) -> Tree:
     return tree
 
 
+def _problem(error: Exception) -> str:
+    """Returns the reason for which a file is not YAML, with its line if the reader knows it."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"line {error.problem_mark.line + 1}: {error.problem}"
+    return " ".join(str(error).split())
+
+
 def _lay(tree: Tree, override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
-        raise UserError(f"{override!r} is not an override", "write it as section.key=value")
+        known = f"{override}=VALUE, without spaces" if override in config_keys() else "section.key=value"
+        raise UserError(f"{override!r} is not an override", f"write it as {known}")
     _check_key(key, "the command line")
     try:
         value = yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
@@ -218,21 +231,25 @@ def _check_key(key: str, where: str) -> None:
         return
     if key.startswith(OPEN_SECTION) and "." not in key.removeprefix(OPEN_SECTION):
         return  # learner/credit/registry.py checks it, by the estimator
-    raise UserError(f"unknown key {key} in {where}", f"did you mean {_nearest(key, keys)}?")
+    raise UserError(f"unknown key {key} in {where}", _nearest(key, keys))
 
 
 def _nearest(key: str, keys: list[str]) -> str:
-    """Returns the key that is most similar by its path or its last part; all keys that have exactly this last part."""
-    leaf = key.rpartition(".")[2]
+    """Returns advice: the keys with exactly this last part, or the most similar key, or all keys of the section if none
+    is similar."""
+    section, _, leaf = key.rpartition(".")
     same = [known for known in keys if known.rpartition(".")[2] == leaf]
     if same:
-        return " or ".join(same)
+        return f"did you mean {' or '.join(same)}?"
 
-    def alike(known: str) -> float:
-        parts = ((key, known), (leaf, known.rpartition(".")[2]))
-        return sum(difflib.SequenceMatcher(None, mine, theirs).ratio() for mine, theirs in parts)
+    def alike(one: str, other: str) -> float:
+        return difflib.SequenceMatcher(None, one, other).ratio()
 
-    return max(keys, key=alike)
+    near = max(keys, key=lambda known: alike(key, known) + alike(leaf, known.rpartition(".")[2]))
+    beside = [known.rpartition(".")[2] for known in keys if section and known.rpartition(".")[0] == section]
+    if beside and alike(leaf, near.rpartition(".")[2]) < ALIKE:
+        return f"the keys of {section} are {', '.join(beside)}"
+    return f"did you mean {near}?"
 
 
 def one_line(error: ValidationError, where: Path | str, prefix: str = "") -> UserError:
@@ -245,6 +262,11 @@ def one_line(error: ValidationError, where: Path | str, prefix: str = "") -> Use
         return UserError(f"{key} is not set{more}", f"set it in {where} or give {key}=VALUE")
     if first["type"] == "value_error":
         return UserError(f"{key}: {message}{more}", f"change it in {where} or override it on the command line")
+    if first["type"] == "model_type":
+        return UserError(f"{key} is a section and cannot be {first['input']!r}{more}", f"set its keys: {key}.KEY=VALUE")
+    if first["type"] == "string_pattern_mismatch":
+        return UserError(f"{key} cannot be {first['input']!r}{more}",
+                         "use letters, digits, `.`, `_` and `-`, and begin with a letter or a digit")
     if first["type"] == "tuple_type":
         return UserError(f"{key} is a list and cannot be {first['input']!r}{more}", f"write [{first['input']}]")
     fix = re.sub(r"^(Input|String) should", "it should", message)

@@ -32,6 +32,6 @@ def imported(target: str, *, kind: str, key: str) -> Any:
         raise UserError(f"the {kind} {target} cannot be imported ({error})", fix) from None
     except AttributeError:
         raise UserError(f"{module} has no {attribute}", f"set {key} to module:attribute of your {kind}") from None
-    except Exception as error:  # code of somebody else may raise anything while it is imported
+    except (Exception, SystemExit) as error:  # code of somebody else may raise anything while it is imported
         raise UserError(f"the {kind} {target} cannot be imported ({type(error).__name__}: {error})",
                         f"fix {module}") from error

@@ -38,7 +38,7 @@ def raising(error: BaseException):
 @pytest.mark.parametrize(("argv", "line"), [
     (["doctr"], "error: there is no command 'doctr'; did you mean `gagpo doctor`?"),
     ([], "error: no command is given; see `gagpo --help`"),
-    (["doctor", "--jsn"], "error: unrecognised argument --jsn; see `gagpo doctor --help`"),
+    (["doctor", "--jsn"], "error: unrecognised argument --jsn; did you mean --json?"),
     (["doctor", "extra"], "error: unrecognised argument extra; see `gagpo doctor --help`"),
     (["bench"], "error: the following arguments are required: name; see `gagpo bench --help`"),
 ])

@@ -135,9 +135,9 @@ def test_a_final_state_is_pooled_too(monkeypatch, capsys):
         ('{"episodes": [{"steps": [{"state": "S", "reward": 1, "rewrad": 1}]}]}', r"steps\.0: .*`rewrad`"),
         ('{"episodes": [{"steps": [{"state": "S", "reward": 1}], "final_state": 3}]}', r"episodes\.0\.final_state: "),
         ('{"episodes": [{"steps": [{"state": "S", "reward": 1}], "final": "S"}]}', r"episodes\.0: .*`final`"),
-        ("[]", "input: "),
-        ("{", "input: "),
-        ("", "input: "),
+        ("[]", "standard input line 1: Expected `object`"),
+        ("{", "standard input: Input data was truncated"),
+        ("", "standard input is empty"),
     ],
 )
 def test_bad_input_names_the_field_in_one_line(monkeypatch, capsys, text, field):

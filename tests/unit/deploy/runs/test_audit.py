@@ -132,4 +132,4 @@ def test_the_command_exits_with_1_if_anything_is_wrong(tmp_path: Path, capsys: p
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert cli.main(["audit", str(tmp_path)]) == 2
-    assert "holds no run" in capsys.readouterr().err
+    assert "is not the folder of a run" in capsys.readouterr().err

@@ -94,7 +94,7 @@ def test_messages_reach_the_template_as_templates_expect_them():
 
 @pytest.mark.parametrize(("name", "said"), [
     ("agent", "no agent 'agent'"), ("nowhere.to_be:found", "cannot be imported"), ("json:agent", "json has no agent"),
-    ("json:__name__", "is a str, not a function")])
+    ("json:__name__", "is of type str, not a function")])
 def test_an_agent_that_cannot_be_found_is_one_line(name, said):
     with pytest.raises(UserError, match=said):
         find_agent(name)

@@ -188,3 +188,20 @@ async def test_an_answer_that_drips_is_given_up_after_its_time():
     asked = model(lambda _: httpx.Response(200, content=drip()), Clock(), call_seconds=0.05, wait_seconds=0.5)
     with pytest.raises(UserError, match=r"no whole answer within prompting.call_seconds=0.05"):
         await asked.ask(ASKED, seed=0)
+
+
+async def test_an_endpoint_that_never_answered_is_given_up_after_ten_seconds():
+    """A mistyped address is no outage."""
+    clock = Clock()
+    with pytest.raises(UserError, match=r"http://host/v1 cannot be reached \(ConnectError refused\); check --endpoint"):
+        await model(in_turn(*[httpx.ConnectError("refused")] * 9), clock).ask(ASKED, seed=0)
+    assert clock.slept == [1, 2, 4]
+
+
+async def test_an_endpoint_that_answered_before_is_waited_for():
+    clock = Clock()
+    asked = model(in_turn(httpx.Response(200, json=GOOD), *[httpx.ConnectError("refused")] * 5,
+                          httpx.Response(200, json=GOOD)), clock)
+    await asked.ask(ASKED, seed=0)
+    await asked.ask(ASKED, seed=1)
+    assert clock.slept == [1, 2, 4, 8, 16]

@@ -83,7 +83,8 @@ def test_what_no_run_can_mean_is_refused_in_one_line(file: Path, override: str):
     ("rollout.slots=0", "rollout.slots cannot be 0; it should be greater than or equal to 1"),
     ("learner.lr=fast", "learner.lr cannot be 'fast'; it should be a valid number, unable to parse string as a number"),
     ("learner.credit.ddof=2", "learner.credit.ddof cannot be 2; it should be 0 or 1"),
-    ("name=a b", "name cannot be 'a b'; it should match pattern '^[A-Za-z0-9][A-Za-z0-9._-]*$'"),
+    ("name=a b", "name cannot be 'a b'; use letters, digits, `.`, `_` and `-`, and begin with a letter "
+     "or a digit"),
 ])
 def test_a_value_out_of_range_is_one_line(file: Path, override: str, expected: str):
     assert message(file, override) == expected
@@ -115,7 +116,8 @@ def test_several_errors_are_counted(file: Path):
     ("just words", "holds no settings"),
     ("name: a\nname: b\nsteps: 1\n", "key name is given twice"),
     ("format: 9\nname: a\nsteps: 1\n", "has format 9"),
-    ("name: a\nsteps: 1\nlearner: 3\n", "learner cannot be 3"),
+    ("name: a\nsteps: 1\nlearner: 3\n", "learner is a section and cannot be 3; set its keys: learner.KEY=VALUE"),
+    ("name: a\n  steps: 1\n", "is not YAML: line 2: mapping values are not allowed here; correct the file"),
     ("[" * 10_000, "nested too deeply"),
     ("name: &a [*a]\n", "name cannot be"),
     ("name: a\x00b\n", "is not YAML"),
@@ -125,6 +127,36 @@ def test_several_errors_are_counted(file: Path):
 def test_a_broken_file_is_one_line(file: Path, text: str, expected: str):
     file.write_text(text)
     assert expected in message(file)
+
+
+def test_a_key_that_no_other_resembles_is_told_the_keys_of_its_section(file: Path):
+    assert message(file, "learner.learning_rate=1").startswith(
+        "unknown key learner.learning_rate in the command line; the keys of learner are ranks, fewest_ranks, ")
+    assert message(file, "nonsense=1").startswith("unknown key nonsense in the command line; did you mean ")
+
+
+def test_an_override_in_two_words_is_told_how_to_write_it(file: Path):
+    assert message(file, "learner.lr", "=3") == (
+        "'learner.lr' is not an override; write it as learner.lr=VALUE, without spaces")
+
+
+def test_the_folder_of_a_run_is_not_a_config_and_the_message_names_the_file_in_it(tmp_path: Path):
+    (tmp_path / "config.yaml").write_text("name: a\nsteps: 1\n")
+    assert message(tmp_path) == (f"{tmp_path} is a folder, not a config file; give {tmp_path}/config.yaml, or go on "
+                                 "with a run by --resume")
+
+
+def test_a_path_may_begin_with_the_home_folder(file: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", "/home-of-a-user")
+    config = load_config(file, ["model.path=~/models/mine", "env.data=~/games", "runs_dir=~/runs"])
+    assert [str(path) for path in (config.model.path, config.env.data, config.run_dir.parent)] == [
+        "/home-of-a-user/models/mine", "/home-of-a-user/games", "/home-of-a-user/runs"]
+
+
+@pytest.mark.parametrize("override", [
+    "env.urls=[127.0.0.1:8100]", "env.urls=[ftp://host:8100]", "env.search.url=[host/retrieve]"])
+def test_an_address_of_a_server_without_http_is_refused(file: Path, override: str):
+    assert "is no address of a server, such as http://127.0.0.1:8100" in message(file, override)
 
 
 @pytest.mark.parametrize("override", ["learner.lr", "=3", "learner.lr=[1"])

@@ -1,0 +1,74 @@
+"""Mistakes of a newcomer end in one line: what is wrong, the value seen, how to fix it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deploy.cli import main
+from deploy.runs.configs import load_config
+from services.config.file import dump_config
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starts in a folder with the run `mine`, which has not trained yet, and some modules of the user's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    config = load_config("alfworld-tiny", ["name=mine"])
+    dump_config(config, config.run_dir / "config.yaml")
+    Path("leaving_module.py").write_text("import sys\nsys.exit('bye')\n")
+    Path("number_module.py").write_text("SPEC = 3\n")
+    Path("logged.jsonl").write_text('{"episodes": [{"steps": [{"state": "a", "reward": 1}]}]}\nno json\n')
+    Path("empty.json").touch()
+
+
+DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
+
+
+@pytest.mark.parametrize(("arguments", "line"), [
+    (["train", "alfworld-tiny"], "neither --config nor a run is given; say --config alfworld-tiny, or --resume RUN"),
+    (["train", "--config", "runs/mine"], "runs/mine is a folder, not a config file; give runs/mine/config.yaml, or go "
+     "on with a run by --resume"),
+    (["train", "--resume", "s3://"], "--resume: 's3://' is no folder of an object store, such as s3://bucket/runs; "
+     "give storage.url and the run's name: s3://BUCKET/PATH/NAME"),
+    (["train", "--resume", "mine", "--skip-step", "0"],
+     "argument --skip-step: it must be at least 1, not 0; see `gagpo train --help`"),
+    (["train", "--dryrun"], "unrecognised argument --dryrun; did you mean --dry-run?"),
+    ([*DRY, "env.name=leaving_module:SPEC"],
+     "the environment leaving_module:SPEC cannot be imported (SystemExit: bye); fix leaving_module"),
+    ([*DRY, "env.name=number_module:SPEC"],
+     "number_module:SPEC is of type int, not an EnvironmentSpec; see envservice/spec.py"),
+    ([*DRY, "agent.name=number_module:SPEC"], "number_module:SPEC is of type int, not a function; give agent.name an "
+     "async function of (task, llm, env)"),
+    ([*DRY, "model.chat_template=absent.jinja"],
+     "there is no file absent.jinja; set model.chat_template to a file with a Jinja template"),
+    (["audit", "min"], "min is not the folder of a run; did you mean runs/mine?"),
+    (["audit", "mine"], "runs/mine has no run.json: its run has not begun; audit it once it trains"),
+    (["export", "min", "out"], "min is not the folder of a run; did you mean runs/mine?"),
+    (["report", "min"], "min is not the folder of a run; did you mean runs/mine?"),
+    (["report", "mine", "--steps", "a,b"],
+     "argument --steps: write learner steps as 60,120, not as 'a,b'; see `gagpo report --help`"),
+    (["explore", "runs"], "runs is not the folder of a run; give one of runs/mine"),
+    (["monitor", "absent"], "there is no folder absent; give the folder that holds the runs"),
+    (["tasks"], "the following arguments are required: SPLIT; see `gagpo tasks --help`"),
+    (["play", "alfworld/valid_seen/x"], "alfworld/valid_seen/x is an official game and ALFWORLD_DATA is not set; "
+     "run `alfworld-download`, and set ALFWORLD_DATA to its folder"),
+    (["bench", "soak", "--minutes", "-1"], "argument --minutes: it must be above 0, not -1; see `gagpo bench --help`"),
+    (["bench", "soak", "--sessions", "x=3"], "there is no environment 'x'; set env.name to one of alfworld, webshop, "
+     "search, scienceworld, or to module:attribute of your own"),
+    (["credit", "logged.jsonl"],
+     "logged.jsonl line 2: JSON is malformed: invalid character (byte 4); see gagpo credit --help for the form"),
+    (["credit", "empty.json"], "empty.json is empty; see gagpo credit --help for the form"),
+    (["credit", "logged.jsonl", "--lamda", "1"], "unrecognised argument --lamda; did you mean --lam?"),
+], ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "")
+def test_a_mistake_is_one_line(arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]):
+    assert main(arguments) == 2
+    assert capsys.readouterr() == ("", f"error: {line}\n")
+    assert not Path("absent").exists(), "nothing was made"
+
+
+def test_a_shared_folder_by_a_relative_address_is_refused(capsys: pytest.CaptureFixture[str]):
+    assert main([*DRY, "redis.bodies=file://shared"]) == 2
+    assert "redis.bodies: 'file://shared' names no absolute folder; write `file://` and then" in capsys.readouterr().err
