@@ -337,8 +337,56 @@ def eliminate(rows):
     return [row[-1] for row in rows]
 
 
-def gagpo_graph_batch(groups, o):
-    out = [gagpo_graph(group, o) for group in groups]
+def gagpo_loo(group, o):
+    found = returns(group, o)
+    out = {"returns": found, "values": None, "deltas": {}, "raw": {}}
+    for i, episode in enumerate(group):
+        path = [step["state"] for step in episode["steps"]]
+        elsewhere = {s: [found[k] for k in same_state(group, s) if k[0] != i] for s in [*path, episode["cut_in"]]}
+        starts = [found[j, 0] for j in range(len(group)) if j != i]
+        v = [mean(starts) if starts else 0.0]
+        for s in [*path, episode["cut_in"]]:
+            xs = elsewhere[s]
+            v.append((sum(xs) + o["prior"] * v[-1]) / (len(xs) + o["prior"]) if xs else v[-1])
+        v, last = v[1:-1], v[-1]
+        v.append(last if o["bootstrap"] and episode["cut_in"] is not None else 0.0)
+        for t in range(len(path)):
+            out["deltas"][i, t] = reward(group, i, t, o) + o["gamma"] * v[t + 1] - v[t]
+        for t in range(len(path)):
+            out["raw"][i, t] = sum(
+                o["gamma"] ** (u - t) * o["lam"] ** sum(bool(elsewhere[s]) for s in path[t + 1:u + 1])
+                * out["deltas"][i, u] for u in range(t, len(path)))
+    return out
+
+
+def gagpo_boot(group, o):
+    found = returns(group, o)
+    values = {step["state"]: (mean([found[k] for k in same_state(group, step["state"])]),
+                              len(same_state(group, step["state"])))
+              for episode in group for step in episode["steps"]}
+    out = {"returns": found, "values": values, "deltas": {}, "raw": {}}
+
+    def met_by_two(state):
+        return len({i for i, _ in same_state(group, state)}) > 1
+
+    def value(i, t):
+        if t == len(group[i]["steps"]):
+            cut = group[i]["cut_in"]
+            return values[cut][0] if o["bootstrap"] and cut is not None and met_by_two(cut) else 0.0
+        state = at(group, i, t)["state"]
+        return values[state][0] if met_by_two(state) else reward(group, i, t, o) + o["gamma"] * value(i, t + 1)
+
+    for i, t in steps(group):
+        out["deltas"][i, t] = reward(group, i, t, o) + o["gamma"] * value(i, t + 1) - value(i, t)
+    for i, t in steps(group):
+        out["raw"][i, t] = sum((o["gamma"] * o["lam"]) ** (u - t) * out["deltas"][i, u]
+                               for u in range(t, len(group[i]["steps"])))
+    return out
+
+
+def penalty_last(function, groups, o):
+    """Normalises, and only then takes off the local penalty."""
+    out = [function(group, o) for group in groups]
     everything = [x for one in out for x in one["raw"].values()]
     for group, one in zip(groups, out, strict=True):
         sample = {"group": list(one["raw"].values()), "batch": everything, "none": [0.0]}[o["normalize"]]
@@ -352,7 +400,9 @@ def each(function):
 
 BATCHES = {
     "gagpo": gagpo_batch,
-    "gagpo_graph": gagpo_graph_batch,
+    "gagpo_loo": lambda groups, o: penalty_last(gagpo_loo, groups, o),
+    "gagpo_boot": lambda groups, o: penalty_last(gagpo_boot, groups, o),
+    "gagpo_graph": lambda groups, o: penalty_last(gagpo_graph, groups, o),
     "gigpo": each(gigpo),
     "rlvmr": each(rlvmr),
     "adastep": each(adastep),

@@ -1,4 +1,5 @@
-"""Random groups as the oracle takes them, their options, and the same as the estimators take them."""
+"""Groups as the oracle takes them, random and written as text, their options, and the same as the estimators take
+them."""
 
 from hypothesis import strategies as st
 
@@ -49,6 +50,18 @@ options = st.fixed_dictionaries({
     "values": st.sampled_from(["tokens", "turns"]),
     "decay": st.sampled_from([0.1, 0.5]),
 })
+
+
+def written(*texts):
+    """Episodes as text: one letter a state, + at the end for a reward of 10, - for none, ? for a cut in state S.
+
+    The second step of each episode is invalid; actions and tags differ from step to step.
+    """
+    return [{"cut_in": "S" if text[-1] == "?" else None,
+             "steps": [{"state": letter, "reward": 10.0 if text[t + 1] == "+" else 0.0, "invalid": t == 1, "tokens": 1 + t,
+                        "action": "xyz"[(t + i) % 3], "admissible": t % 3 != 2,
+                        "tag": ("planning", "explore", "reflection", "monitor")[(t + i) % 4]}
+                       for t, letter in enumerate(text[:-1])]} for i, text in enumerate(texts)]
 
 
 def credit_steps(group, scale=1.0):

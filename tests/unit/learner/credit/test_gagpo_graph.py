@@ -4,9 +4,10 @@ import random
 
 import pytest
 
-from learner.credit.gagpo_graph import GagpoGraph, Graph
+from learner.credit.gagpo_graph import GagpoGraph
 from learner.credit.group_operations import discounted, rewards
 from learner.credit.registry import make_options
+from learner.credit.transition_graph import TransitionGraph
 from learner.credit.types import CreditStep
 
 PLAIN = make_options("gagpo_graph", gamma=0.5, lam=0.8, prior=1.0, penalty=0.0, normalize="none")
@@ -17,7 +18,8 @@ def episode(*states: str, reward: float = 0.0) -> list[CreditStep]:
 
 
 def graph_of(group, options=PLAIN):
-    return Graph(group, rewards(group, options), [row[0] for row in discounted(group, options)], options)
+    return TransitionGraph(group, rewards(group, options), starts=[row[0] for row in discounted(group, options)],
+                           gamma=options.gamma, prior=options.prior)
 
 
 def test_values_solve_the_graph_of_the_other_episodes():
@@ -48,26 +50,27 @@ def test_lambda_shrinks_with_visits():
     assert credit.raw_advantages[0][0] == pytest.approx(first + 0.5 * 0.9 * second)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_any_graph_solves_its_own_equations(seed: int):
+@pytest.mark.parametrize("states", [1, 6, 40], ids=["one state", "shared states", "mostly own states"])
+@pytest.mark.parametrize("seed", range(7))
+def test_any_graph_solves_its_own_equations(seed: int, states: int):
     """Loops, repeated states and singletons: iterating the equation from 0 reaches the same values."""
     rng = random.Random(seed)
-    group = [episode(*(str(rng.randrange(6)) for _ in range(rng.randint(1, 12))), reward=float(rng.random() < 0.5))
+    group = [episode(*(str(rng.randrange(states)) for _ in range(rng.randint(1, 12))), reward=float(rng.random() < 0.5))
              for _ in range(5)]
     options = PLAIN.model_copy(update={"gamma": 0.95, "prior": 2.0})
-    index = {state: i for i, state in enumerate(sorted({s.state for e in group for s in e}))}
+    graph = graph_of(group, options)
     for without in (None, 0, 3):
-        solved, visits, mean = graph_of(group, options).values(without)
+        solved = graph.values(without)
         kept = [e for i, e in enumerate(group) if i != without]
-        values = dict.fromkeys(index, 0.0)
+        values = dict.fromkeys(graph.index, 0.0)
         for _ in range(2000):
-            total = dict.fromkeys(index, options.prior * mean)
+            total = dict.fromkeys(graph.index, options.prior * solved.mean)
             for steps in kept:
                 for t, step in enumerate(steps):
                     after = values[steps[t + 1].state] if t + 1 < len(steps) else 0.0
                     total[step.state] += step.reward + options.gamma * after
-            values = {state: total[state] / (visits[index[state]] + options.prior) for state in index}
-        assert [solved[index[state]] for state in index] == pytest.approx([values[state] for state in index], abs=1e-9)
+            values = {state: total[state] / (solved.visits[i] + options.prior) for state, i in graph.index.items()}
+        assert [solved.values[i] for i in graph.index.values()] == pytest.approx(list(values.values()), abs=1e-9)
 
 
 @pytest.mark.parametrize("won", [0.0, 1.0])
