@@ -58,8 +58,8 @@ def written(*texts):
     The second step of each episode is invalid; actions and tags differ from step to step.
     """
     return [{"cut_in": "S" if text[-1] == "?" else None,
-             "steps": [{"state": letter, "reward": 10.0 if text[t + 1] == "+" else 0.0, "invalid": t == 1, "tokens": 1 + t,
-                        "action": "xyz"[(t + i) % 3], "admissible": t % 3 != 2,
+             "steps": [{"state": letter, "reward": 10.0 if text[t + 1] == "+" else 0.0, "invalid": t == 1,
+                        "tokens": 1 + t, "action": "xyz"[(t + i) % 3], "admissible": t % 3 != 2,
                         "tag": ("planning", "explore", "reflection", "monitor")[(t + i) % 4]}
                        for t, letter in enumerate(text[:-1])]} for i, text in enumerate(texts)]
 

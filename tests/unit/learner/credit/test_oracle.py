@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from learner.credit.registry import ESTIMATORS, estimator, make_options
 
-EXAMPLES = {"gagpo_graph": 100, "gagpo_loo": 150, "gagpo_boot": 150, "adastep": 150, "rlvmr": 300, "hgpo": 150, "graphgpo": 150}
+EXAMPLES = {"gagpo_graph": 100, "gagpo_loo": 150, "gagpo_boot": 150, "adastep": 150, "rlvmr": 300, "hgpo": 150,
+            "graphgpo": 150}
 
 
 def compare(found, expected, field):
