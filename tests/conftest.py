@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 import structlog
+from hypothesis import HealthCheck, settings
 
 from rollout.engine import Engine
 from services.config.tree import RolloutSection
@@ -23,6 +24,10 @@ VOCABULARY = 512
 # the tests that send them to their own processes would then wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# Hypothesis fails a test whose examples take long, and slow machines are no fault of ours.
+settings.register_profile("any pace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any pace")
 
 
 def make_tiny_model(*, tied: bool, seed: int):

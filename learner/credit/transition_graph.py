@@ -74,7 +74,7 @@ class TransitionGraph:
         whose = np.repeat(np.arange(episodes), [len(path) for path in paths])
         at, goes_on = whose * size + flat, whose[:-1] == whose[1:]
         given = np.fromiter(chain.from_iterable(self._given), dtype=float)
-        self._visits = np.bincount(at, np.ones(len(at)), episodes * size).reshape(episodes, size)
+        self._visits = np.bincount(at, minlength=episodes * size).reshape(episodes, size).astype(float)
         self._gains = np.bincount(at, given, episodes * size).reshape(episodes, size)
         counts = np.bincount((at[:-1] * size + flat[1:])[goes_on], minlength=episodes * size * size)
         self._moves = self._gamma * counts.reshape(episodes, size, size)
