@@ -127,12 +127,12 @@ class LearnerRank:
         from learner.observer import Observer
         from services.store.archive import EpisodeArchive
 
-        config = self._config
+        config, seconds = self._config, self._config.learner.collective_s
         stack.enter_context(tracing(config.metrics.traces, process="learner-0", run=self._run))
         store = Store(self._store_url, self._run, settings=config.redis)
         lease = store.acquire("learner", f"{self._run}-learner", ttl_s=LEASE_S)
         keeper = stack.enter_context(LeaseKeeper(store, lease))
-        publisher = Publisher(ray.get_actor(self._weights_actor_name))
+        publisher = Publisher(ray.get_actor(self._weights_actor_name), seconds=seconds)
 
         def check() -> None:
             keeper.check()
@@ -153,12 +153,12 @@ class LearnerRank:
         learner, card = self._made(make, store, pulse, check)
         stack.enter_context(Beating(pulse, store.beat))
         loop = TrainingLoop(
-            config=config, learner=learner, store=store, lease=lease,
-            publish=publisher.publish, before_publish=before_publish,
-            archive=stack.enter_context(EpisodeArchive(config.run_dir / "episodes")),
+            config=config, learner=learner, store=store, lease=lease, publish=publisher.publish,
+            before_publish=before_publish, check=check, mirrored=self._mirrored, card=card,
+            transfer=self._transfer(learner, publisher),
+            archive=stack.enter_context(EpisodeArchive(config.run_dir / "episodes", deadline_s=seconds)),
             checkpoints=Checkpoints(config.run_dir / "checkpoints", config.checkpoint.keep),
-            observer=Observer(metrics=config.run_dir / "metrics.jsonl", pulse=pulse),
-            check=check, mirrored=self._mirrored, card=card, transfer=self._transfer(learner, publisher))
+            observer=Observer(metrics=config.run_dir / "metrics.jsonl", pulse=pulse))
         if loop.run():
             loop.export(config.run_dir / "model")
 

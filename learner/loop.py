@@ -124,8 +124,9 @@ class TrainingLoop:
         self.observer.restored(at.step, incarnation=self.incarnation, found=found is not None,
                                durable=self.checkpoints.written(at.step) if found else time.time())
         if not self.store.agrees_with(at.step):
-            self.store.reset_to(self.lease, at.step, at.next_group, trained=at.trained)
+            # Told first: after a reset that nobody has told, an audit would call the groups lost.
             self.observer.forgotten(at.step, next_group=at.next_group, incarnation=self.incarnation)
+            self.store.reset_to(self.lease, at.step, at.next_group, trained=at.trained)
 
     def next_manifest(self) -> tuple[Manifest, bool]:
         """Returns the manifest of the next step, and whether an earlier process of the learner has committed it."""

@@ -53,7 +53,7 @@ class Observer:
         log.info("restored" if found else "no checkpoint", step=step, incarnation=incarnation)
 
     def forgotten(self, step: int, *, next_group: int, incarnation: int) -> None:
-        """The store was reset to a checkpoint: what it knew of drops before `next_group` is lost."""
+        """The store is about to be reset to a checkpoint: what it knew of drops before `next_group` is lost."""
         log.warning("Redis and the checkpoint disagree: work in flight is issued anew", step=step)
         append_row(self.ledger, {"step": step, "incarnation": incarnation, "reset_to_group": next_group})
 

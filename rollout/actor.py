@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from envservice.wire.schemas import Info
     from rollout.engine import Engine
     from rollout.receiver import Receiver
+    from rollout.worker import RolloutWorker
     from services.store.store import Store
 
 ENV_SECONDS = 120.0
@@ -57,7 +58,8 @@ class RolloutHost:
         self._weights_actor_name = weights_actor_name
         self._shared_card = card
         self._folder = Path(folder)
-        self._worker_loop: Any = None
+        self._worker_loop: RolloutWorker | None = None
+        self._drains = False
 
     async def run(self) -> None:
         """Works until it is drained or killed. Raises the Fault that ended the worker."""
@@ -66,8 +68,10 @@ class RolloutHost:
             await self._work(log)
 
     async def drain(self) -> None:
-        """Lets the worker finish its episodes and take no more. It must have sent a heartbeat."""
-        self._worker_loop.drain()
+        """Lets the worker finish its episodes and take no more, also if it has not taken any yet."""
+        self._drains = True
+        if self._worker_loop is not None:
+            self._worker_loop.drain()
 
     async def _work(self, log: Any) -> None:
         from envservice.client.client import EnvClient
@@ -103,10 +107,16 @@ class RolloutHost:
                 from rollout.agents.served import agent_runner
 
                 runner = await stack.enter_async_context(agent_runner(self._config, shared))
-            self._worker_loop = RolloutWorker(
+            await self._begun(RolloutWorker(
                 self._worker, store=store, engine=engine, runner=runner, fetch=self._fetch, settings=rollout, card=card,
-                receiver=self._receiver(engine))
-            await self._worker_loop.run()
+                receiver=self._receiver(engine))).run()
+
+    def _begun(self, worker: RolloutWorker) -> RolloutWorker:
+        """Takes the worker's loop, and drains it if that was asked before the worker had one."""
+        self._worker_loop = worker
+        if self._drains:
+            worker.drain()
+        return worker
 
     async def _card(self, store: Store, stack: AsyncExitStack) -> CardTurns | None:
         """Takes a card that is used in turns, before the engine fills it; the end of the stack gives it up."""

@@ -111,7 +111,8 @@ class StageRecord:
             self._write()
 
     def _write(self) -> None:
-        with self._lock:
+        """Replaces the file. If the disk is full it stays as it is: the next call comes soon, and the run goes on."""
+        with self._lock, suppress(OSError):
             draft = self._path.with_name(f".{self._path.name}.new")
             draft.write_bytes(msgspec.json.encode(msgspec.structs.replace(self._stage, at=time.time())))
             draft.replace(self._path)

@@ -19,6 +19,7 @@ from services.errors import UserError
 
 if TYPE_CHECKING:
     from deploy.console.plain import StatusLines
+    from deploy.launch.scaling import Scaling
     from deploy.launch.topology import Topology
     from services.controller.controller import Hooks
 
@@ -67,6 +68,7 @@ def evaluate(config: Config, policy: PlayablePolicy, *, split: str | None, file:
 def _play(config: Config, model: Path, split: str | None, lines: StatusLines) -> dict[str, Any]:
     from deploy.launch.publishing import publish_folder
     from deploy.launch.reach import check_versions
+    from deploy.launch.scaling import Scaling
     from deploy.launch.task_sets import cut, engine_name
     from deploy.launch.topology import topology
     from envservice.registry import open_environment
@@ -85,13 +87,13 @@ def _play(config: Config, model: Path, split: str | None, lines: StatusLines) ->
         dump_config(config, folder / "config.yaml")
         with topology(config, run=run, folder=folder, config_file=folder / "config.yaml", note=lines.note) as parts:
             lease = parts.store.acquire("controller", run, ttl_s=30.0)
+            scaling = Scaling(parts, lease, lambda index: parts.rollout_worker(index, model), note=lines.note)
             controller = Controller(
                 config=config, store=parts.store, lease=lease, supervisor=parts.supervisor,
                 tickets=TrainTickets(config=config, tasks=TaskStream(environment.tasks(train), config.seed)),
-                request=lambda _: None, hooks=_hooks(lines, environment.task_type, parts))
+                request=lambda _: None, hooks=_hooks(lines, environment.task_type, parts, scaling))
             version = publish_folder(parts, model, holder=run)
-            for index in range(config.rollout.workers):
-                parts.supervisor.add(parts.rollout_worker(index, model))
+            scaling.start()
             request = EvalRequest(label="eval", version=version, split=chosen, tasks=tasks,
                                   temperature=config.eval.temperature, seed=config.seed + 1,
                                   max_steps=config.env.max_steps)
@@ -100,11 +102,16 @@ def _play(config: Config, model: Path, split: str | None, lines: StatusLines) ->
     return {**summary, "env": environment.name, "engine": engine}
 
 
-def _hooks(lines: StatusLines, task_type: Callable[[str], str], parts: Topology) -> Hooks:
+def _hooks(lines: StatusLines, task_type: Callable[[str], str], parts: Topology, scaling: Scaling) -> Hooks:
     from deploy.training.loading import Loading
     from services.controller.controller import Hooks
 
-    loading = Loading(lambda: parts.config.rollout.workers, parts.store.beats, waiting=lines.waiting)
-    return Hooks(note=lines.note, evaluated=lambda *_: None, task_type=task_type, tick=loading.tick,
+    loading = Loading(lambda: scaling.workers.wanted, parts.store.beats, waiting=lines.waiting)
+
+    def tick() -> None:
+        loading.tick()
+        scaling.tick()  # tells the workers where the environment servers are, which may change
+
+    return Hooks(note=lines.note, evaluated=lambda *_: None, task_type=task_type, tick=tick,
                  playing=loading.after(lambda label, done, total: lines.at(label, done, total, "games")),
                  waits=lambda text: lines.passing(text or "goes on"))

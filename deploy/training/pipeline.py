@@ -137,7 +137,7 @@ class TrainingRun:
         """Returns a controller that is wired to this run's folder and task sets."""
         parts.store.reissue(lease)
         clear(parts.store, lease)
-        archive = EpisodeArchive(self.folder.path / "episodes")
+        archive = EpisodeArchive(self.folder.path / "episodes", deadline_s=self.config.learner.collective_s)
         history = RunHistory(self.folder)  # one for all: to read the files again at each step takes ever longer
         follow = self._follow_metrics(tell, history)
 

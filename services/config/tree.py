@@ -107,7 +107,8 @@ class LearnerSection(Section):
     wait_s: float = Field(default=7200.0, gt=0)
     """Seconds without a newly finished group, or for one evaluation, after which the learner gives up."""
     collective_s: float = Field(default=1800.0, gt=0)
-    """Deadline in seconds for the ranks to connect, and for each collective (loading and saving a model included)."""
+    """Deadline in seconds for the ranks to connect, for each collective (loading and saving a model included), for the
+    weights actor to take a version, and for the disk to take the archive's files."""
     credit: CreditSection = CreditSection()
     critic: CriticSection = CriticSection()
     loss: LossSection = LossSection()

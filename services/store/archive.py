@@ -12,12 +12,15 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from services.errors import DeadlineExceeded, StoreFault
 from services.files import sync
 from services.records import Drop, Episode, Step
+from services.store.patience import patiently
+from services.telemetry.logs import get_logger
 from services.telemetry.overhead import counted
 
 FORMAT = 5
@@ -34,6 +37,7 @@ LEARNER = (*CREDIT, "state_key", "learner_logprobs")
 """All columns of the learner. learner_logprobs [R] are recomputed before the update, for the tokens of `logprobs`."""
 ROW_GROUP = 512
 """Fewest rows of a parquet row group. It holds whole groups of episodes, so reading one group reads few others."""
+log = get_logger("archive")
 _QUEUE = 8
 """Most files that wait for the disk. Beyond it training waits, so that a slow disk does not fill the memory."""
 
@@ -61,17 +65,22 @@ class ArchiveRow:
 
 
 class EpisodeArchive:
-    """Writes parquet files into one folder. Close it, or use it as a context manager."""
+    """Writes parquet files into one folder. Close it, or use it as a context manager.
 
-    def __init__(self, folder: Path) -> None:
+    A disk that is full or away is waited for: for `deadline_s`, which bounds each wait for the disk.
+    """
+
+    def __init__(self, folder: Path, *, deadline_s: float = 60.0) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
+        self._deadline_s = deadline_s
+        self._trouble = ""
         self._jobs: queue.Queue[tuple[Path, list[ArchiveRow]] | None] = queue.Queue(_QUEUE)
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="episode-archive", daemon=True)
         self._thread.start()
 
-    def write(self, step: int, rows: Sequence[ArchiveRow], *, part: str = "", deadline_s: float = 60.0) -> None:
+    def write(self, step: int, rows: Sequence[ArchiveRow], *, part: str = "") -> None:
         """Queues the file of a step. It replaces a file of the same step and part, which a replayed step writes again.
 
         `part` separates writers: with "eval" the file is `step-00000012-eval.parquet`.
@@ -81,9 +90,9 @@ class EpisodeArchive:
             _check(row)
         self._raise_error()
         try:
-            self._jobs.put((self._folder / file_name(step, part), list(rows)), timeout=deadline_s)
+            self._jobs.put((self._folder / file_name(step, part), list(rows)), timeout=self._deadline_s)
         except queue.Full:
-            raise DeadlineExceeded(f"the episode archive is {_QUEUE} files behind for {deadline_s:.0f} s") from None
+            raise self._late(_QUEUE) from None
 
     def write_dropped(self, drop: Drop, episodes: Sequence[Episode]) -> None:
         """Writes the finished episodes of a dropped group into one file, which is durable when this returns.
@@ -99,22 +108,22 @@ class EpisodeArchive:
                    part=f"dropped-{drop.group.replace('/', '-')}")
         self.flush()
 
-    def flush(self, deadline_s: float = 60.0) -> None:
+    def flush(self) -> None:
         """Waits until all queued files are durable. Raises StoreFault or DeadlineExceeded."""
-        deadline = time.monotonic() + deadline_s
+        deadline = time.monotonic() + self._deadline_s
         with self._jobs.all_tasks_done:
             while self._jobs.unfinished_tasks:
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise DeadlineExceeded(f"{self._jobs.unfinished_tasks} archive files not written in {deadline_s} s")
+                    raise self._late(self._jobs.unfinished_tasks)
                 self._jobs.all_tasks_done.wait(left)
         self._raise_error()
 
-    def close(self, deadline_s: float = 60.0) -> None:
+    def close(self) -> None:
         """Flushes and ends the thread."""
-        self.flush(deadline_s)
-        self._jobs.put(None, timeout=deadline_s)
-        self._thread.join(deadline_s)
+        self.flush()
+        self._jobs.put(None, timeout=self._deadline_s)
+        self._thread.join(self._deadline_s)
 
     def __enter__(self) -> EpisodeArchive:
         return self
@@ -126,12 +135,22 @@ class EpisodeArchive:
         if self._error is not None:
             raise StoreFault(f"the episode archive could not write: {self._error}") from self._error
 
+    def _late(self, files: int) -> DeadlineExceeded:
+        return DeadlineExceeded(f"{files} files of the episode archive are not written in {self._deadline_s:g} s "
+                                f"({self._trouble or 'the disk is slow'}; learner.collective_s)")
+
+    def _waits(self, error: Exception) -> None:
+        self._trouble = str(error)
+        log.warning("the episode archive cannot write; waiting for the disk", reason=str(error))
+
     def _run(self) -> None:
         """Writes queued files. Keeps an error for the caller's thread, in which write and flush raise it."""
         while (job := self._jobs.get()) is not None:
             try:
                 if self._error is None:
-                    _write(*job)
+                    patiently(partial(_write, *job), seconds=self._deadline_s, tell=self._waits,
+                              away=lambda error: isinstance(error, OSError))
+                    self._trouble = ""
             except Exception as error:
                 self._error = error
             finally:

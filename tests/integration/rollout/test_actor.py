@@ -33,3 +33,21 @@ async def test_a_worker_whose_servers_answer_sends_no_heartbeat_before_it_works(
     async with EnvClient([url]) as client:
         await host._environment(client, store)
     assert store.beats() == {}
+
+
+async def test_a_worker_that_is_drained_while_it_waits_for_servers_takes_no_ticket(tmp_path):
+    """It has sent heartbeats by then, so the supervisor asks it to drain and does not stop it."""
+    class Loop:
+        drained = 0
+
+        def drain(self) -> None:
+            self.drained += 1
+
+    host = RolloutHost(
+        config_json=Config(name="early", steps=1).model_dump_json(), run="early", worker="rollout-0", store_url="",
+        env_urls=[], model_path="", weights_actor_name="", folder=str(tmp_path))
+    await host.drain()
+    loop = host._begun(Loop())
+    assert loop.drained == 1
+    await host.drain()
+    assert loop.drained == 2

@@ -5,9 +5,11 @@ import time
 from collections.abc import Iterator
 
 import numpy as np
+import psutil
 import pytest
 
 from learner.publisher import Publisher
+from services.errors import DeadlineExceeded
 from services.records import Version
 from services.weights.pack import pack_tensors
 
@@ -27,11 +29,13 @@ def weights() -> Iterator[object]:
 
 
 @pytest.mark.ray
-def test_a_killed_weights_actor_is_filled_again(weights):
+def test_a_killed_weights_actor_is_filled_again(weights, monkeypatch):
     import ray
 
+    monkeypatch.setattr("learner.publisher.ASK_S", 0.5)
+
     now = [0.0]
-    publisher = Publisher(weights, clock=lambda: now[0])
+    publisher = Publisher(weights, seconds=DEADLINE_S, clock=lambda: now[0])
     publisher.keep()  # nothing is published yet: nothing to keep
     version, packed = Version(incarnation=1, step=3, digest="d"), pack_tensors([("w", np.arange(4, dtype=np.float32))])
     publisher.publish(version, packed)
@@ -48,3 +52,14 @@ def test_a_killed_weights_actor_is_filled_again(weights):
     for step in range(4, 7):
         ray.kill(weights, no_restart=False)
         publisher.publish(Version(incarnation=1, step=step, digest="d"), packed)  # whether the actor is there or not
+    ray.kill(weights, no_restart=False)
+    assert publisher.ask("members") == [], "a transfer goes on with the new actor, which knows no member yet"
+    (actor,) = [one for one in psutil.Process().children(recursive=True) if one.name().startswith("ray::WeightsS")]
+    actor.suspend()
+    try:
+        now[0] += 10.0
+        publisher.keep()  # an actor that does not answer, as on a node that is cut off, ends no learner
+        with pytest.raises(DeadlineExceeded, match=r"latest: .* no answer in 0\.5 s \(learner\.collective_s"):
+            Publisher(weights, seconds=0.5).ask("latest")
+    finally:
+        actor.resume()

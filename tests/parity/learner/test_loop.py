@@ -20,6 +20,7 @@ from services.config.file import dump_config
 from services.config.redis import RedisSection
 from services.config.tree import Config
 from services.errors import StoreFault, UserError
+from services.store.lease import Lease
 from services.store.store import Store
 from services.telemetry.logs import configure_logs
 from services.telemetry.metrics_file import METRIC_KEYS, append_row, check_metrics, read_metrics, read_rows
@@ -177,6 +178,13 @@ def test_the_ledger_has_each_step_once_with_its_manifest(redis_url, model_path, 
         msgspec.to_builtins(manifest) for manifest in store.manifests(0)]
 
 
+class KilledAtReset(Store):
+    """A store whose learner dies when it is about to reset it."""
+
+    def reset_to(self, lease: Lease, step: int, next_group: int, *, trained: int | None = None) -> None:
+        raise Crash
+
+
 def test_an_emptied_redis_goes_on_from_the_checkpoint(redis_url, model_path, gang, tmp_path):
     """The store is reset to the checkpoint of step 2: groups from 4 on are issued again, and the incarnation keeps
     growing."""
@@ -184,6 +192,9 @@ def test_an_emptied_redis_goes_on_from_the_checkpoint(redis_url, model_path, gan
     play(store, range(2 * STEPS))
     with pytest.raises(Crash):
         run(store, tmp_path, model_path, gang, crash_at=3)
+    with pytest.raises(Crash):
+        run(KilledAtReset(redis_url, "lost-emptied"), tmp_path, model_path, gang)
+    assert read_rows(tmp_path / "ledger.jsonl")[-1]["reset_to_group"] == 4, "an audit must know of a reset"
     empty = Store(redis_url, "lost-emptied")
     with pytest.raises(Crash):
         run(empty, tmp_path, model_path, gang, crash_at=2)

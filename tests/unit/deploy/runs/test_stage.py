@@ -46,6 +46,18 @@ def test_the_end_is_written_with_its_reason(tmp_path: Path, error: BaseException
     assert (found.ended, found.doing, found.alive) == (ended, "half done", False)
 
 
+def test_a_full_disk_costs_the_stage_and_not_the_run(tmp_path: Path):
+    """A folder in the place of the draft has the effect of a full disk."""
+    path = tmp_path / "stage.json"
+    with StageRecord(path) as record:
+        (tmp_path / ".stage.json.new").mkdir()
+        record.tell("cold start", "")
+        (tmp_path / ".stage.json.new").rmdir()
+    found = read_stage(path)
+    assert found is not None
+    assert (found.name, found.ended) == ("cold start", "finished")
+
+
 CODE = ("import sys, pathlib, deploy.runs.stage as s\n"
         "with s.StageRecord(pathlib.Path(sys.argv[1])):\n    print('ready', flush=True); sys.stdin.read()")
 

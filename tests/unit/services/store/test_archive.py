@@ -1,10 +1,12 @@
 """The files that the archive writes, and how a failing disk is reported."""
 
+import msgspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from waiting import wait_until
 
-from services.errors import StoreFault
+from services.errors import Fault, StoreFault
 from services.records import Drop, Episode, Step, Ticket, Version, VersionSpan
 from services.store.archive import FORMAT, ROW_GROUP, ArchiveRow, EpisodeArchive
 
@@ -89,12 +91,27 @@ def test_a_dropped_group_leaves_what_it_finished_once_however_often_it_is_droppe
 
 def test_flush_raises_what_the_writer_met(tmp_path):
     archive = EpisodeArchive(tmp_path)
-    (tmp_path / "step-00000001.tmp").mkdir()
-    archive.write(1, [ArchiveRow(episode=played(), outcome="trained")])
+    wrong = msgspec.structs.replace(played(), worker=5)  # the column takes text
+    archive.write(1, [ArchiveRow(episode=wrong, outcome="trained")])
     with pytest.raises(StoreFault, match="could not write"):
-        archive.flush(10.0)
+        archive.flush()
     with pytest.raises(StoreFault, match="could not write"):
         archive.write(2, [])
+
+
+def test_a_disk_that_takes_no_file_is_waited_for(tmp_path):
+    """A folder in the place of the file has the effect of a full disk."""
+    with EpisodeArchive(tmp_path, deadline_s=240.0) as archive:
+        (tmp_path / "step-00000001.tmp").mkdir()
+        archive.write(1, [ArchiveRow(episode=played(), outcome="trained")])
+        wait_until(lambda: archive._trouble != "")
+        (tmp_path / "step-00000001.tmp").rmdir()
+    assert pq.read_table(tmp_path / "step-00000001.parquet").num_rows == 2
+    late = EpisodeArchive(tmp_path, deadline_s=0.2)
+    (tmp_path / "step-00000002.tmp").mkdir()
+    late.write(2, [ArchiveRow(episode=played(), outcome="trained")])
+    with pytest.raises(Fault, match=r"not written in 0\.2 s .*learner\.collective_s|could not write: .*Is a directory"):
+        late.flush()
 
 
 def test_columns_must_fit_the_episode(tmp_path):
