@@ -1,11 +1,15 @@
 """scripts/containers pins the base image in both Containerfiles, and takes no image without a digest for one."""
 
 import os
+import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).parents[3]
 NAME = "docker.io/library/python:3.11-slim-bookworm"
@@ -53,3 +57,41 @@ def test_every_stage_stands_on_the_named_base(name: str):
     stages = [line.split()[1] for line in (ROOT / name).read_text().splitlines() if line.startswith("FROM ")]
     assert stages == ["$BASE", "$BASE"]
     assert base(ROOT, name).startswith(f"ARG BASE={NAME}")
+
+
+@pytest.fixture
+def project() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+@pytest.fixture
+def trainer() -> str:
+    return (ROOT / "deploy/docker/Containerfile.trainer").read_text()
+
+
+def test_the_trainers_image_is_built_of_all_that_the_package_is(project: dict, trainer: str):
+    copied = {name for line in re.findall(r"^COPY (?!--)(.*)$", trainer, re.MULTILINE) for name in line.split()[:-1]}
+    packages = {name.partition(".")[0] for name in project["tool"]["setuptools"]["packages"]}
+    assert packages | {"pyproject.toml", project["project"]["readme"]} <= copied
+    assert all((ROOT / name).exists() for name in copied)
+
+
+@pytest.mark.parametrize("lock", ["cpu", "cuda"])
+def test_the_trainers_image_builds_the_package_with_what_its_lock_has(lock: str, project: dict, trainer: str):
+    """pip builds it without fetching anything, for the Python of the base."""
+    assert f"scripts/lock-{lock}.txt" in trainer
+    assert "--no-build-isolation" in trainer
+    locked = dict(re.findall(r"^([a-z0-9-]+)==([^ +]+)", (ROOT / f"scripts/lock-{lock}.txt").read_text(), re.MULTILINE))
+    for needed in map(Requirement, project["build-system"]["requires"]):
+        assert locked[needed.name] in needed.specifier
+    python = NAME.partition(":")[2].partition("-")[0]
+    assert python in SpecifierSet(project["project"]["requires-python"])
+    assert f"# Written by scripts/lock for Python {python} on Linux x86-64." in (
+        ROOT / f"scripts/lock-{lock}.txt").read_text()
+
+
+def test_the_trainers_image_starts_a_command_of_the_package(project: dict, trainer: str):
+    command = re.search(r'^CMD \["(\w+)"', trainer, re.MULTILINE)
+    assert command is not None
+    assert command[1] in project["project"]["scripts"]
+    assert re.search(r"^ARG LOCK=cuda$", trainer, re.MULTILINE)
