@@ -6,7 +6,7 @@ above 0 call follow, which does their part.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,10 +164,14 @@ class Learner:
         """Returns where the links of all senders with so many receivers meet."""
         return self._sender().offer_links(receivers)
 
-    def send(self, found: Round) -> None:
-        """Sends the snapshots."""
+    def send(self, found: Round, lost: Callable[[], str]) -> None:
+        """Sends the snapshots, until `lost` returns why the round has to end early."""
         self.gang.tell("send", found)
-        self._sender().send(found)
+        self._sender().send(found, lost)
+
+    def end_round(self, why: str) -> None:
+        """Ends a round early for all who take part."""
+        self._sender().end_round(why)
 
     def release(self) -> None:
         """Frees the snapshots."""

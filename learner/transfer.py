@@ -6,9 +6,10 @@
     wait      until every member has told how it ended or is silent, or until the deadline
     release   all ranks
 
-A round in which anything failed ends its links, and the members take this version from host memory, like a worker that
-comes late. The next round makes links with the members that are there then. After GIVE_UP such rounds in a row none is
-tried any more, because each may cost its deadline.
+Rank 0 looks for members that are silent or have failed while it sends and while it waits, and then ends the round for
+all: NCCL tells nobody that a process is gone. A round in which anything failed ends its links, and the members take
+this version from host memory, like a worker that comes late. The next round makes links with the members that are there
+then. After GIVE_UP such rounds in a row none is tried any more, because each may cost its deadline.
 """
 
 from __future__ import annotations
@@ -39,8 +40,12 @@ class Sender(Protocol):
         """Returns where new links meet."""
         ...
 
-    def send(self, found: Round) -> None:
-        """Sends the snapshots."""
+    def send(self, found: Round, lost: Callable[[], str]) -> None:
+        """Sends the snapshots, until `lost` returns why the round has to end early."""
+        ...
+
+    def end_round(self, why: str) -> None:
+        """Ends the round early for all who take part."""
         ...
 
     def release(self) -> None:
@@ -81,7 +86,7 @@ class Transfer:
         found = Round(version=version, way=self.way, manifest=prepared.manifest, shares=prepared.shares,
                       members=members, group=self._group(members), handles=prepared.handles, seconds=self.seconds)
         self.ask("begin", found)
-        self.sender.send(found)
+        self.sender.send(found, lambda: _named(self._so_far(members)[0]))
         faults = self._faults(members, started)
         self.ask("end")
         self.failed = self.failed + 1 if faults else 0
@@ -101,14 +106,29 @@ class Transfer:
             self._linked = members, self.sender.offer_links(sum(member.processes for member in members))
         return self._linked[1]
 
+    def _so_far(self, members: list[Participant]) -> tuple[dict[str, str], list[str]]:
+        """Returns why it failed, for each worker for which it did, and the workers that have still to tell."""
+        present: list[Participant] = self.ask("members")  # before the outcomes: a worker tells, and then may leave
+        told: dict[str, str] = self.ask("outcomes")
+        untold = [one for one in members if one.worker not in told]
+        faults = {one.worker: "it is gone" for one in untold if one not in present}
+        faults |= {one.worker: told[one.worker] for one in members if told.get(one.worker)}
+        return faults, [one.worker for one in untold if one in present]
+
     def _faults(self, members: list[Participant], started: float) -> dict[str, str]:
         """Waits for all members that are there. Returns why it failed, for each worker for which it did."""
+        ended = False
         while True:
-            present: list[Participant] = self.ask("members")  # before the outcomes: a worker tells, and then may leave
-            told: dict[str, str] = self.ask("outcomes")
-            late = time.monotonic() - started > self.seconds
-            if late or all(one.worker in told or one not in present for one in members):
-                break
+            faults, waiting = self._so_far(members)
+            if faults and not ended:
+                ended = True
+                self.sender.end_round(_named(faults))
+            if not waiting:
+                return faults
+            if time.monotonic() - started > self.seconds:
+                return faults | dict.fromkeys(waiting, f"no answer in {self.seconds:g} s (weights.seconds)")
             time.sleep(LOOK_S)
-        silent = f"no answer in {self.seconds:g} s (weights.seconds)" if late else "it is gone"
-        return {one.worker: told.get(one.worker, silent) for one in members if told.get(one.worker, silent)}
+
+
+def _named(faults: dict[str, str]) -> str:
+    return ", ".join(f"{worker}: {why}" for worker, why in faults.items())

@@ -2,17 +2,21 @@
 
     prepare   copies this rank's weights, in the sampler's number format, into one stream, and sums them: a collective
     send      nccl: broadcasts the stream to the receivers; ipc: nothing, because they read it by themselves
+    end_round ends the sending and the receiving of all processes early
     release   gives the memory of the snapshot back
 
 The snapshot makes the sending independent of the other ranks: nothing is gathered meanwhile, so that a receiver that
-dies holds up only the links, and these have a deadline. It takes c P / R bytes on each GPU for `nccl`, where every rank
-sends its own shards, and c P for `ipc`, where the ranks gather tensor by tensor for the sampler that shares their GPU.
+dies holds up only the links, which rank 0 ends when it misses a member. It takes c P / R bytes on each GPU for `nccl`,
+where every rank sends its own shards, and c P for `ipc`, where the ranks gather tensor by tensor for the sampler that
+shares their GPU.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +26,7 @@ from learner.shared_weights import PolicyWeights
 from services.process.rendezvous import Rendezvous
 from services.telemetry.logs import get_logger
 from services.weights.checksum import combined, element_sum
-from services.weights.links import Deadline, Link
+from services.weights.links import Link, RoundEnd
 from services.weights.pack import Manifest
 from services.weights.rounds import Round, Share, Way, places, row_elements
 from services.weights.shared_memory import exported
@@ -62,7 +66,9 @@ class WeightSender:
         self._held = ExitStack()
         self._stream: Tensor | None = None
         self._meeting: Rendezvous | None = None
-        self._link: tuple[str, Link] | None = None
+        self._store: tuple[str, Any] = ("", None)
+        self._link: Link | None = None
+        self._end: RoundEnd | None = None
 
     def prepare(self) -> Prepared:
         """Takes the snapshot. A collective of all ranks."""
@@ -101,32 +107,43 @@ class WeightSender:
         self._meeting = Rendezvous(self._gang.node, 0, len(self._senders) + receivers)
         return self._meeting.offer()
 
-    def send(self, found: Round) -> None:
-        """Broadcasts the snapshot, if the round has links. If that fails, the receivers say so."""
+    def send(self, found: Round, lost: Callable[[], str] = str) -> None:
+        """Broadcasts the snapshot, if the round has links. If that fails, the receivers say so.
+
+        `lost`, on rank 0, returns why the round has to end early, or "".
+        """
+        self._end = None
         if self._stream is None or not found.group:
             return
-        deadline = Deadline(found.seconds)
+        self._end = RoundEnd(found.seconds, lost)
         try:
-            self._linked(found, deadline).broadcast(self._stream, deadline)
+            self._linked(found, self._end).send(self._stream, self._end)
         except (RuntimeError, TimeoutError) as error:
             self.unlink()
+            self._end.tell(f"rank {self._gang.rank}: {error}")
             log.warning("transfer failed", rank=self._gang.rank, version=found.version.short, reason=str(error))
 
-    def _linked(self, found: Round, deadline: Deadline) -> Link:
-        if self._link is None or self._link[0] != found.group:
+    def end_round(self, why: str) -> None:
+        """Ends the round early, also for the other ranks and the receivers, if it has links. Called on rank 0."""
+        if self._end is not None:
+            self._end.tell(why)
+
+    def _linked(self, found: Round, end: RoundEnd) -> Link:
+        index, world = self._senders.index(self._gang.rank), len(self._senders) + found.receivers
+        if self._store[0] != found.group:
             self.unlink()
-            index, world = self._senders.index(self._gang.rank), len(self._senders) + found.receivers
-            meeting = self._meeting or Rendezvous(self._gang.node, index, world)
-            store = meeting.join(found.group, deadline.left)
-            link = Link(store, str(index), rank=0, world=1 + found.receivers, device=self._gang.device,
-                        deadline=deadline)
-            self._meeting, self._link = None, (found.group, link)
-        return self._link[1]
+            meeting, self._meeting = self._meeting or Rendezvous(self._gang.node, index, world), None
+            self._store = found.group, meeting.join(found.group, end.left)
+        end.meets(self._store[1], found.version.name)
+        if self._link is None:
+            self._link = Link(self._store[1], str(index), rank=0, world=1 + found.receivers, device=self._gang.device,
+                              end=end)
+        return self._link
 
     def unlink(self) -> None:
-        """Ends the link."""
+        """Ends the link. The store stays, through which the others hear of the end, until the next links are made."""
         if self._link is not None:
-            self._link[1].close()
+            self._link.close()
             self._link = None
 
     def release(self) -> None:

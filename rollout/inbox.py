@@ -2,39 +2,41 @@
 
     begin     a thread joins the links, or opens the learner's memory, and reads the streams of the round
     state     receiving, held, or why it failed
-    tensors   the tensors of the version that is held, for the swap while requests pause
+    held      the version that was received, for the swap while requests pause
 
-The memory stays for the versions that follow. It takes c P bytes, on each GPU of an engine over several, because vLLM's
-loaders cut whole tensors themselves.
+Each process of an engine reads all streams, sums what it reads, and keeps its part (version_part.py). The memory of the
+part stays for the versions that follow.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
+from rollout.version_part import VersionPart
 from services.process.rendezvous import Rendezvous
 from services.weights.checksum import combined, element_sum
-from services.weights.links import Deadline, Link
-from services.weights.pack import ITEM_SIZES
-from services.weights.rounds import Round, check_whole, places, row_elements
+from services.weights.links import Link, RoundEnd
+from services.weights.rounds import Round, check_whole, elements, places
 from services.weights.shared_memory import imported
 
 RECEIVING, HELD = "receiving", "held"
 
 
 class Inbox:
-    """One process that receives. `device`: where the versions are kept; the model is there too."""
+    """One process that receives. `device`: where the versions are kept; the model is there too.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._memory = torch.empty(0, dtype=torch.uint8, device=device)
-        self._links: tuple[str, list[Link]] = ("", [])
+    `index`: number of this process among the `count` processes of its engine.
+    """
+
+    def __init__(self, device: torch.device, *, index: int = 0, count: int = 1) -> None:
+        self._device, self._index, self._count = device, index, count
+        self._part: VersionPart | None = None
+        self._links: tuple[str, object, list[Link]] = ("", None, [])
         self._round: Round | None = None
-        self._read: list[int] = []
         self._state = ""
         self._thread: threading.Thread | None = None
 
@@ -46,95 +48,72 @@ class Inbox:
         """
         if self._thread is not None:
             self._thread.join()
-        self._round, self._read, self._state = found, found.read_by(card), RECEIVING
-        self._thread = threading.Thread(target=self._run, args=(found, receiver, address), daemon=True)
+        self._round, self._state = found, RECEIVING
+        self._thread = threading.Thread(target=self._run, args=(found, receiver, card, address), daemon=True)
         self._thread.start()
 
     def state(self) -> str:
         """Returns RECEIVING, HELD, or why the last round failed."""
         return self._state
 
-    def _run(self, found: Round, receiver: int, address: str) -> None:
+    def _run(self, found: Round, receiver: int, card: int, address: str) -> None:
         try:
-            self._receive(found, receiver, address)
+            if self._device.type == "cuda":
+                torch.cuda.set_device(self._device)
+            read = found.read_by(card)
+            check_whole(found.manifest, [found.shares[sender] for sender in read])
+            self._receive(found, read, receiver, address)
             self._state = HELD
         except Exception as error:
             self._unlink()
             self._state = f"{type(error).__name__}: {error}"
 
-    def _receive(self, found: Round, receiver: int, address: str) -> None:
-        deadline = Deadline(found.seconds)
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)
-        check_whole(found.manifest, [found.shares[sender] for sender in self._read])
-        streams = self._streams(found)
-        if found.way == "ipc":
-            for sender, stream in zip(self._read, streams, strict=True):
-                stream.copy_(imported(found.handles[sender], self._device))
-        else:
-            # One sender after another, in the same order everywhere: a receiver's own link is full with one already.
-            links = self._linked(found, receiver, address, deadline)
-            for sender, stream in zip(self._read, streams, strict=True):
-                links[sender].broadcast(stream, deadline)
-        arrived = self._digest(found)
+    def _receive(self, found: Round, read: list[int], receiver: int, address: str) -> None:
+        end, part = RoundEnd(found.seconds), self._memory(found)
+        links = self._linked(found, receiver, address, end) if found.way == "nccl" else []
+        sums = torch.zeros(len(found.manifest), dtype=torch.int64, device=self._device)
+        # One sender after another, in the same order everywhere: a receiver's own link is full with one already.
+        for sender in read:
+            share = found.shares[sender]
+            buckets: Iterable[Tensor] = (
+                links[sender].receive(places(found.manifest, share)[1], end) if links
+                else [imported(found.handles[sender], self._device)])
+            for tensor, first, run in elements(found.manifest, share, buckets):
+                part.put(tensor, first, run)
+                sums[tensor] += element_sum(run, first)
+        arrived = combined(found.manifest, sums.tolist())
         if arrived != found.version.digest:
             raise ValueError(f"weights arrived with digest {arrived}, expected {found.version.digest}")
 
-    def _streams(self, found: Round) -> list[Tensor]:
-        """Returns the place of each stream in this process's memory."""
-        sizes = [places(found.manifest, found.shares[sender])[1] for sender in self._read]
-        if len(self._memory) != sum(sizes):
-            self._memory = torch.empty(0, dtype=torch.uint8, device=self._device)  # the old memory goes first
-            self._memory = torch.empty(sum(sizes), dtype=torch.uint8, device=self._device)
-        return list(self._memory.split(sizes))
+    def _memory(self, found: Round) -> VersionPart:
+        if self._part is None or self._part.manifest != found.manifest:
+            self._part = None  # the old memory goes first
+            self._part = VersionPart(found.manifest, index=self._index, count=self._count, device=self._device)
+        return self._part
 
-    def _linked(self, found: Round, receiver: int, address: str, deadline: Deadline) -> list[Link]:
+    def _linked(self, found: Round, receiver: int, address: str, end: RoundEnd) -> list[Link]:
         if self._links[0] != found.group:
             self._unlink()
             senders, world = len(found.shares), len(found.shares) + found.receivers
-            store = Rendezvous(address, senders + receiver, world).join(found.group, deadline.left)
-            links: list[Link] = []
-            self._links = found.group, links
-            for sender in range(senders):
-                links.append(Link(store, str(sender), rank=1 + receiver, world=1 + found.receivers,
-                                  device=self._device, deadline=deadline))
-        return self._links[1]
+            store = Rendezvous(address, senders + receiver, world).join(found.group, end.left)
+            self._links = found.group, store, []
+        _, store, links = self._links
+        end.meets(store, found.version.name)
+        for sender in range(len(links), len(found.shares)):
+            links.append(Link(store, str(sender), rank=1 + receiver, world=1 + found.receivers, device=self._device,
+                              end=end))
+        return links
 
     def _unlink(self) -> None:
-        links, self._links = self._links[1], ("", [])
+        links, self._links = self._links[2], ("", None, [])
         for link in links:
             link.close()
 
-    def _pieces(self, found: Round) -> Iterator[tuple[int, int, Tensor]]:
-        """Yields the tensor's index, the first row and the rows of each piece, as views into the memory."""
-        for sender, stream in zip(self._read, self._streams(found), strict=True):
-            share = found.shares[sender]
-            for piece, at in zip(share, places(found.manifest, share)[0], strict=True):
-                entry = found.manifest[piece.tensor]
-                size = piece.rows * row_elements(entry) * ITEM_SIZES[entry.dtype]
-                rows = stream[at : at + size].view(getattr(torch, entry.dtype))
-                yield piece.tensor, piece.first, rows.view(piece.rows, *entry.shape[1:])
-
-    def _digest(self, found: Round) -> str:
-        sums = torch.zeros(len(found.manifest), dtype=torch.int64, device=self._device)
-        for index, first, rows in self._pieces(found):
-            sums[index] += element_sum(rows, first * row_elements(found.manifest[index]))
-        return combined(found.manifest, sums.tolist())
-
-    def tensors(self, version: str) -> dict[str, Tensor]:
-        """Returns the tensors by name: views, if one sender had all of a tensor. Raises ValueError for another version.
-        """
-        found = self._round
-        if found is None or self._state != HELD or found.version.name != version:
+    def held(self, version: str) -> VersionPart:
+        """Returns this process's part of the version of this name. Raises ValueError if it is not held."""
+        if self._round is None or self._part is None or self._state != HELD or self._round.version.name != version:
             raise ValueError(f"{version} is not held ({self._state or 'nothing was received'})")
-        rows: dict[int, list[tuple[int, Tensor]]] = {}
-        for index, first, part in self._pieces(found):
-            rows.setdefault(index, []).append((first, part))
-        tensors = {}
-        for index, entry in enumerate(found.manifest):
-            parts = [part for _, part in sorted(rows[index], key=lambda row: row[0])]
-            tensors[entry.name] = (parts[0] if len(parts) == 1 else torch.cat(parts)).view(entry.shape)
-        return tensors
+        return self._part
 
     def close(self) -> None:
         """Ends the links."""

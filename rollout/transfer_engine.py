@@ -6,16 +6,19 @@ receives beside them (rollout/inbox.py), and only the swap needs the pause:
     init_transfer_engine   begins to receive one version, and returns at once
     start, receive, finish vLLM's layerwise reload from the memory that was received, in the pause
 
+The processes of an engine over several GPUs hold a part of the version each, and gather tensor by tensor in the pause.
 It has one file for GPUs and CPUs. What differs is torch's communicator, NCCL or gloo, and the kind of memory handle.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
 import torch
+from vllm.distributed.parallel_state import get_tp_group
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -56,7 +59,8 @@ class GagpoTransferEngine(WeightTransferEngine[RoundInfo, SwapInfo]):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.inbox = Inbox(self.device)
+        config = self.parallel_config
+        self.inbox = Inbox(self.device, index=config.rank, count=config.tensor_parallel_size)
 
     def init_transfer_engine(self, init_info: RoundInfo) -> None:
         """Begins to receive."""
@@ -76,9 +80,12 @@ class GagpoTransferEngine(WeightTransferEngine[RoundInfo, SwapInfo]):
 
     def receive_weights(self, update_info: SwapInfo) -> None:
         """Loads the version that is held."""
-        tensors = self.inbox.tensors(update_info.version)
+        held = self.inbox.held(update_info.version)
+        gather = partial(get_tp_group().all_gather, dim=0)
         model: Any = self.model
-        model.load_weights(loadable(tensors, self.model_config, model).items())
+        # One after another, because a whole tensor is gathered only when the loader asks for it.
+        model.load_weights((name, held.whole(tensor, gather))
+                           for name, tensor in loadable(held.names, self.model_config, model))
 
     def finish_weight_update(self) -> None:
         """Ends vLLM's layerwise reload."""

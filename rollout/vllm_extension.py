@@ -7,16 +7,13 @@ it has come beside the engine already (transfer_engine.py).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from services.weights import pack
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 HEAD = "lm_head.weight"
 EMBEDDING = "embed_tokens.weight"
@@ -39,10 +36,11 @@ class PackedLoader:
         """Loads the packed buffer at `path` in place. The engine must be paused. The caller has checked the bytes."""
         entries = msgspec.json.decode(manifest, type=pack.Manifest)
         buffer = np.memmap(path, dtype=np.uint8, mode="r")
-        tensors = loadable(pack.unpack(entries, buffer), self.model_config, self.model_runner.get_model())
+        tensors = pack.unpack(entries, buffer)
+        pairs = loadable(list(tensors), self.model_config, self.model_runner.get_model())
         # This is the worker's method, because the model runner's does not set vLLM's own config around the load, and
         # the GPU's model runner reads that config.
-        self.reload_weights(weights_iterator=iter(tensors.items()))
+        self.reload_weights(weights_iterator=((name, tensors[tensor]) for name, tensor in pairs))
 
     def load_received(self, version: str) -> None:
         """Loads the version of this name, which has been received, in place. The engine must be paused."""
@@ -55,14 +53,15 @@ class PackedLoader:
         return self.weight_transfer_engine.inbox.state()
 
 
-def loadable(tensors: dict[str, Tensor], model_config: Any, model: Any) -> dict[str, Tensor]:
-    """Returns the tensors that vLLM loads.
+def loadable(names: list[str], model_config: Any, model: Any) -> list[tuple[str, str]]:
+    """Returns the tensors that vLLM loads, in order: vLLM's name, and the name among `names`, those of a version.
 
     A tied head is loaded too: on CPUs vLLM keeps a repacked copy of it, which would silently keep the old weights.
     Models without a separate head (Gemma, Cohere) would refuse one.
     """
-    if model_config.hf_config.tie_word_embeddings:
-        tensors.pop(HEAD, None)
-        if hasattr(model, "lm_head"):
-            tensors[HEAD] = next(tensor for name, tensor in tensors.items() if name.endswith(EMBEDDING))
-    return tensors
+    if not model_config.hf_config.tie_word_embeddings:
+        return [(name, name) for name in names]
+    pairs = [(name, name) for name in names if name != HEAD]
+    if hasattr(model, "lm_head"):
+        pairs.append((HEAD, next(name for name in names if name.endswith(EMBEDDING))))
+    return pairs

@@ -45,10 +45,10 @@ class _Alone:
 
 
 async def trips(engine: Engine, model: Path, dtype: str, way: Way, *, rounds: int, incarnation: int,
-                gpu: int | None = None) -> list[Trip]:
+                gpu: int | None = None, processes: int = 1) -> list[Trip]:
     """Sends the model in the folder `model` so many times. `gpu`: number of the sender's GPU; None: a CPU sends.
 
-    Raises RuntimeError if a version does not arrive.
+    `processes`: number of processes of the engine. Raises RuntimeError if a version does not arrive.
     """
     import torch
 
@@ -63,7 +63,7 @@ async def trips(engine: Engine, model: Path, dtype: str, way: Way, *, rounds: in
     async def ask(method: str, *arguments: Any) -> Any:
         return getattr(meeting, method)(*arguments)
 
-    receiver = Receiver(engine, Participant(worker="bench"), ask, address="127.0.0.1")
+    receiver = Receiver(engine, Participant(worker="bench", processes=processes), ask, address="127.0.0.1")
     receiving = asyncio.create_task(receiver.run())
     try:
         weights = PolicyWeights(load_policy(model, gang.device), getattr(torch, dtype), rank=0, gathers=way == "ipc")

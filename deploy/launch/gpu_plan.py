@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from deploy.launch.cards import Cards
 from deploy.launch.machine import GIB
-from deploy.launch.model_memory import model_shape, planned_training, sampler_bytes
+from deploy.launch.model_memory import model_shape, planned_training, received_bytes, sampler_bytes
 from learner.memory import DeviceMemory, Shape, Training, memory, parked, saved_per_token
 from rollout.engine_settings import ENGINE_GIB, kv_bytes
 from services.config.tree import Config
@@ -94,7 +94,7 @@ def _plan(config: Config, cards: Cards | None, transfer: Transfer) -> GpuPlan:
     learner = _learner(memory(shape, training)) if config.learner.gpus else {}
     if transfer != "host":
         whole = sampler_bytes(config, shape) / GIB
-        sampler |= {"next version": whole}
+        sampler |= {"next version": received_bytes(config, shape, transfer) / GIB}
         learner |= {"version to send": whole if transfer == "ipc" else whole / training.shards}
     seats = (_in_turns(config, sampler, learner) if config.shares_gpus and config.rollout.sleep else
              _seats(config, sampler, learner, shared=config.shares_gpus))

@@ -12,6 +12,8 @@ from services.config.tree import Config, ModelSection
 from services.errors import UserError
 from services.files import read_json
 from services.weights.headers import folder_parameters
+from services.weights.links import BUCKET
+from services.weights.rounds import Way
 
 SCRATCH_VOCABULARY = 1024
 """Upper bound of the vocabulary of the tokenizer that the cold start trains."""
@@ -53,3 +55,14 @@ def check_cache(config: Config) -> None:
 def sampler_bytes(config: Config, shape: Shape) -> int:
     """Returns the bytes of the sampler's weights."""
     return shape.parameters * (2 if config.model.dtype == "bfloat16" else 4)
+
+
+def received_bytes(config: Config, shape: Shape, way: Way) -> float:
+    """Returns the bytes on each GPU of an engine for a version that comes beside its requests (rollout/inbox.py).
+
+    Each GPU keeps its part. By NCCL the version comes in buckets. An engine over several GPUs gathers in the swap; then
+    the largest whole tensors are there that vLLM's layerwise reload waits for: a matrix of embeddings, or a layer's.
+    """
+    whole, parts = sampler_bytes(config, shape), config.rollout.tensor_parallel
+    rows = max(shape.vocabulary, 2 * shape.intermediate, 2 * (shape.queries + shape.keys)) if parts > 1 else 0
+    return whole / parts + rows * shape.hidden * whole / shape.parameters + (BUCKET if way == "nccl" else 0)

@@ -250,14 +250,11 @@ class Config(Section):
 
     @property
     def transfer(self) -> Literal["host", "nccl", "ipc"]:
-        """Returns weights.transfer, or what `auto` means for this placement if the GPUs have room for it.
-
-        An engine over several GPUs keeps a whole version on each of them, so `auto` does not choose `nccl` for one.
-        """
+        """Returns weights.transfer, or what `auto` means for this placement if the GPUs have room for it."""
         rollout, learner, way = self.rollout, self.learner, self.weights.transfer
         if way != "auto":
             return way
-        if not (rollout.gpus and learner.gpus) or rollout.sleep or rollout.tensor_parallel > 1:
+        if not (rollout.gpus and learner.gpus) or rollout.sleep:
             return "host"
         return "ipc" if self.shares_gpus else "nccl"
 

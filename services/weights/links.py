@@ -2,11 +2,17 @@
 
 Torch's process groups are made here without a place in torch.distributed's registry, because a rank of the learner and
 a process of vLLM each have a default group of their own already. On GPUs a link is NCCL, on CPUs gloo.
+
+NCCL does not tell the others that a process has died or hangs. So nobody waits in it without looking whether the round
+has ended: at its deadline, or earlier, because rank 0 of the learner misses a member and tells all others through the
+store in which the links met.
 """
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -15,60 +21,122 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BUCKET = 256 << 20
-"""Bytes of one broadcast."""
+"""Bytes of one broadcast. A multiple of every item size."""
 LOOK_S = 0.0005
+JOIN_LOOK_S = 0.02
+ASK_EVERY_S = 0.25
+"""Seconds between two questions whether the round has ended early."""
 
 
-class Deadline:
-    """The end of a round, so many seconds from now."""
+class RoundEnd:
+    """The end of a round: so many seconds from now, or earlier if `lost` says why.
 
-    def __init__(self, seconds: float) -> None:
+    `lost` is for rank 0 of the learner, and returns "" as long as nobody is missed. The others are told by `tell`.
+    """
+
+    def __init__(self, seconds: float, lost: Callable[[], str] = str) -> None:
         self.seconds = seconds
         self._end = time.monotonic() + seconds
+        self._lost = lost
+        self._store: Any = None
+        self._key = ""
+        self._asked = time.monotonic()
+
+    def meets(self, store: Any, name: str) -> None:
+        """Tells and hears of an early end through this torch store. `name`: of the round, among those that meet there.
+        """
+        self._store, self._key = store, f"end/{name}"
+
+    def tell(self, why: str) -> None:
+        """Ends the round for all who look."""
+        if self._store is not None:
+            self._store.set(self._key, why)
 
     @property
     def left(self) -> float:
-        """Seconds until the end. Raises TimeoutError after it."""
+        """Seconds until the deadline. Raises TimeoutError after it."""
         left = self._end - time.monotonic()
         if left <= 0:
             raise TimeoutError(f"not done in {self.seconds:g} s (weights.seconds)")
         return left
+
+    def look(self) -> None:
+        """Raises TimeoutError after the deadline, and RuntimeError if the round has ended early."""
+        now = self._end - self.left
+        if now - self._asked < ASK_EVERY_S:
+            return
+        self._asked = now
+        if why := self._lost():
+            self.tell(why)
+            raise RuntimeError(why)
+        if self._store is not None and self._store.check([self._key]):
+            raise RuntimeError(self._store.get(self._key).decode())
 
 
 class Link:
     """A group of one sender (rank 0) and its receivers. All of them make it at the same time.
 
     `store`: the torch store in which they meet. `name`: of this link among those that meet there. Raises RuntimeError
-    if some do not come until the deadline.
+    or TimeoutError if the round ends before all have come.
     """
 
-    def __init__(self, store: Any, name: str, *, rank: int, world: int, device: torch.device,
-                 deadline: Deadline) -> None:
+    def __init__(self, store: Any, name: str, *, rank: int, world: int, device: torch.device, end: RoundEnd) -> None:
         import torch.distributed as dist
         from torch._C._distributed_c10d import PrefixStore
 
-        store, limit = PrefixStore(name, store), timedelta(seconds=deadline.left)
-        store.set_timeout(limit)
+        store = PrefixStore(name, store)
         # NCCL waits for the others without a deadline, so it begins when all are known to be there.
         store.set(str(rank), "here")
-        store.wait([str(other) for other in range(world)], limit)
+        while not store.check([str(other) for other in range(world)]):
+            time.sleep(JOIN_LOOK_S)
+            end.look()
+        limit = timedelta(seconds=end.seconds)  # of each broadcast, also of the rounds that follow
+        store.set_timeout(limit)
         if device.type == "cpu":
             self._group: Any = dist.ProcessGroupGloo(store, rank, world, limit)
         else:
             options = dist.ProcessGroupNCCL.Options()
-            options._timeout = timedelta(seconds=2 * deadline.seconds)  # torch ends the process after it
+            options._timeout = 2 * limit  # torch ends the process after it
             self._group = dist.ProcessGroupNCCL(store, rank, world, options)
+        self._device = device
+        self._work: Any = None
 
-    def broadcast(self, stream: Tensor, deadline: Deadline) -> None:
-        """Sends the stream to all receivers; on these, fills it. Raises RuntimeError or TimeoutError."""
+    def send(self, stream: Tensor, end: RoundEnd) -> None:
+        """Sends the stream to all receivers. Raises RuntimeError or TimeoutError."""
         for at in range(0, len(stream), BUCKET):
-            work = self._group.broadcast(stream[at : at + BUCKET], 0)
-            while not work.is_completed():
-                time.sleep(min(LOOK_S, deadline.left))
-            work.wait()
+            self._broadcast(stream[at : at + BUCKET], end)
+
+    def receive(self, size: int, end: RoundEnd) -> Iterator[Tensor]:
+        """Yields a stream of so many bytes in buckets. Each is valid until the next. Raises as `send`."""
+        import torch
+
+        memory = torch.empty(min(size, BUCKET), dtype=torch.uint8, device=self._device)
+        for at in range(0, size, BUCKET):
+            bucket = memory[: size - at]
+            self._broadcast(bucket, end)
+            yield bucket
+
+    def _broadcast(self, bucket: Tensor, end: RoundEnd) -> None:
+        self._work = self._group.broadcast(bucket, 0)
+        while not self._work.is_completed():
+            time.sleep(LOOK_S)
+            end.look()
+        self._work.wait()
 
     def close(self) -> None:
-        """Ends the group. The others' unfinished broadcasts fail."""
-        group, self._group = self._group, None
-        if group is not None:
-            group.abort()
+        """Ends the group. The others' unfinished broadcasts fail, at the latest when they look."""
+        group, work = self._group, self._work
+        self._group = self._work = None  # a broadcast of gloo keeps its connections, too
+        if group is None:
+            return
+        group.abort()
+        if work is not None and not work.is_completed():
+            threading.Thread(target=_keep, args=(group, work), daemon=False).start()
+
+
+def _keep(group: Any, work: Any) -> None:
+    """Holds a group of gloo until its broadcast has failed: its deletion waits for that, with the interpreter's lock.
+    """
+    while not work.is_completed():
+        time.sleep(ASK_EVERY_S)
+    del group

@@ -1,7 +1,8 @@
 """One transfer of a version from the learner's ranks into the samplers' processes: who sends which rows to whom.
 
 A *round* sends one version. Its senders are ranks of the learner, its receivers the processes of vLLM. Each sender has
-a *share*: pieces of tensors, one after another in one stream of bytes. A receiver keeps each stream as it came.
+a *share*: pieces of tensors, one after another in one stream of bytes. A receiver cuts the streams into tensors again,
+and keeps its part of each (rollout/version_part.py).
 
     way   senders                            streams that a receiver reads
     nccl  the ranks that hold all shards     all: each rank sends its own rows to all receivers, in the senders' order
@@ -11,13 +12,17 @@ a *share*: pieces of tensors, one after another in one stream of bytes. A receiv
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Literal
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from services.records import Version
 from services.weights.pack import ALIGNMENT, ITEM_SIZES, Entry, Manifest
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Way = Literal["nccl", "ipc"]
 
@@ -94,6 +99,32 @@ def places(manifest: Manifest, share: Share) -> tuple[list[int], int]:
         size = piece.rows * row_elements(entry) * ITEM_SIZES[entry.dtype]
         end = -(-(end + size) // ALIGNMENT) * ALIGNMENT
     return offsets, end
+
+
+def elements(manifest: Manifest, share: Share, buckets: Iterable[Tensor]) -> Iterator[tuple[int, int, Tensor]]:
+    """Yields all elements of a share in runs: the tensor's index, the place of the first one in the tensor, the run.
+
+    `buckets`: the stream of the share, in order, in pieces whose lengths are multiples of every item size. A run is a
+    view into a bucket.
+    """
+    import torch
+
+    waiting = deque(zip(share, places(manifest, share)[0], strict=True))
+    begin = 0
+    for bucket in buckets:
+        end = begin + len(bucket)
+        while waiting and waiting[0][1] < end:
+            piece, at = waiting[0]
+            entry = manifest[piece.tensor]
+            row, item = row_elements(entry), ITEM_SIZES[entry.dtype]
+            over = at + piece.rows * row * item
+            low, high = max(at, begin), min(over, end)
+            run = bucket[low - begin : high - begin].view(getattr(torch, entry.dtype))
+            yield piece.tensor, piece.first * row + (low - at) // item, run
+            if over > end:
+                break
+            waiting.popleft()
+        begin = end
 
 
 def check_whole(manifest: Manifest, shares: Sequence[Share]) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import psutil
 
 from deploy.bench.selftest.sizes import Size
-from deploy.bench.transfer import trips
+from deploy.bench.transfer import Trip, trips
 from deploy.launch.cards import smi
 from learner.selftest.table import Line
 from rollout.engine import Engine, Sample
@@ -40,6 +40,7 @@ SEND_S = 5.0
 SENT = 3
 WAYS: dict[Way, tuple[str, int]] = {"ipc": ("weights by CUDA IPC", 0), "nccl": ("weights by NCCL", 1)}
 """Name of each way, and number of the GPU that sends: NCCL refuses two processes on one."""
+PARALLEL = "weights by NCCL to an engine over two GPUs"
 HOLDER = """
 import sys, torch
 held = torch.empty(int(float(sys.argv[1]) * 2**30), dtype=torch.uint8, device="cuda")
@@ -74,6 +75,8 @@ def engine_part(size: Size, model: Path, tell: Callable[[str], object]) -> list[
     """Returns the lines of the engine's part. `model`: a folder of sizes.make_model."""
     with held_memory(size.held_gib):
         lines, graphs = asyncio.run(_Trial(size, model, tell).run())
+    tell("an engine over two GPUs")
+    lines += asyncio.run(_parallel(size, model))
     tell("the engine without graphs")
     eager = asyncio.run(_eager(size, model))
     ratio = f"{graphs:,.0f} tokens/s, {graphs / eager:.2f} times eager mode"
@@ -87,6 +90,22 @@ async def _eager(size: Size, model: Path) -> float:
         await engine.start()
         await _sample(engine, size, "warm")
         return await _rate(engine, size)
+    finally:
+        await engine.close()
+
+
+async def _parallel(size: Size, model: Path) -> list[Line]:
+    """The same weights come to an engine over two GPUs, each of which keeps its half until the swap."""
+    if size.device == "cpu" or len(smi("index")) < 3:
+        return [Line(name=PARALLEL, found="needs three GPUs")]
+    rollout = size.rollout.model_copy(update={"gpus": 1.0, "tensor_parallel": 2, "sleep": False})
+    engine = Engine(model, _version(0, ""), config=rollout, dtype=size.dtype)
+    try:
+        await engine.start()
+        before = await _sample(engine, size, "by host")
+        found = await _trips(engine, model, size, "nccl", incarnation=2, gpu=2, processes=2)
+        return [_sent(PARALLEL, found, size),
+                _repeated(f"answers after {PARALLEL}", before, await _sample(engine, size, "nccl"))]
     finally:
         await engine.close()
 
@@ -158,13 +177,8 @@ class _Trial:
             if self.size.device == "cuda" and len(smi("index")) <= sender:
                 self.lines.append(Line(name=name, found="needs two GPUs"))
                 continue
-            found = await trips(engine, self.model, self.size.dtype, way, rounds=SENT, incarnation=2 + number,
-                                gpu=sender if self.size.device == "cuda" else None)
-            best = min(found, key=lambda trip: trip.sending)
-            self.lines.append(Line(
-                name=name, aim=f"under {SEND_S:g} s, and a pause under {PAUSE_S:g} s",
-                found=f"{best.sending:.2f} s, {best.size / best.sending / 1e9:.2f} GB/s, pause {best.pause:.2f} s",
-                passed=self.size.device == "cpu" or (best.sending < SEND_S and best.pause < PAUSE_S)))
+            found = await _trips(engine, self.model, self.size, way, incarnation=2 + number, gpu=sender)
+            self.lines.append(_sent(name, found, self.size))
             self.lines.append(_repeated(f"answers after {name}", before, await _sample(engine, self.size, way)))
 
     async def _sleeps(self, engine: Engine) -> None:
@@ -186,6 +200,27 @@ class _Trial:
             found=f"{awake:,.0f} MiB awake, {asleep:,.0f} in {slept:.2f} s, {again:,.0f} in {woken:.2f} s",
             passed=self.size.device == "cpu" or (awake - asleep > FREED * planned and again - awake < GROWTH_MIB)))
         self.lines.append(_repeated("answers go on after a sleep", before, await flying))
+
+
+async def _trips(engine: Engine, model: Path, size: Size, way: Way, *, incarnation: int, gpu: int,
+                 processes: int = 1) -> list[Trip]:
+    """Sends the weights while requests go on. `gpu`: number of the GPU that sends, if there are any."""
+    landed = asyncio.Event()
+    flying = asyncio.create_task(_sample_until(landed, engine, size))
+    try:
+        return await trips(engine, model, size.dtype, way, rounds=SENT, incarnation=incarnation,
+                           gpu=gpu if size.device == "cuda" else None, processes=processes)
+    finally:
+        landed.set()
+        await flying
+
+
+def _sent(name: str, trips: list[Trip], size: Size) -> Line:
+    best = min(trips, key=lambda trip: trip.sending)
+    return Line(
+        name=name, aim=f"under {SEND_S:g} s, and a pause under {PAUSE_S:g} s",
+        found=f"{best.sending:.2f} s, {best.size / best.sending / 1e9:.2f} GB/s, pause {best.pause:.2f} s",
+        passed=size.device == "cpu" or (best.sending < SEND_S and best.pause < PAUSE_S))
 
 
 def _repeated(name: str, one: list[Sample], two: list[Sample]) -> Line:

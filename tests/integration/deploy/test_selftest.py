@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from deploy import cli
+from deploy.bench.selftest.engine_part import PARALLEL
 from deploy.bench.selftest.sizes import CPU
 from deploy.commands import selftest
 from deploy.launch import cards
@@ -26,8 +27,8 @@ def test_without_a_gpu_it_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch, c
 def test_its_parts_pass_at_a_tiny_size(tmp_path: Path):
     told: list[str] = []
     lines = selftest.run_parts(("engine", "loop"), CPU, tmp_path, told.append)
-    assert [line for line in lines if not line.passed] == []
-    assert [line.name for line in lines] == [
+    assert [(line.name, line.found) for line in lines if not line.passed] == [(PARALLEL, "needs three GPUs")]
+    assert [line.name for line in lines if line.passed] == [
         "engine starts on a shared card", "seeds repeat", "update in flight", "pause of an update",
         "five updates, flat memory", "weights by CUDA IPC", "answers after weights by CUDA IPC", "weights by NCCL",
         "answers after weights by NCCL", "memory of a sampler that sleeps", "answers go on after a sleep",

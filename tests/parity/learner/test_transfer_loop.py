@@ -13,7 +13,7 @@ from learner.transfer import GIVE_UP
 from rollout.inbox import HELD, RECEIVING, Inbox
 from services.store.store import Store
 from services.weights.checksum import digest_like
-from services.weights.links import Deadline
+from services.weights.links import RoundEnd
 from services.weights.meeting import Meeting
 from services.weights.pack import unpack
 from services.weights.rounds import Participant
@@ -45,15 +45,15 @@ class Worker:
                 while self.inbox.state() == RECEIVING:
                     time.sleep(0.001)
                 if self.inbox.state() == HELD:
-                    self.received[found.version] = {
-                        name: tensor.clone() for name, tensor in self.inbox.tensors(found.version.name).items()}
+                    held = self.inbox.held(found.version.name)
+                    self.received[found.version] = {name: held.whole(name).clone() for name in held.names}
                 fault = "refused" if found.version.step in self.refuses else self.inbox.state().replace(HELD, "")
                 self.meeting.tell(self.member.worker, found.version, fault)
             time.sleep(0.001)
 
     def die(self, found):
         with suppress(RuntimeError, TimeoutError):  # on a slow machine the round may end before it has joined
-            self.inbox._linked(found, found.first_receiver(self.member.worker), "127.0.0.1", Deadline(found.seconds))
+            self.inbox._linked(found, found.first_receiver(self.member.worker), "127.0.0.1", RoundEnd(found.seconds))
         self.inbox.close()
         self.meeting.leave(self.member.worker)
 

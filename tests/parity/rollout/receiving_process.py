@@ -11,7 +11,7 @@ import torch
 from sending_gang import Meeting
 
 from rollout.inbox import HELD, RECEIVING, Inbox
-from services.weights.links import Deadline
+from services.weights.links import RoundEnd
 from services.weights.rounds import Participant
 
 HERE = "127.0.0.1"
@@ -28,7 +28,7 @@ def main(name, folder, *stops):
             continue
         receiver = found.first_receiver(name)
         if stops:
-            inbox._linked(found, receiver, HERE, Deadline(found.seconds))
+            inbox._linked(found, receiver, HERE, RoundEnd(found.seconds))
             print("linked", flush=True)
             time.sleep(3600)
         inbox.begin(found, receiver=receiver, card=0, address=HERE)

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import threading
 from contextlib import asynccontextmanager
 from multiprocessing.managers import BaseManager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import torch
 
+from deploy.bench.transfer import trips
 from rollout.engine import Engine
 from rollout.receiver import Receiver
 from services.records import Version
@@ -156,23 +159,47 @@ async def test_each_rank_sends_what_it_has_while_requests_go_on_and_the_engine_e
             await check_same(sampler, gang, version, tiny_model)
 
 
-async def test_a_worker_that_is_killed_in_a_round_ends_it_before_its_deadline_and_takes_part_again(
-        sampler: Engine, tied_folder, tmp_path):
-    """The deadline is longer than the test may take. The meeting is told of the silence that it would notice in 10 s.
+class ParallelEngine(Engine):
+    """An engine of two processes with half of each layer. rollout.tensor_parallel is for GPUs alone."""
 
-    The other worker has the version, whether the killed one broke its link before all of it had come or after.
+    def _arguments(self) -> dict[str, Any]:
+        return super()._arguments() | {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+
+
+async def test_the_processes_of_a_parallel_engine_keep_a_part_each_and_gather_whole_tensors_in_the_swap(
+        sampler_config, tied_folder, tiny_model, tmp_path):
+    model = tiny_model(tied=True, seed=1)
+    model.save_pretrained(tmp_path)
+    engine = ParallelEngine(tied_folder, Version(incarnation=0, step=0), config=sampler_config, dtype="float32")
+    try:
+        await engine.start()
+        await trips(engine, tmp_path, "float32", "nccl", rounds=1, incarnation=1, processes=2)
+        found = await sample(engine, 7)
+    finally:
+        await engine.close()
+    assert [span.version.incarnation for span in found.spans] == [1]
+    assert np.abs(logprobs(tiny_model, model.state_dict(), found) - found.logprobs).max() < 1e-4
+
+
+async def test_a_worker_that_stops_in_a_round_ends_it_before_its_deadline_and_takes_part_again(
+        sampler: Engine, tied_folder, tmp_path):
+    """It is stopped, so that its links stay open: NCCL does not tell a dead process from one that is silent.
+
+    The deadline is longer than the test may take. The meeting is told of the silence that it would notice in 10 s.
+    The other worker may have the version all the same: a sender sends to one after another.
     """
     async with started("nccl", tied_folder, tmp_path, sampler) as (gang, receiver):
-        with gang.start("receiving_process.py", "two", tmp_path, "stops") as killed:
+        with gang.start("receiving_process.py", "two", tmp_path, "stops") as stopped:
             try:
                 await two_members(gang)
                 await gang("train")
                 sending = asyncio.create_task(gang.sent(3600))
-                assert await asyncio.to_thread(killed.stdout.readline) == "linked\n"
+                assert await asyncio.to_thread(stopped.stdout.readline) == "linked\n"
+                stopped.send_signal(signal.SIGSTOP)
+                gang.meeting.leave("two")
+                version, everywhere = await sending
             finally:
-                killed.kill()
-        gang.meeting.leave("two")
-        version, everywhere = await sending
+                stopped.kill()
         assert not everywhere
         if not await receiver.swap(version):
             await sampler.update(version, *await gang.packed(1))

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
 import torch
 
 from rollout.inbox import HELD, RECEIVING, Inbox
+from rollout.version_part import VersionPart
 from services.process.rendezvous import Rendezvous
 from services.records import Version
 from services.weights import links
 from services.weights.checksum import combined, element_sum
-from services.weights.links import Deadline, Link
+from services.weights.links import Link, RoundEnd
 from services.weights.pack import layout
-from services.weights.rounds import Participant, Round, ShardRows, check_whole, places
+from services.weights.rounds import Participant, Round, ShardRows, check_whole, elements, places
 from services.weights.shared_memory import exported
 
 CPU = torch.device("cpu")
@@ -64,20 +68,22 @@ class Senders:
     def __init__(self) -> None:
         self.links: list[Link | None] = [None, None]
 
-    def send(self, found: Round, tensors, meeting: Rendezvous, *, damage: int | None = None) -> list[BaseException]:
+    def send(self, found: Round, tensors, meeting: Rendezvous, *, damage: int | None = None,
+             lost: Callable[[], str] = str) -> list[BaseException]:
         faults: list[BaseException] = []
 
         def one(index: int) -> None:
-            deadline = Deadline(found.seconds)
+            end = RoundEnd(found.seconds, str if index else lost)
             try:
                 if self.links[index] is None:
                     own = meeting if index == 0 else Rendezvous("127.0.0.1", index, 2 + found.receivers)
-                    self.links[index] = Link(own.join(found.group, SECONDS), str(index), rank=0,
-                                             world=1 + found.receivers, device=CPU, deadline=deadline)
+                    store = own.join(found.group, SECONDS)
+                    end.meets(store, found.version.name)
+                    self.links[index] = Link(store, str(index), rank=0, world=1 + found.receivers, device=CPU, end=end)
                 stream = stream_of(tensors, found.shares[index])
                 if damage is not None and index == 1:
                     stream[damage] ^= 1
-                self.links[index].broadcast(stream, deadline)
+                self.links[index].send(stream, end)
             except (RuntimeError, TimeoutError) as fault:
                 faults.append(fault)
                 self.links[index], link = None, self.links[index]
@@ -103,10 +109,11 @@ def begin(inboxes, found: Round) -> None:
 
 
 def assert_holds(inbox: Inbox, found: Round) -> None:
-    received = inbox.tensors(found.version.name)
-    for name, tensor in weights(found.version.step).items():
-        assert received[name].dtype == tensor.dtype
-        assert torch.equal(received[name], tensor), name
+    held, expected = inbox.held(found.version.name), weights(found.version.step)
+    assert held.names == sorted(expected)
+    for name, tensor in expected.items():
+        assert held.whole(name).dtype == tensor.dtype
+        assert torch.equal(held.whole(name), tensor), name
 
 
 @pytest.fixture
@@ -128,7 +135,7 @@ def test_shards_of_two_senders_become_the_same_tensors_on_two_receivers_again_an
         for inbox in inboxes:
             assert_holds(inbox, found)
             with pytest.raises(ValueError, match="is not held"):
-                inbox.tensors(by_links(3, group=group).version.name)
+                inbox.held(by_links(3, group=group).version.name)
     for inbox in inboxes:
         inbox.close()
 
@@ -141,7 +148,7 @@ def test_a_changed_byte_is_refused_and_the_next_version_comes_over_new_links(own
     for state in over(inboxes):
         assert state.startswith("ValueError: weights arrived with digest sums-")
     with pytest.raises(ValueError, match="is not held"):
-        inboxes[0].tensors(found.version.name)
+        inboxes[0].held(found.version.name)
     again, senders = Rendezvous("127.0.0.1", 0, 4), Senders()
     found = by_links(2, group=again.offer())
     begin(inboxes, found)
@@ -157,6 +164,75 @@ def test_a_receiver_that_never_comes_holds_nobody_beyond_the_deadline(own_folder
     assert len(senders.send(found, weights(1), meeting)) == 2
     (state,) = over([inbox])
     assert state != HELD
+
+
+def test_the_processes_of_an_engine_keep_a_part_each_and_gather_whole_tensors(own_folder, monkeypatch):
+    """Lengths that three does not divide, and buckets that end inside the runs of a tensor."""
+    monkeypatch.setattr(links, "BUCKET", 32)
+    meeting, senders = Rendezvous("127.0.0.1", 0, 5), Senders()
+    engine = [Inbox(CPU, index=index, count=3) for index in range(3)]
+    group, members = meeting.offer(), [Participant(worker="one", processes=3)]
+    for step in (1, 2):
+        found = by_links(step, group=group, members=members)
+        for number, inbox in enumerate(engine):
+            inbox.begin(found, receiver=number, card=0, address="127.0.0.1")
+        assert senders.send(found, weights(step), meeting) == []
+        assert over(engine) == [HELD] * 3
+        parts = [inbox.held(found.version.name) for inbox in engine]
+        for name, tensor in weights(step).items():
+            assert all(torch.equal(whole, tensor) for whole in gathered(parts, name)), name
+    assert all(len(part.memory) < places(MANIFEST, WHOLE)[1] for part in parts)
+
+
+def gathered(parts: list[VersionPart], name: str) -> list[torch.Tensor]:
+    """Returns the tensor as each process puts it together, all at the same time."""
+    runs: dict[int, torch.Tensor] = {}
+    all_there = threading.Barrier(len(parts))
+
+    def gather(index: int, run: torch.Tensor) -> torch.Tensor:
+        runs[index] = run
+        all_there.wait(SECONDS)
+        return torch.cat([runs[other] for other in range(len(parts))])
+
+    with ThreadPoolExecutor(len(parts)) as pool:
+        return list(pool.map(lambda index: parts[index].whole(name, partial(gather, index)), range(len(parts))))
+
+
+def test_a_receiver_that_stops_inside_a_broadcast_ends_the_round_once_it_is_missed(own_folder, monkeypatch):
+    """It keeps its links open and reads nothing, as a process that NCCL cannot tell from a dead one. The deadline is
+    longer than the test may take.
+    """
+    monkeypatch.setattr(links, "BUCKET", 32)
+    linked = threading.Event()
+
+    class Stopped(Inbox):
+        def _receive(self, found, read, receiver, address):
+            self._linked(found, receiver, address, RoundEnd(found.seconds))
+            linked.set()
+
+    meeting, senders, inbox, stopped = Rendezvous("127.0.0.1", 0, 4), Senders(), Inbox(CPU), Stopped(CPU)
+    found = by_links(1, group=meeting.offer(), seconds=3600)
+    begin([inbox, stopped], found)
+    faults = senders.send(found, weights(1), meeting, lost=lambda: "two: it is gone" if linked.is_set() else "")
+    assert [str(fault) for fault in faults] == ["two: it is gone"] * 2
+    assert over([inbox]) == ["RuntimeError: two: it is gone"]
+    stopped.close()  # else the others' broadcasts would never be over
+
+    again = Rendezvous("127.0.0.1", 0, 3)
+    found = by_links(2, group=again.offer(), members=MEMBERS[:1])
+    begin([inbox], found)
+    assert senders.send(found, weights(2), again) == []
+    assert over([inbox]) == [HELD]
+    assert_holds(inbox, found)
+
+
+def test_a_receiver_that_is_missed_before_it_joins_ends_the_round(own_folder):
+    meeting, senders, inbox = Rendezvous("127.0.0.1", 0, 4), Senders(), Inbox(CPU)
+    found = by_links(1, group=meeting.offer(), seconds=3600)
+    begin([inbox], found)
+    faults = senders.send(found, weights(1), meeting, lost=lambda: "two: it is gone")
+    assert [str(fault) for fault in faults] == ["two: it is gone"] * 2
+    assert over([inbox]) == ["RuntimeError: two: it is gone"]
 
 
 def test_a_sampler_reads_whole_tensors_from_the_memory_of_the_rank_on_its_card():
@@ -179,6 +255,23 @@ def test_a_sampler_reads_whole_tensors_from_the_memory_of_the_rank_on_its_card()
     assert second.startswith("ValueError: weights arrived")
     for inbox in inboxes:
         assert_holds(inbox, found)  # a copy, which outlives the learner's memory
+
+
+@pytest.mark.parametrize("length", [8, 64, 1 << 20])
+def test_a_stream_is_cut_into_runs_of_elements_wherever_its_buckets_end(length: int):
+    for tensors, share in ((weights(4), SHARDS[1]), (weights(5), WHOLE)):
+        found = {entry.name: torch.zeros(tensors[entry.name].numel(), dtype=tensors[entry.name].dtype)
+                 for entry in MANIFEST}
+        expected = {name: tensor.clone() for name, tensor in found.items()}
+        for piece in share:
+            name = MANIFEST[piece.tensor].name
+            rows = torch.atleast_1d(tensors[name])
+            place = piece.first * rows[0].numel()
+            expected[name][place : place + piece.rows * rows[0].numel()] = rows[
+                piece.first : piece.first + piece.rows].reshape(-1)
+        for tensor, first, run in elements(MANIFEST, share, stream_of(tensors, share).split(length)):
+            found[MANIFEST[tensor].name][first : first + len(run)] = run
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
 @pytest.mark.parametrize("shares", [[SHARDS[0]], [SHARDS[0], WHOLE], [SHARDS[0], SHARDS[1][1:]]])

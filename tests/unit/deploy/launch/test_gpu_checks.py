@@ -15,6 +15,8 @@ from services.config.tree import Config
 from services.errors import UserError
 
 ONE, FOUR, LARGE = Cards(1, 80 * 10**9), Cards(4, 80 * 10**9), Cards(1, 141 * 10**9)
+LARGE_CLUSTER = Cards(32, 80 * 10**9)
+MANY = ["rollout.gpus=1", "learner.gpus=1", "learner.ranks=24"]
 
 
 def config(models: dict[str, Path], *keys: str, size: str = "1.5b") -> Config:
@@ -173,14 +175,18 @@ def test_the_builds_must_fit_the_devices(models: dict[str, Path], monkeypatch: p
     ("1.5b", [], ONE, "ipc"),
     ("1.5b", ["rollout.gpus=1", "learner.gpus=1"], FOUR, "nccl"),
     ("1.5b", ["rollout.sleep=true"], ONE, "host"),
-    ("1.5b", ["rollout.gpus=1", "learner.gpus=1", "rollout.tensor_parallel=2"], FOUR, "host"),
+    ("1.5b", ["rollout.gpus=1", "learner.gpus=1", "rollout.tensor_parallel=2"], FOUR, "nccl"),
+    ("32b", [*MANY, "rollout.tensor_parallel=4", "rollout.workers=2"], LARGE_CLUSTER, "nccl"),
+    ("32b", [*MANY, "rollout.tensor_parallel=2", "rollout.workers=4"], LARGE_CLUSTER, "host"),
     ("1.5b", ["rollout.gpus=0", "learner.gpus=1"], FOUR, "host"),
     ("1.5b", ["rollout.kv_cache_gb=26"], ONE, "host"),
     ("1.5b", [], None, "host"),
 ])
 def test_weights_go_from_gpu_to_gpu_where_the_placement_allows_it_and_there_is_room(
         size: str, keys: list[str], hardware: Cards | None, way: str, models: dict[str, Path]):
-    """Without room: 10.5 GiB are free on 80 GB, 6 more go to the KV cache, and 5.8 for two versions are too much."""
+    """Without room: 10.5 GiB are free on 80 GB, 6 more go to the KV cache, and 5.8 for two versions are too much. Of
+    32B, two GPUs hold 30.5 GiB each beside a KV cache of 20, and have no room for as much again.
+    """
     asked = config(models, *keys, size=size)
     assert with_transfer(asked, hardware).weights.transfer == way
     plan = gpu_plan(asked, hardware)
@@ -196,7 +202,19 @@ def test_a_transfer_takes_a_version_on_the_sampler_and_the_share_of_a_rank(model
     assert host is not None
     version = 2 * 7_615_616_512 / 2**30
     assert [seat.total - before.total for seat, before in zip(plan.seats, host.seats, strict=True)] == pytest.approx(
-        [version / 3, version])
+        [version / 3, version + 0.25])
+
+
+def test_each_gpu_of_an_engine_has_its_part_of_the_next_version_and_room_to_gather_the_largest_tensor(
+        models: dict[str, Path]):
+    """A quarter of 65.5 GB, a bucket of 0.25 GiB, and the embeddings: 152,064 rows of 5,120 numbers of two bytes."""
+    plan = gpu_plan(load_config("alfworld-32b", [f"model.path={models['32b']}"]), LARGE_CLUSTER)
+    assert plan is not None
+    held = {seat.name: seat.holds for seat in plan.seats}
+    assert held["sampler"]["sampler weights"] * 2**30 == pytest.approx(2 * 32_763_876_352 / 4)
+    assert held["sampler"]["next version"] * 2**30 == pytest.approx(
+        2 * 32_763_876_352 / 4 + 2**28 + 2 * 152_064 * 5_120)
+    assert held["learner"]["version to send"] * 2**30 == pytest.approx(2 * 32_763_876_352 / 24)
 
 
 def test_a_transfer_without_room_is_refused_with_the_way_that_needs_none(models: dict[str, Path]):
