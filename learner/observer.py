@@ -16,6 +16,7 @@ from learner.step_metrics import metrics_row
 from learner.telemetry import step_taken, trace_step
 from learner.trainer import StepReport
 from services.records import Manifest, Version
+from services.telemetry.energy import EnergyMeter
 from services.telemetry.heartbeat import Pulse
 from services.telemetry.logs import get_logger
 from services.telemetry.metrics_file import append_row, check_metrics, drop_rows
@@ -39,6 +40,7 @@ class Observer:
     _report: StepReport | None = None
     _training_since: int = 0
     _doubted: bool = False
+    _energy: EnergyMeter = field(default_factory=EnergyMeter)
 
     @property
     def ledger(self) -> Path:
@@ -87,7 +89,8 @@ class Observer:
         # checkpoint therefore go into the next line.
         seconds = {"checkpoint": 0.0} | self._seconds
         self._seconds = {}
-        row = metrics_row(version, self._manifest, self._groups, self._report.metrics, seconds)
+        measured = self._report.metrics | {"energy_joules": self._energy.taken()}
+        row = metrics_row(version, self._manifest, self._groups, measured, seconds)
         check_metrics(row)
         append_row(self.ledger, msgspec.to_builtins(self._manifest))
         append_row(self.metrics, row)

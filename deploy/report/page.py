@@ -102,6 +102,7 @@ def _facts(run: ReportedRun) -> str:
         "RL minutes": f"{run.seconds / 60:.1f}",
         "GPU hours of RL": f"{gpus * run.seconds / 3600:.2f}" if (gpus := _gpus(run.config)) else "",
         "tokens": f"{_total(run, 'tokens_sampled'):,.0f} sampled, {_total(run, 'tokens_trained'):,.0f} trained",
+        "energy of RL": f"{joules / 3.6e6:.3g} kWh" if (joules := _total(run, "energy_joules")) else "",
         "cold-start minutes": f"{run.config['sft.minutes']:g}" if run.config.get("sft.enabled") else "none",
         "held-out games": (f"{heldout['games']} of {heldout['split']}, digest {heldout['digest'][:16]}" if heldout
                            else ""),

@@ -20,6 +20,7 @@ METRIC_KEYS = (
     "step", "version", "time", "success_rate", "episode_return", "task_score", "episode_length",
     "invalid_share", "inadmissible_share", "episodes", "env_steps", "tokens_sampled", "tokens_trained", "sequences",
     "prefix_breaks", "staleness_mean", "staleness_max", "dropped_groups", "reissued_episodes", "replays",
+    "energy_joules",
     *(f"seconds/{phase}" for phase in PHASES),
     "loss/policy", "loss/value", "loss/kl", "loss/entropy", "grad_norm", "clip_fraction", "ratio_mean",
     "is_capped_share", "logprob_difference_mean", "logprob_difference_max",

@@ -35,6 +35,7 @@ def test_the_page_of_one_run_holds_tables_figures_facts_and_config(run):
     assert "<th>cold-start minutes</th><td>3</td>" in text
     assert "<th>tokens</th><td>0 sampled, 0 trained</td>" in text
     assert "GPU hours" not in text
+    assert "<th>energy of RL</th><td>8.33e-08 kWh</td>" in text, "0.3 J in three steps"
     assert "<th>held-out games</th><td>2 of heldout, digest 0123456789abcdef</td>" in text
     assert "name: &lt;tiny&gt;" in text
     assert "<meta name=format content=2>" in text
