@@ -1,8 +1,9 @@
 """The control plane alone: tickets through the real store, controller, collector and rollout workers, without games.
 
     workers   N simulated workers whose episodes take no time: tickets a second, commit latency, CPU of each part
-    growth    100 to 100,000 groups through the store, one after the other: CPU per group near each of these numbers,
-              and after the last of them in multiples of a new run's, in turns, so that other load changes both
+    growth    100 to 100,000 groups through the store, one after the other: CPU, commands and traffic of Redis per group
+              near each of these numbers, and after the last of them in multiples of a new run's, in turns, so that
+              other load changes both. Other load never changes the number of commands
 
 Workers, controller and learner are threads of one process here, so tickets a second are a floor for a cluster. CPU per
 group does not depend on that: each part's is counted by its own thread, and Redis reports its own.
@@ -15,6 +16,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from deploy.bench.figures import Figure, Tell, silent
 from deploy.bench.simulated import (
@@ -107,6 +109,35 @@ async def _workers(url: str, number: int, folder: Path) -> list[Figure]:
     ]
 
 
+class Costs(NamedTuple):
+    """Costs so far: of Redis, and of this thread."""
+
+    redis: float
+    """CPU seconds of Redis."""
+    ours: float
+    """CPU seconds of this thread."""
+    commands: float
+    """Commands that Redis has executed, those inside scripts included."""
+    kilobytes: float
+    """Traffic of Redis in both directions."""
+
+    @classmethod
+    def now(cls, store: Store) -> Costs:
+        """Reads all of them."""
+        counts, traffic = store.redis.info("commandstats"), store.redis.info("stats")
+        return cls(redis_cpu(store), time.thread_time(), sum(one["calls"] for one in counts.values()),
+                   (traffic["total_net_input_bytes"] + traffic["total_net_output_bytes"]) / 1000)
+
+    def since(self, before: Costs, per: float = 1.0) -> Costs:
+        """Returns what was spent since then, divided by `per`."""
+        return Costs(*((now - then) / per for now, then in zip(self, before, strict=True)))
+
+
+NAMES = {"redis": ("CPU per group, Redis", 1000.0, "ms"), "ours": ("CPU per group, ours", 1000.0, "ms"),
+         "commands": ("commands of Redis per group", 1.0, ""), "kilobytes": ("traffic of Redis per group", 1.0, "kB")}
+"""Field of Costs -> name of its figure, factor, unit."""
+
+
 def _growth(url: str, folder: Path) -> list[Figure]:
     """Returns the cost of a group at each milestone, over the tenth of the groups before it."""
     made = SimulatedRun(url, _config("growth", groups=20, staleness=0), TASKS, folder)
@@ -115,27 +146,26 @@ def _growth(url: str, folder: Path) -> list[Figure]:
     for milestone in MILESTONES:
         while done < milestone - max(milestone // 10, per_step):
             done += _step(made, controller, store)
-        spent, own, first = redis_cpu(store), time.thread_time(), done
+        before, first = Costs.now(store), done
         while done < milestone:
             done += _step(made, controller, store)
-        held = store.redis.info("memory")["used_memory"]
-        figures += [Figure(name=f"{milestone:,} groups: CPU per group, {part}", value=1000 * value / (done - first),
-                           unit="ms") for part, value in (
-                               ("Redis", redis_cpu(store) - spent), ("ours", time.thread_time() - own))]
+        spent, held = Costs.now(store).since(before, done - first), store.redis.info("memory")["used_memory"]
+        figures += [Figure(name=f"{milestone:,} groups: {name}", value=factor * getattr(spent, key), unit=unit)
+                    for key, (name, factor, unit) in NAMES.items()]
         figures.append(Figure(name=f"{milestone:,} groups: memory of Redis", value=held / 1e6, unit="MB"))
     ratios = [_against_new(made, controller, store, url, folder / f"{pair}", last=bool(pair % 2))
               for pair in range(PAIRS)]
-    figures += [Figure(name=f"{done:,} groups: CPU per group against a new run's, {part}, median of {PAIRS}",
-                       value=statistics.median(values), unit="")
-                for part, values in zip(("Redis", "ours"), zip(*ratios, strict=True), strict=True)]
+    figures += [Figure(name=f"{done:,} groups against a new run: {name}, median of {PAIRS}",
+                       value=statistics.median(getattr(ratio, key) for ratio in ratios), unit="")
+                for key, (name, _, _) in NAMES.items()]
     done += PAIRS * BLOCK_STEPS * per_step
     wrong = sum(unaccounted(store, done * GROUP_SIZE, GROUP_SIZE).values())
     return [*figures, Figure(name="growth: groups or episodes lost or doubled", value=wrong, unit="")]
 
 
 def _against_new(made: SimulatedRun, controller: Controller, store: Store, url: str, folder: Path, *,
-                 last: bool) -> list[float]:
-    """Returns what BLOCK_STEPS cost in this run, in multiples of what they cost in a new one: Redis, and ours.
+                 last: bool) -> Costs:
+    """Returns what BLOCK_STEPS cost in this run, in multiples of what they cost in a new one.
 
     `last`: whether this run's block comes after the new run's.
     """
@@ -143,14 +173,14 @@ def _against_new(made: SimulatedRun, controller: Controller, store: Store, url: 
     theirs = new.controller(), Store(url, new.config.name)
     for _ in range(WARM_STEPS):
         _step(new, *theirs)
-    both, costs = [(made, controller, store), (new, *theirs)], list[tuple[float, float]]()
+    both, costs = [(made, controller, store), (new, *theirs)], list[Costs]()
     for parts in reversed(both) if last else both:
-        spent, own = redis_cpu(store), time.thread_time()
+        before = Costs.now(store)
         for _ in range(BLOCK_STEPS):
             _step(*parts)
-        costs.append((redis_cpu(store) - spent, time.thread_time() - own))
+        costs.append(Costs.now(store).since(before))
     old, young = reversed(costs) if last else costs
-    return [one / other for one, other in zip(old, young, strict=True)]
+    return Costs(*(one / other for one, other in zip(old, young, strict=True)))
 
 
 def _step(made: SimulatedRun, controller: Controller, store: Store) -> int:

@@ -19,6 +19,8 @@ def test_every_number_of_workers_and_of_groups_has_its_cost(monkeypatch):
         assert figures[f"{name}: CPU per group, controller"] > 0
         assert figures[f"{name}: groups or episodes lost or doubled"] == 0
     assert figures["60 groups: CPU per group, Redis"] > 0
+    commands = figures["60 groups against a new run: commands of Redis per group, median of 15"]
+    assert commands == pytest.approx(1, abs=0.1)
     assert figures["growth: groups or episodes lost or doubled"] == 0
 
 
