@@ -18,7 +18,8 @@ QUESTION = ("gagpo", "gigpo")
 """The contrast a - b that each start tests."""
 STARTS = ("weak", "plateaued")
 """Folders of the starts. Holm's correction of QUESTION covers them."""
-KEYS = (("gagpo-adm", "gagpo"), ("gigpo-adm", "gigpo"), ("gagpo_loo-adm", "gagpo"), ("gagpo_graph-adm", "gagpo"))
+KEYS = (("gagpo-adm", "gagpo"), ("gagpo-stay", "gagpo"), ("gigpo-adm", "gigpo"), ("gagpo_loo-adm", "gagpo"),
+        ("gagpo_graph-adm", "gagpo"))
 """Contrasts a - b of estimators by keys, at one start. Holm's correction covers them."""
 
 

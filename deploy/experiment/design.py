@@ -45,6 +45,8 @@ KEY_ARMS: dict[str, Arm] = {
     "gagpo-mc": _arm("GAGPO, λ = 1", "#332288", "gagpo", credit__lam=1.0),
     "gagpo_graph": _arm("graph values", "#882255", "gagpo_graph"),
     "gagpo-adm": _arm("GAGPO, with admissible actions", "#88CCEE", "gagpo", **NEAR_MARKOV),
+    "gagpo-stay": _arm("GAGPO, with admissible actions, nothing changed stays", "#999933", "gagpo", credit__stay=True,
+                       **NEAR_MARKOV),
     "gagpo-mc-adm": _arm("GAGPO, λ = 1, with admissible actions", "#AA4499", "gagpo", credit__lam=1.0, **NEAR_MARKOV),
     "gigpo-adm": _arm("GiGPO, with admissible actions", "#44AA99", "gigpo", **NEAR_MARKOV),
     "gagpo_loo-adm": _arm("leave-one-out, with admissible actions", "#DDCC77", "gagpo_loo", **NEAR_MARKOV),
@@ -61,8 +63,9 @@ COMPARISONS = (
     ("gagpo_loo", "gagpo"), ("gagpo", "gigpo"), ("gagpo_loo", "gigpo"), ("gagpo", "grpo"), ("gagpo", "rloo"),
     ("gagpo", "ppo"), ("gagpo", "gagpo-observation"), ("gagpo_loo-first", "gagpo"), ("gagpo_loo-first", "gigpo"),
     ("gagpo-mc", "gagpo"), ("gagpo_graph", "gigpo"), ("gagpo-adm", "gagpo"), ("gagpo-mc-adm", "gagpo-mc"),
-    ("gigpo-adm", "gigpo"), ("gagpo_loo-adm", "gagpo_loo"), ("gagpo_graph-adm", "gagpo_graph"),
-    ("gagpo_loo-adm", "gagpo"), ("gagpo_graph-adm", "gagpo"),
+    ("gagpo-stay", "gagpo-adm"), ("gigpo-adm", "gigpo"), ("gagpo_loo-adm", "gagpo_loo"),
+    ("gagpo_graph-adm", "gagpo_graph"), ("gagpo-stay", "gagpo"), ("gagpo_loo-adm", "gagpo"),
+    ("gagpo_graph-adm", "gagpo"),
 )
 """Pairs (a, b) for which the table shows a - b, paired by seed."""
 
