@@ -22,6 +22,8 @@ from services.errors import UserError
 
 CONTEXT_GIB = 1.0
 """CUDA context and NCCL buffers of a learner rank. vLLM's own are in ENGINE_GIB. An estimate, not yet measured."""
+LINK_GIB = 0.2
+"""NCCL's buffers of one link between a sending rank and the samplers. An estimate, not yet measured."""
 HEAD_ROOM = 0.05
 """Share of a card that must stay free, for what the allocator cannot use."""
 CONTEXT = "CUDA context"
@@ -96,6 +98,9 @@ def _plan(config: Config, cards: Cards | None, transfer: Transfer) -> GpuPlan:
         whole = sampler_bytes(config, shape) / GIB
         sampler |= {"next version": received_bytes(config, shape, transfer) / GIB}
         learner |= {"version to send": whole if transfer == "ipc" else whole / training.shards}
+    if transfer == "nccl":
+        sampler |= {"links": LINK_GIB * training.shards}
+        learner |= {"links": LINK_GIB}
     seats = (_in_turns(config, sampler, learner) if config.shares_gpus and config.rollout.sleep else
              _seats(config, sampler, learner, shared=config.shares_gpus))
     return GpuPlan(cards=cards, seats=tuple(seats), checkpointing=training.checkpointing,
