@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from rollout.worker import RolloutWorker
     from services.store.store import Store
 
-ENV_SECONDS = 120.0
-"""Longest time of one call with all its retries while environment servers answer other calls."""
 UNPUBLISHED = Version(incarnation=-1, step=0)
 """Version of the engine before its first update. No ticket may be played with these weights."""
 
@@ -94,7 +92,7 @@ class RolloutHost:
             log.info("engine ready", seconds=time.monotonic() - started)
             stack.enter_context(tracing(self._config.metrics.traces, process=self._worker, run=self._run))
             client = await stack.enter_async_context(
-                EnvClient(self._env_urls, self._env_token, timeout_s=ENV_SECONDS, outage_s=env.outage_seconds))
+                EnvClient(self._env_urls, self._env_token, timeout_s=env.call_seconds, outage_s=env.outage_seconds))
             info = await self._environment(client, store)
             limits = Limits(
                 prompt_tokens=rollout.max_prompt_tokens, response_tokens=rollout.max_response_tokens,

@@ -170,7 +170,8 @@ class RolloutWorker:
             await self._engine.update(due, packed.manifest, packed.buffer)
             self._updated(started)
         elif due == pointer:
-            log.warning("nobody has the current weights", version=due.short)
+            if self._missing.version != due:  # told once, though it looks every few seconds
+                log.warning("nobody has the current weights; waiting for them", version=due.short)
             self._missing.note(due)
             return False
         else:

@@ -27,6 +27,7 @@ class Discovery:
                  every_s: float = RESOLVE_S) -> None:
         self._resolve, self._every_s = resolve, every_s
         self._found: dict[str, tuple[str, ...]] = {url: (url,) for url in urls}
+        self._lost: set[str] = set()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="discovery", daemon=True)
 
@@ -48,8 +49,11 @@ class Discovery:
             try:
                 found = tuple(self._resolve(url))
             except OSError as error:
-                log.warning("the name of an environment server does not resolve", url=url, reason=str(error))
+                if url not in self._lost:  # told once in each outage
+                    log.warning("the name of an environment server does not resolve", url=url, reason=str(error))
+                self._lost.add(url)
                 continue
+            self._lost.discard(url)
             if found != before:
                 log.info("environment servers", url=url, servers=found)
             self._found = {**self._found, url: found}

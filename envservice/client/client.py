@@ -156,7 +156,8 @@ class EnvClient:
                         shut[replica], last = time.monotonic() + error.retry_after, error
                     limit.reschedule(self._later(began))
         except TimeoutError:
-            raise EnvFault(f"no answer within {time.monotonic() - began:.3g} s; last: {last}") from last
+            waited = time.monotonic() - began
+            raise EnvFault(f"no answer within {waited:.3g} s (env.call_seconds); last: {last}") from last
         raise EnvFault(f"{failures} requests failed; last: {last}") from last
 
     def _answers(self) -> int:

@@ -33,7 +33,6 @@ from services.telemetry.metrics_file import append_row
 
 LOOK_S = 5.0
 """Seconds between two looks for episodes that nobody uses."""
-ENV_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +134,7 @@ async def _environment(config: Config, wanted: bool) -> AsyncIterator[EnvClient 
         return
     with _server(config) as urls:
         token = env_token(config.env) if config.env.urls else None
-        async with EnvClient(urls, token, timeout_s=ENV_SECONDS) as client:
+        async with EnvClient(urls, token, timeout_s=config.env.call_seconds) as client:
             yield client
 
 

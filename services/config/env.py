@@ -176,6 +176,9 @@ class EnvSection(Section):
     outage_seconds: float = Field(default=1800, ge=1)
     """How long all environment servers may be away or full while episodes wait. Longer fails these episodes: each has
     three attempts."""
+    call_seconds: float = Field(default=120, gt=0)
+    """How long one call to a server may take, with all its retries, while servers answer other calls. A server has a
+    third of it for each answer. Raise it for environments whose steps take minutes."""
     token_file: Path | None = None
     """File whose first line is the bearer token of the servers in `urls`. None: $GAGPO_ENV_TOKEN, if it is set."""
     max_sessions: int = Field(default=1024, ge=1)

@@ -71,7 +71,7 @@ class Supervisor:
     def remove(self, member: Member) -> None:
         """Stops `member` and forgets it."""
         self._watched = [w for w in self._watched if w.member is not member]
-        member.stop()
+        self._stop(member)
 
     def retire(self, member: Member) -> None:
         """Lets `member` finish its work, then forgets it. A member that is not ready is stopped at once."""

@@ -3,6 +3,8 @@
 import socket
 import threading
 
+import structlog
+
 from deploy.launch.discovery import Discovery
 
 
@@ -29,8 +31,11 @@ def test_servers_come_and_go_and_an_outage_of_the_name_server_changes_nothing():
         found.look()
         assert found.urls() == ("a2", "a3", "b1")
         names.addresses |= {"a": [], "b": ["b2"]}
-        found.look()
+        with structlog.testing.capture_logs() as told:
+            for _ in range(3):
+                found.look()
         assert found.urls() == ("a2", "a3", "b1", "b2")
+        assert [line["url"] for line in told if line["log_level"] == "warning"] == ["a"], "told once, not every 5 s"
 
 
 def test_it_looks_by_itself_until_the_run_ends():

@@ -215,11 +215,16 @@ def test_members_stop_in_reverse_order_and_one_failure_spares_none(world: World)
             super().stop()
             raise EngineFault("will not die")
 
-    for member in (Scripted("first", world.events), Stubborn("second", world.events), Scripted("third", world.events)):
+    members = Scripted("first", world.events), Stubborn("second", world.events), Scripted("third", world.events)
+    for member in members:
         world.supervisor.add(member)
     world.supervisor.stop()
     assert world.events[3:] == ["stop third", "stop second", "stop first"]
     assert world.notes == ["could not stop second: will not die"]
+    world.supervisor.add(members[1])
+    world.supervisor.remove(members[1])
+    assert not world.supervisor.watches(members[1])
+    assert world.notes == 2 * ["could not stop second: will not die"]
 
 
 def test_a_member_without_a_place_says_so_once_and_is_not_late(world: World) -> None:
