@@ -44,7 +44,7 @@ def commands(block: str) -> Iterator[list[str]]:
     text = re.sub(r"(^|\s)#\s.*$", "", block.replace("\\\n", " "), flags=re.MULTILINE)
     for inner in re.findall(r"\$\(([^)]*)\)", text):
         yield from commands(inner)
-    text = re.sub(r"\$\([^)]*\)", "SUBSTITUTED", text)
+    text = re.sub(r"\$\([^)]*\)", "SUBSTITUTED", text).replace("$PWD", "/here")
     text = re.sub(r"\d?>+ *\S+", "", text)
     words = shlex.shlex(text, posix=True, punctuation_chars=";|&\n")
     words.whitespace, words.whitespace_split, words.commenters = " \t\r", True, ""
