@@ -31,5 +31,5 @@ def test_a_command_has_one_line_of_help_and_something_to_run(name: str):
 
 @pytest.mark.parametrize("name", sorted(
     set(COMMANDS) - {"play", "new-env", "serve-env", "serve-agent", "sft", "train", "export", "explore", "monitor"}))
-def test_what_prints_results_prints_json_too(name: str):
+def test_every_command_that_prints_results_prints_json_too(name: str):
     assert "--json" in COMMANDS[name].format_help()

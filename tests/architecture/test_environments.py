@@ -26,7 +26,7 @@ def imports(file: Path) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
 
 
-def test_nobody_but_the_folder_itself_imports_an_environment():
+def test_only_the_folder_of_an_environment_imports_it():
     found = []
     for file in (file for top in OURS for file in (ROOT / top).rglob("*.py")):
         path = file.relative_to(ROOT).as_posix()

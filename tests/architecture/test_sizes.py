@@ -40,6 +40,11 @@ def test_a_file_is_shorter_than_the_limit(file: Path):
     assert lines < MAX_FILE or str(file) in LONG_FILES, f"{lines} lines"
 
 
+def test_files_of_tests_are_shorter_than_the_limit():
+    files = {file.relative_to(ROOT): len(file.read_text().splitlines()) for file in (ROOT / "tests").rglob("*.py")}
+    assert {str(file): lines for file, lines in files.items() if lines >= MAX_FILE} == {}
+
+
 @pytest.mark.parametrize("file", FILES, ids=str)
 def test_no_function_of_a_file_is_longer_than_the_limit(file: Path):
     for node in functions(file):

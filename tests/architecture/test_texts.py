@@ -52,3 +52,11 @@ def test_no_docstring_is_a_fragment():
              if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
              and isinstance(node.value.value, str) and FRAGMENT.match(node.value.value)]
     assert found == []
+
+
+def test_no_name_of_a_test_begins_with_what_or_who():
+    """Such a name does not say which thing it is about."""
+    found = [f"{name}: {test}" for name in TRACKED if name.startswith("tests/") and name.endswith(".py")
+             and (ROOT / name).is_file()
+             for test in re.findall(r"def (test_(?:what|who|nobody|somebody)_\w+)", (ROOT / name).read_text())]
+    assert found == []

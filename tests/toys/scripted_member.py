@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from services.controller.member import End
 
 
@@ -36,3 +38,14 @@ class Scripted:
 
     def stop(self) -> None:
         self.events.append(f"stop {self.name}")
+
+
+class Acting(Scripted):
+    """A member that calls `turn` at each poll, and ends with what it returns."""
+
+    def __init__(self, name: str, turn: Callable[[], End | None]) -> None:
+        super().__init__(name, [], role=name)
+        self._turn = turn
+
+    def poll(self) -> End | None:
+        return self._turn()

@@ -118,7 +118,7 @@ def test_servers_tell_the_run_s_log_what_they_do(config_file: Path, tmp_path: Pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "log.jsonl"]
 
 
-def test_what_ends_a_server_is_in_the_run_s_log_with_its_traceback(tmp_path: Path, events, monkeypatch):
+def test_the_error_that_ends_a_server_is_in_the_runs_log_with_its_traceback(tmp_path: Path, events, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     (tmp_path / "broken_environment.py").write_text(

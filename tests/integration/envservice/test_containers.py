@@ -89,7 +89,7 @@ def test_a_server_that_starts_again_is_the_same_container():
 
 
 @pytest.mark.usefixtures("alfworld")
-def test_without_a_token_there_is_no_server():
+def test_a_container_without_a_token_refuses_to_start():
     environ = {name: value for name, value in os.environ.items() if name != "GAGPO_ENV_TOKEN"}
     done = subprocess.run(
         [SCRIPT, "run", "alfworld"], capture_output=True, text=True, timeout=120, check=True, env=environ)

@@ -86,7 +86,7 @@ def test_one_client_cannot_take_all_sessions(start: Start):
     assert reset("127.0.0.2", 600) == {"ok", "full"}, "and no more than that"
 
 
-def test_what_a_web_page_can_send_is_refused(start: Start):
+def test_a_request_that_a_web_page_can_send_is_refused(start: Start):
     server = start()
     body = b'[{"episode_id":"e","task":"toy/train/00"}]'
     with httpx.Client(base_url=server.url, trust_env=False, timeout=60) as http:

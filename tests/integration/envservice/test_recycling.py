@@ -100,7 +100,7 @@ async def test_a_server_that_leaks_starts_again_and_gives_the_memory_back(start:
     assert peak < 600 * MIB
 
 
-async def test_nobody_is_refused_while_a_server_starts_again(start: Start):
+async def test_no_request_is_refused_while_a_server_restarts_itself(start: Start):
     server = start("--recycle-s", "1")
     again = asyncio.get_running_loop().run_in_executor(None, server.process.stdout.readline)
     answered = 0

@@ -129,7 +129,7 @@ def test_a_terminal_gets_short_lines_and_each_thing_once():
     assert "environment=toy" in lines[1]
 
 
-def test_what_breaks_is_one_line_with_its_traceback(start: Start):
+def test_an_engine_fault_is_one_log_line_with_its_traceback(start: Start):
     server = start()
     body = [{"episode_id": "e", "task": "toy/train/broken"}]
     (answer,) = httpx.post(f"{server.url}/v1/episodes:reset", json=body, trust_env=False, timeout=20).json()

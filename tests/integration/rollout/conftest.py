@@ -4,14 +4,15 @@ import subprocess
 import sys
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from playing_worker import Shelf
 
 from services.store.redis_server import RedisServer, find_redis
 from services.store.store import Store
 
 TOYS = Path(__file__).parents[2] / "toys"
-sys.path.insert(0, str(TOYS))
 
 
 @pytest.fixture(scope="module")
@@ -50,3 +51,11 @@ def serve_toy():
     for process in started:
         process.kill()
         process.wait(timeout=10)
+
+
+@pytest.fixture
+def world(sampler, store, redis_url, run_name, serve_toy, tiny_model) -> SimpleNamespace:
+    server, url = serve_toy()
+    return SimpleNamespace(
+        engine=sampler, store=store, redis_url=redis_url, run=run_name, server=server, url=url, serve=serve_toy,
+        shelf=Shelf(store, tiny_model), lease=store.acquire("controller", "test", ttl_s=600))

@@ -153,7 +153,7 @@ async def test_failures_are_faults_and_never_rewards(world):
 @pytest.mark.parametrize(("named", "said"), [
     ({"n": 2}, "n is 2"), ({"stop": ["x"]}, "stop is set"),
     ({"response_format": {"type": "json_object"}}, "constrained")])
-async def test_what_would_not_be_trained_as_it_was_sampled_is_refused(world, named, said):
+async def test_options_under_which_training_would_differ_from_sampling_are_refused(world, named, said):
     async def agent(task, llm, env):
         with pytest.raises(openai.BadRequestError, match=said):
             await ask(llm, **named)

@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
 
 from services.store.redis_server import RedisServer, find_redis
+from services.store.store import Store
 
 BUNDLED = Path(sys.prefix) / "bin/redis-server"
 
@@ -22,3 +24,18 @@ def server(request, tmp_path_factory):
     server.start()
     yield server
     server.stop()
+
+
+@pytest.fixture
+def store(server):
+    return Store(server.url, f"case{uuid.uuid4().hex}", timeout_s=5.0)
+
+
+@pytest.fixture
+def controller(store):
+    return store.acquire("controller", "c")
+
+
+@pytest.fixture
+def learner(store):
+    return store.acquire("learner", "l")

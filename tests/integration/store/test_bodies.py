@@ -193,7 +193,7 @@ def test_a_sweep_keeps_what_may_still_be_committed(in_folder, leases):
     assert (in_folder.sweep(), len(names(in_folder))) == (1, SIZE)
 
 
-def test_what_a_reset_or_an_erasure_forgets_is_deleted(in_folder, leases):
+def test_bodies_are_deleted_after_a_reset_and_after_an_erasure(in_folder, leases):
     issue(in_folder, leases[0], 0)
     play_all(in_folder)
     in_folder.reset_to(leases[1], 0, 0)

@@ -73,7 +73,7 @@ def test_leases_claims_and_heartbeats_outlive_a_jump_of_the_clock(store, set_clo
 
 
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])
-def test_what_the_dead_held_is_free_after_its_time_though_the_clock_jumped(store, set_clock, jump):
+def test_claims_and_leases_of_a_dead_process_expire_on_time_although_the_clock_jumped(store, set_clock, jump):
     dead = store.acquire("controller", "dead", ttl_s=0.3)
     store.issue(dead, tickets(), capacity=9)
     first, second = store.claim("dead", 2)

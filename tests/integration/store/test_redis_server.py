@@ -93,7 +93,7 @@ def test_the_runs_own_user_has_the_rights_that_our_scripts_need_and_no_others(se
         assert client.get("gagpo:mine") == b"yes"
 
 
-def test_what_a_script_wrote_survives_a_kill(server):
+def test_writes_of_a_script_survive_a_kill(server):
     """Redis 6.2 replays scripts as the default user, and skips what that user may not do."""
     Store(server.url, "scripted").acquire("controller", "first")
     with connect(server.url) as client:

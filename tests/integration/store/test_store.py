@@ -1,61 +1,19 @@
-"""Cases outside the model test: expiry of leases, order of calls, run state, misuse, and a Redis that is down."""
+"""Cases outside the model test: expiry of leases, order of calls, run state and misuse."""
 
-import itertools
-import signal
-import socket
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+import uuid
 
 import msgspec
 import numpy as np
 import pytest
+from store_episodes import play_all, played, tickets
 
-from services.config.redis import RedisSection
-from services.errors import LeaseLost, StoreFault, UserError
-from services.records import Drop, Episode, Manifest, Step, Ticket, Version, VersionSpan
+from services.errors import LeaseLost, StoreFault
+from services.records import Drop, Manifest, Version
 from services.store.connection import NotReady
 from services.store.lease import LeaseHeld
 from services.store.store import Store
-
-RUNS = itertools.count()
-
-
-@pytest.fixture
-def store(server):
-    return Store(server.url, f"case{next(RUNS)}", timeout_s=5.0)
-
-
-@pytest.fixture
-def controller(store):
-    return store.acquire("controller", "c")
-
-
-@pytest.fixture
-def learner(store):
-    return store.acquire("learner", "l")
-
-
-def tickets(number, size=2, kind="train", task="alfworld/train/a"):
-    return [
-        Ticket(group=f"{kind}/{number:08d}", k=k, size=size, task=task, seed=k, kind=kind, temperature=1.0, max_steps=5)
-        for k in range(size)]
-
-
-def played(claim, seconds=1.0):
-    step = Step(
-        observation="You see a desk.", prompt_ids=np.arange(3, dtype=np.int32),
-        response_ids=np.array([4, 5], np.int32), logprobs=np.array([-1.0, -2.0], np.float32),
-        spans=[VersionSpan(version=Version(incarnation=1, step=2), start=0, end=2)], action="look", valid=True,
-        admissible=True, reward=0.5)
-    return Episode(
-        ticket=claim.ticket, steps=[step], won=False, end="lost", worker=claim.worker, attempt=claim.attempt,
-        seconds=seconds, engine="own")
-
-
-def play_all(store, worker="w"):
-    for claim in store.claim(worker, 100, min_idle_s=0.0):
-        assert store.commit_episode(claim, played(claim)) == "accepted"
 
 
 def test_a_lease_belongs_to_one_holder_until_it_expires(store):
@@ -251,55 +209,7 @@ def test_the_store_shows_the_version_the_incarnations_and_the_living_processes(s
 
 
 def test_runs_in_one_redis_do_not_see_each_others_keys(server, store, controller):
-    other = Store(server.url, f"case{next(RUNS)}", timeout_s=5.0)
+    other = Store(server.url, f"case{uuid.uuid4().hex}", timeout_s=5.0)
     store.issue(controller, tickets(0), capacity=9)
     assert other.claim("w", 5) == []
     assert other.acquire("controller", "someone").epoch == 1
-
-
-def test_redis_may_be_away_for_longer_than_a_lease_and_nothing_is_lost(server, store):
-    patient = Store(server.url, f"case{next(RUNS)}", settings=RedisSection(outage_seconds=60))
-    controller = patient.acquire("controller", "c", ttl_s=1.0)
-    patient.issue(controller, tickets(0), capacity=9)
-    server.stop(signal.SIGKILL)
-    with ThreadPoolExecutor() as pool:
-        renewed, played = pool.submit(patient.renew, controller), pool.submit(play_all, patient)
-        time.sleep(4.0)
-        server.start()
-        renewed.result(60.0)
-        played.result(60.0)
-    assert patient.ready("train") == ["train/00000000"]
-    assert patient.drop(controller, Drop(group="train/00000000", task="t", reason="test", steps=0))
-
-
-def test_a_redis_that_is_away_is_one_line_for_the_user_and_a_fault_for_the_rest(free_url):
-    away = Store(free_url, "run", timeout_s=0.5)
-    with pytest.raises(UserError, match=r"cannot be reached .*; start it or correct redis\.url"):
-        away.check()
-    with pytest.raises(StoreFault, match="claim"):
-        away.claim("w", 1)
-
-
-def test_check_passes_here_and_names_a_wrong_password(server):
-    Store(server.url, "run").check()
-    wrong = server.url.replace("@", "x@")
-    with pytest.raises(UserError, match="refused the password"):
-        Store(wrong, "run").check()
-
-
-def test_a_silent_redis_costs_no_more_than_the_timeouts():
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        deaf = Store(f"redis://127.0.0.1:{silent.getsockname()[1]}/0", "run", timeout_s=0.1)
-        start = time.monotonic()
-        with pytest.raises(StoreFault):
-            deaf.counts()
-        assert time.monotonic() - start < 10
-
-
-@pytest.fixture
-def free_url():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        yield f"redis://127.0.0.1:{probe.getsockname()[1]}/0"

@@ -91,7 +91,7 @@ def test_a_step_replaces_uniform_groups_up_to_its_rounds(whole):
     assert [row["dropped_groups"] for row in read_metrics(folder / "metrics.jsonl")] == [2, 1]
 
 
-def test_what_was_dropped_is_in_the_archive(whole):
+def test_dropped_groups_are_in_the_archive(whole):
     rows = {path.name: pq.read_table(path).to_pylist() for path in (whole[0] / "episodes").glob("*dropped*")}
     assert set(rows) == {f"step-{step:08d}-dropped-train-{n:08d}.parquet" for step, n in ((0, 0), (0, 2), (1, 5))}
     assert {(row["outcome"], row["reason"]) for row in rows["step-00000000-dropped-train-00000002.parquet"]} == {

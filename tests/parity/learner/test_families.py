@@ -167,7 +167,7 @@ def _timer():
     ({"model_type": "gemma3", "vision_config": {}}, "images"),
     ({"model_type": "t5", "is_encoder_decoder": True}, "encoder"),
     ({"model_type": "qwen3_moe", "num_experts": 128}, "128 experts")])
-def test_what_a_config_says_is_refused_before_anything_is_loaded(config, reason):
+def test_a_family_is_refused_by_its_config_before_anything_is_loaded(config, reason):
     assert reason in (model_family.refusal(config) or "")
 
 

@@ -33,7 +33,7 @@ def uninterrupted(redis_url, model_path, gang, tmp_path_factory):
     return folder, store, *run(store, folder, model_path, gang)
 
 
-def test_what_a_run_leaves(uninterrupted):
+def test_the_files_that_a_run_leaves(uninterrupted):
     folder, store, _, published, replaced = uninterrupted
     assert [version.step for version, _ in published] == list(range(STEPS + 1))
     assert replaced == [version for version, _ in published[:-1]]

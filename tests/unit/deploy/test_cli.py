@@ -82,7 +82,7 @@ def test_with_a_log_the_traceback_goes_there(command, tmp_path: Path, capsys: py
     assert "EngineFault: sampler died" in json.loads(log.read_text())["exception"]
 
 
-def test_what_ray_wrapped_is_told_as_it_was_raised(command, capsys: pytest.CaptureFixture[str]):
+def test_an_exception_that_ray_wrapped_is_reported_as_it_was_raised(command, capsys: pytest.CaptureFixture[str]):
     """Ray raises a class of both kinds whose text is a whole traceback and whose cause is the original."""
     from ray.exceptions import RayTaskError
 

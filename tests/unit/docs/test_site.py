@@ -96,10 +96,3 @@ def test_no_list_or_table_is_left_in_a_paragraph(pages: dict[Path, Page]):
     marks = re.compile(r"^(?:- |\d+\. |\| )", re.MULTILINE)
     assert [(path.name, text[:80]) for path, page in pages.items() for text in page.paragraphs
             if marks.search(text)] == []
-
-
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
-def test_files_that_pages_at_the_root_link_to_exist(name: str):
-    text = (ROOT / name).read_text()
-    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
-    assert [link for link in links if link and not (ROOT / link).exists()] == []

@@ -15,7 +15,7 @@ TOY = EnvSection(name="toy_environment:SPEC", prompt="compact", max_steps=10)
 
 
 @pytest.mark.parametrize("name", registry.BUILT_IN)
-def test_what_comes_with_the_package_is_whole(name: str):
+def test_each_built_in_environment_has_a_whole_spec(name: str):
     spec = registry.find_spec(name)
     assert "\n" not in spec.describe(EnvSection(name=name))
     for prompt, make in spec.prompts.items():

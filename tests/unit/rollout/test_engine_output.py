@@ -31,7 +31,7 @@ pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
 """
 
 
-def test_what_a_check_of_vllms_arguments_said_is_told_unless_it_sends_to_the_log():
+def test_the_last_error_of_vllms_argument_check_is_shown_unless_it_only_points_to_the_log():
     output = EngineOutput()
     os.write(output.descriptor, REFUSED.format("Model architectures ['X'] failed to be inspected.").encode())
     assert output.last_error() == "ModuleNotFoundError: No module named 'torchvision'"

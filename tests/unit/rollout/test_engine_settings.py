@@ -78,6 +78,6 @@ def test_a_share_without_room_for_a_cache_is_refused():
     ({"gpu_memory": 20}, "set gpus, or use kv_cache_gb"),
     ({"gpus": 1, "exact": True}, "set gpus=0, or exact=false"),
 ])
-def test_what_no_engine_can_do_is_refused_with_its_fix(keys: dict[str, Any], fix: str):
+def test_settings_that_no_engine_can_serve_are_refused_with_the_fix(keys: dict[str, Any], fix: str):
     with pytest.raises(ValidationError, match=fix):
         RolloutSection(**keys)

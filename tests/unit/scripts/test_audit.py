@@ -143,7 +143,7 @@ def test_a_clone_that_names_ranges_is_asked_too(tmp_path: Path):
     assert done.stdout.endswith("1 with vulnerabilities known to a database whose newest entry is of 2026-04-01\n")
 
 
-def test_a_folder_that_is_no_database_is_no_clean_bill(tmp_path: Path):
+def test_a_folder_that_is_not_a_database_never_counts_as_clean(tmp_path: Path):
     (tmp_path / "lock-x.txt").write_text(LOCK)
     done = from_folder(tmp_path, tmp_path / "lock-x.txt")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

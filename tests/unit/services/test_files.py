@@ -11,7 +11,7 @@ from services.files import Damaged, read_bounded, read_json, write_whole
 pytestmark = pytest.mark.attack
 
 
-def test_what_is_written_replaces_the_old_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_write_replaces_the_old_file_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A disk that is full at the last moment leaves the old file and no draft."""
     path = tmp_path / "run.json"
     write_whole(path, "old")
@@ -36,7 +36,7 @@ def test_a_reader_takes_plain_files_up_to_a_size(tmp_path: Path):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"a": "b"}', "[" * 100_000, '{"a": 1e999}', "\x00", '{"a": NaN}'])
-def test_what_is_no_such_document_is_damaged(tmp_path: Path, text: str):
+def test_a_document_of_another_form_is_damaged(tmp_path: Path, text: str):
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(Damaged, match=r"a.json is damaged \(.+\)"):
         read_json(tmp_path / "a.json", dict[str, int])

@@ -56,7 +56,7 @@ def test_one_seed_says_nothing_of_the_spread() -> None:
     assert detectable([0.5]) == math.inf
 
 
-def test_what_three_pairs_could_have_shown() -> None:
+def test_the_smallest_difference_that_three_pairs_can_detect() -> None:
     """Differences .1, 0, .2: spread .1, and (4.3027 + 1.0607) x .1 / sqrt(3)."""
     assert detectable([0.1, 0.0, 0.2]) == pytest.approx(0.309652, abs=1e-5)
 

@@ -7,7 +7,7 @@ from services.telemetry.exposition import serving
 from services.telemetry.heartbeat import Beat
 
 
-def test_what_the_gone_had_reached_stays_and_who_starts_anew_counts_from_nought():
+def test_totals_keep_the_counts_of_ended_processes_and_restarted_ones_count_from_zero():
     """Process a reaches 3 and ends. b reaches 4, ends, and a new process of its name reaches 2: 3 + 4 + 2."""
     total = _Total()
     for now in ({"a": 1.0, "b": 1.0}, {"a": 3.0, "b": 4.0}, {"b": 2.0}):

@@ -257,6 +257,6 @@ def test_a_damaged_group_is_one_line(text: str, tmp_path: Path, capsys: pytest.C
     ["train", "--resume", "/dev/null"], ["train", "--config", "alfworld-tiny", "--dry-run", "name=" + "x" * 300],
     ["export", "/dev/null", "/proc/none"], ["report", "/dev/null"], ["report", "/proc/1/nothing"]],
     ids=lambda argv: " ".join(argv)[:60])
-def test_what_is_no_file_of_ours_is_one_line(argv: list[str], capsys: pytest.CaptureFixture[str]):
+def test_a_file_of_another_form_is_one_line(argv: list[str], capsys: pytest.CaptureFixture[str]):
     assert main(argv) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -56,7 +56,7 @@ def test_a_run_that_has_not_begun_has_the_numbers_of_its_config(tmp_path: Path):
 
 
 @pytest.mark.parametrize("word", ["rollout=0", "rollout=many", "learner=2", "env", "rollout=1000000"])
-def test_what_is_no_number_is_refused(folder: RunFolder, capsys, word: str):
+def test_a_word_that_is_not_a_number_of_processes_is_refused(folder: RunFolder, capsys, word: str):
     assert cli.main(["scale", str(folder.path), word]) == 2
     assert f"{word!r} is no number of processes" in capsys.readouterr().err
 

@@ -26,7 +26,7 @@ def test_a_duration_is_written_in_readable_units(seconds: float, text: str):
     assert span(seconds) == text
 
 
-def test_a_rate_counts_from_the_first_piece_because_loading_is_no_work():
+def test_a_rate_counts_from_the_first_piece_and_leaves_loading_out():
     """60 s pass until the first 20 games are in; 10 more take 5 s, so 70 take 35 s."""
     clock = Clock()
     pace = Pace(clock)
@@ -54,7 +54,7 @@ def test_without_a_terminal_lines_are_plain_and_seldom():
         "[kept] as it is", "heldout 1/20 games", "heldout 12/20 games  1 games/s  about 8 s left"]
 
 
-def test_what_is_waited_for_is_said_with_its_time():
+def test_a_wait_is_shown_with_its_time():
     out, clock = console(terminal=False), Clock()
     with StatusLines(out, clock=clock) as lines:
         for clock.now in (1.0, 5.0, 12.0, 13.0):

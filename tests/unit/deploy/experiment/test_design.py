@@ -44,7 +44,7 @@ def test_given_seeds_are_the_first_ones_of_each_arm():
     assert [run.name for run in first_seeds(["grpo"], 2)] == ["grpo-seed0", "grpo-seed1"]
 
 
-def test_what_confirms_was_never_used_to_choose():
+def test_seeds_that_confirm_were_never_used_to_choose():
     fresh = {run.seed for run in fresh_seeds(list(ARMS), None)}
     assert fresh == set(range(100, 105))
     assert not fresh & {run.seed for run in first_seeds(list(ARMS), None)}
@@ -95,6 +95,6 @@ def test_the_arms_of_one_seed_are_paired(tmp_path: Path):
     assert {config_of(PlannedRun(arm=arm, seed=7), config, cold_start="cold").seed for arm in ARMS} == {7}
 
 
-def test_what_is_compared_exists():
+def test_every_compared_arm_exists():
     assert {arm for pair in COMPARISONS for arm in pair} <= set(ARMS)
     assert len({arm.colour for arm in ARMS.values()}) == len(ARMS)

@@ -43,7 +43,7 @@ def vars_of(one: Record) -> dict[str, object]:
     return {name: getattr(one, name) for name in Record.__slots__}
 
 
-def test_what_has_a_record_is_not_made_again(out: Path, config: Config, record):
+def test_a_run_with_a_record_is_not_made_again(out: Path, config: Config, record):
     assert left(out, WANTED, config, COMMON) == WANTED
     keep(out, WANTED[1], config, record)
     assert [run.name for run in left(out, WANTED, config, COMMON)] == ["gagpo-seed0", "gagpo-seed1", "gigpo-seed1"]

@@ -57,7 +57,7 @@ def test_fresh_seeds_are_never_pooled_with_those_that_chose(three_seeds, record)
     assert {title: len(part) for title, part in parts.items()} == {"First seeds": 6, "Fresh seeds": 1}
 
 
-def test_what_an_arm_lacks_leaves_its_cells_empty(record):
+def test_missing_numbers_of_an_arm_leave_empty_cells(record):
     """A curve without a finite value, and a run without the key at all."""
     runs = [record("ppo", 0, 0.5, **{"credit/advantage_iqr": [None] * 4})]
     found = means(runs, planned(runs))

@@ -40,7 +40,7 @@ def test_a_page_answers(client, path):
     ("/toy/group/../../etc/passwd/x", "no such page"), ("/toy/episode/step-00000001/9/train/00000100", "no episode 9"),
     ("/task?id=none", "played none"), ("/toy/lost/step-00000001/train/9", "holds no group train/9"),
     ("/nowhere", "no such page")])
-def test_what_is_not_there_is_a_page_that_helps(client, path, said):
+def test_a_missing_page_is_answered_with_help(client, path, said):
     reply = client.get(path)
     assert reply.status_code == 404
     assert said in unescape(reply.text)
@@ -85,7 +85,7 @@ def test_all_links_of_all_pages_lead_somewhere(client):
     assert any(path.startswith("/other/credit/") for path in seen)
 
 
-def test_what_the_environment_said_runs_nowhere(client):
+def test_text_of_the_environment_is_never_run_as_code(client):
     text = "".join(client.get(f"/toy/{kind}").text for kind in (f"group/{GROUP}", f"episode/{EPISODE}"))
     text += "".join(client.get(f"/toy/episode/step-0000000{n}/{k}/train/00000{n}00").text
                     for n in (1, 2, 3) for k in range(4))
@@ -95,7 +95,7 @@ def test_what_the_environment_said_runs_nowhere(client):
     assert "<b>go</b>" not in text
 
 
-def test_what_ails_a_run_is_said_on_its_first_page(client):
+def test_warnings_about_a_run_are_on_its_first_page(client):
     assert "⚠ the gradient of step 3 is not finite; check learner.lr" in client.get("/").text
 
 

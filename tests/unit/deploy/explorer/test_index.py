@@ -108,7 +108,7 @@ def test_types_are_guessed_only_where_an_archive_does_not_hold_them(run_folder, 
         assert matrix(run.evaluations, run.groups()).kinds == types
 
 
-def test_what_is_no_run_is_said_in_one_line(tmp_path):
+def test_a_folder_without_a_run_is_one_line(tmp_path):
     for folder in ("missing", "empty"):
         with pytest.raises(UserError):
             open_runs([tmp_path / folder])

@@ -83,7 +83,7 @@ def test_a_machine_without_a_gpu_is_told_so_and_a_cluster_is_left_to_its_schedul
     ("7b", [], ONE, "set learner.lora.rank=16"),
     ("32b", [], ONE, "use more or larger GPUs"),
 ])
-def test_what_does_not_fit_is_refused_with_the_key_that_makes_it_fit(
+def test_a_plan_that_does_not_fit_is_refused_with_the_key_that_makes_it_fit(
         size: str, keys: list[str], hardware: Cards, fix: str, models: dict[str, Path]):
     with pytest.raises(UserError, match=r"would hold .* GiB") as error:
         gpu_checks.check_gpus(config(models, *keys, size=size), hardware, private=True)

@@ -61,7 +61,7 @@ def test_sessions_that_are_processes_take_their_memory():
     assert server.memory_gib == pytest.approx(light.memory_gib + 4 * 320 / 1024)
 
 
-def test_what_runs_already_is_not_started():
+def test_servers_that_run_already_are_not_started():
     names = {process.name for process in plan.make_plan(config(
         "redis.url=redis://store:6379/0", "ray.address=head:6379", "env.urls=[http://env:8000]")).processes}
     assert names == {"controller", "weights actor", "rollout worker", "learner rank"}

@@ -73,7 +73,7 @@ def test_a_plan_that_cannot_work_is_refused(override: str, expected: str):
     assert expected in refusal(override)
 
 
-def test_sessions_that_do_not_fit_into_memory_are_no_sessions():
+def test_sessions_that_do_not_fit_into_memory_are_not_counted():
     assert refusal("env.name=scienceworld", "env.prompt=compact", "env.memory_gb=2").endswith(
         "than the environment servers' 6 sessions; lower rollout.slots, or raise env.memory_gb")
 

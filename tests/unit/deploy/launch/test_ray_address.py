@@ -9,7 +9,7 @@ from services.config.tree import Config
 from services.errors import UserError
 
 
-def test_a_server_that_is_no_ray_is_refused_when_the_time_is_up():
+def test_a_server_that_is_not_ray_is_refused_when_the_time_is_up():
     """It takes the connection and never says a word, as a firewall or another service may."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
@@ -18,7 +18,7 @@ def test_a_server_that_is_no_ray_is_refused_when_the_time_is_up():
 
 
 @pytest.mark.parametrize("address", ["here", "host:port", ":6379", "ray://host"])
-def test_what_is_no_address_is_said(address: str):
+def test_a_malformed_address_is_refused(address: str):
     with pytest.raises(UserError, match="write host:port"):
         check_ray(address)
 

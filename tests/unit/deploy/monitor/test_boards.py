@@ -53,7 +53,7 @@ def test_each_dashboard_file_is_what_its_board_writes(board):
     assert (DASHBOARDS / f"{board.name}.json").read_text(encoding="utf-8") == text(board)
 
 
-def test_there_is_no_dashboard_file_without_a_board():
+def test_every_dashboard_file_has_its_board():
     assert {path.stem for path in DASHBOARDS.iterdir()} == {board.name for board in BOARDS}
 
 

@@ -137,7 +137,7 @@ def test_one_config_and_seed_twice_is_refused(run, capsys):
     assert "given twice" in capsys.readouterr().err
 
 
-def test_what_is_no_run_is_refused(tmp_path, capsys):
+def test_a_folder_without_a_run_is_refused(tmp_path, capsys):
     assert main(["report", str(tmp_path)]) == 2
     assert "is not the folder of a run" in capsys.readouterr().err
 
@@ -167,7 +167,7 @@ def test_the_page_opens_with_the_verdict_and_the_figure_of_before_and_after(run)
     assert text.index('alt="comparison"') < text.index('alt="success"')
 
 
-def test_what_ails_a_run_stands_below_its_verdict(run):
+def test_warnings_about_a_run_stand_below_its_verdict(run):
     folder = run("ailing", credit={"estimator": "gagpo"})
     assert "class=warning>Warning" not in write_report([folder], folder)[0].read_text()
     append_row(folder / "metrics.jsonl",

@@ -115,7 +115,7 @@ def test_a_folder_of_another_version_of_the_environment_is_refused_in_one_line(t
 
 
 @pytest.mark.attack
-def test_a_folder_that_is_no_runs_is_never_written_to(tmp_path: Path):
+def test_a_folder_with_other_files_than_a_runs_is_never_written_to(tmp_path: Path):
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / "thesis.tex").write_text("years of work")
     for enter in (lambda: open_run(config(tmp_path), games=GAMES, resume=True), locked(config(tmp_path)).__enter__):

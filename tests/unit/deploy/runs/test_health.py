@@ -39,7 +39,7 @@ def test_a_share_counts_on_average_over_the_last_three_steps(key: str, near: flo
     assert found(rows({key: 0.0}, *[{key: beyond}] * 3)) == [rule]
 
 
-def test_rows_of_a_version_without_the_share_are_no_finding():
+def test_rows_of_a_version_without_the_share_cause_no_warning():
     metrics = rows({}, {})
     for row in metrics:
         del row["credit/flat_share"]

@@ -41,7 +41,7 @@ def test_a_line_that_is_being_written_counts_once_it_is_whole(tmp_path: Path, cu
     assert [row["step"] for row in growing.rows()] == [1, 2]
 
 
-def test_a_torn_line_and_one_that_is_no_object_spoil_no_other(tmp_path: Path):
+def test_torn_lines_and_lines_without_an_object_do_not_affect_the_others(tmp_path: Path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}\n{"step": \n7\n\xff\xfe\n')
     append_row(path, {"step": 2})

@@ -48,7 +48,7 @@ def test_a_name_is_its_folder_in_the_cache_and_run_json_has_the_commit(cache, tm
 
 
 @pytest.mark.parametrize("named", ["acme/other", "acme/tiny/x", "tiny", "/acme/tiny"])
-def test_what_is_not_in_the_cache_stays_as_it_is_for_preflight(cache, named):
+def test_a_model_that_is_not_in_the_cache_is_left_to_preflight(cache, named):
     assert config(f"model.path={named}").model.path == Path(named)
     assert origin(Path(named)) == ""
 
@@ -134,6 +134,6 @@ def test_an_exported_folder_is_pushed_and_a_refusal_is_one_line(hub, tmp_path):
     assert f"{folder} is written, and could not be pushed to acme/agent" in refused.stderr
 
 
-def test_a_name_that_is_no_repository_is_refused_before_anything_is_sent(tmp_path):
+def test_a_name_without_an_owner_is_refused_before_anything_is_sent(tmp_path):
     with pytest.raises(UserError, match="no name of a repository"):
         push(tmp_path, "agent")

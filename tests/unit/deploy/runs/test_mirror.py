@@ -62,7 +62,7 @@ def test_a_run_is_fetched_whole_where_its_folder_is_gone(tmp_path, elsewhere):
     assert read_json(elsewhere.run_dir / MIRROR, MirrorState).step == 3
 
 
-def test_what_belongs_to_the_machine_stays(tmp_path):
+def test_files_of_the_machine_are_not_copied(tmp_path):
     folder = a_run(config(tmp_path))
     for name in (".lock", "log.jsonl", "logs/10.0.0.2.jsonl", "stage.json", "redis/dump", "episodes/half.tmp",
                  ".explorer/index", "checkpoints/.tmp-step-00000009/x", "checkpoints/damaged-step-00000001/x"):
@@ -117,7 +117,7 @@ def test_checkpoints_that_the_folder_no_longer_has_are_deleted(tmp_path):
     assert steps == {"step-00000002", "step-00000003"}
 
 
-def test_who_fetches_the_run_owns_it(tmp_path, elsewhere):
+def test_the_driver_that_fetches_a_run_becomes_its_owner(tmp_path, elsewhere):
     folder = a_run(config(tmp_path))
     commit(folder, 1)
     mirror = Mirror(config(tmp_path))

@@ -89,7 +89,7 @@ def test_a_bare_name_is_a_run_in_runs_and_a_path_that_exists_stays(mine):
     assert run_path("mine") == Path("mine")
 
 
-def test_what_is_no_run_is_told_the_nearest_or_all(mine):
+def test_a_wrong_run_name_is_told_the_nearest_run_or_all_runs(mine):
     with pytest.raises(UserError, match=r"runs/mien is not the folder of a run; did you mean runs/mine\?"):
         find_run(Path("runs/mien"))
     with pytest.raises(UserError, match="xyz is not the folder of a run; give one of runs/mine"):

@@ -30,7 +30,7 @@ def test_each_temperature_has_a_verdict_in_the_order_of_play() -> None:
     assert [one.temperature for one in verdicts(rows)] == [1.0, 0.4]
 
 
-def test_a_gain_whose_interval_holds_zero_is_no_difference() -> None:
+def test_a_gain_whose_interval_holds_zero_shows_no_difference() -> None:
     (found,) = verdicts([row(COLD, "0100"), row(TRAINED, "1100")])
     assert found.text == "25% -> 50% at T=1, +25 points [-24, 74], no difference shown (4 held-out games)"
 
@@ -43,7 +43,7 @@ def test_before_the_heldout_games_the_curve_stands_in() -> None:
 
 
 @pytest.mark.parametrize("rows", [[], [row("step-000000", "01")], [row(COLD, "01")]])
-def test_nothing_to_compare_is_no_verdict(rows: list[dict[str, Any]]) -> None:
+def test_without_evaluations_to_compare_there_are_no_verdicts(rows: list[dict[str, Any]]) -> None:
     assert verdicts(rows) == []
 
 

@@ -61,7 +61,7 @@ async def test_each_task_is_played_once_and_kept(tmp_path: Path, policy: str):
     assert trials[0]["steps"][-1]["action"] == "open door"
 
 
-async def test_what_is_kept_is_not_played_again(tmp_path: Path):
+async def test_trials_that_are_kept_are_not_played_again(tmp_path: Path):
     """The first attempt ends by a fault after some tasks; the second plays the others; the third plays nothing."""
     file = tmp_path / "e.jsonl"
     whole = Player()

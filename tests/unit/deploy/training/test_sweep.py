@@ -62,7 +62,7 @@ def test_a_given_model_is_where_all_start(tmp_path: Path):
     (["learner.credit.estimator=grpo"], "estimator grpo does not read it"),
     (["learner.credit.estimator=gagpo_loo"], "trajectory-reward sets learner.credit.broadcast"),
     (["eval.every=0", "eval.panel=0"], "asks for none")])
-def test_what_cannot_be_compared_is_refused(tmp_path: Path, laid: list[str], what: str):
+def test_variants_that_cannot_be_compared_are_refused(tmp_path: Path, laid: list[str], what: str):
     with pytest.raises(UserError, match=what):
         sweep.configs(load_config("alfworld-tiny", [f"runs_dir={tmp_path}", *laid]), ABLATIONS)
 

@@ -58,7 +58,7 @@ def test_the_lamp_may_be_lit_before_or_after_the_object_is_taken():
 @pytest.mark.parametrize(
     "text", ["", " ", "xyzzy", "LOOK", "help me", "go to", "go to  cabinet 1", "look\nlook", "a" * 99_999]
 )
-def test_what_is_not_admissible_changes_nothing(text):
+def test_an_inadmissible_action_changes_nothing(text):
     first, after = play(BY_TYPE["pick"], [text])
     assert after.observation == "Nothing happens."
     assert after.admissible_actions == first.admissible_actions

@@ -66,7 +66,7 @@ async def test_a_request_is_bounded_in_elements_and_bytes(monkeypatch: pytest.Mo
         assert wire.sizes == [1] * 10
 
 
-async def test_who_is_cancelled_before_sending_is_left_out(monkeypatch: pytest.MonkeyPatch):
+async def test_a_call_that_is_cancelled_before_sending_is_left_out(monkeypatch: pytest.MonkeyPatch):
     wire = Wire(Settings())
     async with client_over(wire, monkeypatch) as client:
         going = [asyncio.create_task(walk(client, str(n), 3)) for n in range(4)]
@@ -107,7 +107,7 @@ async def test_a_refusal_is_a_fault_at_once(status: int, text: str, monkeypatch:
     assert len(wire.sizes) == 1
 
 
-async def test_an_answer_that_is_no_result_is_a_fault(monkeypatch: pytest.MonkeyPatch):
+async def test_an_answer_without_a_result_is_a_fault(monkeypatch: pytest.MonkeyPatch):
     wire = Wire(Settings(), lambda _: httpx.Response(200, json=[{"observation": "Hello."}]))
     async with client_over(wire, monkeypatch) as client:
         with pytest.raises(EnvFault, match="not a result"):

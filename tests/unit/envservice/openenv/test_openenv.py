@@ -123,7 +123,7 @@ def test_pages_and_clients_without_the_token_are_refused():
         assert httpx.get(f"{url}/else", headers=head).status_code == 404
 
 
-def test_what_a_server_does_wrong_is_a_fault(url):
+def test_a_mistake_of_the_server_is_a_fault(url):
     game = OpenEnvGame(url, write=lambda text: {"say": text})
     game.reset(seed=0)
     with pytest.raises(EnvFault, match="VALIDATION_ERROR"):

@@ -147,7 +147,7 @@ def test_every_action_that_would_do_something_is_listed_when_asked_for(program: 
         assert environment.version == "1.2.3+easy+valid"
 
 
-def test_what_a_task_needs_is_not_simplified_away(program: object):
+def test_a_simplification_that_a_task_must_do_without_is_left_out(program: object):
     settings = ScienceworldSection(simplifications=("openDoors", "noElectricalAction"))
     with ScienceworldEnvironment(settings) as environment:
         assert environment.simplified("boil") == "noElectricalAction,openDoors"

@@ -73,7 +73,7 @@ def test_a_task_id_leads_back_to_its_task():
     "scienceworld/seen_test/boil/21",
     "scienceworld/test/boil", "alfworld/test/boil/21", "scienceworld/test/boil/21/", "",
 ])
-def test_what_is_no_task_is_refused(task: str):
+def test_an_unknown_task_is_refused(task: str):
     with pytest.raises(KeyError):
         place_of(task)
 

@@ -35,7 +35,7 @@ def test_values_by_type(wire: JavaConnection, java_class: str, method: str, argu
     assert type(found) is type(value)
 
 
-def test_what_cannot_be_sent_is_our_own_mistake(wire: JavaConnection):
+def test_a_value_that_cannot_be_sent_raises_a_programming_error(wire: JavaConnection):
     with pytest.raises(ValueError, match=r"no way to send 1\.5"):
         wire.call("java.lang.Math", "abs", 1.5)
 

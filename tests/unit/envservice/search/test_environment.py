@@ -73,7 +73,7 @@ def test_a_recalled_session_goes_on_without_asking_again():
     assert rebuilt.step("<answer>The Hague</answer>") == recorded.step("<answer>The Hague</answer>")
 
 
-def test_a_fault_of_the_retriever_is_no_outcome_and_no_step():
+def test_a_fault_of_the_retriever_makes_no_outcome_and_uses_no_turn():
     session = environment(Library(), turns=2).open("search/train/000000")
     session.reset()
     with pytest.raises(EnvFault, match="closed"):

@@ -69,14 +69,14 @@ async def test_a_rebuilt_session_is_named_in_the_header_and_its_result_is_the_sa
     ({"action": "x" * (MAX_ACTION + 1)}, "action"), ({"actions": [""] * (MAX_ACTIONS + 1)}, "actions"),
     ({"actions": ["a", 1]}, "actions.1"), ({"surprise": 1}, "surprise"), ({"episode_id": "x" * 201}, "episode_id"),
 ])
-async def test_what_is_malformed_is_named(element: dict[str, Any], field: str):
+async def test_a_malformed_field_is_named(element: dict[str, Any], field: str):
     async with client_of() as http:
         (result,) = (await http.post("/v1/episodes:step", json=[{**step([], "", "d"), **element}])).json()
     assert (result["type"], result["field"]) == ("malformed", field)
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[", b"null", b"\xff", b'[{"episode_id":"\\ud800"}'])
-async def test_a_body_that_is_no_list_is_refused_whole(body: bytes):
+async def test_a_body_that_is_not_a_list_is_refused_whole(body: bytes):
     async with client_of() as http:
         reply = await http.post("/v1/episodes:step", content=body)
     assert (reply.status_code, reply.json()["type"]) == (422, "malformed")
@@ -144,7 +144,7 @@ async def test_metrics_count_what_happened(http: httpx.AsyncClient):
     assert 1e7 < resident < 1e11
 
 
-async def test_what_a_server_refuses_is_counted_once():
+async def test_each_refused_request_is_counted_once():
     """A request without the token; an element among others; a request that is refused as a whole, elements and all."""
     async with client_of(token="secret", max_sessions=1) as http:
         allowed = {"authorization": "Bearer secret"}

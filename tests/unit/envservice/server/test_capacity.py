@@ -31,7 +31,7 @@ def test_sessions_are_bounded_by_number_and_by_their_share_of_memory(settings, s
 @pytest.mark.parametrize(("settings", "expected"), [
     ({}, 4 * GIB), ({"servers": 4}, GIB), ({"memory_gb": 3, "servers": 2}, 3 * GIB // 2),
 ])
-def test_what_sessions_record_is_bounded_by_the_same_share(settings, expected):
+def test_records_of_sessions_are_bounded_by_the_same_share_of_memory(settings, expected):
     assert sessions_bytes(EnvSection(**settings), memory=8 * GIB) == expected
 
 

@@ -45,7 +45,7 @@ def test_synthetic_goals_need_no_human_file(files):
         load_stock(files.folder, goals="human")
 
 
-def test_what_is_not_kept_does_not_count(files):
+def test_fields_that_are_not_kept_do_not_change_the_digest(files):
     first = load_stock(files.write()).digest
     files.products[0]["total_reviews"] = 12
     assert load_stock(files.write()).digest == first
@@ -110,7 +110,7 @@ def test_a_file_cut_short_is_broken(files):
         load_stock(files.folder)
 
 
-def test_files_without_instructions_are_no_shop(files):
+def test_files_without_instructions_are_refused(files):
     files.synthetic = {}
     with pytest.raises(UserError, match="no synthetic instruction for any of its 3 products"):
         load_stock(files.write())

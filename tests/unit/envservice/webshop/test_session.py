@@ -138,7 +138,7 @@ def test_an_inadmissible_action_leaves_the_page_unchanged(session, action):
     assert session.step(action) == replace(page, unchanged=True)
 
 
-def test_what_follows_the_last_bracket_of_a_line_is_not_read(session):
+def test_text_after_the_last_bracket_of_a_line_is_not_read(session):
     assert play(session, "search[LAMP] now\nplease").observation == play(session, "search[lamp]").observation
     assert parse_action("search[a[b]]") == ("search[a", "b]")
 

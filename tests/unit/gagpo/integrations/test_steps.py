@@ -77,7 +77,7 @@ def test_every_step_level_estimator_is_offered():
         assert advantage_function(name, {})(**arguments)[0].isfinite().all()
 
 
-def test_what_is_wrong_is_said():
+def test_each_mistake_is_one_line():
     options = credit_options({})
     with pytest.raises(UserError, match="'g' of a row does not say which step"):
         step_advantages(["g"], [0.0], options)

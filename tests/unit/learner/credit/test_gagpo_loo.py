@@ -75,7 +75,7 @@ groups = st.lists(st.lists(steps, min_size=1, max_size=8), min_size=2, max_size=
 
 
 @given(st.data(), groups)
-def test_what_an_episode_earns_never_moves_its_own_baselines(data, group):
+def test_the_return_of_an_episode_never_changes_its_own_baselines(data, group):
     """This property corrects the sign error: in plain GAGPO, singleton states are their own baseline."""
     i = data.draw(st.integers(0, len(group) - 1))
     changed = [*group]

@@ -108,7 +108,7 @@ def test_an_estimator_and_a_key_of_ones_own_have_options_that_are_checked():
     ("gagp", "there is no credit estimator 'gagp'; use one of: gagpo, "),
     ("no_such_module:Name", "the estimator no_such_module:Name cannot be imported"),
     (f"{__name__}:Nothing", "has no Nothing"), (f"{__name__}:ByLength", "is no estimator, because it has no")])
-def test_what_is_no_estimator_is_refused_in_one_line(name, message):
+def test_an_unknown_estimator_is_refused_in_one_line(name, message):
     with pytest.raises(UserError) as caught:
         make_options(name)
     assert message in str(caught.value)

@@ -70,7 +70,7 @@ def test_steps_of_verl_agent_are_put_in_order_and_repeats_left_out(tmp_path):
     ([[]], "line 1: Expected `object`"),
     ([], "has no lines"),
 ])
-def test_what_is_missing_is_said_in_one_line(tmp_path, rows, match):
+def test_a_missing_part_is_one_line(tmp_path, rows, match):
     with pytest.raises(UserError, match=match) as caught:
         read_verl(write(tmp_path, rows))
     assert "\n" not in str(caught.value)

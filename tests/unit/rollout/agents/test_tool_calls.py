@@ -58,7 +58,7 @@ def test_without_tools_an_object_is_an_answer_like_any_other():
     '<tool_call>{"name": "add", "arguments": 3}</tool_call>', "[TOOL_CALLS]", "[TOOL_CALLS][]", "[TOOL_CALLS]add",
     '[TOOL_CALLS][{"name": "add"', '[TOOL_CALLS][ARGS]{"a": 7}', '[TOOL_CALLS]add[ARGS][7]', '[TOOL_CALLS][{"a": 7}]',
     '[TOOL_CALLS][{"name": "add", "arguments": {}, "id": "short"}]'])
-def test_a_broken_call_is_no_whole_answer(text):
+def test_an_answer_with_a_broken_call_is_not_whole(text):
     """The agent gets its text, and the step is invalid; a call that is whole beside it stays one."""
     assert not parse_calls(text).whole
 

@@ -74,7 +74,7 @@ def test_a_last_part_that_several_sections_have_names_them_all(file: Path):
     "eval.panel_temperatures=[0.0]", "steps=100000000000000000000000", "sft.minutes=1e30", "metrics.port=99999",
     f"seed={10**30}", 'runs_dir="a\\0b"', f"learner.lr={'[' * 5000}", "learner.loss.clip_high=.inf",
     "rollout.cpus=.nan", "rollout.sample_seconds=1e308", "learner.lr=1e22"])
-def test_what_no_run_can_mean_is_refused_in_one_line(file: Path, override: str):
+def test_values_that_no_run_can_use_are_refused_in_one_line(file: Path, override: str):
     """`..` as a name once deleted what lay beside the folder of runs."""
     assert message(file, override)
 
@@ -102,7 +102,7 @@ def test_a_bootstrap_without_a_state_to_end_in_is_refused(file: Path):
     assert "learner.credit.bootstrap needs the state key of the last observation" in found
 
 
-def test_what_must_be_set_is_named(file: Path):
+def test_a_missing_required_key_is_named(file: Path):
     file.write_text("name: mine\n")
     assert message(file) == f"steps is not set; set it in {file} or give steps=VALUE"
 

@@ -142,7 +142,7 @@ def test_an_exception_at_start_counts_as_a_death(world: World) -> None:
     assert world.events == ["start learner", "stop learner", "start learner"]
 
 
-def test_what_fails_twice_in_the_same_way_before_anything_worked_ends_the_run(world: World) -> None:
+def test_the_same_failure_twice_before_anything_worked_ends_the_run(world: World) -> None:
     """Process ids and times in the words make no difference."""
     member = world.add("worker")
     member.answers = False

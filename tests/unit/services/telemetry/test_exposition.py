@@ -62,7 +62,7 @@ def test_worker_labels_are_bounded_and_nothing_is_left_out():
     assert shown[frozenset({("worker", OTHER)})] == 12
 
 
-def test_what_is_not_declared_is_not_shown():
+def test_undeclared_metrics_are_not_shown():
     known = beat(Pulse("learner-0", "learner"))
     foreign = Beat(role="learner", doing="", since=0, progress=0, metrics={"evil": [("evil", {"x": "1"}, 1.0)]})
     assert "evil" not in render({"a": foreign, "learner-0": known}).decode()

@@ -43,7 +43,7 @@ def test_a_part_within_another_counts_once_for_the_outer_one():
     assert after["logs"] == before["logs"]
 
 
-def test_what_raises_is_counted_and_ends_its_part():
+def test_time_is_counted_also_if_the_counted_function_raises():
     before = spent()
 
     @counted("logs")

@@ -112,7 +112,7 @@ def test_a_dropped_group_ends_the_traces_of_all_its_tickets(collector: Collector
     assert {told.facts["reason"] for told in drops} == {"over-age: sampled before step 4"}
 
 
-def test_what_escapes_a_span_is_its_error_and_goes_on(collector: Collector):
+def test_an_exception_in_a_span_is_recorded_and_raised_again(collector: Collector):
     with tracing(collector.url, process="rollout-0"):
         with pytest.raises(EnvFault), span("episode", ticket=TICKET):
             raise EnvFault("no answer")

@@ -1,0 +1,222 @@
+"""Evaluations are issued at one version, played, reported and begun anew. Over a real Redis."""
+
+import pytest
+from scripted_member import Acting
+
+from services.controller.evaluation import clear
+from services.controller.member import End
+from services.errors import Fault
+from services.records import Drop
+
+
+def train_tickets(tickets) -> list:
+    return [ticket for ticket in tickets if ticket.kind == "train"]
+
+
+def test_an_evaluation_is_played_at_its_version_and_then_marked(world):
+    """Training continues meanwhile. The step is marked only after its result is reported."""
+    run = world()
+    controller = run.controller()
+    version = run.publish(0)
+    controller.tick()
+    tickets = run.play(3)
+    controller.tick()
+    assert run.results == []
+    assert run.store.evaluated() == -1
+    tickets += run.play()
+    controller.tick()
+    evaluation = [ticket for ticket in tickets if ticket.kind == "eval"]
+    assert {ticket.exact_version for ticket in evaluation} == {version}
+    assert sorted(ticket.task for ticket in evaluation) == ["toy/valid/x"] * 2 + ["toy/valid/y"] * 2
+    assert len(train_tickets(tickets)) == 4
+    ((summary, episodes),) = run.results
+    assert len(episodes) == 4
+    assert (summary["step"], summary["tasks"], summary["episodes"], summary["success_rate"]) == (0, 2, 4, 0.5)
+    assert summary["success_by_type"] == {"x": 0.5, "y": 0.5}
+    assert run.done_when_told == [-1]
+    assert run.store.evaluated() == 0
+    assert run.store.retained_bytes() > 0  # the training episodes alone
+    assert run.store.ready("eval") == []
+
+
+def test_steps_that_are_not_due_are_not_evaluated(world):
+    """Steps 0, 2 and 4 are evaluated, each at the version of its step."""
+    run = world()
+    controller = run.controller()
+    run.publish(0)
+    for _ in range(5):
+        controller.tick()
+        run.play()
+        controller.tick()
+        run.train()
+    controller.tick()
+    assert [summary["step"] for summary, _ in run.results] == [0, 2, 4]
+    assert {t.exact_version.step for t in run.played if t.kind == "eval"} == {0, 2, 4}
+
+
+def test_a_game_that_failed_is_left_out_of_its_evaluation(world):
+    run = world()
+    controller = run.controller()
+    run.publish(0)
+    controller.tick()
+    for _ in range(3):
+        run.play(broken=lambda ticket: ticket.task == "toy/valid/x")
+    controller.tick()
+    controller.tick()
+    ((summary, _),) = run.results
+    assert (summary["tasks"], summary["dropped"], list(summary["success_by_task"])) == (1, 1, ["toy/valid/y"])
+    assert run.store.counts().dropped == 0
+
+
+def test_an_evaluation_game_with_a_too_long_first_prompt_is_named_and_does_not_count_as_lost(world):
+    run = world()
+    controller = run.controller()
+    run.publish(0)
+    controller.tick()
+    too_long = {"steps": [], "won": False, "end": "context"}
+    for _ in range(3):
+        for claim in run.store.claim("worker", 100, min_idle_s=0.0):
+            run.commit(claim, **too_long if claim.ticket.task == "toy/valid/x" else {})
+    controller.tick()
+    controller.tick()
+    ((summary, _),) = run.results
+    assert (summary["tasks"], summary["dropped"], summary["success_rate"]) == (1, 1, 0.5)
+    assert run.notes == ["dropped eval/step-0/0.5/00000 (toy/valid/x): env: the first prompt has more tokens than "
+                         "rollout.max_prompt_tokens"]
+
+
+def test_an_evaluation_whose_games_all_failed_stops_the_run(world):
+    run = world()
+    controller = run.controller()
+    run.publish(0)
+    controller.tick()
+    for _ in range(3):
+        run.play(broken=lambda ticket: ticket.kind == "eval")
+    with pytest.raises(Fault, match="step-0: every one of its groups was dropped"):
+        controller.tick()
+
+
+def test_failed_groups_of_an_evaluation_exclude_no_task_from_training(world):
+    """Failed groups of a finished evaluation are dropped and do not affect training."""
+    run = world()
+    controller = run.controller()
+    for tickets in run.request(run.publish(0)).tickets():
+        run.store.issue(controller.lease, tickets, capacity=0)
+    for _ in range(3):
+        run.play(broken=lambda ticket: True)
+    controller.drop_failed()
+    assert run.store.outstanding_groups() == []
+    assert not controller._task_failures
+
+
+def test_an_evaluation_cut_short_is_played_anew_at_the_new_version(world):
+    """Its version was lost with the weights actor of the earlier process, so its tickets and results are
+    dropped too."""
+    run = world()
+    run.publish(0)
+    run.controller().tick()
+    run.play(3)  # one group of the task set is finished, one is half done
+    again = run.controller()
+    clear(run.store, again.lease)
+    assert not [group for group in run.store.outstanding_groups() if group.startswith("eval/")]
+    assert run.store.ready("eval") == []
+    run.incarnation = 2
+    version = run.publish(0)
+    again.tick()
+    run.play()
+    again.tick()
+    ((summary, episodes),) = run.results
+    assert summary["version"] == version.short == "2.0"
+    assert [e.ticket.exact_version for e in episodes] == [version] * 4
+
+
+def test_an_evaluation_begins_anew_if_nobody_has_its_weights_any_more(world):
+    """The store still names the version of a run that was killed. The first learner after it publishes another one."""
+    run = world()
+    run.publish(0)
+    controller = run.controller()
+    controller.tick()
+    run.incarnation = 2
+    version = run.publish(0)
+    gone = "nobody has the weights of version 1.0 any more"
+    for _ in range(3):
+        for claim in run.store.claim("worker", 100, min_idle_s=0.0):
+            if claim.ticket.kind == "eval":
+                run.store.fail(claim, gone)
+    controller.tick()
+    assert run.results == []
+    run.play()
+    controller.tick()
+    ((summary, episodes),) = run.results
+    assert (summary["version"], summary["tasks"], summary["dropped"]) == ("2.0", 2, 0)
+    assert [e.ticket.exact_version for e in episodes] == [version] * 4
+    assert f"evaluation step-0 begins anew: {gone}" in run.notes
+
+
+def test_an_evaluated_step_is_not_evaluated_again_after_a_restart(world):
+    run = world()
+    run.publish(0)
+    first = run.controller()
+    first.tick()
+    run.play()
+    first.tick()
+    run.incarnation = 2
+    run.publish(0)
+    learner = Acting("learner", lambda: End(""))
+    again = run.controller()
+    again.supervisor.add(learner)
+    again.supervisor.check()
+    again.run(learner)
+    assert len(run.results) == 1
+
+
+def test_a_run_ends_with_the_learners_work_and_the_last_evaluation(world):
+    """A whole run: each poll of the worker plays, each poll of the learner trains, and the worker dies once."""
+    run = world()
+    run.publish(0)
+    deaths = [End("killed", killed=True)]
+
+    def work():
+        run.play(5)
+        return deaths.pop() if deaths else None
+
+    def learn():
+        pointer = run.store.version()[0]
+        if run.config.evaluates(pointer.step) and run.store.evaluated() < pointer.step and len(run.trained) < 4:
+            return None
+        run.train()
+        return End("") if len(run.trained) == 4 else None
+
+    worker, learner = Acting("worker", work), Acting("learner", learn)
+    controller = run.controller()
+    for member in (worker, learner):
+        controller.supervisor.add(member)
+    controller.run(learner)
+    assert worker.events == ["start worker", "stop worker", "start worker"]
+    assert any("worker died (killed)" in note for note in run.notes)
+    assert len(run.trained) == 4
+    assert [summary["step"] for summary, _ in run.results] == [0, 2, 4]
+
+
+def test_requests_run_one_after_the_other_outside_training(world):
+    """For held-out games no training ticket is issued, and summaries come in the order of the requests."""
+    run = world()
+    worker = Acting("worker", lambda: run.play(3) and None)
+    controller = run.controller()
+    controller.supervisor.add(worker)
+    before, after = run.request(run.publish(0)), run.request(run.publish(2))
+    summaries = controller.evaluate_now([before, after])
+    assert [summary["label"] for summary in summaries] == ["step-0", "step-2"]
+    assert run.store.counts().issued == 0
+    assert [t.exact_version.step for t in run.played] == [0] * 4 + [2] * 4
+    assert run.store.evaluated() == -1
+
+
+def test_clearing_evaluations_keeps_the_groups_of_training(world):
+    run = world()
+    run.publish(0)
+    controller = run.controller()
+    controller.tick()
+    clear(run.store, controller.lease)
+    assert run.store.outstanding_groups() == ["train/00000000", "train/00000001"]
+    assert run.store.drop(controller.lease, Drop(group="eval/step-0/0.5/00000", task="", reason="")) is False

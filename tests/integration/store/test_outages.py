@@ -1,0 +1,63 @@
+"""A Redis that is away, silent, or not the one that was meant."""
+
+import signal
+import socket
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from store_episodes import play_all, tickets
+
+from services.config.redis import RedisSection
+from services.errors import StoreFault, UserError
+from services.records import Drop
+from services.store.store import Store
+
+
+def test_redis_may_be_away_for_longer_than_a_lease_and_nothing_is_lost(server, store):
+    patient = Store(server.url, f"case{uuid.uuid4().hex}", settings=RedisSection(outage_seconds=60))
+    controller = patient.acquire("controller", "c", ttl_s=1.0)
+    patient.issue(controller, tickets(0), capacity=9)
+    server.stop(signal.SIGKILL)
+    with ThreadPoolExecutor() as pool:
+        renewed, played = pool.submit(patient.renew, controller), pool.submit(play_all, patient)
+        time.sleep(4.0)
+        server.start()
+        renewed.result(60.0)
+        played.result(60.0)
+    assert patient.ready("train") == ["train/00000000"]
+    assert patient.drop(controller, Drop(group="train/00000000", task="t", reason="test", steps=0))
+
+
+def test_a_redis_that_is_away_is_one_line_for_the_user_and_a_fault_for_the_rest(free_url):
+    away = Store(free_url, "run", timeout_s=0.5)
+    with pytest.raises(UserError, match=r"cannot be reached .*; start it or correct redis\.url"):
+        away.check()
+    with pytest.raises(StoreFault, match="claim"):
+        away.claim("w", 1)
+
+
+def test_check_passes_here_and_names_a_wrong_password(server):
+    Store(server.url, "run").check()
+    wrong = server.url.replace("@", "x@")
+    with pytest.raises(UserError, match="refused the password"):
+        Store(wrong, "run").check()
+
+
+def test_a_silent_redis_costs_no_more_than_the_timeouts():
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        deaf = Store(f"redis://127.0.0.1:{silent.getsockname()[1]}/0", "run", timeout_s=0.1)
+        start = time.monotonic()
+        with pytest.raises(StoreFault):
+            deaf.counts()
+        assert time.monotonic() - start < 10
+
+
+@pytest.fixture
+def free_url():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        yield f"redis://127.0.0.1:{probe.getsockname()[1]}/0"

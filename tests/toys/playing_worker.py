@@ -1,0 +1,119 @@
+"""A rollout worker with the real engine, and what its tests wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from types import SimpleNamespace
+
+from envservice.base import ParsedAction
+from envservice.client.client import EnvClient
+from rollout.card_turns import CardTurns
+from rollout.engine import Engine
+from rollout.episode import EpisodeRunner, Limits
+from rollout.worker import RolloutWorker
+from services.config.rollout import RolloutSection
+from services.records import Ticket, Version
+from services.seeds import seed_for
+from services.store.store import Store
+from services.telemetry.heartbeat import decode
+from services.weights.pack import Packed, pack_tensors
+
+DEADLINE_S = 240.0
+SETTINGS = RolloutSection(slots=4)
+
+
+class TokenText:
+    """A prompt of 40 tokens made from the observation; an answer picks an action by its first token."""
+
+    stop_ids = (1,)
+    actions = ("go on", "take key", "open door", "go back")
+
+    def prompt(self, first, turns, now) -> list[int]:
+        return [2 + ord(character) % 500 for character in f"{now.observation}{len(turns)}".ljust(40)[:40]]
+
+    def parse(self, ids) -> ParsedAction:
+        return ParsedAction(action=self.actions[int(ids[0]) % 4], valid=True)
+
+
+class Held:
+    """The engine, which holds the answers of every turn from `turn` on until `free` is set, so that tests find
+    episodes in the middle however fast the machine is."""
+
+    def __init__(self, engine: Engine, *, turn: int) -> None:
+        self._engine, self._turn = engine, turn
+        self.free = asyncio.Event()
+
+    async def sample(self, prompt_ids, *, request_id: str, **named):
+        if int(request_id.rpartition("/")[2]) >= self._turn:
+            await self.free.wait()
+        return await self._engine.sample(prompt_ids, request_id=request_id, **named)
+
+
+class Shelf:
+    """Published weights in memory, in place of the weights actor."""
+
+    def __init__(self, store: Store, model_of) -> None:
+        self.lease = store.acquire("learner", "test", ttl_s=600)
+        self.store = store
+        self.model_of = model_of
+        self.held: dict[Version, Packed] = {}
+
+    def publish(self, step: int) -> Version:
+        packed = pack_tensors(self.model_of(tied=True, seed=100 + step).state_dict().items())
+        version = Version(incarnation=self.lease.epoch + 1000, step=step, digest=packed.digest)
+        self.held[version] = packed
+        self.store.publish_version(self.lease, version, "")
+        return version
+
+    async def fetch(self, version: Version, folder: str) -> Packed | None:
+        return self.held.get(version)
+
+
+def issue(store: Store, lease, group: str, *, size: int = 4, min_step: int = 0, exact: Version | None = None) -> None:
+    store.issue(lease, [
+        Ticket(group=group, k=k, size=size, task=f"toy/train/{k:02d}", seed=seed_for("run", group, k),
+               kind="train" if exact is None else "eval", min_step=min_step, exact_version=exact, temperature=1.0,
+               max_steps=6)
+        for k in range(size)
+    ], capacity=100)  # fmt: skip
+
+
+@contextlib.asynccontextmanager
+async def working(world: SimpleNamespace, name: str = "rollout-0", text: type[TokenText] = TokenText,
+                  card: CardTurns | None = None, held: Held | None = None):
+    """Runs a worker, `world.worker`, in its block. The test fails if the worker ends earlier. Its episodes ask `held`
+    for answers, if there is one."""
+    async with EnvClient([world.url], timeout_s=3, outage_s=60) as client:
+        runner = EpisodeRunner(worker=name, engine=held or world.engine, env=client, env_engine="corridor 1",
+                               text=text(), limits=Limits(prompt_tokens=64, response_tokens=8, reward_scale=10.0))
+        # A store of its own, as a process of its own would have: its first claim takes back what the dead one held.
+        store = Store(world.redis_url, world.run)
+        worker = RolloutWorker(name, store=store, engine=world.engine, runner=runner, fetch=world.shelf.fetch,
+                               settings=SETTINGS, card=card)
+        world.worker, task = worker, asyncio.create_task(worker.run())
+        try:
+            yield task
+            assert not task.done() or task.result() is None
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+async def until(world: SimpleNamespace, condition, worker: asyncio.Task) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not await asyncio.to_thread(condition):
+            if worker.done():
+                worker.result()
+            await asyncio.sleep(0.02)
+
+
+def counted(world: SimpleNamespace, name: str, **labels: str) -> float | None:
+    """Returns the worker's last heartbeat."""
+    samples = decode(world.store.beats())["rollout-0"].metrics[name]
+    return next((value for _, found, value in samples if found == labels), None)
+
+
+def said(world: SimpleNamespace) -> str:
+    return decode(world.store.beats())["rollout-0"].doing

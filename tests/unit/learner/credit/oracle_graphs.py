@@ -1,0 +1,111 @@
+"""The part of the oracle for estimators that use the transitions between states."""
+
+from fractions import Fraction
+
+from oracle_scores import grpo, scored
+from oracle_steps import EPS, at, local, mean, returns, reward, same_state, standardise, std, steps
+
+
+def g2po(group, o):
+    episode = grpo(group, o)
+    totals = [sum(reward(group, i, t, o) for t in range(len(group[i]["steps"]))) for i in range(len(group))]
+    visited = {at(group, *key)["state"] for key in steps(group)}
+    value = {s: mean([o["gamma"] ** (len(group[i]["steps"]) - t) * totals[i] for i, t in same_state(group, s)])
+             for s in visited}
+    led = {(i, t): value[at(group, i, t + 1)["state"]] if t + 1 < len(group[i]["steps"]) else totals[i]
+           for i, t in steps(group)}
+    x = {key: led[key] - local(group, *key, o) for key in led}
+    gain = {key: led[key] - value[at(group, *key)["state"]] for key in led}
+    out = {"returns": returns(group, o), "deltas": gain, "raw": {}, "advantages": {},
+           "values": {s: (v, len(same_state(group, s))) for s, v in value.items()}}
+    divide = o["mode"] == "mean_std_norm"
+    edges = [standardise(gain, list(gain.values()), o, divide=d) for d in (False, divide)]
+    if len(gain) == 1:
+        edges = [dict(gain), dict(gain)]
+    for key in steps(group):
+        peers = [x[k] for k in same_state(group, at(group, *key)["state"])]
+        apart = 0.0 if len(peers) == 1 or max(peers) == min(peers) else x[key] - mean(peers)
+        spread = std(peers, o["ddof"]) + EPS if divide and apart else 1.0
+        out["raw"][key] = episode["raw"][key] + o["omega"] * (apart + edges[0][key])
+        out["advantages"][key] = episode["advantages"][key] + o["omega"] * (apart / spread + edges[1][key])
+    return out
+
+
+def graphgpo(group, o):
+    """Distances by relaxing all transitions until nothing changes."""
+    episode = grpo(group, o)
+    totals = [sum(reward(group, i, t, o) for t in range(len(group[i]["steps"]))) for i in range(len(group))]
+
+    def target(i, t):
+        if t + 1 < len(group[i]["steps"]):
+            return at(group, i, t + 1)["state"]
+        return "goal" if totals[i] > 0 else group[i]["cut_in"]
+
+    near = {"goal": 0}
+    for _ in range(sum(len(one["steps"]) for one in group)):
+        for key in steps(group):
+            s, d = at(group, *key)["state"], near.get(target(*key))
+            if d is not None:
+                near[s] = min(near.get(s, d + 1), d + 1)
+    far = max(near.values()) + 1
+    won = max(totals) > 0
+    r = {key: max(totals) * o["decay"] ** near.get(target(*key), far) if won else 0.0 for key in steps(group)}
+    out = scored(group, o, {}, {})
+    for key in steps(group):
+        peers = [r[k] for k in same_state(group, at(group, *key)["state"])]
+        constant = len(peers) == 1 or max(peers) == min(peers)
+        apart = 0.0 if constant else r[key] - mean(peers)
+        out["raw"][key] = episode["raw"][key] + apart
+        spread = 1.0 if constant else std(peers, o["ddof"]) + EPS
+        out["advantages"][key] = episode["advantages"][key] + apart / spread
+    return out
+
+
+def gagpo_graph(group, o):
+    """The system of each episode is solved in fractions, by elimination."""
+    found, starts = returns(group, o), [returns(group, o)[i, 0] for i in range(len(group))]
+    names = sorted({step["state"] for episode in group for step in episode["steps"]})
+    out = {"returns": found, "values": None, "deltas": {}, "raw": {}}
+    for i, episode in enumerate(group):
+        others = [j for j in range(len(group)) if j != i or not o["leave_out"]]
+        m = mean([starts[j] for j in others]) if others else 0.0
+        visits = {s: [(j, t) for j, t in steps(group) if j in others and at(group, j, t)["state"] == s] for s in names}
+        rows = []
+        for s in names:
+            row = {name: Fraction(0) for name in names}
+            row[s] += len(visits[s]) + Fraction(o["prior"])
+            total = Fraction(o["prior"]) * Fraction(m)
+            for j, t in visits[s]:
+                total += Fraction(reward(group, j, t, o))
+                if t + 1 < len(group[j]["steps"]):
+                    row[at(group, j, t + 1)["state"]] -= Fraction(o["gamma"])
+            rows.append(([row[name] for name in names], total))
+        values = dict(zip(names, eliminate(rows), strict=True))
+        path = [step["state"] for step in episode["steps"]]
+        cut = episode["cut_in"] if o["bootstrap"] else None
+        v, lam = [], []
+        for s in [*path, *([] if cut is None else [cut])]:
+            n = len(visits.get(s, []))
+            v.append(float(values[s]) if n else (v[-1] if v else m))
+            lam.append(1 - (1 - o["lam"]) * n / (n + o["prior"]))
+        v += [0.0] * (len(path) + 1 - len(v))
+        for t in range(len(path)):
+            out["deltas"][i, t] = reward(group, i, t, o) + o["gamma"] * v[t + 1] - v[t]
+        for t in range(len(path)):
+            total, factor = 0.0, 1.0
+            for u in range(t, len(path)):
+                total += factor * out["deltas"][i, u]
+                factor *= o["gamma"] * (lam[u + 1] if u + 1 < len(path) else 0.0)
+            out["raw"][i, t] = total
+    return out
+
+
+def eliminate(rows):
+    """Gauss-Jordan: [(coefficients, right side)] to the solution."""
+    rows = [[*coefficients, right] for coefficients, right in rows]
+    for c in range(len(rows)):
+        rows[c] = [x / rows[c][c] for x in rows[c]]
+        for other in range(len(rows)):
+            if other != c and rows[other][c]:
+                rows[other] = [x - rows[other][c] * y for x, y in zip(rows[other], rows[c], strict=True)]
+    return [row[-1] for row in rows]
