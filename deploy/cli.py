@@ -44,6 +44,7 @@ from deploy.commands import (
     train,
 )
 from deploy.console.printable import printable
+from services.config.file import config_keys
 from services.errors import Fault, UserError
 from services.process.packages import check_one_installation
 from services.process.threads import wait_politely
@@ -120,6 +121,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if stray:
         option = stray[0].partition("=")[0]
         near = difflib.get_close_matches(option, names[args.command]._option_string_actions, n=1)  # pyright: ignore[reportPrivateUsage]
+        near = near or [f"{key}=VALUE, without dashes" for key in config_keys() if option == f"--{key}"]
         raise UserError(f"unrecognised argument {stray[0]}", f"did you mean {near[0]}?" if near else
                         f"see `gagpo {args.command} --help`")
     if rest:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from deploy.commands.arguments import add_config_arguments, config_from
 from deploy.console.plain import StatusLines
+from deploy.launch.machine import check_writable
 from deploy.training.cold_start import cold_start
 from services.errors import UserError
 
@@ -33,6 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 def run(args: argparse.Namespace) -> int:
     """Trains and prints where the model is."""
     config = config_from(args)
+    check_writable(args.out, f"--out {args.out}", "give another folder")
     if args.out.exists() and any(args.out.iterdir()):
         raise UserError(f"{args.out} is not empty", "give a new folder with --out")
     if args.continue_from is not None and not (args.continue_from / "config.json").exists():

@@ -6,9 +6,12 @@ import os
 import re
 import shutil
 import socket
+import tempfile
 from pathlib import Path
 
 import psutil
+
+from services.errors import UserError
 
 CGROUP = Path("/sys/fs/cgroup")
 GIB = 1024**3
@@ -59,3 +62,14 @@ def _read(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
+
+
+def check_writable(folder: Path, name: str, fix: str) -> None:
+    """Raises UserError that begins with `name` if the folder cannot be made or written: the nearest folder that exists
+    must accept a new one."""
+    above = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    try:
+        with tempfile.TemporaryDirectory(prefix=".gagpo-", dir=above):
+            pass
+    except OSError as error:
+        raise UserError(f"{name} cannot be written ({error.strerror}: {above})", fix) from None

@@ -6,7 +6,6 @@ On a Ray cluster that already runs, CPUs, GPUs and memory are not checked: only 
 from __future__ import annotations
 
 import importlib.util
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -80,14 +79,9 @@ def check_parts(
 
 
 def _places(config: Config) -> None:
-    """Checks that runs_dir and metrics.port can be used. The nearest existing folder must accept a new folder."""
-    above = next(path for path in (config.run_dir.absolute(), *config.run_dir.absolute().parents) if path.exists())
-    try:
-        with tempfile.TemporaryDirectory(prefix=".gagpo-", dir=above):
-            pass
-    except OSError as error:
-        raise UserError(f"runs_dir={config.runs_dir} cannot be written ({error.strerror}: {above})",
-                        "choose a folder of your own, such as runs_dir=runs") from None
+    """Checks that runs_dir and metrics.port can be used."""
+    machine.check_writable(config.run_dir, f"runs_dir={config.runs_dir}",
+                           "choose a folder of your own, such as runs_dir=runs")
     port, host = config.metrics.port, config.metrics.host
     if port and not machine.port_is_free(port, host):
         raise UserError(f"metrics.port={port} is in use on {host}", "choose another, or metrics.port=0 for a free one")

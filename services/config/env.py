@@ -113,7 +113,7 @@ class WebshopSection(Section):
 class SearchSection(Section):
     """Where search QA finds its evidence."""
 
-    url: tuple[HttpAddress, ...] = ()
+    url: tuple[str, ...] = ()
     """URLs of POST /retrieve on one or several retrieval servers. Empty: the environment server searches
     documents.jsonl itself, with BM25."""
     topk: int = Field(default=3, ge=1, le=100)

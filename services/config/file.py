@@ -262,6 +262,8 @@ def one_line(error: ValidationError, where: Path | str, prefix: str = "") -> Use
         return UserError(f"{key} is not set{more}", f"set it in {where} or give {key}=VALUE")
     if first["type"] == "value_error":
         return UserError(f"{key}: {message}{more}", f"change it in {where} or override it on the command line")
+    if first["type"] == "extra_forbidden":
+        return UserError(f"unknown key {key}{more} in {where}", _nearest(key, list(config_keys())))
     if first["type"] == "model_type":
         return UserError(f"{key} is a section and cannot be {first['input']!r}{more}", f"set its keys: {key}.KEY=VALUE")
     if first["type"] == "string_pattern_mismatch":

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deploy.cli import main
-from deploy.runs.configs import load_config
+from deploy.runs.configs import find_config, load_config
 from services.config.file import dump_config
 
 
@@ -36,6 +36,11 @@ DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
     (["train", "--resume", "mine", "--skip-step", "0"],
      "argument --skip-step: it must be at least 1, not 0; see `gagpo train --help`"),
     (["train", "--dryrun"], "unrecognised argument --dryrun; did you mean --dry-run?"),
+    ([*DRY, "--learner.lr=3e-4"],
+     "unrecognised argument --learner.lr=3e-4; did you mean learner.lr=VALUE, without dashes?"),
+    ([*DRY, "sft={minutes:5}"], "unknown key sft.minutes:5 in CONFIG; did you mean sft.minutes?"),
+    (["sft", "--config", "alfworld-tiny", "--out", "empty.json"],
+     "--out empty.json cannot be written (Not a directory: CWD/empty.json); give another folder"),
     ([*DRY, "env.name=leaving_module:SPEC"],
      "the environment leaving_module:SPEC cannot be imported (SystemExit: bye); fix leaving_module"),
     ([*DRY, "env.name=number_module:SPEC"],
@@ -64,6 +69,7 @@ DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
     (["credit", "logged.jsonl", "--lamda", "1"], "unrecognised argument --lamda; did you mean --lam?"),
 ], ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "")
 def test_a_mistake_is_one_line(arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]):
+    line = line.replace("CONFIG", str(find_config("alfworld-tiny"))).replace("CWD", str(Path.cwd()))
     assert main(arguments) == 2
     assert capsys.readouterr() == ("", f"error: {line}\n")
     assert not Path("absent").exists(), "nothing was made"
