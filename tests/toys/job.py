@@ -16,7 +16,7 @@ from tests.toys.site import LONGEST_S, POLL_S, Site
 
 SMALL = (
     "--config", "alfworld-tiny", "env.max_steps=6", "model.layers=1", "model.intermediate=64", "sft.demos_per_game=1",
-    "sft.minutes=0.05", "rollout.slots=8", "rollout.kv_cache_gb=0.25", "learner.ranks=2", "learner.threads=1",
+    "sft.minutes=0.05", "rollout.slots=2", "rollout.kv_cache_gb=0.25", "learner.ranks=2", "learner.threads=1",
     "learner.groups_per_step=4", "learner.group_size=4", "learner.staleness=1", "eval.every=1000", "eval.episodes=4",
     "eval.panel=0", "eval.compare_cold_start=false", "checkpoint.every=5", "supervision.leave_seconds=50",
     "supervision.longest_pause_seconds=5")
