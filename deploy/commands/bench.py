@@ -53,7 +53,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
         epilog="examples:\n  gagpo bench alfworld --json\n"
         "  gagpo bench soak --minutes 5 --sessions alfworld=50,webshop=10",
     )
-    parser.add_argument("name", choices=sorted(BENCHES))
+    parser.add_argument("name", choices=sorted(BENCHES), help="the part to measure (docs/reproduction.md)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     parser.add_argument("--minutes", type=_minutes, metavar="N", help="length of the soak or the load (default: 30)")
     parser.add_argument("--sessions", metavar="NAME=NUMBER,...", help="sessions of each environment in the soak")

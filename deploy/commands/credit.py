@@ -72,7 +72,8 @@ def add_options(parser: argparse.ArgumentParser, arguments: Sequence[str] = ()) 
 
 def _add_option(parser: argparse.ArgumentParser, name: str, field: FieldInfo, readers: str) -> None:
     """Adds a key of the config as an option, whose value is not set if it is not given."""
-    option, told = f"--{name.replace('_', '-')}", f"default {field.default}{readers}"
+    option, meaning = f"--{name.replace('_', '-')}", " ".join((field.description or "").split()).replace("%", "%%")
+    told = f"{meaning} (default {field.default}{readers})".strip()
     if isinstance(field.default, bool):
         parser.add_argument(option, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=told)
         return

@@ -34,7 +34,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
         "  gagpo eval runs/alfworld-tiny --which best\n"
         "  gagpo eval --policy react --endpoint http://127.0.0.1:8000/v1 --config alfworld-1.5b --split valid_seen",
     )
-    parser.add_argument("model", metavar="MODEL|RUN", nargs="?")
+    parser.add_argument("model", metavar="MODEL|RUN", nargs="?",
+                        help="a Hugging Face folder, or a run; nothing with --policy and --endpoint")
     parser.add_argument("--which", metavar="latest|best|STEP", help="a checkpoint of the run (best: by evaluation)")
     parser.add_argument("--config", metavar="FILE", help="how to play (default: the config of the run or the export)")
     parser.add_argument("--split", help="default: the held-out games")
@@ -50,7 +51,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
                         help="file that the result is appended to (default: RUN/eval.jsonl, MODEL.eval.jsonl, or "
                         "prompting/POLICY-NAME.eval.jsonl)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help="set one key of the config")
     parser.set_defaults(run=run)
 
 

@@ -33,7 +33,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
         "  gagpo experiment loglinear --parallel 2 --hours 1\n"
         "  gagpo experiment tabular --seeds 100 --out mine",
     )
-    parser.add_argument("name", choices=sorted(EXPERIMENTS))
+    parser.add_argument("name", choices=sorted(EXPERIMENTS), help="the experiment, as described above")
     parser.add_argument("--out", type=Path, metavar="DIR",
                         help="folder of the results (default: docs/experiments/NAME)")
     parser.add_argument("--seeds", type=positive, metavar="N", help="seeds of each arm (default: as planned)")

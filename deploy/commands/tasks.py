@@ -20,7 +20,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
         "train is divided by game folder. Splits of generated games: train, valid, heldout.",
         epilog="examples:\n  gagpo tasks heldout | head\n  gagpo tasks valid --config alfworld-tiny",
     )
-    parser.add_argument("split", metavar="SPLIT")
+    parser.add_argument("split", metavar="SPLIT",
+                        help="the split, such as train; for a wrong name the error lists all splits")
     add_env_arguments(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object: split, digest, tasks")
     parser.set_defaults(run=run)

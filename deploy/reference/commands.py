@@ -70,6 +70,4 @@ def _placeholder(action: argparse.Action) -> str:
 
 def _meaning(action: argparse.Action) -> str:
     """Returns argparse's help with `%(default)s` and similar filled in."""
-    if not action.help:
-        return "one of the names on the left" if action.choices else ""
-    return action.help % {**vars(action), "prog": "gagpo"}
+    return (action.help or "") % {**vars(action), "prog": "gagpo"}

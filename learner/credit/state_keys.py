@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from learner.credit.text_pools import TEXT_KEYS, Pool, exact, pooled
 from services.config.credit import CreditSection
@@ -99,6 +99,8 @@ class NoOptions(Section):
 
 class ClusterOptions(Section):
     """Options of the state keys that compare texts."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
     similarity: float = Field(default=0.95, gt=0, lt=1)
     """Least similarity of two states that count as the same."""

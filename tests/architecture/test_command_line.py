@@ -29,6 +29,13 @@ def test_a_command_has_one_line_of_help_and_something_to_run(name: str):
     assert COMMANDS[name].description
 
 
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_each_argument_of_a_command_says_what_it_means(name: str):
+    if complete := COMMANDS[name].get_default("complete"):
+        complete(COMMANDS[name])
+    assert [action.dest for action in COMMANDS[name]._actions if not action.help] == []
+
+
 @pytest.mark.parametrize("name", sorted(
     set(COMMANDS) - {"play", "new-env", "serve-env", "serve-agent", "sft", "train", "export", "explore", "monitor"}))
 def test_every_command_that_prints_results_prints_json_too(name: str):
