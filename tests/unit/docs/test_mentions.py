@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from markdown.extensions.toc import slugify
 
-from learner.credit.registry import option_tables
-from services.config.file import config_keys
+from learner.credit.registry import ESTIMATORS, option_tables
+from services.config.file import config_keys, default_config, flatten
 from services.telemetry.names import CATALOGUE
 
 ROOT = Path(__file__).parents[3]
@@ -105,6 +105,20 @@ def test_links_of_pages_outside_the_site_lead_somewhere(page: Path):
         if anchor not in {slugify(re.sub(r"[`*]|\]\([^)]*\)", "", heading), "-") for heading in headings}:
             lost.append(link)
     assert lost == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_number_in_brackets_after_a_config_key_is_its_default(page: Path):
+    defaults = flatten(default_config())
+    said = re.findall(r"`([a-z_.]+)` \((\d[\d.,]*)\b", page.read_text())
+    assert [(key, number) for key, number in said if key in defaults
+            and float(number.replace(",", "")) != defaults[key]] == []
+
+
+def test_every_estimator_and_every_shipped_config_has_its_row():
+    rows = (ROOT / "docs/tasks/estimator.md").read_text() + (ROOT / "docs/tasks/config.md").read_text()
+    shipped = [file.stem for file in (ROOT / "deploy/configs").glob("*.yaml")]
+    assert [name for name in (*ESTIMATORS, *shipped) if f"`{name}`" not in rows] == []
 
 
 def test_messages_that_are_explained_are_messages_of_the_code():
