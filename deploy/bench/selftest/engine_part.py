@@ -40,7 +40,7 @@ SEND_S = 5.0
 SENT = 3
 WAYS: dict[Way, tuple[str, int]] = {"ipc": ("weights by CUDA IPC", 0), "nccl": ("weights by NCCL", 1)}
 """Name of each way, and number of the GPU that sends: NCCL refuses two processes on one."""
-PARALLEL = "weights by NCCL to an engine over two GPUs"
+PARALLEL = "weights by NCCL to two GPUs"
 HOLDER = """
 import sys, torch
 held = torch.empty(int(float(sys.argv[1]) * 2**30), dtype=torch.uint8, device="cuda")
