@@ -37,7 +37,7 @@ def test_one_of_ones_own_is_found_by_module_and_attribute():
     ("../toys:SPEC", "there is no environment '../toys:SPEC'"),
     ("nowhere.at_all:SPEC", "install its package, or put its folder on PYTHONPATH"),
     ("toy_environment:FAMILIES", "toy_environment has no FAMILIES"),
-    ("toy_environment:ToyEnvironment", "toy_environment:ToyEnvironment is a type, not an EnvironmentSpec"),
+    ("toy_environment:ToyEnvironment", "toy_environment:ToyEnvironment is of type type, not an EnvironmentSpec"),
 ])
 def test_a_name_of_nothing_is_one_line(name: str, what: str):
     with pytest.raises(UserError) as error:
