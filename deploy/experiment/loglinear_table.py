@@ -80,10 +80,15 @@ def _contrasts(mine: Sequence[LoglinearRun]) -> list[str]:
     # A contrast without pairs counts with p = 1, so an unfinished experiment is not corrected for fewer contrasts.
     corrected = [holm([tests[pair][i][3] if pair in tests else 1.0 for pair in CONTRASTS]) for i in range(2)]
     for pair, test in tests.items():
-        cells = [f"{mean:+.1f} ±{high - mean:.1f} p={corrected[i][CONTRASTS.index(pair)]:.2g}"
+        cells = [f"{mean:+.1f} ±{high - mean:.1f} {_p(corrected[i][CONTRASTS.index(pair)])}"
                  for i, (mean, _, high, _) in enumerate(test)]
         lines.append(f"  {' - '.join(pair):32}{counts[pair]:>6}{cells[0]:>26}{cells[1]:>26}")
     return [*lines, "  p: Student's t over seeds, Holm's correction over the planned contrasts of this block", ""]
+
+
+def _p(value: float) -> str:
+    """Smaller values than 0.001 are below what the test's assumptions bear, and below its arithmetic from 1e-15 on."""
+    return "p<0.001" if value < 0.001 else f"p={value:.2g}"
 
 
 def _points(values: Sequence[float]) -> str:

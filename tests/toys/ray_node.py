@@ -12,8 +12,8 @@ MACHINE = """
 hostname localhost && mount -t tmpfs -o size=2g tmpfs /dev/shm && mount --bind "$0" "$1" && shift && "$@"
 exit "$?"
 """
-"""Mounts the folder $0 as $1, and then executes the other words. The shell stays as the node's first process and takes the
-ends of orphans, as a container's init does: `ray job stop` waits for them, and `ray start` takes none."""
+"""Mounts the folder $0 as $1, and then executes the other words. The shell stays as the node's first process and takes
+the ends of orphans, as a container's init does: `ray job stop` waits for them, and `ray start` takes none."""
 OBJECTS = 100_000_000
 """Bytes of shared memory for Ray's objects: the models here are small."""
 
