@@ -235,7 +235,7 @@ def test_export_gives_the_learners_weights(uninterrupted, tmp_path, capsys):
         assert told in card
     played, policy = resolve(tmp_path / "out", None, {})
     assert (played.name, played.env, policy.folder) == ("mine", config.env, tmp_path / "out")
-    for arguments, match in [((folder, tmp_path / "out"), "exists"), ((tmp_path, tmp_path / "x"), "no checkpoints"),
+    for arguments, match in [((folder, tmp_path / "out"), "exists"), ((tmp_path, tmp_path / "x"), "not the folder"),
                              ((folder, tmp_path / "x", "--which", "2"), "one of the steps kept: 4"),
                              ((folder, tmp_path / "x", "--which", "best"), "no checkpoint 'best'")]:
         with pytest.raises(UserError, match=match):
