@@ -12,7 +12,6 @@ import os
 import socket
 import tempfile
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from services.process.addresses import interface_of, is_local
@@ -33,7 +32,10 @@ class Rendezvous:
         if self._world == 1:
             return ""
         if is_local(self._address):
-            return str(Path(tempfile.mkdtemp(prefix="gagpo-gang-"), "store"))
+            # Made here, so that it is this user's alone; torch removes it when the last rank is done with it.
+            file, path = tempfile.mkstemp(prefix="gagpo-gang-")
+            os.close(file)
+            return path
         self._listener = socket.create_server((self._address, 0))
         return f"{self._address}:{self._listener.getsockname()[1]}"
 

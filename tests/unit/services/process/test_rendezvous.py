@@ -1,5 +1,6 @@
 """Where a gang meets: nobody else on the machine or outside its network can join."""
 
+import gc
 import socket
 import stat
 from concurrent.futures import ThreadPoolExecutor
@@ -30,11 +31,14 @@ def own_environment(monkeypatch, tmp_path):
 
 
 @pytest.mark.attack
-def test_a_gang_on_one_machine_meets_in_a_folder_of_its_user():
+def test_a_gang_on_one_machine_meets_in_a_file_of_its_user_and_leaves_nothing(tmp_path):
     ranks = [Rendezvous("127.0.0.1", rank, 2) for rank in range(2)]
     where = ranks[0].offer()
-    assert stat.S_IMODE(Path(where).parent.stat().st_mode) == 0o700
-    meet(where, ranks)
+    assert stat.S_IMODE(Path(where).stat().st_mode) == 0o600
+    stores = meet(where, ranks)
+    del stores
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.attack
