@@ -1,7 +1,7 @@
-"""The tests that docs/experiments/credit-observation.md fixed before its runs: p-values, corrected by Holm.
+"""Planned contrasts, their p-values corrected by Holm, and those that docs/experiments/credit-observation.md fixed.
 
-The primary outcome is the mean success over the last evaluations of a run. A contrast without two pairs stays in its
-family with p = 1, so an unfinished experiment is never corrected for fewer contrasts than were planned.
+The primary outcome there is the mean success over the last evaluations of a run. A contrast without two pairs stays in
+its family with p = 1, so an unfinished experiment is never corrected for fewer contrasts than were planned.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Contrast:
 
 def between_starts(starts: Mapping[str, Sequence[Record]]) -> list[Contrast]:
     """Returns QUESTION at each start, corrected over all of STARTS."""
-    return _tested({name: paired(starts.get(name, ()), QUESTION) for name in STARTS})
+    return tested({name: paired(starts.get(name, ()), QUESTION) for name in STARTS})
 
 
 def between_keys(records: Sequence[Record]) -> list[Contrast]:
     """Returns the contrasts of KEYS, corrected over all of them."""
-    return _tested({" - ".join(ARMS[arm].title for arm in pair): paired(records, pair) for pair in KEYS})
+    return tested({" - ".join(ARMS[arm].title for arm in pair): paired(records, pair) for pair in KEYS})
 
 
 def paired(records: Sequence[Record], pair: tuple[str, str]) -> list[float]:
@@ -54,8 +54,9 @@ def paired(records: Sequence[Record], pair: tuple[str, str]) -> list[float]:
     return [100 * (a[seed] - b[seed]) for seed in sorted(a.keys() & b.keys())]
 
 
-def _tested(family: Mapping[str, Sequence[float]]) -> list[Contrast]:
-    """Returns the contrasts that have at least two pairs. The correction counts the others as well."""
+def tested(family: Mapping[str, Sequence[float]]) -> list[Contrast]:
+    """Returns the contrasts (name -> paired differences) with at least two pairs. The correction counts the others too.
+    """
     tests = {name: paired_test(values) if len(values) > 1 else (0.0, 0.0, 0.0, 1.0) for name, values in family.items()}
     corrected = dict(zip(tests, holm([p for *_, p in tests.values()]), strict=True))
     return [Contrast(name=name, pairs=len(family[name]), mean=mean, low=low, high=high, p=p, corrected=corrected[name])

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from deploy.experiment.contrasts import tested
 from services.errors import UserError
-from services.statistics import holm, paired_test, seed_interval
+from services.statistics import seed_interval
 
 FORMAT = 1
 RATE = 0.08
@@ -69,20 +70,13 @@ def as_lines(runs: Sequence[LoglinearRun]) -> list[str]:
 def _contrasts(mine: Sequence[LoglinearRun]) -> list[str]:
     lines = [f"  {'paired difference':32}{'pairs':>6}{'training area':>26}{'held-out':>26}"]
     value = {(one.arm, one.seed): one for one in mine}
-    tests: dict[tuple[str, str], list[tuple[float, float, float, float]]] = {}
-    counts: dict[tuple[str, str], int] = {}
-    for a, b in CONTRASTS:
-        seeds = sorted(seed for arm, seed in value if arm == a and (b, seed) in value)
-        if len(seeds) > 1:
-            counts[a, b] = len(seeds)
-            tests[a, b] = [paired_test([100 * (of(value[a, s]) - of(value[b, s])) for s in seeds])
-                           for of in (lambda x: x.area, lambda x: x.heldout)]
-    # A contrast without pairs counts with p = 1, so an unfinished experiment is not corrected for fewer contrasts.
-    corrected = [holm([tests[pair][i][3] if pair in tests else 1.0 for pair in CONTRASTS]) for i in range(2)]
-    for pair, test in tests.items():
-        cells = [f"{mean:+.1f} ±{high - mean:.1f} {_p(corrected[i][CONTRASTS.index(pair)])}"
-                 for i, (mean, _, high, _) in enumerate(test)]
-        lines.append(f"  {' - '.join(pair):32}{counts[pair]:>6}{cells[0]:>26}{cells[1]:>26}")
+    pairs = {f"{a} - {b}": [(value[a, seed], value[b, seed]) for arm, seed in value if arm == a and (b, seed) in value]
+             for a, b in CONTRASTS}
+    areas, games = (tested({name: [100 * (of(x) - of(y)) for x, y in both] for name, both in pairs.items()})
+                    for of in (lambda one: one.area, lambda one: one.heldout))
+    for area, heldout in zip(areas, games, strict=True):
+        cells = [f"{one.mean:+.1f} ±{one.high - one.mean:.1f} {_p(one.corrected)}" for one in (area, heldout)]
+        lines.append(f"  {area.name:32}{area.pairs:>6}{cells[0]:>26}{cells[1]:>26}")
     return [*lines, "  p: Student's t over seeds, Holm's correction over the planned contrasts of this block", ""]
 
 

@@ -1,4 +1,4 @@
-"""Repeats a call while the service behind it is away: Redis, or the folder of bodies."""
+"""Repeats a call while what it needs is away: Redis, the folder of bodies, or the disk of the archive."""
 
 from __future__ import annotations
 
