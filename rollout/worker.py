@@ -75,6 +75,8 @@ class RolloutWorker:
         self._slots = settings.slots
         self._update_s = settings.update_seconds
         self._playing: dict[str, tuple[Claim, asyncio.Task[None]]] = {}
+        self._ending: set[Claim] = set()
+        """Claims whose end is on its way to the store: its answer says whether they were lost."""
         self._held: dict[str, Claim] = {}
         self._pointer: tuple[Version, str] | None = None
         self._missing = Missing()
@@ -198,7 +200,7 @@ class RolloutWorker:
             await self._fail(claim, f"nobody has the weights of version {gone.short} any more")
 
     async def _fail(self, claim: Claim, reason: str) -> None:
-        then = await self._ask(self._store.fail, claim, reason)
+        then = await self._end(self._store.fail, claim, reason)
         log.warning("episode failed", ticket=claim.ticket.id, task=claim.ticket.task, attempt=claim.attempt,
                     reason=reason, then=then)
 
@@ -209,7 +211,7 @@ class RolloutWorker:
                       queue_seconds=queued(claim), version=self._engine.version.short) as told:
                 episode = await self._runner.play(claim.ticket, claim.attempt, played=await self._taken_over(claim),
                                                   keep=partial(self._turns.add, claim))
-                verdict = await self._ask(self._store.commit_episode, claim, episode)
+                verdict = await self._end(self._store.commit_episode, claim, episode)
                 if told:
                     told.set(verdict=verdict, end=episode.end, steps=len(episode.steps), reward=episode.total_reward)
             self._meter.finished(episode, accepted=verdict == "accepted")
@@ -241,12 +243,15 @@ class RolloutWorker:
     async def _renew(self) -> None:
         claims = [claim for claim, _ in self._playing.values()] + list(self._held.values())
         for lost in await self._ask(self._store.renew_claims, self._name, claims):
-            log.warning("claim lost", ticket=lost.ticket.id, attempt=lost.attempt)
-            playing = self._playing.get(lost.ticket.id)
-            if playing is not None and playing[0] == lost:
-                playing[1].cancel()
-            elif self._held.get(lost.ticket.id) == lost:
-                del self._held[lost.ticket.id]
+            ticket = lost.ticket.id
+            playing, task = self._playing.get(ticket, (None, None))
+            if playing == lost and task is not None and lost not in self._ending:
+                task.cancel()
+            elif self._held.get(ticket) == lost:
+                del self._held[ticket]
+            else:  # it ended while the store was asked
+                continue
+            log.warning("claim lost", ticket=ticket, attempt=lost.attempt)
 
     async def _beat(self) -> None:
         pointer = self._pointer[0] if self._pointer else None
@@ -260,6 +265,14 @@ class RolloutWorker:
         while True:
             await act()
             await asyncio.sleep(seconds)
+
+    async def _end(self, tell: Callable[[Claim, Any], T], claim: Claim, how: Any) -> T:
+        """Tells the store how a claim ended: with an episode, or with the reason of a failure."""
+        self._ending.add(claim)
+        try:
+            return await self._ask(tell, claim, how)
+        finally:
+            self._ending.discard(claim)
 
     async def _ask(self, call: Callable[..., T], *arguments: Any, **named: Any) -> T:
         """Calls the store, which is synchronous, in a thread and under a deadline."""

@@ -1,0 +1,65 @@
+"""Renewals of claims that end at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+
+import pytest
+from playing_worker import DEADLINE_S, issue
+
+from deploy.bench.simulated import simulated_worker
+from envservice.client.client import EnvClient
+from services.config.rollout import RolloutSection
+from services.records import Version
+from services.store.store import Store
+from services.telemetry.logs import configure_logs
+
+NO_SERVER = "http://127.0.0.1:9"
+RENEWALS = 3
+"""The first may have been asked before the commit, and the third begins when the worker has read the second."""
+
+
+class SlowReplies(Store):
+    """Answers a commit only after the worker has renewed its claims since."""
+
+    def __init__(self, url: str, run: str) -> None:
+        super().__init__(url, run)
+        self._committed = threading.Event()
+        self._renewed = threading.Semaphore(0)
+
+    def renew_claims(self, worker, claims):
+        gone = super().renew_claims(worker, claims)
+        if self._committed.is_set():
+            self._renewed.release()
+        return gone
+
+    def commit_episode(self, claim, episode):
+        verdict = super().commit_episode(claim, episode)
+        self._committed.set()
+        for _ in range(RENEWALS):
+            assert self._renewed.acquire(timeout=DEADLINE_S)
+        return verdict
+
+
+@pytest.mark.asyncio
+async def test_a_claim_that_ends_while_claims_are_renewed_is_not_called_lost(store, redis_url, run_name, tmp_path,
+                                                                              monkeypatch):
+    """The commit is in the store, its answer on the way, and the worker renews all that it plays."""
+    configure_logs(tmp_path, process="rollout-0", show=None)
+    monkeypatch.setattr("rollout.worker.RENEW_S", 0.02)
+    store.publish_version(store.acquire("learner", "test", ttl_s=600), Version(incarnation=1, step=1), "")
+    issue(store, store.acquire("controller", "test", ttl_s=600), "train/0", size=1, min_step=1)
+    async with EnvClient([NO_SERVER]) as client:
+        worker = simulated_worker("rollout-0", SlowReplies(redis_url, run_name), client, RolloutSection(slots=4),
+                                  latency_s=0.0, games=False)
+        work = asyncio.create_task(worker.run())
+        async with asyncio.timeout(DEADLINE_S):
+            while not (await asyncio.to_thread(store.ready, "train") and not worker.playing):
+                assert not work.done()
+                await asyncio.sleep(0.02)
+            worker.drain()
+            await work
+    events = [json.loads(line)["event"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert "claim lost" not in events
