@@ -31,7 +31,7 @@ from deploy.experiment.design import (
     to_confirm,
 )
 from deploy.experiment.progress import RunsProgress
-from deploy.experiment.runs import Runner, left, only_one
+from deploy.experiment.runs import Runner, RunsFailed, left, only_one
 from deploy.experiment.tables import as_lines, parts_of, planned, starts_lines
 from deploy.report.tables import by_seed, measures, summary_of
 from deploy.runs.comparison import COLD
@@ -57,11 +57,16 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         print("\n".join(one.name for one in wanted))
         return 0
+    failures: list[ChildFailed] = []
     try:
         _make(config, wanted, args)
-    except ChildFailed as error:
+    except ChildFailed as error:  # the cold start: there is nothing to report
         return failed(error)
-    return _report(args.out, as_json=args.json)
+    except RunsFailed as error:
+        failures = error.failures
+    if not failures or read_records(args.out):
+        _report(args.out, as_json=args.json)
+    return max([0, *map(failed, failures)])
 
 
 def _wanted(args: argparse.Namespace) -> list[PlannedRun]:

@@ -20,14 +20,16 @@ from deploy.experiment.design import PlannedRun, config_of
 from deploy.experiment.progress import RunsProgress
 from deploy.runs import records
 from deploy.runs.folder import RunFolder
-from deploy.training.child_runs import POLL_S, Child
+from deploy.training.child_runs import POLL_S, Child, ChildFailed
 from deploy.training.sweep import give_evaluations
 from services.config.file import dump_config
 from services.config.tree import Config
-from services.errors import UserError
+from services.errors import GagpoError, UserError
 
 RUN_DEADLINE_S = 3 * 3600.0
 """Deadline in seconds of one run, many times the usual. A run without progress ends itself long before."""
+FAILURES_IN_A_ROW = 3
+"""Failed runs without a finished one between them after which no other run can be expected to finish."""
 
 
 @contextlib.contextmanager
@@ -61,6 +63,14 @@ def left(out: Path, runs: Sequence[PlannedRun], config: Config, common: Mapping[
     return [run for run in runs if (run.arm, run.seed) not in known]
 
 
+class RunsFailed(GagpoError):
+    """Runs of an experiment failed. `failures`: one error for each of them."""
+
+    def __init__(self, failures: Sequence[ChildFailed]) -> None:
+        super().__init__(f"{len(failures)} runs failed: {', '.join(failure.name for failure in failures)}")
+        self.failures = list(failures)
+
+
 @dataclass(slots=True, kw_only=True)
 class Runner:
     """Makes runs in the given order, `parallel` at a time."""
@@ -74,12 +84,19 @@ class Runner:
     """Hours after which no run is started."""
     _children: dict[PlannedRun, tuple[Child, str]] = field(default_factory=dict)
     """Runs in progress, each with the digest of the code at its start."""
+    _failures: list[ChildFailed] = field(default_factory=list)
+    _in_a_row: int = 0
+    """Failures since the last run that finished."""
 
     def make(self, runs: Sequence[PlannedRun]) -> int:
-        """Makes the runs. Returns how many were not started because time was up. Raises ChildFailed if one fails."""
+        """Makes the runs. Returns how many were not started because time was up.
+
+        Raises RunsFailed at the end if some failed, and at once after FAILURES_IN_A_ROW.
+        """
         waiting, last_start = list(runs), time.monotonic() + 3600 * self.hours
         try:
-            while self._children or (waiting and time.monotonic() < last_start):
+            while self._in_a_row < FAILURES_IN_A_ROW and (
+                    self._children or (waiting and time.monotonic() < last_start)):
                 while waiting and len(self._children) < self.parallel and time.monotonic() < last_start:
                     self._start(waiting.pop(0))
                 self._collect()
@@ -90,6 +107,8 @@ class Runner:
                 child.tell_to_stop()
             for child in self._going():
                 child.stop()
+        if self._failures:
+            raise RunsFailed(self._failures)
         return len(waiting)
 
     def _going(self) -> list[Child]:
@@ -107,9 +126,17 @@ class Runner:
 
     def _collect(self) -> None:
         for run, (child, code) in list(self._children.items()):
-            if not child.ended(RUN_DEADLINE_S):
+            try:
+                if not child.ended(RUN_DEADLINE_S):
+                    continue
+            except ChildFailed as error:
+                del self._children[run]
+                self._failures.append(error)
+                self._in_a_row += 1
+                self.progress.note(f"{run.name} failed")
                 continue
             del self._children[run]
+            self._in_a_row = 0
             config = self._config(run)
             record = records.record_of(config.run_dir, arm=run.arm, config=config, minutes=child.seconds / 60,
                                        common=self.common, code=code)

@@ -28,12 +28,13 @@ from deploy.members.ray_actor import Actor
 from deploy.members.shared_cards import CardShare, SharedCards
 from deploy.runs.folder import RunFolder
 from deploy.runs.wanted import numbers, read_wanted
+from envservice.server.capacity import memory_bytes
 from services.config.secrets import env_token, redis_url
 from services.config.tree import Config
 from services.controller.fleet import Fleet
 from services.controller.supervise import Supervisor
 from services.process.addresses import free_port, is_local
-from services.store.redis_server import private_redis
+from services.store.redis_server import memory_share, private_redis
 from services.store.store import Store
 from services.telemetry.tracing import tracing
 
@@ -115,7 +116,8 @@ def topology(config: Config, *, run: str, folder: Path, config_file: Path, note:
         namespace = f"gagpo-{uuid.uuid4().hex[:12]}"
         address = stack.enter_context(ray_cluster(config, namespace, note))
         note("starting Redis" if config.redis.url is None else "connecting to Redis")
-        url = redis_url(config.redis) or stack.enter_context(private_redis(folder / "redis", address))
+        url = redis_url(config.redis) or stack.enter_context(private_redis(
+            folder / "redis", address, memory=memory_share(memory_bytes())))
         store = Store(url, run, settings=config.redis)
         until_answered(store.check, config.redis.outage_seconds, note)  # it has answered before, in the preflight
         supervisor = Supervisor(note, config.supervision, beats=store.beats, ground=private_ray.check)

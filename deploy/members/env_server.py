@@ -53,6 +53,7 @@ class EnvServer:
         self.url = f"http://{host}:{port}"
         self._address = host, port
         self._ends_at: float | None = None
+        self._told = False
         self._command = [
             sys.executable, "-m", "deploy.cli", "serve-env", "--config", str(config_file),
             "--host", host, "--port", str(port), "--exit-with-parent", str(os.getpid()),
@@ -95,11 +96,15 @@ class EnvServer:
             time.sleep(POLL_S)
 
     def poll(self) -> End | None:
-        if self._ends_at is not None and time.monotonic() > self._ends_at:
-            return End("")
         code = self._process.poll() if self._process else 0
+        leaves = self._ends_at is not None and time.monotonic() > self._ends_at
         if code is None:
+            if leaves and self._process is not None and not self._told:
+                self._told = True
+                self._process.terminate()  # and a later poll finds its end: the controller does not wait for it
             return None
+        if leaves:
+            return End("")
         return endings.of_exit(code, self._stderr.last_words() if self._stderr else "it was not started", self.role)
 
     def drain(self) -> None:

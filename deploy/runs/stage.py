@@ -17,6 +17,9 @@ import msgspec
 import psutil
 
 from services.files import read_json
+from services.telemetry.logs import get_logger
+
+log = get_logger("run")
 
 EVERY_S = 5.0
 ENDED_WELL = "finished"
@@ -83,6 +86,7 @@ class StageRecord:
         self._stage = Stage(since=now, at=now, host=this_host(), pid=os.getpid(),
                             born=psutil.Process().create_time())
         self._lock = threading.Lock()
+        self._told = False
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="stage", daemon=True)
 
@@ -111,11 +115,20 @@ class StageRecord:
             self._write()
 
     def _write(self) -> None:
-        """Replaces the file. If the disk is full it stays as it is: the next call comes soon, and the run goes on."""
-        with self._lock, suppress(OSError):
-            draft = self._path.with_name(f".{self._path.name}.new")
-            draft.write_bytes(msgspec.json.encode(msgspec.structs.replace(self._stage, at=time.time())))
-            draft.replace(self._path)
+        """Replaces the file. If the disk is full it stays as it is: the next call comes soon, and the run goes on.
+
+        Only the first failure is logged.
+        """
+        with self._lock:
+            try:
+                draft = self._path.with_name(f".{self._path.name}.new")
+                draft.write_bytes(msgspec.json.encode(msgspec.structs.replace(self._stage, at=time.time())))
+                draft.replace(self._path)
+            except OSError as error:
+                if not self._told:
+                    log.warning("the stage cannot be written; status shows an old one", file=str(self._path),
+                                reason=str(error))
+                self._told = True
 
 
 def _ended(error: BaseException | None) -> str:

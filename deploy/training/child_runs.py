@@ -19,10 +19,11 @@ TAIL_LINES = 12
 
 
 class ChildFailed(GagpoError):
-    """A child failed. `status`: the status that the parent exits with too. `tail`: the child's last lines."""
+    """The child `name` failed. `status`: the status that the parent exits with too. `tail`: the child's last lines."""
 
-    def __init__(self, what: str, status: int, tail: Sequence[str] = ()) -> None:
+    def __init__(self, what: str, status: int, tail: Sequence[str] = (), *, name: str = "") -> None:
         super().__init__(what)
+        self.name = name
         self.status = status
         self.tail = list(tail)
 
@@ -72,7 +73,7 @@ class Child:
 
     def _failed(self, how: str, status: int) -> ChildFailed:
         where = f"; its last lines are above, all are in {self._log}" if self._log else ""
-        return ChildFailed(f"{self.name} {how}{where}", status, self.tail(TAIL_LINES))
+        return ChildFailed(f"{self.name} {how}{where}", status, self.tail(TAIL_LINES), name=self.name)
 
     def wait(self, deadline_s: float | None = None) -> None:
         """Waits until the child has succeeded. Raises the same errors as `ended`.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field, field_serializer, field_validator
+from pydantic import Field, field_serializer, field_validator, model_validator
 
 from services.config.env import Section
 from services.config.secrets import masked
@@ -40,6 +41,14 @@ class RedisSection(Section):
     @classmethod
     def _folder(cls, url: str | None) -> str | None:
         return None if url is None else folder_url(url)
+
+    @model_validator(mode="after")
+    def _of_a_given_redis(self) -> Self:
+        """Refuses keys of a given Redis without its address: a private one would be started instead of it."""
+        for key in ("password_file", "ca_file"):
+            if self.url is None and getattr(self, key) is not None:
+                raise ValueError(f"redis.{key} is set without redis.url: set the address too, or leave out this key")
+        return self
 
     @field_serializer("url", when_used="json")
     def _without_password(self, url: str | None) -> str | None:

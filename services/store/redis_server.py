@@ -34,6 +34,8 @@ _START_S = 60.0
 _STOP_S = 10.0
 _POLL_S = 0.2
 _RETRY_S = 5.0
+LARGEST_BYTES = 4 * 1024**3
+"""Most memory of a private Redis. A run that needs more keeps its episodes elsewhere (redis.bodies)."""
 _FIXED = {
     "redis": {"CVE-2025-21605": ((6, 2, 18), (7, 2, 8), (7, 4, 3), (8, 0, 0)),
               "CVE-2025-49844": ((6, 2, 20), (7, 2, 11), (7, 4, 6), (8, 0, 4), (8, 2, 2))},
@@ -61,9 +63,14 @@ daemonize no
 save ""
 appendonly yes
 appendfsync everysec
-maxmemory 4gb
+maxmemory {memory}
 maxmemory-policy noeviction
 """
+
+
+def memory_share(machine: int) -> int:
+    """Returns the most bytes that a private Redis may hold on a machine, or in a container, of `machine` bytes."""
+    return min(LARGEST_BYTES, machine // 4)
 
 
 def find_redis() -> Path:
@@ -106,12 +113,14 @@ def known_holes(product: str, version: tuple[int, ...]) -> list[str]:
 class RedisServer:
     """A redis-server at the address `host` with its data, its log and its password in `folder`. Not thread-safe.
 
+    It holds at most `memory` bytes and refuses to write more: the run waits, then ends in one line.
     Start it from the main thread: the kernel stops it when the thread that started it ends.
     """
 
-    def __init__(self, folder: Path, binary: Path, host: str = "127.0.0.1") -> None:
+    def __init__(self, folder: Path, binary: Path, host: str = "127.0.0.1", memory: int = LARGEST_BYTES) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._host = host
+        self._memory = memory
         self._folder, self._binary = folder.resolve(), binary
         self._config = self._folder / "redis.conf"
         self._password = secrets.token_urlsafe(24)
@@ -130,7 +139,8 @@ class RedisServer:
         try:
             self._config.touch(mode=0o600)
             self._config.write_text(_CONFIG.format(
-                host=self._host, port=self._port, folder=self._folder, password=self._password, rights=RIGHTS))
+                host=self._host, port=self._port, folder=self._folder, password=self._password, rights=RIGHTS,
+                memory=self._memory))
             self._process = subprocess.Popen(
                 ending_with_parent([self._binary, self._config]), pass_fds=(lock,), start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -237,12 +247,13 @@ def url_served_from(folder: Path) -> str | None:
 
 
 @contextlib.contextmanager
-def private_redis(folder: Path, host: str = "127.0.0.1") -> Iterator[str]:
+def private_redis(folder: Path, host: str = "127.0.0.1", *, memory: int = LARGEST_BYTES) -> Iterator[str]:
     """Yields the URL of a Redis that keeps its data in `folder` and ends with this block or this process.
 
     `host`: the address on which Redis listens: loopback, or this machine's address in a cluster.
+    `memory`: most bytes that it may hold.
     """
-    server = RedisServer(folder, find_redis(), host)
+    server = RedisServer(folder, find_redis(), host, memory)
     keeper = _Keeper(server)
     try:
         server.start()

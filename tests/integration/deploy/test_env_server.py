@@ -14,12 +14,14 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from waiting import wait_until
 
 from deploy.launch import reach
 from deploy.members.env_server import EnvServer
 from deploy.runs.configs import load_config
 from services.config.file import dump_config
 from services.config.rollout import SupervisionSection
+from services.controller.member import End
 from services.controller.supervise import Supervisor
 from services.errors import EnvFault, Fault, UserError
 from services.process.addresses import free_port
@@ -157,6 +159,18 @@ def test_a_killed_server_is_started_again_at_its_address(server: EnvServer):
                                "env.memory_gb lowers its memory; ")
     supervisor.stop()
     assert not psutil.pid_exists(second)
+
+
+def test_a_server_that_leaves_ends_while_the_controller_goes_on(server: EnvServer, monkeypatch):
+    """No `stop` waits for it: to finish its requests it may take seconds."""
+    monkeypatch.setattr("deploy.members.env_server.HANDOVER_S", 0.0)
+    server.start()
+    server.wait()
+    leaving = pid_of(server)
+    server.drain()
+    wait_until(lambda: server.poll() is not None)
+    assert server.poll() == End("")
+    assert not psutil.pid_exists(leaving)
 
 
 def test_a_server_that_cannot_start_says_why(config_file: Path, tmp_path: Path):

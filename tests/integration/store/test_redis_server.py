@@ -22,6 +22,7 @@ from services.store.redis_server import (
     RedisServer,
     find_redis,
     known_holes,
+    memory_share,
     private_redis,
     redis_version,
     url_served_from,
@@ -60,8 +61,9 @@ def wait_until_written(client):
 
 @pytest.mark.attack
 def test_it_is_durable_private_and_never_evicts(tmp_path):
-    with private_redis(tmp_path) as url:
+    with private_redis(tmp_path, memory=memory_share(2 * 1024**3)) as url:
         client = connect(url)
+        assert client.info("memory")["maxmemory"] == 512 * 1024**2, "a quarter of the machine's memory"
         assert client.info("persistence")["aof_enabled"] == 1
         assert client.info("memory")["maxmemory_policy"] == "noeviction"
         assert {one.laddr.ip for one in psutil.Process(client.info()["process_id"]).net_connections()
@@ -75,6 +77,10 @@ def test_it_is_durable_private_and_never_evicts(tmp_path):
     assert ends_within(url, 30)
     with private_redis(tmp_path) as again:
         assert connect(again).get("gagpo:kept") == b"yes"
+
+
+def test_a_large_machine_gives_it_no_more_than_the_bound():
+    assert memory_share(64 * 1024**3) == 4 * 1024**3
 
 
 @pytest.mark.attack

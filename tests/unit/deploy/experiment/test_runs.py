@@ -1,6 +1,6 @@
-"""Continuing an interrupted experiment, and the failures that end one. Failing runs are real `gagpo train`
-processes."""
+"""Continuing an interrupted experiment, and the failures that end one. Failing runs are real processes."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -8,14 +8,15 @@ from rich.console import Console
 
 from deploy.experiment.design import PlannedRun, config_of, runs
 from deploy.experiment.progress import RunsProgress
-from deploy.experiment.runs import Runner, left, only_one, path_of
+from deploy.experiment.runs import Runner, RunsFailed, left, only_one, path_of
 from deploy.runs import records
 from deploy.runs.configs import load_config
 from deploy.runs.records import Record, settings_of
-from deploy.training.child_runs import Child, ChildFailed
+from deploy.training.child_runs import Child
 from services.config.file import lay_over
 from services.config.tree import Config
 from services.errors import UserError
+from services.telemetry.metrics_file import METRIC_KEYS, append_row
 
 WANTED = runs(["gagpo", "gigpo"], range(2))
 COMMON = {"cold_start": "c", "cold_evaluations": [], "panels": {}}
@@ -82,13 +83,44 @@ class Lines:
         pass
 
 
-def test_a_failed_run_ends_the_experiment_with_its_last_lines(out: Path, config: Config):
-    """There is no cold start, so one of the first two ends with status 2, and the other is ended with it."""
-    with pytest.raises(ChildFailed, match="-seed0 ended with status 2") as caught:
-        runner(config, out, [], parallel=2).make(WANTED)
-    assert "there is no model at" in caught.value.tail[-1]
+class OneArmFails(Child):
+    """A child that ends at once: with status 0 beside the files of a finished run, or with 2 for the arm gagpo."""
+
+    def __init__(self, name: str, arguments: Sequence[str], *, log: Path) -> None:
+        fails = name.startswith("gagpo")
+        super().__init__(name, ["train", "--config", "nowhere"] if fails else ["--help"], log=log)
+        if not fails:
+            folder = log.parent / name
+            append_row(folder / "metrics.jsonl", dict.fromkeys(METRIC_KEYS, 0.5) | {"step": 1, "version": "1.1"})
+            append_row(folder / "evaluations.jsonl", {
+                "label": "panel-trained", "step": 1, "split": "heldout", "temperature": 1.0, "tasks": 1, "dropped": 0,
+                "success_rate": 1.0, "episode_length": 2.0, "success_by_type": {}, "success_by_task": {"a": 1.0}})
+
+
+def test_three_failures_in_a_row_end_the_experiment_with_the_last_lines_of_each(
+        out: Path, config: Config, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("deploy.experiment.runs.Child", OneArmFails)
+    four = runs(["gagpo"], range(4))
+    with pytest.raises(RunsFailed) as caught:
+        runner(config, out, []).make(four)
+    assert [str(failure).split(";")[0] for failure in caught.value.failures] == [
+        f"{run.name} ended with status 2" for run in four[:3]]
+    assert all("there is no config file nowhere" in failure.tail[-1] for failure in caught.value.failures)
     assert not list(out.iterdir())
-    assert not (config.run_dir / "gagpo-seed1.yaml").exists()
+    assert not (config.run_dir / f"{four[3].name}.yaml").exists()
+
+
+def test_a_failed_run_leaves_the_others_to_finish_and_is_named_at_the_end(
+        out: Path, config: Config, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("deploy.experiment.runs.Child", OneArmFails)
+    said: list[str] = []
+    made = runner(config, out, said)
+    made.common = COMMON | {"cold_evaluations": [{"label": "known"}], "panels": {"heldout": ["a"]}}
+    with pytest.raises(RunsFailed, match="2 runs failed: gagpo-seed0, gagpo-seed1") as caught:
+        made.make(WANTED)
+    assert [record.arm for record in records.read_records(out)] == ["gigpo", "gigpo"]
+    assert str(config.run_dir / "gagpo-seed1.log") in str(caught.value.failures[1])
+    assert "gagpo-seed0 failed" in "".join(said)
 
 
 def test_after_its_hours_no_run_is_started(out: Path, config: Config):

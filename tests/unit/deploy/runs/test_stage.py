@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import structlog
 
 from deploy.runs.stage import SILENT_S, Stage, StageRecord, read_stage, this_host
 
@@ -49,13 +50,15 @@ def test_the_end_is_written_with_its_reason(tmp_path: Path, error: BaseException
 def test_a_full_disk_costs_the_stage_and_not_the_run(tmp_path: Path):
     """A folder in the place of the draft has the effect of a full disk."""
     path = tmp_path / "stage.json"
-    with StageRecord(path) as record:
+    with structlog.testing.capture_logs() as told, StageRecord(path) as record:
         (tmp_path / ".stage.json.new").mkdir()
         record.tell("cold start", "")
+        record.tell("learning", "")
         (tmp_path / ".stage.json.new").rmdir()
+    assert [line["file"] for line in told] == [str(path)], "it is told once"
     found = read_stage(path)
     assert found is not None
-    assert (found.name, found.ended) == ("cold start", "finished")
+    assert (found.name, found.ended) == ("learning", "finished")
 
 
 CODE = ("import sys, pathlib, deploy.runs.stage as s\n"

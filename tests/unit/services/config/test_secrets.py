@@ -47,6 +47,12 @@ def test_a_copy_takes_the_password_from_a_file_or_the_environment(tmp_path: Path
     assert redis_url(config().redis) is None
 
 
+@pytest.mark.parametrize("key", ["password_file", "ca_file"])
+def test_a_key_of_a_given_redis_without_its_address_is_refused(key: str):
+    with pytest.raises(UserError, match=rf"redis\.{key} is set without redis\.url: set the address too, or leave out"):
+        default_config([f"redis.{key}=/secret"])
+
+
 def test_a_token_comes_from_its_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GAGPO_ENV_TOKEN", "variable")
     assert env_token(default_config().env) == "variable"
