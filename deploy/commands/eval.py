@@ -62,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--endpoint is given without --policy", f"add --policy, one of {', '.join(POLICIES)}")
     if args.served is not None and args.endpoint is None:
         raise UserError("--model is given without --endpoint", "give a folder as MODEL, or an --endpoint")
+    if args.which is not None and args.endpoint is not None:
+        raise UserError("--which is given with --endpoint", "leave it out: it chooses a checkpoint of a run")
     if (args.endpoint is None) == (args.model is None):
         raise UserError("no model is given" if args.model is None else "both a folder and --endpoint are given",
                         "give a folder or a run, or --policy and --endpoint")

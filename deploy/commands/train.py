@@ -123,9 +123,14 @@ def _sweep(config: Config, args: argparse.Namespace) -> int:
     variants = SWEEPS[args.sweep](config)
     made = sweep.configs(config, variants)
     preflight.check(config, planned=args.dry_run)
+    # The common cold start does not exist yet, so the checks and the plan use the model that the config describes.
+    planned = {name: one.model_copy(update={"model": config.model}) for name, one in made.items()}
+    for name, one in planned.items():
+        try:
+            preflight.check_learner(one)
+        except UserError as error:
+            raise UserError(f"variant {name}: {error.what}", error.fix) from None
     if args.dry_run:
-        # The common cold start does not exist yet, so the plan uses the model that the config describes.
-        planned = {name: one.model_copy(update={"model": config.model}) for name, one in made.items()}
         texts = [f"variant {v.title}{_laid(v)}\n{plan.describe(planned[v.name])}" for v in variants]
         plans = {name: plan.as_dict(one) for name, one in planned.items()}
         print(json.dumps({"format": 1, "variants": plans}) if args.json else "\n\n".join(texts))

@@ -16,7 +16,7 @@ from deploy.launch.plan import Plan, make_plan
 from deploy.launch.ray_address import check_ray, ray_address
 from deploy.launch.task_sets import TaskSets, open_task_sets
 from deploy.runs import sinks
-from envservice.registry import check_settings, find_spec, find_teacher, make_template, open_environment
+from envservice.registry import BUILT_IN, check_settings, find_spec, find_teacher, make_template, open_environment
 from envservice.server.capacity import session_limit
 from learner.cold_start.trajectories import read_trajectories
 from learner.model_family import check_family
@@ -31,6 +31,8 @@ from services.weights.headers import read_tokenizer, tensor_shapes
 
 PROBED_GAMES = 24
 """Number of games that are opened to check the data. Any other broken game drops its group at run time."""
+TAGGED = ("meta", "compact-meta")
+"""The prompts of ours whose answers name their kind of reasoning."""
 NEEDS_TORCHVISION = "qwen3_5"
 """Begins the names of the families for which vLLM imports torchvision, also where nothing is seen."""
 
@@ -44,6 +46,8 @@ def check(
     `before`: the config of the run that goes on, whose servers are waited for; `tell` takes a line about that.
     """
     _places(config)
+    if before is None:
+        _unread(config)
     if config.storage.url is not None:
         ObjectFolder(config.storage.url).check()
     if config.redis.bodies is not None:
@@ -60,8 +64,7 @@ def check_parts(
     """Checks everything except the run's folder, its port and its games. Evaluations check those differently."""
     _environment(config)
     _model(config)
-    _credit(config)
-    _batch(config)
+    check_learner(config)
     sinks.check(config)
     tracing.check(config.metrics.traces)
     plan = make_plan(config)
@@ -76,6 +79,26 @@ def check_parts(
     reach.check_servers(config, before, tell)
     if not config.env.urls:  # servers that already run reach their data themselves
         find_spec(config.env.name).reachable(config.env)
+
+
+def check_learner(config: Config) -> None:
+    """Checks that the estimator suits the loss and the groups, and that a batch can be filled and fits."""
+    _credit(config)
+    _batch(config)
+
+
+def _unread(config: Config) -> None:
+    """Raises UserError for choices that would do nothing: a file that nobody reads, rewards for tags that no answer
+    has."""
+    from learner.credit.registry import estimator
+
+    sft, prompt, name = config.sft, config.env.prompt, config.learner.credit.estimator
+    if sft.file is not None and not sft.enabled:
+        raise UserError(f"sft.file={sft.file} would not be read, because sft.enabled is false",
+                        "set sft.enabled=true, or leave sft.file out")
+    if getattr(estimator(name), "rewards_tags", False) and config.env.name in BUILT_IN and prompt not in TAGGED:
+        raise UserError(f"the estimator {name} rewards kinds of reasoning, and env.prompt={prompt} asks for none",
+                        f"set env.prompt to one of {', '.join(TAGGED)}")
 
 
 def _places(config: Config) -> None:
@@ -251,4 +274,8 @@ def _games(config: Config) -> TaskSets:
         except EnvFault as error:
             raise UserError(f"game {task} is broken ({error})",
                             f"unpack the game data again, or fix {config.env.name}") from error
+    if config.learner.credit.state_key == "environment" and environment.replay != "live" \
+            and not environment.open(task_sets.train[0]).reset().state:
+        raise UserError(f"learner.credit.state_key=environment, and {config.env.name} gives no state",
+                        "choose another state key (ALFWorld: or set env.alfworld.exact_state=true)")
     return task_sets

@@ -53,7 +53,7 @@ def write_report(paths: Sequence[Path], out: Path, steps: Sequence[int] = ()) ->
     if single and (comparison := compare(single.evaluations)):
         figure = _comparison(out / "figures" / "comparison.png", comparison)
         sections.append(f"<h2>Before and after</h2>{_images([figure])}{_before_and_after(comparison)}")
-    sections.append(_facts(single) if single else _overview(compared))
+    sections.append(_facts(single) if single else _overview(compared) + _costs(runs))
     sections += _numbers(compared, design)
     lost, gone = _lost(single)
     pictures, unread = _pictures(compared, out / "figures", steps)
@@ -99,15 +99,30 @@ def _facts(run: ReportedRun) -> str:
         "credit": run.config.get("learner.credit.estimator", ""),
         "seed": run.config.get("seed", ""),
         "learner steps": f"{run.metrics[-1]['step'] if run.metrics else 0} of {run.config.get('steps', '?')}",
-        "RL minutes": f"{run.seconds / 60:.1f}",
-        "GPU hours of RL": f"{gpus * run.seconds / 3600:.2f}" if (gpus := _gpus(run.config)) else "",
-        "tokens": f"{_total(run, 'tokens_sampled'):,.0f} sampled, {_total(run, 'tokens_trained'):,.0f} trained",
-        "energy of RL": f"{joules / 3.6e6:.3g} kWh" if (joules := _total(run, "energy_joules")) else "",
+        **_cost(run),
         "cold-start minutes": f"{run.config['sft.minutes']:g}" if run.config.get("sft.enabled") else "none",
         "held-out games": (f"{heldout['games']} of {heldout['split']}, digest {heldout['digest'][:16]}" if heldout
                            else ""),
     }
     return _grid([], [[key, str(value)] for key, value in facts.items() if value != ""])
+
+
+def _cost(run: ReportedRun) -> dict[str, str]:
+    """Returns the cost of a run by name. A figure that the run does not have is empty."""
+    return {
+        "RL minutes": f"{run.seconds / 60:.1f}",
+        "GPU hours of RL": f"{gpus * run.seconds / 3600:.2f}" if (gpus := _gpus(run.config)) else "",
+        "tokens": f"{_total(run, 'tokens_sampled'):,.0f} sampled, {_total(run, 'tokens_trained'):,.0f} trained",
+        "energy of RL": f"{joules / 3.6e6:.3g} kWh" if (joules := _total(run, "energy_joules")) else "",
+    }
+
+
+def _costs(runs: Sequence[ReportedRun]) -> str:
+    """Returns the cost of each run, without the columns that no run has."""
+    costs = [_cost(run) for run in runs]
+    titles = [title for title in costs[0] if any(cost[title] for cost in costs)]
+    rows = [[run.name, *(cost[title] for title in titles)] for run, cost in zip(runs, costs, strict=True)]
+    return "<h2>Cost of each run</h2>" + _grid(["run", *titles], rows)
 
 
 def _gpus(config: Mapping[str, Any]) -> float:

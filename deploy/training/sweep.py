@@ -75,7 +75,7 @@ def configs(config: Config, variants: Sequence[Variant]) -> dict[str, Config]:
         _check_variant(variant, made[variant.name])
         if config.sft.enabled and not made.keys() - {variant.name}:
             cold = RunFolder(made[variant.name].run_dir).cold_model
-            shared |= {"sft.enabled": False, "model.path": str(cold)}
+            shared |= {"sft.enabled": False, "sft.file": None, "model.path": str(cold)}
     return made
 
 

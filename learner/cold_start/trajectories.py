@@ -96,7 +96,7 @@ def _examples(line: bytes, where: str, *, chat: bool) -> Iterator[Example]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{where} is no trajectory ({error})", _FORMS) from None
     if (found.messages is None) == (found.steps is None):
-        which = "both messages and steps" if found.messages else "neither messages nor steps"
+        which = "both messages and steps" if found.messages is not None else "neither messages nor steps"
         raise UserError(f"{where} has {which}", _FORMS)
     if found.steps is not None:
         yield from _of_steps(found.steps, where)

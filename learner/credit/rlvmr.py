@@ -35,6 +35,8 @@ class Rlvmr(WithinGroup):
     """Credit of the episode and of the reasoning of its steps."""
 
     Options: ClassVar = GigpoOptions
+    rewards_tags: ClassVar[bool] = True
+    """Whether the prompt has to ask for a kind of reasoning. Estimators without this attribute need none."""
 
     def reads(self, options: GigpoOptions) -> frozenset[str]:
         """Returns GRPO's keys and the weight of the second term."""

@@ -30,6 +30,8 @@ AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 LONGEST_PAUSE_S = 60.0
 FIRST_S = 10.0
 """Seconds for which an endpoint that has never answered is asked again: its address may be wrong."""
+SAME_S = 0.5
+"""Pauses that end within so many seconds of each other are told once."""
 MOST_BYTES = 16 << 20
 """Largest answer that is read. One of 100,000 tokens has less than one."""
 TOLD = 300
@@ -76,7 +78,7 @@ class EndpointModel:
     temperature: float
     max_tokens: int
     tell: Callable[[str], object] = lambda _: None
-    """Takes a line about each pause that is longer than the one before it."""
+    """Takes a line about each pause, once for all calls that wait for it."""
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
     _not_before: float = field(default=0.0, init=False)
@@ -116,9 +118,12 @@ class EndpointModel:
                 why = f"no whole answer within prompting.call_seconds={self.settings.call_seconds:g}"
             else:
                 self._met = True
+                key = self.http.headers.get("authorization", "").removeprefix("Bearer ")
                 if reply.status_code not in AGAIN:
-                    return _checked(reply, form, self.http.headers.get("authorization", "").removeprefix("Bearer "))
-                why, wait = f"status {reply.status_code}", retry_after(reply.headers, time.time())
+                    return _checked(reply, form, key)
+                wait = retry_after(reply.headers, time.time())
+                why = f"status {reply.status_code}" + ("" if wait is None else f", Retry-After {wait:.0f} s") \
+                    + (f": {said}" if (said := _said(reply, key)) else "")
             failed_at = self.clock() if failed_at is None else failed_at
             again = self.clock() + (min(LONGEST_PAUSE_S, 2.0**attempt) if wait is None else wait)
             if not self._met and again - failed_at > FIRST_S:
@@ -126,9 +131,9 @@ class EndpointModel:
             if again - failed_at > self.settings.wait_seconds:
                 raise UserError(f"{self._address} does not answer ({why}), and prompting.wait_seconds is "
                                 f"{self.settings.wait_seconds:g}", "check --endpoint; the same command continues later")
-            if again > self._not_before:
-                self._not_before = again
+            if again > self._not_before + SAME_S:  # calls at once fail at once, and one line is enough for them
                 self.tell(f"{self._address} fails ({why}); the next call is in {again - self.clock():.0f} s")
+            self._not_before = max(again, self._not_before)
             attempt += 1
 
     @property
@@ -181,12 +186,11 @@ def _checked(reply: httpx.Response, form: type[Form], key: str) -> Form:
         try:
             return msgspec.json.decode(reply.content, type=form)
         except msgspec.ValidationError as error:
-            raise UserError(f"the endpoint's answer is none of OpenAI's API ({error})",
+            raise UserError(f"the endpoint's answer is none of OpenAI's API ({error}): {_said(reply, key)}",
                             "give the address of OpenAI's chat completions with --endpoint") from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             wrong = f", and no JSON ({error})"
-    said = " ".join(reply.text.split())
-    said = (said.replace(key, HIDDEN) if key else said)[:TOLD]
+    said = _said(reply, key)
     if reply.status_code in (400, 413, 422) and any(words in reply.text.lower() for words in _TOO_LONG):
         raise ContextFull(said)
     if reply.status_code in (401, 403):
@@ -194,3 +198,9 @@ def _checked(reply: httpx.Response, form: type[Form], key: str) -> Form:
                         "set prompting.key_file or $GAGPO_ENDPOINT_KEY")
     raise UserError(f"the endpoint answers with status {reply.status_code}{wrong}: {said or 'nothing'}",
                     "check --endpoint (it often ends in /v1) and --model")
+
+
+def _said(reply: httpx.Response, key: str) -> str:
+    """Returns the start of an answer's text on one line, without the key."""
+    text = " ".join(reply.text.split())
+    return (text.replace(key, HIDDEN) if key else text)[:TOLD]

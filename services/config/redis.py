@@ -47,7 +47,7 @@ class RedisSection(Section):
         """Refuses keys of a given Redis without its address: a private one would be started instead of it."""
         for key in ("password_file", "ca_file"):
             if self.url is None and getattr(self, key) is not None:
-                raise ValueError(f"redis.{key} is set without redis.url: set the address too, or leave out this key")
+                raise ValueError(f"{key} is set without url: set the address too, or leave out {key}")
         return self
 
     @field_serializer("url", when_used="json")

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 TREE = re.search(r"## The tree\n.*?```text\n(.*?)```", (ROOT / "docs/architecture.md").read_text(), re.DOTALL)
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 LISTING = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
-                         capture_output=True, text=True, timeout=30, check=True).stdout
+                         capture_output=True, text=True, timeout=120, check=True).stdout
 FILES = [Path(name) for name in LISTING.splitlines() if (ROOT / name).is_file()]
 
 

@@ -16,7 +16,7 @@ def loaded(code: str, watched: tuple[str, ...] = HEAVY) -> set[str]:
     """Returns the modules of `watched` that a new interpreter has imported after running `code`."""
     code += f"import sys\nprint('LOADED', *(name for name in {watched!r} if name in sys.modules))"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240, check=True)
     return set(done.stdout.splitlines()[-1].split()[1:])
 
 

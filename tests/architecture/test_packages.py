@@ -40,7 +40,7 @@ def test_every_data_file_is_shipped():
     """A file that package-data does not name would be missing from a wheel."""
     patterns = PROJECT["tool"]["setuptools"]["package-data"]
     tracked = subprocess.run(
-        ["git", "ls-files", *OURS, "gagpo"], cwd=ROOT, capture_output=True, text=True, timeout=30,
+        ["git", "ls-files", *OURS, "gagpo"], cwd=ROOT, capture_output=True, text=True, timeout=120,
         check=False).stdout.split()
     assert tracked
     for name in tracked:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TRACKED = subprocess.run(
-    ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False).stdout.splitlines()
+    ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False).stdout.splitlines()
 PLACES = re.compile(r"/(?:work|home/\w+|root|Users/\w+)/|/tmp/\w|file:///")
 BESIDE = re.compile(r"\.\./shared")
 OFFICIAL = ("envservice/alfworld/domain.pddl", "envservice/alfworld/grammar.twl2")

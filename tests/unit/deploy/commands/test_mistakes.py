@@ -35,6 +35,8 @@ DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
      "give storage.url and the run's name: s3://BUCKET/PATH/NAME"),
     (["train", "--resume", "mine", "--skip-step", "0"],
      "argument --skip-step: it must be at least 1, not 0; see `gagpo train --help`"),
+    (["eval", "--policy", "react", "--endpoint", "http://host/v1", "--which", "best"],
+     "--which is given with --endpoint; leave it out: it chooses a checkpoint of a run"),
     (["train", "--dryrun"], "unrecognised argument --dryrun; did you mean --dry-run?"),
     ([*DRY, "--learner.lr=3e-4"],
      "unrecognised argument --learner.lr=3e-4; did you mean learner.lr=VALUE, without dashes?"),

@@ -85,3 +85,10 @@ def test_a_dry_run_never_refuses_because_of_a_folder_and_finds_a_bad_value_all_t
         assert cli.main(["train", "--config", "alfworld-tiny", f"name={name}", "learner.token_budget=64",
                          "--dry-run"]) == 2
         assert "learner.token_budget=64 holds no whole row" in capsys.readouterr().err
+
+
+def test_a_sweep_checks_each_variant_before_the_first_one_starts(capsys: pytest.CaptureFixture[str]):
+    """PPO has groups of one episode, all of which dynamic sampling would drop."""
+    assert cli.main(["train", "--config", "alfworld-tiny", "--sweep", "table1", "learner.dynamic_sampling=1",
+                     "--dry-run"]) == 2
+    assert capsys.readouterr().err.startswith("error: variant ppo-seed0: learner.dynamic_sampling drops groups")

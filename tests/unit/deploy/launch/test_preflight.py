@@ -89,6 +89,19 @@ def test_an_estimator_that_lacks_what_it_needs_is_refused(overrides: tuple[str, 
     assert expected in refusal(*overrides)
 
 
+@pytest.mark.parametrize(("overrides", "expected"), [
+    (("sft.file=shown.jsonl", "sft.enabled=false"), "sft.file=shown.jsonl would not be read, because sft.enabled is f"),
+    (("learner.credit.estimator=rlvmr",), "env.prompt=compact asks for none; set env.prompt to one of meta, compact-m"),
+    (("learner.credit.state_key=environment",), "alfworld gives no state; choose another state key"),
+])
+def test_a_choice_that_would_do_nothing_is_refused(overrides: tuple[str, ...], expected: str):
+    assert expected in refusal(*overrides)
+
+
+def test_the_engines_exact_state_is_a_state_key():
+    preflight.check(config("learner.credit.state_key=environment", "env.alfworld.exact_state=true"))
+
+
 def test_a_critic_needs_no_group_to_compare_with():
     preflight.check(config("learner.credit.estimator=ppo", "learner.loss.ratio=token", "learner.group_size=1"))
 

@@ -126,6 +126,8 @@ def test_several_runs_are_arms_with_intervals_over_seeds(run, tmp_path, capsys):
     assert difference["area"]["high"] == pytest.approx(-0.2 + 12.7062 * 0.1, abs=1e-4)
     assert "share_2_4" in numbers["arms"]["gigpo"]
     text = (out / "report.html").read_text()
+    assert cells(text.partition("Cost of each run")[2])[:5] == [
+        "run", "RL minutes", "tokens", "energy of RL", "gagpo-seed0"]
     assert cells(text.partition("What differs")[2])[3:6] == ["learner.credit.estimator", "gagpo", "gigpo"]
     assert {path.stem for path in (out / "figures").glob("*.png")} == PICTURES | {"heldout"}
 

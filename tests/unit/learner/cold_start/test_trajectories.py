@@ -56,6 +56,7 @@ def test_steps_have_prompts_of_their_own(tmp_path: Path, chat: bool):
     ({"messages": [ASKED, {**SAID, "weight": 2}]}, "$.messages[1].weight"),
     ({"conversations": []}, "has neither messages nor steps"),
     ({"messages": [ASKED, SAID], "steps": []}, "has both messages and steps"),
+    ({"messages": [], "steps": []}, "has both messages and steps"),
     ({"steps": [{"prompt": "a", "response": ""}]}, "step 1 has an empty response"),
     ({"steps": [{"prompt": "a"}]}, "missing required field `response`")])
 def test_a_wrong_line_is_named(tmp_path: Path, line: str | dict, text: str):

@@ -157,6 +157,31 @@ async def test_an_answer_of_wrong_types_is_one_line(body):
         await model(lambda _: httpx.Response(200, json=body), Clock()).choose_model()
 
 
+async def test_a_limit_is_told_with_its_reason_and_once_for_all_calls_that_wait_for_it():
+    """While the second request is away, another call meets the same limit."""
+    clock, told = Clock(), list[str]()
+    replies = in_turn(httpx.Response(429, json={"error": "no quota"}), httpx.Response(503),
+                      httpx.Response(200, json=GOOD))
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if (reply := replies(request)).status_code == 503:
+            asked._not_before = clock.now + 1.9
+        return reply
+
+    asked = model(answer, clock)
+    asked.tell = told.append
+    await asked.ask(ASKED, seed=0)
+    assert len(told) == 1
+    assert "fails (status 429: " in told[0]
+    assert "no quota" in told[0]
+
+
+async def test_an_error_that_a_gateway_sends_with_status_200_is_shown():
+    asked = model(lambda _: httpx.Response(200, json={"error": {"message": "no credits"}}), Clock())
+    with pytest.raises(UserError, match=r"none of OpenAI's API .*no credits"):
+        await asked.ask(ASKED, seed=0)
+
+
 @pytest.mark.attack
 @pytest.mark.parametrize("content", [b'{"x": ' + b"[" * 100_000, b"\xff\xfe", b'{"choices": NaN}', b"x" * (17 << 20)],
                          ids=["deep", "no text", "no JSON", "large"])

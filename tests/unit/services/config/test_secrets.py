@@ -49,7 +49,7 @@ def test_a_copy_takes_the_password_from_a_file_or_the_environment(tmp_path: Path
 
 @pytest.mark.parametrize("key", ["password_file", "ca_file"])
 def test_a_key_of_a_given_redis_without_its_address_is_refused(key: str):
-    with pytest.raises(UserError, match=rf"redis\.{key} is set without redis\.url: set the address too, or leave out"):
+    with pytest.raises(UserError, match=rf"redis: {key} is set without url: set the address too, or leave out {key}"):
         default_config([f"redis.{key}=/secret"])
 
 
