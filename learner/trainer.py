@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from learner.attention import takes_varlen
-from learner.batch import Groups, assign_credit, rows_of, with_advantages
+from learner.batch import Groups, assign_credit, of_steps, rows_of, with_advantages
 from learner.credit.registry import estimator
 from learner.credit.types import Credit, statistics
 from learner.critic import make_critic
 from learner.export import write_export
+from learner.judge import judgements
 from learner.lora import add_adapters
 from learner.memory import layout_of
 from learner.model import Policy, empty_policy, frozen_reference, initial_policy, shape_in
@@ -55,7 +56,7 @@ class StepReport:
     credits: list[Credit]
     """One credit per group, in training order. With a critic, `advantages` are its means over each step's tokens."""
     logprobs: list[Floats]
-    """The learner's logprobs of each row's response tokens before the step, in the order of rows_of."""
+    """The learner's logprobs of the response tokens of each turn before the step, in the order of rows_of."""
     utilization: float | None
     """FLOPs of the step's passes divided by the peak of the GPUs. None if the peak is unknown."""
     doubt: str = ""
@@ -118,16 +119,19 @@ class Learner:
         timer = Timer()
         with timer.phase("credit"):
             credits = assign_credit(groups, self.config.learner.credit)
-            rows = rows_of(groups, credits, policy_step=self.step,
+            beside = judgements([episode for group in groups for episode in group], self.config.learner.judge.weight)
+            rows = rows_of(groups, credits, policy_step=self.step, beside=beside,
                            incarnation=incarnation if self.gang.device.type == "cuda" else None)
         self.gang.tell("train", rows)
         taken = self._train(rows, timer)
-        metrics, credits = taken.metrics, with_advantages(credits, taken.advantages)
+        steps = of_steps(groups, beside)
+        metrics, credits = taken.metrics, with_advantages(credits, taken.advantages[steps])
         metrics |= {f"credit/{name}": value for name, value in statistics(credits).items()}
         metrics |= {"sequences": len(rows.lengths), "tokens_trained": int(rows.lengths.sum())}
         metrics |= {f"seconds/{name}": value for name, value in timer.seconds.items()}
         logprobs = np.split(taken.logprobs, np.cumsum(rows.response_lengths)[:-1])
-        return StepReport(metrics=metrics, credits=credits, logprobs=logprobs, doubt=taken.doubt,
+        return StepReport(metrics=metrics, credits=credits, doubt=taken.doubt,
+                          logprobs=[row for row, own in zip(logprobs, steps, strict=True) if own],
                           utilization=self._utilization(rows, timer.seconds["forward_backward"]))
 
     def _utilization(self, rows: Rows, seconds: float) -> float | None:

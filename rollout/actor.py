@@ -75,6 +75,7 @@ class RolloutHost:
         from envservice.client.client import EnvClient
         from rollout.engine import Engine
         from rollout.episode import EpisodeRunner, Limits
+        from rollout.judge import Judge
         from rollout.prompt_renderer import load_text
         from rollout.worker import RolloutWorker
         from services.store.store import Store
@@ -100,7 +101,9 @@ class RolloutHost:
             shared: dict[str, Any] = {
                 "worker": self._worker, "engine": engine, "env": client, "text": text, "limits": limits,
                 "env_engine": f"{info.engine} {info.version}"}
-            runner = EpisodeRunner(**shared, replayable=info.replay != "live")
+            judge = Judge(engine=engine, text=text, settings=self._config.learner.judge, limits=limits)
+            runner = EpisodeRunner(**shared, replayable=info.replay != "live",
+                                   judge=judge if judge.settings.questions else None)
             if self._config.agent.name is not None:
                 from rollout.agents.served import agent_runner
 

@@ -2,6 +2,9 @@
 
 Some steps are noise: they are executed, so that later steps show recoveries, but not trained on (DART, Laskey et al.
 2017, arXiv 1703.09327). The environment's Teacher has the player and the noise.
+
+For the judge task (rollout/judge.py) a share of the steps also names an action to judge: the player's own is good, and
+noise in its place is bad. The paper imitates judgements of another model, which are not published.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ class DemoStep:
     """The action that was executed: the player's, or noise."""
     train: bool
     """Whether the step is trained on. False for noise."""
+    judged: tuple[str, bool] | None = None
+    """An action in the state of the prompt, and whether it is good. None: the step shows no judgement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,7 @@ def demonstrate(
     The same seed gives the same episode. `disguised`: use other words for things, if the teacher has them. Raises the
     environment's errors.
     """
-    rng = random.Random(seed_for("demonstration", seed, task))
+    rng, judge = (random.Random(seed_for(what, seed, task)) for what in ("demonstration", "judgement"))
     session = environment.open(task)
     if disguised and teacher.disguise is not None:
         session = teacher.disguise(session, seed_for("numbers", seed, task))
@@ -80,10 +85,17 @@ def demonstrate(
         answer = written(player, template, first, turns, now)
         parsed = template.parse(answer)
         action, kept = parsed.action, parsed.kept
+        judged = _judged(teacher, action, now, judge) if judge.random() < sft.judgements else None
         noise = rng.random() < sft.noise
         if noise:
             action, kept = teacher.disturb(action, now, rng), ""
-        steps.append(DemoStep(template.render(first, turns, now), answer, action, train=not noise))
+        steps.append(DemoStep(template.render(first, turns, now), answer, action, train=not noise, judged=judged))
         turns.append(Turn(observation=now.observation, action=action, admissible=now.admits(action), kept=kept))
         now = session.step(action)
     return Demonstration(task, steps, now.won)
+
+
+def _judged(teacher: Teacher, action: str, now: Outcome, rng: random.Random) -> tuple[str, bool]:
+    """Returns the player's action or noise in its place, by a coin, and whether it is the player's."""
+    about = rng.choice((action, teacher.disturb(action, now, rng)))
+    return about, about == action

@@ -18,6 +18,7 @@ import numpy as np
 
 from envservice.base import Outcome, ParsedAction, Turn
 from envservice.client.client import EnvClient, EpisodeHandle, Result
+from rollout.judge import Judge
 from rollout.prompt_renderer import PromptRenderer
 from services.errors import EnvFault, ReplayDiverged
 from services.records import Episode, EpisodeEnd, PlayedTurn, Step, Ticket, choices_digest
@@ -54,6 +55,8 @@ class EpisodeRunner:
     limits: Limits
     replayable: bool = True
     """Whether sessions can be rebuilt. If not, turns of another worker cannot be taken again."""
+    judge: Judge | None = None
+    """Asks about finished training episodes. None: there is no judge task."""
 
     async def play(self, ticket: Ticket, attempt: int, *, played: Sequence[PlayedTurn] = (),
                    keep: Keep = lambda *_: None) -> Episode:
@@ -69,6 +72,7 @@ class EpisodeRunner:
         async with closing(game):
             steps: list[Step] = []
             turns: list[Turn] = []
+            seen: list[Outcome] = []
             first = now = await game.reset()
             end: EpisodeEnd = "turns"
             while not now.done and (turn := len(steps)) < ticket.max_steps:
@@ -88,12 +92,14 @@ class EpisodeRunner:
                 steps.append(self._row(prompt, sample, answer, now, after))
                 turns.append(Turn(observation=now.observation, action=answer.action, admissible=steps[-1].admissible,
                                   kept=answer.kept))
+                seen.append(now)
                 now = after
         return Episode(
             ticket=ticket, steps=steps, won=now.won, end=("won" if now.won else "lost") if now.done else end,
             worker=self.worker, attempt=attempt, seconds=time.monotonic() - started, engine=self.env_engine,
             replays=game.replays, final_observation=now.observation, task_score=score_of(now),
             final_choices=choices_digest(now.admissible_actions), final_state=now.state,
+            judged=await self.judge.ask(ticket, steps, seen, turns, won=now.won) if self.judge else [],
         )  # fmt: skip
 
     async def _sample(self, prompt: list[int], ticket: Ticket, *, turn: int) -> Sample:

@@ -13,6 +13,7 @@ from envservice.base import Outcome, ParsedAction, PromptTemplate, Turn
 from envservice.registry import find_spec, make_template
 from envservice.response_format import ACTION_END
 from envservice.tool_calls import MISTRAL
+from rollout.judge_prompt import Verdict, question, read_verdict
 from services.chat import THINK, THINK_END, ChatFormat, chat_format, check_chat
 from services.config.tree import EnvSection, ModelSection
 from services.files import read_json
@@ -56,7 +57,14 @@ class PromptRenderer:
 
     def prompt(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> list[int]:
         """Returns the prompt of the turn after `turns`, as token ids."""
-        text = self.template.render(first, turns, now)
+        return self._tokens(self.template.render(first, turns, now))
+
+    def question(self, first: Outcome, turns: Sequence[Turn], now: Outcome, action: str) -> list[int]:
+        """Returns the prompt that asks whether `action` is good at the turn after `turns`, as token ids."""
+        prompt = self.template.render(first, turns, now)
+        return self._tokens(question(prompt, action, chat=self.template.chat, stops=self.stops))
+
+    def _tokens(self, text: str) -> list[int]:
         if self.template.chat:
             assert self.chat is not None
             text = self.chat.prompt(text)
@@ -65,6 +73,10 @@ class PromptRenderer:
     def parse(self, response_ids: np.ndarray) -> ParsedAction:
         """Returns the action in an answer. `response_ids` [R]: exactly as sampled."""
         return self.template.parse(self.opening + self.decode(response_ids.tolist()))
+
+    def verdict(self, response_ids: np.ndarray) -> Verdict:
+        """Returns what an answer to `question` says. `response_ids` [R]."""
+        return read_verdict(self.opening + self.decode(response_ids.tolist()), stops=self.stops)
 
     def decode(self, ids: list[int]) -> str:
         """Returns the text of an answer without special tokens; tags stay, even those that are special tokens."""

@@ -139,6 +139,18 @@ class PlayedTurn(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the game after the action."""
 
 
+class JudgedAction(msgspec.Struct, frozen=True, kw_only=True):
+    """A question to the policy about one of its own actions, with its answers (GCD, rollout/judge.py)."""
+
+    turn: int
+    """Index of the step whose action is judged."""
+    good: bool
+    """The label by rule: whether the action was good."""
+    answers: list[Step]
+    """Each a turn of its own with the same prompt: `action` is `good`, `bad` or "", `valid` whether it is one of the
+    two, and `reward` 1 if it is the label, else 0."""
+
+
 class Episode(msgspec.Struct, frozen=True, kw_only=True):
     """A finished episode: won, lost or out of turns. An attempt that ended in a fault never becomes an Episode."""
 
@@ -161,11 +173,14 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the admissible actions after the last action (choices_digest)."""
     final_state: str = ""
     """The environment's own id of the state after the last action."""
+    judged: list[JudgedAction] = []
+    """The judge task after the episode. Its answers are no steps: credit and returns do not see them."""
 
     @property
     def oldest_step(self) -> int:
         """Returns the lowest policy step that sampled any of its tokens. The episode's age is measured from it."""
-        return min((span.version.step for step in self.steps for span in step.spans), default=0)
+        answers = (answer for question in self.judged for answer in question.answers)
+        return min((span.version.step for step in (*self.steps, *answers) for span in step.spans), default=0)
 
     @property
     def total_reward(self) -> float:

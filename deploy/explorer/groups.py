@@ -52,6 +52,10 @@ class StepView:
     state: str | None
     tag: str | None = None
     """The kind of reasoning that the answer named."""
+    judged: str | None = None
+    """The label of the action, if the policy was asked to judge it: `good` or `bad`."""
+    verdicts: list[str] | None = None
+    """The words of its answers, empty for neither."""
 
     @property
     def cost(self) -> float:
@@ -221,7 +225,8 @@ def _step(row: dict[str, Any], result: str | None) -> StepView:
         prompt_ids=row.get("prompt_ids"), tokens=row["tokens"], logprobs=row["logprobs"],
         learner_logprobs=row.get("learner_logprobs"), ret=row["return"],
         value=row["value"] if baseline is None else baseline, delta=row["delta"], raw=row.get("raw_advantage"),
-        advantage=row["advantage"], state=row["state_key"], tag=row.get("tag"))
+        advantage=row["advantage"], state=row["state_key"], tag=row.get("tag"),
+        judged=row.get("judged"), verdicts=row.get("verdicts"))
 
 
 def _credit_step(step: StepView, state: str) -> dict[str, Any]:

@@ -209,6 +209,10 @@ def _credit(config: Config) -> None:
         raise UserError(f"estimator {name} gives each token its own advantage, and "
                         f"learner.loss.ratio={learner.loss.ratio} has one ratio per action",
                         "set learner.loss.ratio=token, or learner.credit.values=turns")
+    if learner.judge.questions and (chosen.needs_critic or config.agent.name):
+        whose = f"estimator {name} has a critic" if chosen.needs_critic else f"agent.name={config.agent.name} plays"
+        raise UserError(f"learner.judge.questions={learner.judge.questions}, but {whose}, and there is no judge task "
+                        "for that", "set learner.judge.questions=0")
     if learner.group_size == 1 and not chosen.needs_critic:
         raise UserError(f"learner.group_size=1 leaves estimator {name} nothing to compare an episode with",
                         "set it to 2 or more")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from envservice.spec import EnvironmentSpec, Teacher
     from learner.cold_start.sft import Budget, SftProgress
     from learner.cold_start.sft_data import Example
+    from rollout.demonstrations import Demonstration
 
 FORMAT = 1
 TOKENIZER_TEXTS = 20_000
@@ -134,13 +135,15 @@ def _check_length(kept: int, examples: int, max_tokens: int, report: Report) -> 
 def demonstrations(
     config: Config, environment: Environment, teacher: Teacher, template: PromptTemplate, *, seed: int, report: Report
 ) -> Demonstrations:
-    """Plays sft.demos_per_game episodes of every training game. Examples are the steps of won episodes without noise.
+    """Plays sft.demos_per_game episodes of every training game. Examples are the steps of won episodes without noise,
+    and the judgements that these episodes show.
 
     Every second episode is played in disguise (other names for objects), if the environment's teacher offers that.
     """
-    from learner.cold_start.sft_data import Example
+    from envservice.registry import find_spec
     from rollout.demonstrations import demonstrate
 
+    stops = find_spec(config.env.name).stops
     start = reported = time.monotonic()
     pace = Pace()
     split = environment.training_splits()[0]
@@ -152,14 +155,26 @@ def demonstrations(
             shown = demonstrate(environment, task, teacher=teacher, template=template, seed=seed_for(seed, k),
                                 sft=config.sft, max_steps=config.env.max_steps, disguised=k % 2 == 1)
             episodes, won = episodes + 1, won + shown.won
-            steps = [step for step in shown.steps if step.train and shown.won]
-            examples.extend(Example(prompt=step.prompt_text, response=step.response_text) for step in steps)
+            examples.extend(_examples(shown, template, stops))
             if time.monotonic() - reported > _REPORT_SECONDS:
                 reported = time.monotonic()
                 report(pace.at("demonstrations:", episodes, config.sft.demos_per_game * len(tasks), "episodes"))
     seconds = time.monotonic() - start
     return Demonstrations(examples=examples, split=split, digest=environment.digest(split), games=len(tasks),
                           episodes=episodes, won=won, seconds=seconds)
+
+
+def _examples(shown: Demonstration, template: PromptTemplate, stops: Sequence[str]) -> list[Example]:
+    from learner.cold_start.sft_data import Example
+    from rollout.judge_prompt import question, shown_answer, verdict_of
+
+    if not shown.won:
+        return []
+    return [
+        *(Example(prompt=step.prompt_text, response=step.response_text) for step in shown.steps if step.train),
+        *(Example(prompt=question(step.prompt_text, action, chat=template.chat, stops=stops),
+                  response=shown_answer(verdict_of(good), chat=template.chat, stops=stops))
+          for step in shown.steps if step.judged for action, good in (step.judged,))]
 
 
 def _start(

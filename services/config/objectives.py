@@ -1,4 +1,4 @@
-"""The objectives of the learner: the sections `learner.loss` and `learner.critic`."""
+"""The objectives of the learner: the sections `learner.loss`, `learner.critic` and `learner.judge`."""
 
 from __future__ import annotations
 
@@ -42,3 +42,15 @@ class CriticSection(Section):
     """Learning rate of the critic's AdamW."""
     value_clip: float = Field(default=0.5, gt=0)
     """Largest change of a value in one step that its loss counts. Changes beyond it are clipped."""
+
+
+class JudgeSection(Section):
+    """The judge task of GCD, which is trained beside the agent's task (docs/papers.md). Evaluations never judge."""
+
+    questions: int = Field(default=0, ge=0)
+    """Bad actions of one training episode that the policy is asked to judge, at most. A won episode also asks about its
+    last action, which counts as good. 0: no judge task."""
+    answers: int = Field(default=4, ge=2)
+    """Answers that are sampled to each question and compared with one another."""
+    weight: float = Field(default=1.0, gt=0)
+    """Factor on the advantages of judgements. 1: an answer weighs as much as a turn."""

@@ -24,6 +24,9 @@ class SftSection(Section):
     """Number of demonstrations of each training game."""
     noise: float = Field(default=0.15, ge=0, lt=1)
     """Share of demonstrated turns that are random or corrupted. They are executed but not trained on."""
+    judgements: float = Field(default=0.0, ge=0, le=1)
+    """Share of demonstrated turns about which a judgement is shown too (learner.judge): the player's action is good,
+    noise in its place is bad, by a coin. Not with sft.file, whose steps may have judgements of their own."""
     jump: float = Field(default=0.2, ge=0, le=1)
     """ALFWorld: probability that the scripted player searches a random place next."""
     batch_rows: int = Field(default=16, ge=1)

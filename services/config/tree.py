@@ -18,7 +18,7 @@ from services.config.autoscale import AutoscaleSection
 from services.config.credit import CreditSection
 from services.config.env import EnvSection, Section
 from services.config.lora import LoraSection
-from services.config.objectives import CriticSection, LossSection
+from services.config.objectives import CriticSection, JudgeSection, LossSection
 from services.config.prompting import PromptingSection
 from services.config.redis import RedisSection
 from services.config.rollout import RolloutSection, SupervisionSection, Temperature
@@ -111,6 +111,7 @@ class LearnerSection(Section):
     weights actor to take a version, and for the disk to take the archive's files."""
     credit: CreditSection = CreditSection()
     critic: CriticSection = CriticSection()
+    judge: JudgeSection = JudgeSection()
     loss: LossSection = LossSection()
     lora: LoraSection = LoraSection()
 

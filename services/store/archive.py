@@ -23,10 +23,11 @@ from services.store.patience import patiently
 from services.telemetry.logs import get_logger
 from services.telemetry.overhead import counted
 
-FORMAT = 5
+FORMAT = 6
 """Version of the columns, in the metadata of each file under `format`. Files of format 1 lack prompt_ids,
 raw_advantage, baseline, learner_logprobs and final_observation, those of formats 1 and 2 task_type, those of formats 1
-to 3 choices, state and unchanged, those of formats 1 to 4 tag. Readers treat missing columns as unknown."""
+to 3 choices, state and unchanged, those of formats 1 to 4 tag, those of formats 1 to 5 judged and
+verdicts. Readers treat missing columns as unknown."""
 FILE_NAME = re.compile(r"step-(\d{8,})(?:-(.+))?\.parquet")
 """Matches the name of an archive file: the learner step, and the part, which episodes that were trained on lack."""
 Outcome = Literal["trained", "dropped", "evaluated"]
@@ -168,6 +169,7 @@ def _check(row: ArchiveRow) -> None:
 
 def _line(row: ArchiveRow, t: int, step: Step) -> dict[str, Any]:
     episode, ticket = row.episode, row.episode.ticket
+    judged = next((question for question in episode.judged if question.turn == t), None)
     extra = {name: row.columns[name][t] if name in row.columns else None for name in LEARNER}
     return {
         "group": ticket.group, "k": ticket.k, "task": ticket.task,
@@ -179,6 +181,8 @@ def _line(row: ArchiveRow, t: int, step: Step) -> dict[str, Any]:
         "tokens": step.response_ids, "logprobs": step.logprobs,
         "final_observation": episode.final_observation if t == len(episode.steps) - 1 else None,
         "choices": step.choices, "state": step.state, "unchanged": step.unchanged, "tag": step.tag,
+        "judged": None if judged is None else "good" if judged.good else "bad",
+        "verdicts": None if judged is None else [answer.action for answer in judged.answers],
         "version": ",".join(dict.fromkeys(span.version.short for span in step.spans)),
         **extra,
     }
@@ -193,9 +197,11 @@ _COLUMNS = {
     **dict.fromkeys(CREDIT, "double"), "state_key": "string",
     "prompt_ids": "int32[]", "learner_logprobs": "float[]", "final_observation": "string",
     "choices": "string", "state": "string", "unchanged": "bool", "tag": "string",
+    "judged": "string", "verdicts": "string[]",
 }
 """Arrow's names of the types; [] for a list. `version` lists the short versions that sampled the step's tokens;
-final_observation is what the episode's last action led to, in its last row."""
+final_observation is what the episode's last action led to, in its last row; judged is the label of an action that the
+policy was asked about, and verdicts what its answers said."""
 
 
 _REPEATING = [name for name, kind in _COLUMNS.items() if kind == "string"]

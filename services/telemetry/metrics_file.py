@@ -28,6 +28,8 @@ METRIC_KEYS = (
     "credit/active_share", "credit/flat_share", "credit/advantage_iqr", "credit/share_above_one",
     "credit/share_2_4", "credit/share_5_8", "credit/share_above_8",
     "credit/advantage_mean", "credit/advantage_std", "credit/advantage_min", "credit/advantage_max",
+    "judge/questions", "judge/good_share", "judge/spread_share", "judge/accuracy", "judge/accuracy_good",
+    "judge/accuracy_bad", "judge/unread_share",
 )
 """Keys of one line of metrics.jsonl. The list is frozen, because other programs read the file."""
 

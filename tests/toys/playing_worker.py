@@ -11,7 +11,9 @@ from envservice.client.client import EnvClient
 from rollout.card_turns import CardTurns
 from rollout.engine import Engine
 from rollout.episode import EpisodeRunner, Limits
+from rollout.judge import Judge
 from rollout.worker import RolloutWorker
+from services.config.objectives import JudgeSection
 from services.config.rollout import RolloutSection
 from services.records import Ticket, Version
 from services.seeds import seed_for
@@ -34,6 +36,12 @@ class TokenText:
 
     def parse(self, ids) -> ParsedAction:
         return ParsedAction(action=self.actions[int(ids[0]) % 4], valid=True)
+
+    def question(self, first, turns, now, action: str) -> list[int]:
+        return [*self.prompt(first, turns, now), 2 + self.actions.index(action)]
+
+    def verdict(self, ids) -> str:
+        return ("good", "bad", "")[int(ids[0]) % 3]
 
 
 class Held:
@@ -81,12 +89,14 @@ def issue(store: Store, lease, group: str, *, size: int = 4, min_step: int = 0, 
 
 @contextlib.asynccontextmanager
 async def working(world: SimpleNamespace, name: str = "rollout-0", text: type[TokenText] = TokenText,
-                  card: CardTurns | None = None, held: Held | None = None):
+                  card: CardTurns | None = None, held: Held | None = None, judges: JudgeSection | None = None):
     """Runs a worker, `world.worker`, in its block. The test fails if the worker ends earlier. Its episodes ask `held`
-    for answers, if there is one."""
+    for answers, if there is one, and for judgements with the settings `judges`."""
+    limits = Limits(prompt_tokens=64, response_tokens=8, reward_scale=10.0)
+    judge = judges and Judge(engine=world.engine, text=text(), settings=judges, limits=limits)
     async with EnvClient([world.url], timeout_s=3, outage_s=60) as client:
         runner = EpisodeRunner(worker=name, engine=held or world.engine, env=client, env_engine="corridor 1",
-                               text=text(), limits=Limits(prompt_tokens=64, response_tokens=8, reward_scale=10.0))
+                               text=text(), limits=limits, judge=judge)
         # A store of its own, as a process of its own would have: its first claim takes back what the dead one held.
         store = Store(world.redis_url, world.run)
         worker = RolloutWorker(name, store=store, engine=world.engine, runner=runner, fetch=world.shelf.fetch,

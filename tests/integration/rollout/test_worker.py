@@ -11,7 +11,9 @@ from playing_worker import DEADLINE_S, counted, issue, until, working
 
 from learner.card_turn import card_turn
 from rollout.card_turns import CardTurns
-from services.records import Version
+from rollout.judge import chosen, labels
+from services.config.objectives import JudgeSection
+from services.records import Version, VersionSpan
 from services.seeds import seed_for
 from services.store.card import Card
 from services.store.store import Store
@@ -22,11 +24,12 @@ pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
 
 async def test_claims_plays_and_completes_groups(world):
-    """Whole groups become ready. Each episode names its worker and version, and its seed samples it again."""
+    """Whole groups become ready. Each episode names its worker and version, and its seed samples it again. After each
+    the policy has judged the actions that the rule chooses."""
     version = world.shelf.publish(1)
     for group in ("train/0", "train/1", "train/2"):
         issue(world.store, world.lease, group, min_step=1)
-    async with working(world) as worker:
+    async with working(world, judges=JudgeSection(questions=2, answers=2)) as worker:
         await until(world, lambda: len(world.store.ready("train")) == 3, worker)
         await until(world, lambda: counted(world, "gagpo_rollout_episodes_total", outcome="accepted") == 12, worker)
         assert counted(world, "gagpo_rollout_slots") == 4
@@ -38,6 +41,13 @@ async def test_claims_plays_and_completes_groups(world):
         assert episode.end in ("won", "turns")
         assert all(span.version == version for step in episode.steps for span in step.spans)
         assert all(len(step.response_ids) == len(step.logprobs) == step.spans[-1].end for step in episode.steps)
+        found = labels(episode.steps, won=episode.won)
+        asked = chosen(found, questions=2, seed=seed_for(episode.ticket.seed, "judge"))
+        assert [(each.turn, each.good) for each in episode.judged] == [(turn, found[turn]) for turn in asked]
+        answers = [answer for each in episode.judged for answer in each.answers]
+        assert len(answers) == 2 * len(asked)
+        assert all(answer.spans[-1] == VersionSpan(version=version, start=0, end=len(answer.response_ids))
+                   for answer in answers)
     step = episodes[5].steps[0]
     again = await world.engine.sample(
         step.prompt_ids.tolist(), temperature=1.0, seed=seed_for(episodes[5].ticket.seed, 0), max_tokens=8,

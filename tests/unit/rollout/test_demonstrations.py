@@ -1,5 +1,7 @@
 """Demonstrations on generated games: won, reproducible, with noise that is executed but not taught."""
 
+import dataclasses
+
 import pytest
 
 from envservice.alfworld.engine import OwnSession
@@ -76,3 +78,17 @@ def test_renumbered_episodes_are_the_same_under_other_numbers(clean):
         assert other.won
         assert len(other.steps) == len(clean[task].steps)
         assert other.steps != clean[task].steps
+
+
+def test_judgements_show_the_players_action_as_good_and_noise_as_bad():
+    """The episodes are the same with and without them."""
+    for task in TASKS[:12]:
+        plain, judged = play(task), play(task, judgements=1.0)
+        assert [dataclasses.replace(step, judged=None) for step in judged.steps] == plain.steps
+        for step in judged.steps:
+            action, good = step.judged
+            assert good == (action == TEMPLATE.parse(step.response_text).action)
+    shares = [step.judged for task in TASKS for step in play(task, judgements=0.5).steps]
+    asked = [judged for judged in shares if judged]
+    assert 0.45 <= len(asked) / len(shares) <= 0.55
+    assert 0.45 <= sum(good for _, good in asked) / len(asked) <= 0.6  # noise may be the player's action

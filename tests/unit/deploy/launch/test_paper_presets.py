@@ -13,7 +13,7 @@ PRESETS = {file.stem: load_config(file) for file in sorted((SHIPPED / "paper").g
 def test_all_methods_of_the_table_are_there():
     table = {f"{env}-{size}-{method}" for env in ("alfworld", "webshop") for size in ("1.5b", "7b")
              for method in ("ppo", "rloo", "grpo", "gigpo", "gagpo")}
-    assert set(PRESETS) == table | {"alfworld-1.5b-dapo", "alfworld-1.5b-gspo", "alfworld-1.5b-rlvmr"}
+    assert set(PRESETS) == table | {f"alfworld-1.5b-{method}" for method in ("dapo", "gspo", "rlvmr", "gcd")}
 
 
 @pytest.mark.parametrize("config", PRESETS.values(), ids=PRESETS)
@@ -25,7 +25,9 @@ def test_all_paper_presets_share_batch_size_and_optimizer(config: Config):
     assert (learner.lr, learner.loss.kl, learner.loss.entropy, config.eval.temperature) == (1e-6, 0.01, 0.001, 0.4)
     sizes = (config.env.max_steps, config.rollout.max_prompt_tokens, learner.minibatch_rows)
     expected = {"alfworld": (50, 2048, 256), "webshop": (15, 4096, 64)}[config.env.name]
-    assert sizes == ((30, 6000, 256) if learner.credit.estimator == "rlvmr" else expected)
+    own = {"alfworld-1.5b-rlvmr": (30, 6000, 256), "alfworld-1.5b-gcd": (30, 2048, 256)}
+    assert sizes == own.get(config.name, expected)
+    assert learner.judge.questions == (config.name == "alfworld-1.5b-gcd")
     assert (learner.group_size == 1) == estimator(learner.credit.estimator).needs_critic
 
 
@@ -39,6 +41,7 @@ def test_all_paper_presets_share_batch_size_and_optimizer(config: Config):
     ("alfworld-7b-rloo", 150, ("token", "tokens", 0.2, 0.2), {"statistics": "rows"}),
     ("alfworld-7b-ppo", 150, ("token", "tokens", 0.2, 0.2), {"gamma": 1, "lam": 1}),
     ("alfworld-1.5b-dapo", 150, ("token", "tokens", 0.2, 0.28), {"estimator": "grpo"}),
+    ("alfworld-1.5b-gcd", 200, ("token", "tokens", 0.2, 0.2), {"estimator": "grpo"}),
     ("alfworld-1.5b-rlvmr", 100, ("token", "tokens", 0.2, 0.2), {"estimator": "rlvmr", "omega": 1}),
     ("alfworld-1.5b-gspo", 200, ("sequence", "actions", 3e-4, 4e-4), {"estimator": "grpo"}),
 ])

@@ -82,6 +82,9 @@ def test_sessions_that_do_not_fit_into_memory_are_not_counted():
     (("learner.credit.estimator=gagp",), "there is no credit estimator 'gagp'"),
     (("learner.credit.estimator=ppo",), "its own advantage, and learner.loss.ratio=sequence has one ratio per action"),
     (("learner.group_size=1",), "learner.group_size=1 leaves estimator gagpo nothing to compare"),
+    (("learner.credit.estimator=ppo", "learner.loss.ratio=token", "learner.judge.questions=1"),
+     "estimator ppo has a critic, and there is no judge task for that"),
+    (("learner.judge.questions=2", "agent.name=json:loads"), "json:loads plays, and there is no judge task for that"),
     (("learner.credit.estimator=ppo", "learner.loss.ratio=token", "learner.group_size=1",
       "learner.dynamic_sampling=1"), "that is every group"),
 ])

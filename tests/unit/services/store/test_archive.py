@@ -7,7 +7,7 @@ import pytest
 from waiting import wait_until
 
 from services.errors import Fault, StoreFault
-from services.records import Drop, Episode, Step, Ticket, Version, VersionSpan
+from services.records import Drop, Episode, JudgedAction, Step, Ticket, Version, VersionSpan
 from services.store.archive import FORMAT, ROW_GROUP, ArchiveRow, EpisodeArchive
 
 
@@ -31,8 +31,10 @@ def test_one_row_per_step_with_the_learners_columns(tmp_path):
     credit = {"advantage": [0.5, -0.5], "state_key": ["a", "b"], "raw_advantage": [1.0, -1.0],
               "learner_logprobs": [np.array([-0.5, -0.25]), np.array([-1.0, -2.0])]}
     with EpisodeArchive(tmp_path / "episodes") as archive:
+        judged = JudgedAction(turn=1, good=True, answers=[msgspec.structs.replace(played().steps[0], action=said)
+                                                          for said in ("good", "", "bad")])
         archive.write(12, [
-            ArchiveRow(episode=played(), outcome="trained", columns=credit),
+            ArchiveRow(episode=msgspec.structs.replace(played(), judged=[judged]), outcome="trained", columns=credit),
             ArchiveRow(episode=played(1), outcome="dropped", reason="engine"),
         ])
     table = pq.read_table(tmp_path / "episodes/step-00000012.parquet")
@@ -51,6 +53,8 @@ def test_one_row_per_step_with_the_learners_columns(tmp_path):
     assert [r["raw_advantage"] for r in rows] == [1.0, -1.0, None, None]
     assert [r["learner_logprobs"] for r in rows] == [[-0.5, -0.25], [-1.0, -2.0], None, None]
     assert [r["final_observation"] for r in rows] == [None, "You won.", None, "You won."]
+    assert [(r["judged"], r["verdicts"]) for r in rows] == [
+        (None, None), ("good", ["good", "", "bad"]), (None, None), (None, None)]
     assert [path.name for path in (tmp_path / "episodes").iterdir()] == ["step-00000012.parquet"]
 
 

@@ -1,0 +1,81 @@
+"""The judge task of GCD: after a training episode the policy is asked whether some of its actions were good.
+
+Source: "Rethinking Reward Miscalibration of GRPO in Agentic RL", section 4.1. The labels are the paper's rule: an
+action is bad if the observation before it occurs again before a later action, and good if it is the last one of a won
+episode. Other actions have no label. How many are asked about is our choice; learner/judge.py makes both labels weigh
+the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from envservice.base import Outcome, Turn
+from rollout.judge_prompt import verdict_of
+from rollout.prompt_renderer import PromptRenderer
+from services.config.objectives import JudgeSection
+from services.records import JudgedAction, Step, Ticket
+from services.seeds import seed_for
+
+if TYPE_CHECKING:
+    from rollout.engine import Engine
+    from rollout.episode import Limits
+
+
+def labels(steps: Sequence[Step], *, won: bool) -> dict[int, bool]:
+    """Returns turn -> whether its action was good, for the turns that have a label."""
+    last = {step.observation: turn for turn, step in enumerate(steps)}
+    found = {turn: False for turn, step in enumerate(steps) if last[step.observation] > turn}
+    return found | ({len(steps) - 1: True} if won and steps else {})
+
+
+def chosen(found: Mapping[int, bool], *, questions: int, seed: int) -> list[int]:
+    """Returns the turns to ask about: all good ones, and at most `questions` bad ones, drawn by the seed."""
+    bad = [turn for turn, good in found.items() if not good]
+    drawn = random.Random(seed).sample(bad, min(questions, len(bad)))
+    return sorted([*drawn, *(turn for turn, good in found.items() if good)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judge:
+    """Asks the policy about the actions of finished episodes."""
+
+    engine: Engine
+    text: PromptRenderer
+    settings: JudgeSection
+    limits: Limits
+    """The bounds of episodes. A question that is longer than a prompt may be is not asked."""
+
+    async def ask(self, ticket: Ticket, steps: Sequence[Step], seen: Sequence[Outcome], turns: Sequence[Turn],
+                  *, won: bool) -> list[JudgedAction]:
+        """Returns the questions about an episode with their answers. `seen` and `turns`: outcome before, and record of
+        each turn. After an evaluation nothing is asked. Raises EngineFault.
+        """
+        if ticket.kind != "train":
+            return []
+        found = labels(steps, won=won)
+        asked: list[JudgedAction] = []
+        for turn in chosen(found, questions=self.settings.questions, seed=seed_for(ticket.seed, "judge")):
+            prompt = self.text.question(seen[0], turns[:turn], seen[turn], steps[turn].action)
+            if len(prompt) <= self.limits.prompt_tokens:
+                answers = await asyncio.gather(*(
+                    self._answer(ticket, turn, prompt, number=number, good=found[turn])
+                    for number in range(self.settings.answers)))
+                asked.append(JudgedAction(turn=turn, good=found[turn], answers=answers))
+        return asked
+
+    async def _answer(self, ticket: Ticket, turn: int, prompt: list[int], *, number: int, good: bool) -> Step:
+        sample = await self.engine.sample(
+            prompt, temperature=ticket.temperature, seed=seed_for(ticket.seed, "judge", turn, number),
+            max_tokens=self.limits.response_tokens, stop_token_ids=self.text.stop_ids,
+            request_id=f"{ticket.id}/judge/{turn}/{number}")
+        said = self.text.verdict(sample.ids)
+        return Step(observation="", prompt_ids=np.array(prompt, dtype=np.int32), response_ids=sample.ids,
+                    logprobs=sample.logprobs, spans=sample.spans, action=said, valid=bool(said), admissible=True,
+                    reward=float(said == verdict_of(good)))
