@@ -30,6 +30,9 @@ AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 LONGEST_PAUSE_S = 60.0
 FIRST_S = 10.0
 """Seconds for which an endpoint that has never answered is asked again: its address may be wrong."""
+NEWER_LIMIT = "max_completion_tokens"
+"""OpenAI's newer name of `max_tokens`. Its reasoning models refuse the old one and name this one; many servers know
+only the old one."""
 SAME_S = 0.5
 """Pauses that end within so many seconds of each other are told once."""
 MOST_BYTES = 16 << 20
@@ -82,15 +85,23 @@ class EndpointModel:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
     _not_before: float = field(default=0.0, init=False)
+    _limit: str = field(default="max_tokens", init=False)
     _met: bool = field(default=False, init=False)
     """Whether the endpoint has ever answered."""
 
     async def ask(self, messages: Sequence[Message], *, seed: int) -> ModelAnswer:
         """Raises UserError if the endpoint refuses, fails for longer than prompting.wait_seconds, or cannot be reached
         at first."""
+        limit = self._limit
         body = {"model": self.model, "messages": list(messages), "temperature": self.temperature,
-                "max_tokens": self.max_tokens, "seed": seed}
-        found = await self._request("POST", "chat/completions", body, _Completion)
+                limit: self.max_tokens, "seed": seed}
+        try:
+            found = await self._request("POST", "chat/completions", body, _Completion)
+        except UserError as error:
+            if limit == NEWER_LIMIT or NEWER_LIMIT not in error.what:
+                raise
+            self._limit = NEWER_LIMIT
+            return await self.ask(messages, seed=seed)
         usage = found.usage or _Usage()
         return ModelAnswer(text=found.choices[0].message.content or "", prompt_tokens=usage.prompt_tokens,
                            answer_tokens=usage.completion_tokens)

@@ -176,6 +176,20 @@ async def test_a_limit_is_told_with_its_reason_and_once_for_all_calls_that_wait_
     assert "no quota" in told[0]
 
 
+async def test_a_server_that_wants_the_newer_name_of_the_limit_gets_it_from_then_on():
+    seen: list[set[str]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(json.loads(request.content).keys() & {"max_tokens", "max_completion_tokens"})
+        return httpx.Response(200, json=GOOD) if "max_tokens" not in seen[-1] else httpx.Response(
+            400, json={"error": {"message": "Unsupported parameter: use 'max_completion_tokens' instead."}})
+
+    asked = model(answer, Clock())
+    await asked.ask(ASKED, seed=0)
+    await asked.ask(ASKED, seed=1)
+    assert seen == [{"max_tokens"}, {"max_completion_tokens"}, {"max_completion_tokens"}]
+
+
 async def test_an_error_that_a_gateway_sends_with_status_200_is_shown():
     asked = model(lambda _: httpx.Response(200, json={"error": {"message": "no credits"}}), Clock())
     with pytest.raises(UserError, match=r"none of OpenAI's API .*no credits"):
