@@ -115,7 +115,7 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
         default = beside.with_name(f"{args.policy}.{beside.name}")
     else:
         config, policy, default = _endpoint_config(args), None, None
-    plan = make_plan(config, args.policy, args.split)
+    plan = make_plan(config, args.policy, args.split, own_sampler=policy is not None)
 
     async def played(lines: StatusLines) -> tuple[dict[str, Any], Path]:
         asking = asked_endpoint(config, args.endpoint, args.served, lines.passing) if policy is None else \
@@ -150,6 +150,9 @@ def _show(summary: dict[str, Any]) -> None:
         print(f"  {name:<6} {rate:.1%}")
     if len(rounds := summary.get("success_by_trial", ())) > 1:
         print("solved after trial " + ", ".join(f"{k}: {rate:.1%}" for k, rate in enumerate(rounds, 1)))
+    if summary.get("context_full"):
+        print(f"{summary['context_full']} of {summary['episodes']} trials ended because their conversation was longer "
+              "than the model reads")
     if "calls" in summary:
         unknown = f"; {summary['uncounted_calls']} calls were not counted" if summary["uncounted_calls"] else ""
         print(f"cost: {summary['calls']:,} calls, {summary['prompt_tokens']:,} tokens of prompts and "

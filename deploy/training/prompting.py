@@ -46,6 +46,8 @@ class PromptingPlan:
     split: str
     tasks: tuple[str, ...]
     environment: Environment
+    prompt_tokens: int | None = None
+    """Longest prompt of our own sampler. None: an endpoint decides."""
 
     def settings(self, model: str) -> dict[str, Any]:
         """Returns all that decides a trial. Trials of other settings are never mixed with these."""
@@ -56,16 +58,18 @@ class PromptingPlan:
             "max_steps": config.env.max_steps, "temperature": config.eval.temperature, "seed": config.seed,
             "answer_tokens": config.rollout.max_response_tokens,
             "trials": config.prompting.trials if self.policy == "reflexion" else 1,
-            "memory": config.prompting.memory if self.policy == "reflexion" else 0}
+            "memory": config.prompting.memory if self.policy == "reflexion" else 0,
+            **({} if self.prompt_tokens is None else {"prompt_tokens": self.prompt_tokens})}
 
 
-def make_plan(config: Config, policy: str, split: str | None) -> PromptingPlan:
+def make_plan(config: Config, policy: str, split: str | None, *, own_sampler: bool = False) -> PromptingPlan:
     """Returns the plan for a split, the held-out one without a name. Raises UserError for missing data."""
     environment = open_environment(config.env)
     chosen = split or environment.training_splits()[2]
     everything = environment.tasks(chosen)
     tasks = cut(everything, config.eval.panel or len(everything), name=chosen)
-    return PromptingPlan(policy=policy, config=config, split=chosen, tasks=tasks, environment=environment)
+    return PromptingPlan(policy=policy, config=config, split=chosen, tasks=tasks, environment=environment,
+                         prompt_tokens=config.rollout.max_prompt_tokens if own_sampler else None)
 
 
 def episodes_file(results: Path) -> Path:
@@ -113,7 +117,8 @@ async def play(plan: PromptingPlan, model: AskedModel, name: str, file: Path, pr
         by_task[trial.task].append(trial)
 
     def keep(trial: PlayedTrial) -> None:
-        append_row(file, msgspec.to_builtins(trial))
+        if trial.steps:  # else the first prompt was too long, which another config can change
+            append_row(file, msgspec.to_builtins(trial))
         by_task[trial.task].append(trial)
 
     with ThreadPoolExecutor(1, thread_name_prefix="environment") as thread:
@@ -124,6 +129,10 @@ async def play(plan: PromptingPlan, model: AskedModel, name: str, file: Path, pr
     whole = {task: by_task[task] for task in plan.tasks if task not in failed}
     if not whole:
         raise EnvFault(f"none of the {len(plan.tasks)} games could be played: {next(iter(failed.values()), '')}")
+    if not any(trial.steps for trials in whole.values() for trial in trials):
+        raise UserError("the first prompt of every game is longer than the model reads",
+                        "choose a model that reads more" if plan.prompt_tokens is None else
+                        f"raise rollout.max_prompt_tokens above {plan.prompt_tokens}")
     return summarise(plan, settings, whole, dropped=len(failed))
 
 
@@ -187,6 +196,7 @@ def summarise(plan: PromptingPlan, settings: Mapping[str, Any], by_task: Mapping
         "prompt_tokens": sum(trial.prompt_tokens for trial in played),
         "answer_tokens": sum(trial.answer_tokens for trial in played),
         "uncounted_calls": sum(trial.uncounted for trial in played),
+        "context_full": sum(trial.end == "context" for trial in played),
     }
 
 

@@ -122,13 +122,34 @@ async def test_trials_of_other_settings_are_not_mixed(tmp_path: Path):
 
 
 async def test_a_full_context_ends_a_trial_with_its_reward(tmp_path: Path):
-    class Full:
+    class Full(Player):
+        async def ask(self, messages, *, seed):
+            if len(messages) > 1 or "Write the plan only" in messages[0]["content"]:
+                raise ContextFull("too long")
+            return await super().ask(messages, seed=seed)
+
+    summary = await play(plan("reflexion"), Full(), "m", tmp_path / "e.jsonl", lambda *_: None)
+    assert (summary["success_rate"], summary["calls"], summary["episodes"]) == (0.0, 9, 9)
+    assert summary["context_full"] == 9
+    assert {each["end"] for each in lines(tmp_path / "e.jsonl")[1:]} == {"context"}
+
+
+async def test_a_first_prompt_that_no_model_reads_is_an_error_and_no_result(tmp_path: Path):
+    """Nothing is kept, so the same file serves once the prompts may be longer."""
+    class Short:
         async def ask(self, messages, *, seed):
             raise ContextFull("too long")
 
-    summary = await play(plan("reflexion"), Full(), "m", tmp_path / "e.jsonl", lambda *_: None)
-    assert (summary["success_rate"], summary["calls"], summary["episodes"]) == (0.0, 0, 9)
-    assert {each["end"] for each in lines(tmp_path / "e.jsonl")[1:]} == {"context"}
+    file = tmp_path / "e.jsonl"
+    with pytest.raises(UserError, match="the first prompt of every game is longer than the model reads"):
+        await play(plan("react"), Short(), "m", file, lambda *_: None)
+    assert (await play(plan("react"), Player(), "m", file, lambda *_: None))["success_rate"] == 1.0
+
+
+def test_the_longest_prompt_of_our_own_sampler_is_a_setting_of_its_trials():
+    config = default_config(["env.name=toy_environment:SPEC", "eval.panel=3", "rollout.max_prompt_tokens=99"])
+    assert make_plan(config, "react", None, own_sampler=True).settings("m")["prompt_tokens"] == 99
+    assert "prompt_tokens" not in make_plan(config, "react", None).settings("m")
 
 
 async def test_a_game_that_breaks_is_left_out_and_tried_again_later(tmp_path: Path):
