@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from learner.credit.registry import ESTIMATORS
+from learner.credit.state_keys import LISTED_KEY
 from learner.logged_groups.form import LoggedEpisode, LoggedGroup, LoggedStep, credit_of, credit_options
 from services.config.credit import CreditSection
 from services.errors import UserError
@@ -30,7 +31,7 @@ class StepUid(str):
     It equals, hashes and prints as the id alone, so that estimators of the trainer still group by it.
     """
 
-    __slots__ = ("episode", "invalid", "observation", "turn")
+    __slots__ = ("action", "episode", "invalid", "observation", "turn")
 
     episode: str
     """Id of the episode, different from all other episodes of the group."""
@@ -40,19 +41,22 @@ class StepUid(str):
     """The text before the action. Steps of a group with the same text share a value."""
     invalid: bool
     """Whether the output was malformed, which the penalty touches."""
+    action: str | None
+    """The action, which `adastep` compares. Other estimators do not need it."""
 
-    def __new__(cls, group: str, episode: str, turn: int, observation: str, *, invalid: bool = False) -> StepUid:
+    def __new__(cls, group: str, episode: str, turn: int, observation: str, *, invalid: bool = False,
+                action: str | None = None) -> StepUid:
         uid = super().__new__(cls, group)
-        uid.episode, uid.turn, uid.observation, uid.invalid = episode, turn, observation, invalid
+        uid.episode, uid.turn, uid.observation, uid.invalid, uid.action = episode, turn, observation, invalid, action
         return uid
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Returns the parts for pickle, by which rows travel between processes."""
-        return _restored, (str(self), self.episode, self.turn, self.observation, self.invalid)
+        return _restored, (str(self), self.episode, self.turn, self.observation, self.invalid, self.action)
 
 
-def _restored(group: str, episode: str, turn: int, observation: str, invalid: bool) -> StepUid:
-    return StepUid(group, episode, turn, observation, invalid=invalid)
+def _restored(group: str, episode: str, turn: int, observation: str, invalid: bool, action: str | None) -> StepUid:
+    return StepUid(group, episode, turn, observation, invalid=invalid, action=action)
 
 
 def step_advantages(uids: Sequence[str], rewards: Sequence[float], options: CreditSection) -> list[float]:
@@ -60,14 +64,17 @@ def step_advantages(uids: Sequence[str], rewards: Sequence[float], options: Cred
 
     `uids`: a StepUid for each row. `rewards`: what each step alone earned, not its episode. A row that repeats another
     one's step, as trainers do to fill a batch, gets the same advantage and counts once. Raises UserError for a row
-    whose id is no StepUid, and for an episode in which a turn is missing.
+    whose id is no StepUid or lacks the action that the estimator compares, and for an episode that lacks a turn.
     """
     rows: dict[str, dict[str, dict[int, LoggedStep]]] = {}
     for uid, reward in zip(uids, rewards, strict=True):
         if not isinstance(uid, StepUid):
             raise UserError(f"the group id {uid!r} of a row does not say which step the row is",
                             "make it a gagpo.integrations.steps.StepUid")
-        step = LoggedStep(state=uid.observation, reward=float(reward), invalid=uid.invalid)
+        if uid.action is None and options.estimator == "adastep":
+            raise UserError(f"turn {uid.turn} of the episode {uid.episode} has no action, and adastep compares actions",
+                            "give StepUid its action")
+        step = LoggedStep(state=uid.observation, reward=float(reward), invalid=uid.invalid, action=uid.action)
         rows.setdefault(str(uid), {}).setdefault(uid.episode, {}).setdefault(uid.turn, step)
     credits = credit_of([_group(group, episodes) for group, episodes in rows.items()], options)
     advantages = {(group, episode): row for (group, episodes), credit in zip(rows.items(), credits, strict=True)
@@ -88,14 +95,33 @@ def advantage_function(name: str, given: dict[str, Any]) -> Advantages:
     """Returns the function that registries take: (token_level_rewards [N, T], response_mask [N, T], index [N], ...) ->
     advantages and returns, [N, T] each, both the step's advantage at each of its response tokens.
 
-    A row's reward is the sum of its token rewards. Raises UserError for an unknown estimator or option.
+    A row's reward is the sum of its token rewards. A row without a response token whose id is no StepUid fills the
+    trainer's batch: it gets 0 and belongs to no group. Raises UserError for an unknown estimator or option, and for an
+    option that needs what rows do not have.
     """
     options = credit_options({"estimator": name, **given})
+    _needs_only_rows(options)
 
     def advantages(token_level_rewards: Tensor, response_mask: Tensor, index: Sequence[str],
                    **_: object) -> tuple[Tensor, Tensor]:
-        steps = step_advantages(index, token_level_rewards.sum(dim=-1).tolist(), options)
-        tokens = token_level_rewards.new_tensor(steps)[:, None] * response_mask
+        filled = response_mask.sum(dim=-1).tolist()
+        rows = [i for i, uid in enumerate(index) if filled[i] or isinstance(uid, StepUid)]
+        rewards = token_level_rewards.sum(dim=-1).tolist()
+        steps = token_level_rewards.new_zeros(len(rewards))
+        steps[rows] = steps.new_tensor(step_advantages([index[i] for i in rows], [rewards[i] for i in rows], options))
+        tokens = steps[:, None] * response_mask
         return tokens, tokens.clone()
 
     return advantages
+
+
+def _needs_only_rows(options: CreditSection) -> None:
+    """Raises UserError for an option that would do nothing, because rows do not have what it reads."""
+    if options.stay:
+        raise UserError("option stay: rows do not say which actions changed nothing",
+                        "give StepUid the observation of the turn before instead")
+    if getattr(options, "bootstrap", False):
+        raise UserError("option bootstrap: rows do not say in which state an episode was cut", "leave it false")
+    if options.state_key == LISTED_KEY:
+        raise UserError(f"option state_key {LISTED_KEY}: rows have no admissible actions",
+                        "add them to the observation of StepUid")

@@ -32,7 +32,7 @@ def rows():
         credit = gagpo.credit(group, **OPTIONS)
         for k, (episode, advantages) in enumerate(zip(group["episodes"], credit.advantages, strict=True)):
             for t, (step, advantage) in enumerate(zip(episode["steps"], advantages, strict=True)):
-                uid = StepUid(name, f"episode {k}", t, step["state"], invalid=step.get("invalid", False))
+                uid = StepUid(name, f"episode {k}", t, step["state"], invalid=step.get("invalid", False), action="go")
                 found.append((uid, step["reward"], advantage))
     return found
 
@@ -52,11 +52,12 @@ def batch(*, shuffled=True):
 
 
 def test_an_id_is_the_id_of_its_group_and_survives_the_way_to_another_process():
-    uid = StepUid("g", "e", 3, "hall", invalid=True)
+    uid = StepUid("g", "e", 3, "hall", invalid=True, action="go north")
     again = pickle.loads(pickle.dumps(uid))
     assert uid == again == "g"
     assert {uid: 1}["g"] == 1
     assert (again.episode, again.turn, again.observation, again.invalid) == ("e", 3, "hall", True)
+    assert again.action == "go north"
 
 
 @pytest.mark.parametrize("others", [
@@ -75,6 +76,45 @@ def test_every_step_level_estimator_is_offered():
     arguments, _ = batch()
     for name in STEP_LEVEL:
         assert advantage_function(name, {})(**arguments)[0].isfinite().all()
+
+
+def test_rows_that_fill_the_batch_get_nothing_and_belong_to_no_group():
+    """verl 0.9.1 appends rows with an id of their own and no response token, before it asks for advantages."""
+    arguments, expected = batch()
+    filled = {"token_level_rewards": torch.cat([arguments["token_level_rewards"], torch.zeros(2, 3)]),
+              "response_mask": torch.cat([arguments["response_mask"], torch.zeros(2, 3)]),
+              "index": np.array([*arguments["index"], "pad0", "pad0"], dtype=object)}
+    advantages, _ = advantage_function("gagpo", OPTIONS)(**filled)
+    torch.testing.assert_close(advantages, torch.cat([expected, torch.zeros(2, 3)]))
+
+
+def test_a_step_whose_answer_is_empty_is_still_a_turn_of_its_episode():
+    """Returns 10 and 0 from S: mean 5, so ±5 without a spread. The won step has no token to show it at."""
+    index = [StepUid("g", "won", 0, "S"), StepUid("g", "lost", 0, "S")]
+    mask, rewards = torch.tensor([[0.0], [1.0]]), torch.tensor([[10.0], [0.0]])
+    advantages, _ = advantage_function("gagpo", {"normalize": "none"})(rewards, mask, index)
+    torch.testing.assert_close(advantages, torch.tensor([[0.0], [-5.0]]))
+
+
+def test_adastep_compares_the_actions_of_the_ids():
+    """The example of docs/algorithms.md: x earns 8 and 4, y twice 2, so A = (1 + 2/3) (Q - 4)."""
+    steps = [("x", 8.0), ("x", 4.0), ("y", 2.0), ("y", 2.0)]
+    uids = [StepUid("g", str(k), 0, "S", action=action) for k, (action, _) in enumerate(steps)]
+    options = credit_options({"estimator": "adastep", "mode": "mean_norm"})
+    found = step_advantages(uids, [reward for _, reward in steps], options)
+    assert found == pytest.approx([20 / 3, 0, -10 / 3, -10 / 3])
+    with pytest.raises(UserError, match="turn 0 of the episode e has no action, and adastep compares actions"):
+        step_advantages([StepUid("g", "e", 0, "S")], [0.0], options)
+
+
+@pytest.mark.parametrize(("option", "said"), [
+    ({"stay": True}, "option stay: rows do not say which actions changed nothing"),
+    ({"bootstrap": True}, "option bootstrap: rows do not say in which state an episode was cut"),
+    ({"state_key": "observation+admissible"}, "rows have no admissible actions")], ids=str)
+def test_an_option_that_rows_cannot_serve_is_refused(option, said):
+    with pytest.raises(UserError) as refused:
+        advantage_function("gagpo", option)
+    assert said in str(refused.value)
 
 
 def test_each_mistake_is_one_line():
