@@ -8,13 +8,12 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from learner.credit.registry import estimator, options_of
+from learner.credit.registry import check_credit, estimator, options_of
 from learner.credit.state_keys import keys_of_group
 from learner.credit.types import Credit, CreditStep, nested
 from learner.judge import Judgements
 from learner.packing import Floats, Rows, make_rows
 from services.config.credit import CreditSection
-from services.errors import UserError
 from services.records import Episode, Version
 
 Groups = Sequence[Sequence[Episode]]
@@ -28,10 +27,7 @@ def assign_credit(groups: Groups, options: CreditSection) -> list[Credit]:
     """
     chosen, options = estimator(options.estimator), options_of(options)
     credits = chosen.batch([chosen.group(credit_steps(group, options), options) for group in groups], options)
-    for group, credit in zip(groups, credits, strict=True):
-        if [len(row) for row in credit.advantages] != [len(episode.steps) for episode in group]:
-            raise UserError(f"the estimator {options.estimator} returned another number of advantages than there are "
-                            "steps", "return one number for each step, [episode][step]")
+    check_credit(credits, [[episode.steps for episode in group] for group in groups], options.estimator)
     return credits
 
 

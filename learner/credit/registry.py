@@ -8,7 +8,8 @@ section of a config into the model of its estimator, with all defaults, and refu
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -30,11 +31,11 @@ from learner.credit.reinforce_pp_baseline import ReinforcePlusPlusBaseline
 from learner.credit.rloo import Rloo
 from learner.credit.rlvmr import Rlvmr
 from learner.credit.state_keys import KEYS, find_key
-from learner.credit.types import NamedEstimator
+from learner.credit.types import Credit, NamedEstimator
 from services.config.credit import CreditSection
 from services.config.file import one_line
 from services.errors import UserError
-from services.process.own_code import imported
+from services.process.own_code import made
 
 ESTIMATORS: dict[str, NamedEstimator] = {
     "gagpo": Gagpo(),
@@ -67,15 +68,30 @@ def estimator(name: str) -> NamedEstimator:
     if ":" not in name:
         raise UserError(f"there is no credit estimator {name!r}",
                         f"use one of: {', '.join(ESTIMATORS)}, or module:Name of your own")
-    own = imported(name, kind="estimator", key=f"{SECTION}estimator")
-    made: Any = own() if isinstance(own, type) else own
-    if lacks := [part for part in _PARTS if not hasattr(made, part)]:
+    own = made(name, kind="estimator", key=f"{SECTION}estimator")
+    if lacks := [part for part in _PARTS if not hasattr(own, part)]:
         raise UserError(f"{name} is no estimator, because it has no {lacks[0]}",
                         "make it a subclass of learner.credit.base.WithinGroup")
-    if not (isinstance(made.Options, type) and issubclass(made.Options, CreditOptions)):
+    if not (isinstance(own.Options, type) and issubclass(own.Options, CreditOptions)):
         raise UserError(f"{name}.Options is no options model",
                         "make it a subclass of learner.credit.options.CreditOptions")
-    return made
+    return own
+
+
+def check_credit(credits: Sequence[Credit], groups: Sequence[Sequence[Sequence[object]]], name: str) -> None:
+    """Raises UserError if what the estimator of that name returned for `groups`, [group][episode][step], is not one
+    finite advantage for each step."""
+    rows = [credit.advantages if isinstance(credit, Credit) else None for credit in credits]
+    if None in rows:
+        raise UserError(f"the estimator {name} returned something that is no Credit",
+                        "return a learner.credit.types.Credit from `group`, and one for each group from `batch`")
+    if [[len(row) for row in advantages or ()] for advantages in rows] != [[len(one) for one in group]
+                                                                           for group in groups]:
+        raise UserError(f"the estimator {name} returned another number of advantages than there are steps",
+                        "return one number for each step, [episode][step]")
+    if not all(isfinite(x) for advantages in rows for row in advantages or () for x in row):
+        raise UserError(f"the estimator {name} returned an advantage that is no finite number",
+                        "look for a division by zero in it")
 
 
 def models(options: CreditSection) -> tuple[type[CreditOptions], type[BaseModel]]:

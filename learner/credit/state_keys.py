@@ -32,7 +32,7 @@ from learner.credit.text_pools import TEXT_KEYS, Pool, exact, pooled
 from services.config.credit import CreditSection
 from services.config.env import Section
 from services.errors import UserError
-from services.process.own_code import imported
+from services.process.own_code import made
 from services.records import Episode, Step
 
 CUT: tuple[str, ...] = ("turns", "context")
@@ -53,10 +53,16 @@ class Keys:
 
 
 def keys_of_group(group: Sequence[Episode], options: CreditSection) -> Keys:
-    """Returns the keys of the K episodes of one group, in their order."""
+    """Returns the keys of the K episodes of one group, in their order.
+
+    Raises UserError if a key of the user's own returns another number of keys than there are steps.
+    """
     key = find_key(options.state_key)
     found = key.keys(group, key.Options.model_validate(
         {name: value for name, value in options if name in key.Options.model_fields}))
+    if ([len(row) for row in found.steps], len(found.cut_in)) != ([len(one.steps) for one in group], len(group)):
+        raise UserError(f"the state key {options.state_key} returned another number of keys than there are steps",
+                        "return `steps` with one key for each step, [episode][step], and `cut_in` for each episode")
     return stayed(found, [[step.unchanged for step in episode.steps] for episode in group]) if options.stay else found
 
 
@@ -169,8 +175,8 @@ def _text_keys(text: StateText, pool: Pool, group: Sequence[Episode], threshold:
     for episode, row, cut in zip(group, rows, cuts, strict=True):
         of = episode.ticket.group, episode.ticket.task
         if of not in keys:
-            made = {text: state_key(*of, text) for text in set(stand_in.values())}
-            keys[of] = {text: made[stand] for text, stand in stand_in.items()}
+            hashed = {text: state_key(*of, text) for text in set(stand_in.values())}
+            keys[of] = {text: hashed[stand] for text, stand in stand_in.items()}
         steps.append([keys[of][text] for text in row])
         cut_in.append(keys[of][cut] if cut else None)
     return Keys(steps=steps, cut_in=cut_in)
@@ -212,9 +218,8 @@ def find_key(name: str) -> StateKey:
         return found
     if ":" not in name:
         raise UserError(f"there is no state key {name!r}", f"use one of: {', '.join(KEYS)}, or module:Name of your own")
-    own = imported(name, kind="state key", key="learner.credit.state_key")
-    made: Any = own() if isinstance(own, type) else own
-    if lacks := [part for part in ("Options", "knows_cuts", "keys") if not hasattr(made, part)]:
+    own = made(name, kind="state key", key="learner.credit.state_key")
+    if lacks := [part for part in ("Options", "knows_cuts", "keys") if not hasattr(own, part)]:
         raise UserError(f"{name} is no state key, because it has no {lacks[0]}",
                         "see StateKey in learner/credit/state_keys.py")
-    return made
+    return own

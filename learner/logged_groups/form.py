@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from pydantic import ValidationError
 
-from learner.credit.registry import estimator, options_of
+from learner.credit.registry import check_credit, estimator, options_of
 from learner.credit.state_keys import LISTED_KEY, Keys, listed, similarity_of, stayed
 from learner.credit.text_pools import TEXT_KEYS, exact, pooled
 from learner.credit.types import Credit, CreditStep, Estimator
@@ -103,9 +103,14 @@ def credit_options(given: Mapping[str, Any]) -> CreditSection:
 
 
 def credit_of(groups: Sequence[LoggedGroup], options: CreditSection) -> list[Credit]:
-    """Returns one credit per group. The groups count as one learner step: `normalize: batch` is over all of them."""
+    """Returns one credit per group. The groups count as one learner step: `normalize: batch` is over all of them.
+
+    Raises UserError if an estimator of the user's own returns anything but one finite advantage for each step.
+    """
     chosen = estimator(options.estimator)
-    return chosen.batch([chosen.group(_steps(group, options), options) for group in groups], options)
+    credits = chosen.batch([chosen.group(_steps(group, options), options) for group in groups], options)
+    check_credit(credits, [[episode.steps for episode in group.episodes] for group in groups], options.estimator)
+    return credits
 
 
 def _as_builtin(value: object) -> object:

@@ -10,6 +10,19 @@ from typing import Any
 from services.errors import UserError
 
 
+def made(target: str, *, kind: str, key: str) -> Any:
+    """Imports `module:attribute`, and makes an object of it if it is a class. Raises UserError as `imported` does, and
+    for a class that cannot be made without arguments."""
+    own = imported(target, kind=kind, key=key)
+    if not isinstance(own, type):
+        return own
+    try:
+        return own()
+    except Exception as error:  # the user's own constructor may raise anything
+        raise UserError(f"the {kind} {target} cannot be made ({type(error).__name__}: {error})",
+                        "give its class a constructor without arguments") from error
+
+
 def imported(target: str, *, kind: str, key: str) -> Any:
     """Imports `module:attribute`. `kind` is what it should be, and `key` the config key that names it.
 

@@ -1,5 +1,7 @@
 """The keys that an estimator declares are the keys that it reads."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from learner.credit.options import CreditOptions
 from learner.credit.registry import ESTIMATORS, completed, estimator, keys_read, make_options, option_tables
 from learner.credit.state_keys import Keys
 from learner.credit.types import Credit, CreditStep
+from learner.logged_groups.form import credit_of, credit_options, parse_group
 from services.config.credit import CreditSection
 from services.errors import UserError
 
@@ -102,6 +105,40 @@ def test_an_estimator_and_a_key_of_ones_own_have_options_that_are_checked():
         make_options(factor=1.0)
     with pytest.raises(UserError, match="bootstrap needs the state key of the last observation"):
         make_options(state_key=OWN["state_key"], bootstrap=True)
+
+
+class Short(Halves):
+    def group(self, group, options):
+        credit = super().group(group, options)
+        return replace(credit, advantages=[row[:-1] for row in credit.advantages])
+
+
+class Divided(Halves):
+    def group(self, group, options):
+        return replace(super().group(group, options), advantages=[[float("nan")] * len(row) for row in group])
+
+
+class Forgetful(Halves):
+    def group(self, group, options):
+        """Returns nothing."""
+
+
+class Needy(Halves):
+    def __init__(self, level):
+        self.level = level
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("Short", "Short returned another number of advantages than there are steps; return one number for each step"),
+    ("Divided", "Divided returned an advantage that is no finite number"),
+    ("Forgetful", "Forgetful returned something that is no Credit"),
+    ("Needy", "Needy cannot be made (TypeError: ")])
+def test_a_mistake_in_an_estimator_of_ones_own_is_told_in_one_line(name, message):
+    group = parse_group({"episodes": [{"steps": [{"state": "S", "reward": 1}, {"state": "X", "reward": 0}]}]})
+    with pytest.raises(UserError) as caught:
+        credit_of([group], credit_options({"estimator": f"{__name__}:{name}"}))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("name", "message"), [

@@ -11,11 +11,7 @@ from hypothesis import strategies as st
 
 from learner.batch import credit_steps
 from learner.credit.registry import make_options
-from learner.credit.state_keys import (
-    KEYS,
-    keys_of_group,
-    state_key,
-)
+from learner.credit.state_keys import KEYS, Keys, NoOptions, keys_of_group, state_key
 from learner.credit.text_pools import TEXT_KEYS, embedding, exact, fold, normalized, similarity
 from services.errors import UserError
 from services.records import Episode, Step, Ticket, Version, VersionSpan, choices_digest
@@ -54,6 +50,21 @@ def test_the_exact_text_is_the_default():
 def test_an_unknown_key_is_refused_with_those_that_exist():
     with pytest.raises(UserError, match=r"no state key 'obs'; use one of: observation, .*prompt"):
         make_options(state_key="obs")
+
+
+class OneKeyShort:
+    """The state key of a user, with a mistake."""
+
+    Options = NoOptions
+    knows_cuts = False
+
+    def keys(self, group, options):
+        return Keys(steps=[["S"] * (len(one.steps) - 1) for one in group], cut_in=[None] * len(group))
+
+
+def test_a_key_of_ones_own_that_misses_a_step_is_told_in_one_line():
+    with pytest.raises(UserError, match="OneKeyShort returned another number of keys than there are steps"):
+        keys(episode("A", "B"), state_key=f"{__name__}:OneKeyShort")
 
 
 def test_observation_is_the_hash_of_group_task_and_text():
