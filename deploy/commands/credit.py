@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
 from deploy.console.printable import printable
 from services.config.credit import CreditSection
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
     from pydantic.fields import FieldInfo
 
     from learner.credit.types import Credit
@@ -56,7 +57,9 @@ def add_options(parser: argparse.ArgumentParser, arguments: Sequence[str] = ()) 
     for name, default in (("estimator", "gagpo"), ("state-key", "observation")):
         named.add_argument(f"--{name}", nargs="?", const=default, default=default)
     own = models(CreditSection.model_validate(vars(named.parse_known_args(arguments)[0])))
-    tables = {**option_tables(), "your own estimator": own[0], "your own key": own[1]}
+    shipped, titles = option_tables(), ("your own estimator", "your own key")
+    tables = {**shipped, **{title: model for title, model in zip(titles, own, strict=True)
+                            if model not in shipped.values()}}
     parser.add_argument("--estimator", default="gagpo", help=(
         f"one of {', '.join(ESTIMATORS)}, or module:Name of your own; default %(default)s"))
     parser.add_argument("--state-key", default="observation", help=(
@@ -64,16 +67,32 @@ def add_options(parser: argparse.ArgumentParser, arguments: Sequence[str] = ()) 
     fields = {name: field for model in tables.values() for name, field in model.model_fields.items()}
     for name, field in fields.items():
         if name not in ("estimator", "state_key"):
-            readers = [title.removeprefix("estimator ") for title, model in tables.items()
-                       if name in model.model_fields and title in option_tables()]
-            for_all = name in CreditSection.model_fields or not readers
-            _add_option(parser, name, field, "" if for_all else f"; for {', '.join(readers)}")
+            _add_option(parser, name, field, _meaning(name, field, tables))
 
 
-def _add_option(parser: argparse.ArgumentParser, name: str, field: FieldInfo, readers: str) -> None:
+def _meaning(name: str, field: FieldInfo, tables: Mapping[str, type[BaseModel]]) -> str:
+    """Returns the help of a key: its meaning in each of the models that have it (title -> model), and its default."""
+    if name in CreditSection.model_fields:
+        return f"{_one_line(field.description)} (default {field.default})".strip()
+    readers: dict[str, list[str]] = {}
+    for title, model in tables.items():
+        if name in model.model_fields:
+            meaning = _one_line(model.model_fields[name].description)
+            readers.setdefault(meaning, []).append(title.removeprefix("estimator "))
+    if len(readers) == 1:
+        (meaning, titles), = readers.items()
+        return f"{meaning} (default {field.default}; for {', '.join(titles)})".strip()
+    return " ".join(f"For {', '.join(titles)}: {meaning}" for meaning, titles in readers.items()) \
+        + f" (default {field.default})"
+
+
+def _one_line(text: str | None) -> str:
+    return " ".join((text or "").split())
+
+
+def _add_option(parser: argparse.ArgumentParser, name: str, field: FieldInfo, meaning: str) -> None:
     """Adds a key of the config as an option, whose value is not set if it is not given."""
-    option, meaning = f"--{name.replace('_', '-')}", " ".join((field.description or "").split()).replace("%", "%%")
-    told = f"{meaning} (default {field.default}{readers})".strip()
+    option, told = f"--{name.replace('_', '-')}", meaning.replace("%", "%%")
     if isinstance(field.default, bool):
         parser.add_argument(option, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=told)
         return

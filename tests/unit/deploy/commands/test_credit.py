@@ -72,6 +72,15 @@ def test_every_key_of_the_config_is_an_option(monkeypatch, capsys):
     assert "gagpo, " in shown
 
 
+def test_a_key_that_two_estimators_read_otherwise_is_explained_for_each(monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        run(monkeypatch, capsys, "", "--help")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "For gagpo_loo: κ: weight of the previous turn's value" in shown
+    assert "For gagpo_graph: κ: weight of the mean start return" in shown
+    assert "(default 1.0; for gigpo, g2po, rlvmr)" in shown, "one meaning is told once"
+
+
 def test_weight_and_mode_reach_the_estimator(monkeypatch, capsys):
     """GiGPO on ex2 of docs/algorithms.md's example, worked by hand: A_E + ω A_S, deviations as they are."""
     def first(*arguments):
