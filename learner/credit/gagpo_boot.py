@@ -6,6 +6,8 @@
 
 A state that no other episode met has nothing to compare with. It adds no credit of its own and passes on its
 successor's, Â_t = γλ Â_{t+1}, with the same sign. After the last shared state of an episode all credit is 0.
+With `bootstrap`, V after the last step of an episode that a budget cut off is the mean of R̂ in the state that it was
+cut in, if another episode has been there; otherwise 0.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ class GagpoBootstrapped:
         deltas: Nested = []
         for episode, row in zip(group, r, strict=True):
             cut = episode[-1].cut_in if options.bootstrap else None
-            after = means[cut][0] if cut is not None and cut in shared else 0.0
+            elsewhere = cut in shared or (cut in means and all(step.state != cut for step in episode))
+            after = means[cut][0] if cut is not None and elsewhere else 0.0
             v, delta = [0.0] * len(row), [0.0] * len(row)
             for t in range(len(row) - 1, -1, -1):
                 target, state = row[t] + options.gamma * after, episode[t].state

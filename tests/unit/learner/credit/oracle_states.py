@@ -166,7 +166,8 @@ def gagpo_boot(group, o):
     def value(i, t):
         if t == len(group[i]["steps"]):
             cut = group[i]["cut_in"]
-            return values[cut][0] if o["bootstrap"] and cut is not None and met_by_two(cut) else 0.0
+            elsewhere = any(j != i for j, _ in same_state(group, cut))
+            return values[cut][0] if o["bootstrap"] and cut is not None and elsewhere else 0.0
         state = at(group, i, t)["state"]
         return values[state][0] if met_by_two(state) else reward(group, i, t, o) + o["gamma"] * value(i, t + 1)
 

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from learner.credit.gagpo import Gagpo
 from learner.credit.gagpo_boot import GagpoBootstrapped, shared_states
@@ -28,6 +29,20 @@ def test_the_singleton_example_by_hand():
 
 def test_a_state_that_one_episode_met_twice_is_still_its_own():
     assert shared_states([episode("SAA"), episode("SB")]) == {"S"}
+
+
+@pytest.mark.parametrize(("cut_in", "value"), [("M", 10.0), ("S", 2.5), ("U", 0.0), ("X", 0.0), (None, 0.0)])
+def test_a_cut_episode_ends_in_the_value_of_a_state_that_another_one_met(cut_in, value):
+    """γ = 1/2, λ = 1. The winner went S M: R̂ is 5 and 10. The cut episode went S U and earned 0, so V(S) = 2.5.
+
+    Only the winner was in M, which is enough; only the cut episode itself was in U, and nobody in X. V(U) is γ times
+    the value after it, and Â at S is γ V(U) - 2.5.
+    """
+    cut = episode("SU")
+    cut[-1] = structs.replace(cut[-1], cut_in=cut_in)
+    c = credit([episode("SM", 10.0), cut], gamma=0.5, lam=1.0, bootstrap=True)
+    assert c.baselines[1] == pytest.approx([2.5, value / 2])
+    assert c.raw_advantages[1] == pytest.approx([value / 4 - 2.5, 0.0])
 
 
 def test_where_all_fail_only_the_invalid_step_is_touched_and_by_the_penalty_alone():
