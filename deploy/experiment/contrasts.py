@@ -65,8 +65,14 @@ def tested(family: Mapping[str, Sequence[float]]) -> list[Contrast]:
 
 def contrasts_grid(contrasts: Sequence[Contrast], *, what: str, planned: int) -> Grid:
     """Returns one line per contrast. `what` names the column of names; `planned` is the size of the family."""
-    rows = [[one.name, str(one.pairs), f"{one.mean:+.1f} ±{one.high - one.mean:.1f}", f"{one.p:.2g}",
-             f"{one.corrected:.2g}"] for one in contrasts]
+    rows = [[one.name, str(one.pairs), f"{one.mean:+.1f} ±{one.high - one.mean:.1f}", shown_p(one.p),
+             shown_p(one.corrected)] for one in contrasts]
     return Grid(note=f"Planned: success on the held-out games, mean of the last {LAST} evaluations, in points with 95% "
                      f"interval.\nTwo-sided paired t-test over seeds; corrected by Holm over the {planned} that were "
                      "planned.", head=[what, "pairs", "difference", "p", "corrected p"], rows=rows)
+
+
+def shown_p(value: float) -> str:
+    """Formats a p-value. Smaller ones than 0.001 are below what the test's assumptions bear, and below its arithmetic
+    from 1e-15 on."""
+    return "<0.001" if value < 0.001 else f"{value:.2g}"

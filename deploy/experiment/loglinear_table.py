@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from deploy.experiment.contrasts import tested
+from deploy.experiment.contrasts import shown_p, tested
 from services.errors import UserError
 from services.statistics import seed_interval
 
@@ -81,8 +81,8 @@ def _contrasts(mine: Sequence[LoglinearRun]) -> list[str]:
 
 
 def _p(value: float) -> str:
-    """Smaller values than 0.001 are below what the test's assumptions bear, and below its arithmetic from 1e-15 on."""
-    return "p<0.001" if value < 0.001 else f"p={value:.2g}"
+    shown = shown_p(value)
+    return f"p{shown}" if shown.startswith("<") else f"p={shown}"
 
 
 def _points(values: Sequence[float]) -> str:

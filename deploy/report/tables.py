@@ -63,8 +63,12 @@ def _at(step: int) -> Callable[[Record], float | None]:
 
 
 def last_evaluations(record: Record) -> float | None:
-    """Returns the mean success of the LAST evaluations during training; None if there are fewer."""
-    rows = sorted((row["step"], row["success_rate"]) for row in record.evaluations if row["label"].startswith("step-"))
+    """Returns the mean success of the LAST evaluations during training; None if there are fewer.
+
+    The evaluation at step 0 is the cold start's and does not count.
+    """
+    rows = sorted((row["step"], row["success_rate"]) for row in record.evaluations
+                  if row["label"].startswith("step-") and row["step"])
     return fmean(rate for _, rate in rows[-LAST:]) if len(rows) >= LAST else None
 
 
@@ -82,7 +86,8 @@ def measures(records: Sequence[Record]) -> list[Measure]:
                     if row["label"].startswith("step-")})
     return [
         Measure(name="heldout", title="held-out", form=".1%", of=_heldout),
-        *([Measure(name="last", title=f"last {LAST}", form=".1%", of=last_evaluations)] if len(steps) >= LAST else []),
+        *([Measure(name="last", title=f"last {LAST}", form=".1%", of=last_evaluations)]
+          if sum(step > 0 for step, _ in steps) >= LAST else []),
         *(Measure(name=f"step_{step}", title=f"{split} at {step}", form=".1%", of=_at(step)) for step, split in steps),
         Measure(name="area", title="training area", form=".1%", of=_curve("success_rate", mean_of)),
         Measure(name="length", title="late length", form=".1f", of=_curve("episode_length", _late)),

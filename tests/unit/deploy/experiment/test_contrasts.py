@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deploy import cli
-from deploy.experiment.contrasts import KEYS, between_keys, between_starts, paired
+from deploy.experiment.contrasts import KEYS, between_keys, between_starts, paired, shown_p
 from deploy.runs import records
 
 SEEDS = (100, 101, 102)
@@ -61,6 +61,11 @@ def test_estimators_by_keys_are_corrected_over_all_that_were_planned(evaluated):
 
 def test_runs_with_fewer_than_three_evaluations_have_no_primary_outcome(three_seeds):
     assert between_starts({"weak": three_seeds}) == []
+
+
+def test_a_p_value_below_what_the_test_can_tell_is_never_shown_as_zero():
+    assert [shown_p(value) for value in (0.0, 2e-16, 0.00099, 0.001, 0.0742, 1.0)] == [
+        "<0.001", "<0.001", "<0.001", "0.001", "0.074", "1"]
 
 
 def test_the_report_of_the_folder_above_the_starts_tests_the_question(tmp_path: Path, three_pairs, capsys):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from deploy.experiment.tables import as_lines, parts_of, planned
-from deploy.report.tables import differences, means, measures, volatility
+from deploy.report.tables import differences, last_evaluations, means, measures, volatility
 
 
 def test_volatility_is_the_spread_of_changes_over_the_mean():
@@ -29,6 +29,13 @@ def test_the_last_three_evaluations_are_averaged(record):
     run = replace(run, evaluations=[*rows, {"label": "panel-trained", "step": 18, "success_rate": 0.9}])
     (last,) = [measure for measure in measures([run]) if measure.name == "last"]
     assert last.of(run) == pytest.approx(0.4)
+
+
+def test_the_cold_start_is_none_of_the_last_evaluations(record):
+    rows = [{"label": f"step-{step}", "step": step, "split": "heldout", "success_rate": 0.5} for step in (0, 10, 20)]
+    run = replace(record("gagpo", 0, 0.5), evaluations=rows)
+    assert last_evaluations(run) is None
+    assert "last" not in {measure.name for measure in measures([run])}
 
 
 def test_means_are_over_seeds(three_seeds):
