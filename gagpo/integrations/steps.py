@@ -7,6 +7,7 @@ carries what step-level credit needs: StepUid is the group's id, a text as befor
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from learner.credit.registry import ESTIMATORS
@@ -52,11 +53,8 @@ class StepUid(str):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Returns the parts for pickle, by which rows travel between processes."""
-        return _restored, (str(self), self.episode, self.turn, self.observation, self.invalid, self.action)
-
-
-def _restored(group: str, episode: str, turn: int, observation: str, invalid: bool, action: str | None) -> StepUid:
-    return StepUid(group, episode, turn, observation, invalid=invalid, action=action)
+        made = partial(StepUid, invalid=self.invalid, action=self.action)
+        return made, (str(self), self.episode, self.turn, self.observation)
 
 
 def step_advantages(uids: Sequence[str], rewards: Sequence[float], options: CreditSection) -> list[float]:
