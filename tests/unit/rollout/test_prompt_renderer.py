@@ -48,6 +48,20 @@ def test_full_prompt_goes_through_the_chat_template():
     assert tokenizer.eos_token_id in ids
 
 
+def test_a_question_of_the_judge_task_follows_the_prompt_and_its_answer_is_read():
+    """Raw text has one line more; a chat has one message, with the instruction."""
+    raw = PromptRenderer(template=AlfworldCompactTemplate(6), tokenizer=byte_tokenizer("</action>"))
+    assert raw.tokenizer.decode(raw.question(FIRST, [], FIRST, "look")) == (
+        raw.template.render(FIRST, [], FIRST) + "Judge: look\n")
+    chat = PromptRenderer(template=AlfworldFullTemplate(2), tokenizer=byte_tokenizer(chat=True))
+    asked = chat.tokenizer.decode(chat.question(FIRST, [], FIRST, "look"))
+    assert asked.startswith(f"[user]{chat.template.render(FIRST, [], FIRST)}")
+    assert asked.endswith("<action>good</action> or <action>bad</action>.<|end|>[assistant]")
+    for text in (raw, chat):
+        answer = text.tokenizer("<think></think><action>bad</action><|end|>", return_tensors="np")["input_ids"][0]
+        assert text.verdict(answer) == "bad"
+
+
 def test_answers_end_at_the_tag_where_it_is_a_token():
     """Else at the model's end token alone; the tag survives decoding, the end token does not."""
     tags = ("<think>", "</think>", "<action>", "</action>")
