@@ -89,13 +89,19 @@ def check_learner(config: Config) -> None:
 
 def _unread(config: Config) -> None:
     """Raises UserError for choices that would do nothing: a file that nobody reads, rewards for tags that no answer
-    has."""
+    has, judgements that nobody shows or that the model never saw."""
     from learner.credit.registry import estimator
 
     sft, prompt, name = config.sft, config.env.prompt, config.learner.credit.estimator
     if sft.file is not None and not sft.enabled:
         raise UserError(f"sft.file={sft.file} would not be read, because sft.enabled is false",
                         "set sft.enabled=true, or leave sft.file out")
+    if sft.judgements and sft.file is not None:
+        raise UserError(f"sft.judgements={sft.judgements:g} shows none of the trajectories in {sft.file}",
+                        "set it to 0, and write judgements into the file")
+    if config.learner.judge.questions and not sft.judgements and config.model.path is None and sft.file is None:
+        raise UserError(f"learner.judge.questions={config.learner.judge.questions}, and a model made from scratch has "
+                        "never seen a judgement", "set sft.judgements=0.1")
     if getattr(estimator(name), "rewards_tags", False) and config.env.name in BUILT_IN and prompt not in TAGGED:
         raise UserError(f"the estimator {name} rewards kinds of reasoning, and env.prompt={prompt} asks for none",
                         f"set env.prompt to one of {', '.join(TAGGED)}")

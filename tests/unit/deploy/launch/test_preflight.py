@@ -82,9 +82,11 @@ def test_sessions_that_do_not_fit_into_memory_are_not_counted():
     (("learner.credit.estimator=gagp",), "there is no credit estimator 'gagp'"),
     (("learner.credit.estimator=ppo",), "its own advantage, and learner.loss.ratio=sequence has one ratio per action"),
     (("learner.group_size=1",), "learner.group_size=1 leaves estimator gagpo nothing to compare"),
-    (("learner.credit.estimator=ppo", "learner.loss.ratio=token", "learner.judge.questions=1"),
+    (("learner.credit.estimator=ppo", "learner.loss.ratio=token", "learner.judge.questions=1",
+      "sft.judgements=0.1"),
      "estimator ppo has a critic, and there is no judge task for that"),
-    (("learner.judge.questions=2", "agent.name=json:loads"), "json:loads plays, and there is no judge task for that"),
+    (("learner.judge.questions=2", "agent.name=json:loads", "sft.judgements=0.1"),
+     "json:loads plays, and there is no judge task for that"),
     (("learner.credit.estimator=ppo", "learner.loss.ratio=token", "learner.group_size=1",
       "learner.dynamic_sampling=1"), "that is every group"),
 ])
@@ -95,6 +97,8 @@ def test_an_estimator_that_lacks_what_it_needs_is_refused(overrides: tuple[str, 
 @pytest.mark.parametrize(("overrides", "expected"), [
     (("sft.file=shown.jsonl", "sft.enabled=false"), "sft.file=shown.jsonl would not be read, because sft.enabled is f"),
     (("learner.credit.estimator=rlvmr",), "env.prompt=compact asks for none; set env.prompt to one of meta, compact-m"),
+    (("sft.file=shown.jsonl", "sft.judgements=0.1"), "sft.judgements=0.1 shows none of the trajectories in shown"),
+    (("learner.judge.questions=1",), "a model made from scratch has never seen a judgement; set sft.judgements=0.1"),
     (("learner.credit.state_key=environment",), "alfworld gives no state; choose another state key"),
 ])
 def test_a_choice_that_would_do_nothing_is_refused(overrides: tuple[str, ...], expected: str):
