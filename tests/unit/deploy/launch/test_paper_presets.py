@@ -1,10 +1,15 @@
 """The presets of the paper's table: each loads, has what its estimator needs, and holds its sources' numbers."""
 
+import re
+import shlex
+from collections.abc import Iterator
+
 import pytest
 
+from deploy.cli import parse
 from deploy.launch import preflight
 from deploy.runs.configs import SHIPPED, load_config
-from learner.credit.registry import estimator
+from learner.credit.registry import estimator, options_of
 from services.config.tree import Config
 
 PRESETS = {file.stem: load_config(file) for file in sorted((SHIPPED / "paper").glob("*.yaml"))}
@@ -55,3 +60,23 @@ def test_each_preset_has_its_papers_numbers(name: str, steps: int, loss: tuple[o
     placed = (config.rollout.workers, config.learner.ranks)
     assert placed == ((1, 1) if "7b" not in name else (2, 6) if name.endswith("ppo") else (4, 4))
     assert (config.learner.critic.lr, config.learner.critic.value_clip) == (1e-5, 0.5)
+
+
+def tiny_commands() -> Iterator[str]:
+    """Yields what the page of the papers' systems gives in its columns `tiny`: commands, and keys for alfworld-tiny."""
+    column = None
+    for line in (SHIPPED.parents[1] / "docs/papers.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+        if "tiny" in cells:
+            column = cells.index("tiny")
+        elif column is not None and len(cells) > column:
+            yield from re.findall(r"`([^`]+)`", cells[column])
+
+
+@pytest.mark.parametrize("text", [text for text in tiny_commands() if "=" in text or text.startswith("gagpo")])
+def test_each_command_of_the_papers_page_is_one(text: str):
+    words, config = shlex.split(text), "alfworld-tiny"
+    if words[0] == "gagpo":
+        args = parse(words[1:])
+        words, config = (args.overrides, args.config) if args.command == "train" else ([], config)
+    options_of(load_config(config, words).learner.credit)
