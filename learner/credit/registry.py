@@ -78,7 +78,7 @@ def estimator(name: str) -> NamedEstimator:
     return own
 
 
-def check_credit(credits: Sequence[Credit], groups: Sequence[Sequence[Sequence[object]]], name: str) -> None:
+def check_credit(credits: Sequence[object], groups: Sequence[Sequence[Sequence[object]]], name: str) -> None:
     """Raises UserError if what the estimator of that name returned for `groups`, [group][episode][step], is not one
     finite advantage for each step."""
     rows = [credit.advantages if isinstance(credit, Credit) else None for credit in credits]
