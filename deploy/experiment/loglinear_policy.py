@@ -17,6 +17,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,8 @@ Ints = npt.NDArray[np.int64]
 
 DIMENSIONS = 1 << 14
 HORIZON = 50
+KINDS = ("clean", "cool", "heat", "look", "pick", "two")
+"""Kinds of task, as parse_task names them."""
 MACHINES = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
 NOTHING = "Nothing happens."
 _ARRIVED = re.compile(r"You arrive at (?:the )?(\w+ \d+)\.|You are facing the (\w+ \d+)\.")
@@ -137,6 +140,14 @@ def _indices(about: tuple[object, ...], held: tuple[bool, bool, int], seen: int,
                ("hv", *about, *held, seen, again), ("p", *about[:2], place, held[0]))
     return np.array([zlib.crc32("\x1f".join(map(str, parts)).encode()) % DIMENSIONS for parts in crossed],
                     dtype=np.int64).tobytes()
+
+
+def inadmissible_features() -> list[int]:
+    """Returns the index of each feature that an inadmissible candidate has whatever the agent remembers."""
+    either = (False, True)
+    abouts = ((*about, False) for about in product(KINDS, ("go", "take"), either, either, either))
+    rows = (_indices(about, (False, False, 0), 0, False, "") for about in abouts)
+    return sorted({int(np.frombuffer(row, np.int64)[0]) for row in rows})
 
 
 @dataclass(slots=True, kw_only=True)

@@ -10,7 +10,19 @@ import pytest
 
 from deploy.experiment import loglinear
 from deploy.experiment.loglinear import ARMS, Adam, credit_steps, planned, train
-from deploy.experiment.loglinear_policy import DIMENSIONS, HORIZON, Decision, Play, play, probabilities, score_gradient
+from deploy.experiment.loglinear_policy import (
+    DIMENSIONS,
+    HORIZON,
+    Decision,
+    Memory,
+    Play,
+    candidates,
+    features,
+    inadmissible_features,
+    play,
+    probabilities,
+    score_gradient,
+)
 from deploy.experiment.loglinear_table import CONTRASTS, RATE, LoglinearRun, as_lines, read_runs
 from envservice.registry import open_environment
 from services.config.tree import EnvSection
@@ -68,6 +80,24 @@ def test_an_episode_is_the_same_for_the_same_numbers_and_ends_at_the_horizon(env
     assert len(first.turns) <= HORIZON
 
 
+def test_the_clumsy_start_prefers_inadmissible_candidates_alone(environment):
+    """The agent stands in front of a place, so that both kinds of inadmissible candidate exist."""
+    met = set()
+    for task in environment.tasks("train")[:6]:
+        session = environment.open(task)
+        now = session.reset()
+        memory = Memory.of(now)
+        action = next(one for one in now.admissible_actions if one.startswith("go to"))
+        now = session.step(action)
+        memory.read(action, now)
+        actions = candidates(memory, now)
+        found = features(memory, now, actions)
+        preferred = np.isin(found[:, 0], inadmissible_features())  # the others could share an index by their hash
+        assert preferred.tolist() == [one not in now.admissible_actions for one in actions]
+        met |= {one.split()[0] for one in actions if one not in now.admissible_actions}
+    assert met == {"go", "take"}
+
+
 def test_a_run_is_a_function_of_its_arm_and_seed(environment, monkeypatch):
     for name, value in (("STEPS", 2), ("GROUPS", 1), ("K", 2), ("HELDOUT", 2), ("CLONED_GAMES", 2), ("CLONE_ROWS", 5)):
         monkeypatch.setattr(loglinear, name, value)
@@ -78,9 +108,10 @@ def test_a_run_is_a_function_of_its_arm_and_seed(environment, monkeypatch):
 
 def test_runs_are_planned_seed_by_seed_with_the_primary_rate_first():
     wanted = list(planned(None, 2))
-    assert len(wanted) == len(set(wanted)) == len(ARMS) * 2 * 2 * 3
-    assert {rate for *_, rate in wanted[:len(ARMS) * 4]} == {RATE}
-    assert {seed for _, seed, *_ in wanted[:len(ARMS) * 2]} == {loglinear.FIRST_SEED}
+    per_seed = len(ARMS) * len(loglinear.STARTS)
+    assert len(wanted) == len(set(wanted)) == per_seed * 2 * 3
+    assert {rate for *_, rate in wanted[:2 * per_seed]} == {RATE}
+    assert {seed for _, seed, *_ in wanted[:per_seed]} == {loglinear.FIRST_SEED}
     with pytest.raises(UserError, match="there is no arm 'gagpoo'"):
         list(planned("gagpoo", 1))
     assert {arm for pair in CONTRASTS for arm in pair} <= set(ARMS)
