@@ -102,7 +102,7 @@ def test_commands_within_sentences_have_their_name_their_options_and_keys_that_e
     wrong = []
     for page in PAGES:
         for text in INLINE.findall(FENCE.sub("", page.read_text())):
-            _, name, *rest = text.split()
+            _, name, *rest = shlex.split(text)
             options = {word.partition("=")[0] for word in rest if word.startswith("--")}
             changed = {word.partition("=")[0] for word in rest if "=" in word and not word.startswith("--")}
             if name not in known or not options <= set(known[name]._option_string_actions) or (
