@@ -78,14 +78,14 @@ def test_tls_is_checked_against_the_certificates_of_the_config(start, certificat
     start("tls", port, ["port 0", f"tls-port {port}", f"tls-cert-file {file}", f"tls-key-file {key}",
                         "tls-auth-clients no", f"requirepass {PASSWORD}"])
     url = f"rediss://:{PASSWORD}@127.0.0.1:{port}/0"
-    known = Store(url, "run", settings=RedisSection(ca_file=file))
+    known = Store(url, "run", settings=RedisSection(url=url, ca_file=file))
     known.check()
     assert known.acquire("controller", "c").epoch == 1
-    Store(url, "run", settings=briefly(RedisSection(ca_file=file))).check()
+    Store(url, "run", settings=briefly(RedisSection(url=url, ca_file=file))).check()
     with pytest.raises(UserError, match=r"(?i)certificate.verify.failed.*redis\.ca_file"):
         Store(url, "run").check()
     with pytest.raises(UserError, match=r"redis\.ca_file is set, but redis\.url begins with redis:"):
-        Store(url.replace("rediss", "redis"), "run", settings=RedisSection(ca_file=file))
+        Store(url.replace("rediss", "redis"), "run", settings=RedisSection(url=url, ca_file=file))
 
 
 def test_sentinels_lead_to_the_new_master_when_the_old_one_dies(start):
