@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from envservice.base import Outcome, Turn
-from rollout.judge_prompt import verdict_of
 from rollout.prompt_renderer import PromptRenderer
 from services.config.objectives import JudgeSection
-from services.records import JudgedAction, Step, Ticket
+from services.records import JudgedAction, Step, Ticket, verdict_of
 from services.seeds import seed_for
 
 if TYPE_CHECKING:

@@ -17,11 +17,6 @@ Verdict = str
 _VERDICT = re.compile(rf"\s*(?:(?!{THINK})<\w+>)?\s*(good|bad)\W*", re.IGNORECASE)
 
 
-def verdict_of(good: bool) -> Verdict:
-    """Returns the word for a label."""
-    return "good" if good else "bad"
-
-
 def question(prompt: str, action: str, *, chat: bool, stops: Sequence[str]) -> str:
     """Returns the text that asks whether `action` was good, after the prompt of its turn.
 

@@ -139,6 +139,11 @@ class PlayedTurn(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the game after the action."""
 
 
+def verdict_of(good: bool) -> str:
+    """Returns the word for a label of the judge task, which a right answer says."""
+    return "good" if good else "bad"
+
+
 class JudgedAction(msgspec.Struct, frozen=True, kw_only=True):
     """A question to the policy about one of its own actions, with its answers (GCD, rollout/judge.py)."""
 

@@ -16,6 +16,7 @@ from services.chat import chat_format
 from services.config.tree import Config
 from services.errors import UserError
 from services.files import open_as_folder
+from services.records import verdict_of
 from services.seeds import seed_for
 from services.tokenizer import load_tokenizer
 
@@ -166,15 +167,16 @@ def demonstrations(
 
 def _examples(shown: Demonstration, template: PromptTemplate, stops: Sequence[str]) -> list[Example]:
     from learner.cold_start.sft_data import Example
-    from rollout.judge_prompt import question, shown_answer, verdict_of
+    from rollout.judge_prompt import question, shown_answer
 
     if not shown.won:
         return []
-    return [
-        *(Example(prompt=step.prompt_text, response=step.response_text) for step in shown.steps if step.train),
-        *(Example(prompt=question(step.prompt_text, action, chat=template.chat, stops=stops),
-                  response=shown_answer(verdict_of(good), chat=template.chat, stops=stops))
-          for step in shown.steps if step.judged for action, good in (step.judged,))]
+    chat = template.chat
+    acted = [Example(prompt=step.prompt_text, response=step.response_text) for step in shown.steps if step.train]
+    judged = [(step.prompt_text, *step.judged) for step in shown.steps if step.judged]
+    return acted + [Example(prompt=question(prompt, action, chat=chat, stops=stops),
+                            response=shown_answer(verdict_of(good), chat=chat, stops=stops))
+                    for prompt, action, good in judged]
 
 
 def _start(

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from services.errors import DeadlineExceeded, StoreFault
 from services.files import sync
-from services.records import Drop, Episode, Step
+from services.records import Drop, Episode, Step, verdict_of
 from services.store.patience import patiently
 from services.telemetry.logs import get_logger
 from services.telemetry.overhead import counted
@@ -181,7 +181,7 @@ def _line(row: ArchiveRow, t: int, step: Step) -> dict[str, Any]:
         "tokens": step.response_ids, "logprobs": step.logprobs,
         "final_observation": episode.final_observation if t == len(episode.steps) - 1 else None,
         "choices": step.choices, "state": step.state, "unchanged": step.unchanged, "tag": step.tag,
-        "judged": None if judged is None else "good" if judged.good else "bad",
+        "judged": None if judged is None else verdict_of(judged.good),
         "verdicts": None if judged is None else [answer.action for answer in judged.answers],
         "version": ",".join(dict.fromkeys(span.version.short for span in step.spans)),
         **extra,
