@@ -16,7 +16,6 @@ from services.chat import chat_format
 from services.config.tree import Config
 from services.errors import UserError
 from services.files import open_as_folder
-from services.records import verdict_of
 from services.seeds import seed_for
 from services.tokenizer import load_tokenizer
 
@@ -168,6 +167,7 @@ def demonstrations(
 def _examples(shown: Demonstration, template: PromptTemplate, stops: Sequence[str]) -> list[Example]:
     from learner.cold_start.sft_data import Example
     from rollout.judge_prompt import question, shown_answer
+    from services.records import verdict_of
 
     if not shown.won:
         return []
