@@ -7,9 +7,11 @@ import importlib
 from pathlib import Path
 
 from deploy.commands.arguments import positive
+from deploy.runs.policies import run_path
 
 EXPERIMENTS = {
     "credit": "deploy.experiment.credit",
+    "gradient": "deploy.experiment.gradient",
     "loglinear": "deploy.experiment.loglinear",
     "tabular": "deploy.experiment.tabular",
 }
@@ -24,12 +26,15 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
         description="credit: trains one small agent per arm and seed from one cold start, on the official games, and\n"
         "writes a small record of each run, a table with intervals over seeds, paired differences and figures\n"
         "into --out. A run with a record is not made again, so the same command continues after any interruption.\n"
+        "gradient: how near a learner step of each estimator is to the gradient of success, on the same episodes:\n"
+        "those of the log-linear policy, or with --runs those of the runs' first learner steps.\n"
         "loglinear: estimators and state keys with a log-linear policy on ALFWorld games, seconds per run.\n"
         "tabular: estimators against the exact advantages of small mazes, and how fast a policy learns by them.",
         epilog="examples:\n  gagpo experiment credit --parallel 2 --hours 4\n"
         "  gagpo experiment credit --confirm --parallel 2\n"
         "  gagpo experiment credit --report\n"
         "  gagpo experiment credit --out mine --arms gagpo,gigpo --seeds 3\n"
+        "  gagpo experiment gradient --runs runs/mine runs/other\n"
         "  gagpo experiment loglinear --parallel 2 --hours 1\n"
         "  gagpo experiment tabular --seeds 100 --out mine",
     )
@@ -39,6 +44,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     parser.add_argument("--seeds", type=positive, metavar="N", help="seeds of each arm (default: as planned)")
     parser.add_argument("--report", action="store_true", help="only make the table and figures of existing runs")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    parser.add_argument("--runs", type=run_path, nargs="+", metavar="RUN",
+                        help="gradient: folders of runs with one initial policy, whose first learner step is read")
     training = parser.add_argument_group("experiments that train")
     training.add_argument("--config", metavar="FILE", help="config of all runs (default: the shipped one)")
     training.add_argument("--arms", metavar="A,B", help="some of the arms (default: all)")

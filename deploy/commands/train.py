@@ -117,7 +117,7 @@ def _sweep(config: Config, args: argparse.Namespace) -> int:
     """Checks every variant before the first one starts, then runs them."""
     from deploy.launch import plan, preflight
     from deploy.training import paper_tables, sweep
-    from deploy.training.child_runs import ChildFailed, failed
+    from deploy.training.child_runs import failed
     from deploy.training.start import saying_how_to_go_on
 
     variants = SWEEPS[args.sweep](config)
@@ -135,15 +135,13 @@ def _sweep(config: Config, args: argparse.Namespace) -> int:
         plans = {name: plan.as_dict(one) for name, one in planned.items()}
         print(json.dumps({"format": 1, "variants": plans}) if args.json else "\n\n".join(texts))
         return 0
-    try:
-        with saying_how_to_go_on("the same command with --resume"):
-            lines = sweep.run_sweep(config, variants, resume=bool(args.resume), quiet=args.json)
-    except ChildFailed as error:
-        return failed(error)
-    methods = paper_tables.write(config.run_dir, paper_tables.over_seeds(made, variants))
-    text = "\n".join([*sweep.as_text(lines), *methods])
-    print((config.run_dir / "sweep.json").read_text().strip() if args.json else text)
-    return 0
+    with saying_how_to_go_on("the same command with --resume"):
+        swept = sweep.run_sweep(config, variants, resume=bool(args.resume), quiet=args.json)
+    if swept.finished:
+        methods = paper_tables.write(config.run_dir, paper_tables.over_seeds(made, swept.finished))
+        text = "\n".join([*sweep.as_text(swept.lines), *methods])
+        print((config.run_dir / "sweep.json").read_text().strip() if args.json else text)
+    return max([0, *map(failed, swept.failures)])
 
 
 def _laid(variant: Variant) -> str:

@@ -121,12 +121,18 @@ def run(args: argparse.Namespace) -> int:
 
 def planned(arms: str | None, seeds: int) -> Iterator[tuple[str, int, str, float]]:
     """Yields (arm, seed, start, rate), primary rate first, balanced by seed. Raises UserError for an unknown arm."""
-    chosen = list(ARMS) if arms is None else [name.strip() for name in arms.split(",")]
-    if unknown := [name for name in chosen if name not in ARMS]:
-        raise UserError(f"there is no arm {unknown[0]!r}", f"choose among {', '.join(ARMS)}")
+    chosen = chosen_arms(arms)
     for rate in (RATE, *(other for other in RATES if other != RATE)):
         for seed, start, arm in product(range(FIRST_SEED, FIRST_SEED + seeds), STARTS, chosen):
             yield arm, seed, start, rate
+
+
+def chosen_arms(names: str | None) -> list[str]:
+    """Parses a comma-separated list of arms; None: all. Raises UserError for an unknown arm."""
+    chosen = list(ARMS) if names is None else [name.strip() for name in names.split(",")]
+    if unknown := [name for name in chosen if name not in ARMS]:
+        raise UserError(f"there is no arm {unknown[0]!r}", f"choose among {', '.join(ARMS)}")
+    return chosen
 
 
 def _make(file: Path, wanted: Sequence[tuple[str, int, str, float]], parallel: int, budget_s: float) -> None:
@@ -160,7 +166,7 @@ def cloned() -> Floats:
     """Returns weights [DIMENSIONS] cloned from the scripted searcher, the same in every process."""
     environment = _environment()
     rng = random.Random(seed_for("loglinear", "clone"))
-    tasks = rng.sample(environment.tasks(environment.training_splits()[0]), CLONED_GAMES)
+    tasks = rng.sample(training_tasks(), CLONED_GAMES)
     turns = [turn for task in tasks
              for turn in demonstrate(environment.open(task), random.Random(seed_for("clone", task)))]
     adam = Adam(0.2, betas=(0.9, 0.99))
@@ -193,27 +199,42 @@ class Adam:
 def train(arm: str, seed: int, start: str, rate: float) -> LoglinearRun:
     """Makes one run."""
     began, environment = time.monotonic(), _environment()
-    training, _, heldout = (environment.tasks(split) for split in environment.training_splits())
-    chosen, options = ARMS[arm].make()
-    adam = Adam(rate, theta=STARTS[start].theta())
     success: list[float] = []
     unchanged: list[bool] = []
-    for step in range(STEPS):
-        tasks = random.Random(seed_for(seed, "tasks", step)).sample(training, GROUPS)
-        groups = [[_play(task, adam.theta, seed, step, k) for k in range(K)] for task in tasks]
-        credits = chosen.batch(
-            [chosen.group(credit_steps(group, ARMS[arm].key), options) for group in groups], options)
+    theta = STARTS[start].theta()
+    for step, (groups, after) in enumerate(learn(arm, seed, theta, rate)):
+        theta = after
         success.append(fmean(one.won for group in groups for one in group))
         unchanged += [not turn.changed for group in groups for one in group for turn in one.turns
                       if step >= STEPS - 5]
-        adam.step(gradient_of(groups, credits))
+    heldout = environment.tasks(environment.training_splits()[2])
     tested = random.Random(seed_for(seed, "heldout")).sample(heldout, min(HELDOUT, len(heldout)))
-    won = fmean(_play(task, adam.theta, seed, STEPS, 0).won for task in tested)
+    won = fmean(play_task(task, theta, seed, STEPS, 0).won for task in tested)
     return LoglinearRun(arm=arm, seed=seed, start=start, rate=rate, success=success, heldout=won,
                         unchanged=fmean(unchanged), games=environment.name, seconds=time.monotonic() - began)
 
 
-def _play(task: str, theta: Floats, seed: int, step: int, k: int) -> Play:
+def learn(arm: str, seed: int, theta: Floats, rate: float) -> Iterator[tuple[list[list[Play]], Floats]]:
+    """Yields for each of STEPS learner steps its groups and the weights after it, [DIMENSIONS]."""
+    chosen, options = ARMS[arm].make()
+    adam, training = Adam(rate, theta=theta), training_tasks()
+    for step in range(STEPS):
+        tasks = random.Random(seed_for(seed, "tasks", step)).sample(training, GROUPS)
+        groups = [[play_task(task, adam.theta, seed, step, k) for k in range(K)] for task in tasks]
+        credits = chosen.batch(
+            [chosen.group(credit_steps(group, ARMS[arm].key), options) for group in groups], options)
+        adam.step(gradient_of(groups, credits))
+        yield groups, adam.theta
+
+
+def training_tasks() -> Sequence[str]:
+    """Returns the training games, as runs cut them."""
+    environment = _environment()
+    return environment.tasks(environment.training_splits()[0])
+
+
+def play_task(task: str, theta: Floats, seed: int, step: int, k: int) -> Play:
+    """Plays member k of a group; the random numbers depend on all but the policy."""
     return play(_environment().open(task), theta, random.Random(seed_for(seed, task, step, k)))
 
 

@@ -20,7 +20,7 @@ from deploy.experiment.design import PlannedRun, config_of
 from deploy.experiment.progress import RunsProgress
 from deploy.runs import records
 from deploy.runs.folder import RunFolder
-from deploy.training.child_runs import POLL_S, Child, ChildFailed
+from deploy.training.child_runs import FAILURES_IN_A_ROW, POLL_S, Child, ChildFailed
 from deploy.training.sweep import give_evaluations
 from services.config.file import dump_config
 from services.config.tree import Config
@@ -28,8 +28,6 @@ from services.errors import GagpoError, UserError
 
 RUN_DEADLINE_S = 3 * 3600.0
 """Deadline in seconds of one run, many times the usual. A run without progress ends itself long before."""
-FAILURES_IN_A_ROW = 3
-"""Failed runs without a finished one between them after which no other run can be expected to finish."""
 
 
 @contextlib.contextmanager

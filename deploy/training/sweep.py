@@ -19,7 +19,7 @@ from typing import Any
 from deploy.runs.comparison import TITLES, TRAINED
 from deploy.runs.configs import lay_over, load_config
 from deploy.runs.folder import RunFolder, check_run
-from deploy.training.child_runs import ChildFailed, run_child
+from deploy.training.child_runs import FAILURES_IN_A_ROW, ChildFailed, run_child
 from services.config.file import dump_config
 from services.config.tree import Config
 from services.errors import UserError
@@ -97,31 +97,55 @@ def is_finished(config: Config) -> bool:
     return folder.summary.exists() and load_config(folder.config_file) == config
 
 
-def run_sweep(config: Config, variants: Sequence[Variant], *, resume: bool, quiet: bool) -> list[SweepLine]:
-    """Trains one variant after another, then writes the table. Finished runs are skipped.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    """The result of a sweep."""
 
-    Raises ChildFailed with the name of the run that failed; the runs before it are kept.
+    finished: list[Variant]
+    """Variants whose runs have finished, in their order."""
+    lines: list[SweepLine]
+    """The table of those."""
+    failures: list[ChildFailed]
+    """One error for each run that failed."""
+
+
+def run_sweep(config: Config, variants: Sequence[Variant], *, resume: bool, quiet: bool) -> Swept:
+    """Trains one variant after another, then writes the table of those that finished. Finished runs are skipped.
+
+    A failed run leaves the others to go on, except for the first one, with whose cold start they begin, and after
+    FAILURES_IN_A_ROW.
     """
     made = configs(config, variants)
     for one in made.values():
         check_run(one, resume=resume)
+    failures, in_a_row = list[ChildFailed](), 0
     for number, (name, one) in enumerate(made.items(), 1):
         if is_finished(one):
             continue
         if not quiet:
             print(f"variant {number} of {len(made)}: {name}", flush=True)
-        file = config.run_dir / f"{name}.yaml"
-        dump_config(one, file)
-        first = RunFolder(made[variants[0].name].run_dir)
-        give_evaluations(RunFolder(one.run_dir), cold_evaluations(first))
-        arguments = ["train", "--config", str(file), "--resume", *(["--json"] if quiet else [])]
         try:
-            run_child(f"variant {name}", arguments, out=Path(os.devnull) if quiet else None)
+            _train(name, one, RunFolder(made[variants[0].name].run_dir), quiet=quiet)
+            in_a_row = 0
         except ChildFailed as error:
-            raise ChildFailed(f"{error}; go on with --resume", error.status) from None
-    lines = table(made, variants)
-    write(config.run_dir, lines)
-    return lines
+            failures.append(ChildFailed(f"{error}; go on with --resume", error.status))
+            in_a_row += 1
+        if in_a_row == FAILURES_IN_A_ROW or (failures and number == 1):
+            break
+    finished = [variant for variant in variants if is_finished(made[variant.name])]
+    lines = table(made, finished)
+    if finished:
+        write(config.run_dir, lines)
+    return Swept(finished=finished, lines=lines, failures=failures)
+
+
+def _train(name: str, config: Config, first: RunFolder, *, quiet: bool) -> None:
+    """Trains one variant in a child process, or the rest of its steps. Raises ChildFailed."""
+    file = config.run_dir.with_name(f"{name}.yaml")  # a name may have dots
+    dump_config(config, file)
+    give_evaluations(RunFolder(config.run_dir), cold_evaluations(first))
+    arguments = ["train", "--config", str(file), "--resume", *(["--json"] if quiet else [])]
+    run_child(f"variant {name}", arguments, out=Path(os.devnull) if quiet else None)
 
 
 def cold_evaluations(folder: RunFolder) -> list[dict[str, Any]]:

@@ -43,23 +43,24 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 
 
 @pytest.fixture(scope="module")
-def swept(config: Config) -> list[sweep.SweepLine]:
+def swept(config: Config) -> sweep.Swept:
     return sweep.run_sweep(config, VARIANTS, resume=False, quiet=True)
 
 
-def test_a_sweep_ends_with_a_table(config: Config, swept: list[sweep.SweepLine]):
-    assert [(line.variant, line.games, line.gain) for line in swept] == [("full", 4, None)]
-    assert (config.run_dir / "sweep.txt").read_text().splitlines() == sweep.as_text(swept)
+def test_a_sweep_ends_with_a_table(config: Config, swept: sweep.Swept):
+    assert not swept.failures
+    assert [(line.variant, line.games, line.gain) for line in swept.lines] == [("full", 4, None)]
+    assert (config.run_dir / "sweep.txt").read_text().splitlines() == sweep.as_text(swept.lines)
 
 
-def test_a_finished_sweep_starts_nothing(config: Config, swept: list[sweep.SweepLine]):
+def test_a_finished_sweep_starts_nothing(config: Config, swept: sweep.Swept):
     metrics = config.run_dir / "full" / "metrics.jsonl"
     before = metrics.stat().st_mtime_ns
     assert sweep.run_sweep(config, VARIANTS, resume=True, quiet=True) == swept
     assert metrics.stat().st_mtime_ns == before
 
 
-def test_a_run_of_an_experiment_leaves_its_record_alone(config: Config, swept: list[sweep.SweepLine], tmp_path: Path):
+def test_a_run_of_an_experiment_leaves_its_record_alone(config: Config, swept: sweep.Swept, tmp_path: Path):
     """It starts from the cold start of another run, and does not play that policy's games again."""
     full = RunFolder(config.run_dir / "full")
     shutil.copytree(full.cold_model, tmp_path / "cold-start")

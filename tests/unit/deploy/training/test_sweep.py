@@ -103,16 +103,43 @@ def test_a_run_is_told_once_how_its_cold_start_did(tmp_path: Path):
     assert [row["label"] for row in read_rows(second.evaluations)] == ["step-000000", "panel-cold"]
 
 
-def test_finished_ones_are_passed_over_and_a_failed_one_is_named(config: Config):
-    """The first has its summary; the second finds no cold start, ends with its one line, and nothing follows."""
-    made = sweep.configs(config, ABLATIONS)
-    folder, _ = open_run(made["full"], games="g", resume=False)
-    dump_config(made["full"], folder.config_file)
+def finish(config: Config, by_task: dict[str, float]) -> None:
+    folder, _ = open_run(config, games="g", resume=False)
+    dump_config(config, folder.config_file)
     folder.summary.write_text("{}")
-    with pytest.raises(ChildFailed, match=r"variant no-temporal ended with status 2; go on with --resume"):
-        sweep.run_sweep(config, ABLATIONS, resume=True, quiet=True)
-    assert folder.summary.exists()
-    assert not (config.run_dir / "monte-carlo.yaml").exists()
+    write(folder, "panel-trained", 30, by_task)
+
+
+def test_a_failed_variant_leaves_the_others_to_go_on_and_stays_out_of_the_table(config: Config):
+    """The second finds no cold start and ends with its one line, but has an evaluation. The third has finished."""
+    variants = (*ABLATIONS[:2], Variant(name="g0.9-l0.5", title="other", overrides={"learner.credit.lam": 0.5}))
+    made = sweep.configs(config, variants)
+    finish(made["full"], {"a": 1.0})
+    finish(made["g0.9-l0.5"], {"a": 0.0})
+    write(RunFolder(made["no-temporal"].run_dir), "step-000010", 10, {"a": 1.0})
+    swept = sweep.run_sweep(config, variants, resume=True, quiet=True)
+    assert [variant.name for variant in swept.finished] == ["full", "g0.9-l0.5"]
+    assert [(line.variant, line.gain) for line in swept.lines] == [("full", None), ("g0.9-l0.5", -1.0)]
+    (failure,) = swept.failures
+    assert "variant no-temporal ended with status 2; go on with --resume" in str(failure)
+    assert "no-temporal" not in (config.run_dir / "sweep.txt").read_text()
+
+
+def test_three_failures_in_a_row_end_a_sweep(config: Config):
+    finish(sweep.configs(config, ABLATIONS)["full"], {"a": 1.0})
+    swept = sweep.run_sweep(config, ABLATIONS, resume=True, quiet=True)
+    assert [str(failure).split()[1] for failure in swept.failures] == ["no-temporal", "monte-carlo", "token-ratio"]
+    assert not (config.run_dir / "trajectory-reward.yaml").exists()
+
+
+def test_without_the_first_variant_there_is_no_cold_start_to_go_on_with(
+        config: Config, monkeypatch: pytest.MonkeyPatch):
+    def fails(name: str, *_: object, **__: object) -> None:
+        raise ChildFailed(f"{name} failed", 3)
+
+    monkeypatch.setattr(sweep, "run_child", fails)
+    swept = sweep.run_sweep(config, ABLATIONS, resume=False, quiet=True)
+    assert [(str(one), one.status) for one in swept.failures] == [("variant full failed; go on with --resume", 3)]
     assert not (config.run_dir / "sweep.json").exists()
 
 
@@ -132,10 +159,8 @@ def test_more_steps_are_not_finished(config: Config):
 def test_a_finished_sweep_writes_its_table_again(config: Config):
     variants = (ABLATIONS[0], Variant(name="other", title="other", overrides={"learner.credit.lam": 0.5}))
     for name, one in sweep.configs(config, variants).items():
-        folder, _ = open_run(one, games="g", resume=False)
-        folder.summary.write_text("{}")
-        write(folder, "panel-trained", 30, {"a": float(name == "full"), "b": 1.0})
-    lines = sweep.run_sweep(config, variants, resume=True, quiet=True)
-    assert [line.gain for line in lines] == [None, -0.5]
+        finish(one, {"a": float(name == "full"), "b": 1.0})
+    swept = sweep.run_sweep(config, variants, resume=True, quiet=True)
+    assert [line.gain for line in swept.lines] == [None, -0.5]
     assert json.loads((config.run_dir / "sweep.json").read_text())["table"][1]["success"] == 0.5
     assert "other" in (config.run_dir / "sweep.txt").read_text()

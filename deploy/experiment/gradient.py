@@ -1,0 +1,100 @@
+"""`gagpo experiment gradient`: how near the learner step of each estimator is to the gradient of success.
+
+All estimators get the same episodes of one policy. Without `--runs` the policies are the starts of the log-linear
+experiment, and the warm one after some learner steps. With it, it is the policy that the runs began with, in the groups
+of their first learner steps. docs/experiments/gradient.md has the plan and the results; alignment.py explains the
+numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+
+import numpy as np
+
+from deploy.experiment.alignment import Gradients, PolicyGradients, tables_of
+from deploy.experiment.design import chosen
+from deploy.experiment.loglinear import (
+    ARMS,
+    GROUPS,
+    STARTS,
+    K,
+    chosen_arms,
+    credit_steps,
+    learn,
+    play_task,
+    training_tasks,
+)
+from deploy.experiment.loglinear_policy import DIMENSIONS, Floats, Play, score_gradient
+from deploy.experiment.loglinear_table import RATE
+from learner.credit.success import success_credit
+from services.seeds import seed_for
+
+TASKS = 500
+"""Groups of each log-linear policy, each of another game."""
+LEARNERS, STEPS_LATER, SEED = ("gagpo", "gigpo"), (4, 12), 6000
+"""The arms and the learner steps after which the log-linear policy is measured again, and the seed of those runs."""
+TRANSFORMER_ARMS = "gagpo,gigpo,grpo,gagpo-mc,gagpo_loo,gagpo_graph,gagpo-adm,gagpo-stay,gagpo-mc-adm,gigpo-adm," \
+    "gagpo_loo-adm,gagpo_graph-adm"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints and writes the tables. Raises UserError for a run without a first step, and for two initial policies."""
+    if args.runs:
+        from deploy.experiment.first_steps import gradients_of_runs
+
+        name, policies = "-".join(run.name for run in args.runs), [gradients_of_runs(
+            args.runs, chosen(args.arms or TRANSFORMER_ARMS), args.overrides)]
+    else:
+        name, policies = "loglinear", _loglinear(chosen_arms(args.arms), args.seeds or TASKS)
+    lines = [line for policy in policies for line in tables_of(policy)]
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / f"{name}.md").write_text("\n".join(["```text", *lines, "```"]) + "\n")
+    print("\n".join(lines))
+    return 0
+
+
+def _policies() -> Iterator[tuple[str, Floats]]:
+    """Yields the log-linear policies that are measured: each start, and the warm one after steps of two arms."""
+    for start, begins in STARTS.items():
+        yield f"{start} start", begins.theta()
+    for arm in LEARNERS:
+        path = learn(arm, SEED, STARTS["warm"].theta(), RATE)
+        for step, (_, theta) in enumerate(path, 1):
+            if step in STEPS_LATER:
+                yield f"after {step} steps of {arm}", theta
+            if step == max(STEPS_LATER):
+                break
+
+
+def _loglinear(arms: Sequence[str], count: int) -> Iterator[PolicyGradients]:
+    """Yields the gradients at each policy, from `count` groups on the same tasks. GAGPO's arm is the first."""
+    arms, tasks = sorted(arms, key=lambda arm: arm != "gagpo"), training_tasks()
+    tasks = random.Random(seed_for("gradient", "tasks")).sample(tasks, min(count, len(tasks)))
+    for policy, theta in _policies():
+        groups = [[play_task(task, theta, seed_for("gradient", policy), 0, k) for k in range(K)] for task in tasks]
+        won = fmean(one.won for group in groups for one in group)
+        yield PolicyGradients(
+            policy=f"{policy}, {won:.0%} won", per_step=GROUPS,
+            arms={arm: np.stack([_summed(group, _advantages(arm, group)) for group in groups]) for arm in arms},
+            success=np.stack([_summed(group, success_credit([one.won for one in group], [
+                len(one.turns) for one in group])) for group in groups]))
+
+
+def _advantages(name: str, group: Sequence[Play]) -> list[list[float]]:
+    arm = ARMS[name]
+    chosen, options = arm.make()
+    return chosen.batch([chosen.group(credit_steps(group, arm.key), options)], options)[0].advantages
+
+
+def _summed(group: Sequence[Play], advantages: Sequence[Sequence[float]]) -> Gradients:
+    """Returns the sum over all turns of A ∇ log π, [DIMENSIONS]."""
+    gradient: Floats = np.zeros(DIMENSIONS)
+    for one, row in zip(group, advantages, strict=True):
+        for turn, advantage in zip(one.turns, row, strict=True):
+            if advantage:
+                score_gradient(turn, advantage, gradient)
+    return gradient.astype(np.float32)

@@ -1,0 +1,121 @@
+"""`gagpo experiment gradient`: the log-linear starts on generated games, and the first steps of runs read back."""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deploy.experiment import gradient, loglinear
+from deploy.experiment.first_steps import first_step
+from learner.batch import assign_credit
+from services.config.file import dump_config
+from services.config.tree import Config
+from services.errors import UserError
+from services.records import Episode, Step, Ticket
+from services.store.archive import ArchiveRow, EpisodeArchive
+
+
+def episodes(config: Config) -> list[list[Episode]]:
+    """Two groups: the steps share states, some actions change nothing, and the second one is cut off."""
+    rng = np.random.default_rng(3)
+
+    def step(t: int, reward: float) -> Step:
+        return Step(observation=f"room {t % 2}", prompt_ids=rng.integers(0, 97, 4, dtype=np.int32),
+                    response_ids=rng.integers(0, 97, t + 1, dtype=np.int32),
+                    logprobs=-rng.random(t + 1, dtype=np.float32), spans=[], action=f"go {t}", valid=t != 1,
+                    admissible=t != 2, reward=reward, choices=f"c{t % 2}", state="", unchanged=t == 1, tag="")
+
+    def episode(g: int, k: int) -> Episode:
+        won = k == 0
+        ticket = Ticket(group=f"train/{g:08d}", k=k, size=2, task=f"t/{g}", seed=k, kind="train", temperature=0.7,
+                        max_steps=9)
+        steps = [step(t, 10.0 * (won and t == 2)) for t in range(3)]
+        return Episode(ticket=ticket, steps=steps, won=won, end="won" if won else "turns", worker="w", attempt=1,
+                       seconds=0.1, engine="e", final_observation="The end.")
+
+    return [[episode(g, k) for k in range(config.learner.group_size)] for g in range(2)]
+
+
+@pytest.fixture
+def a_run(tmp_path: Path, tied_folder: Path):
+    """Provides the factory of a run's folder with one learner step."""
+    def make(name: str, model: Path = tied_folder) -> tuple[Path, list[list[Episode]]]:
+        folder = tmp_path / name
+        config = Config.model_validate({"name": name, "steps": 1, "runs_dir": tmp_path, "sft": {"enabled": False},
+                                        "model": {"path": str(model)},
+                                        "learner": {"groups_per_step": 2, "group_size": 2}})
+        folder.mkdir()
+        dump_config(config, folder / "config.yaml")
+        groups = episodes(config)
+        with EpisodeArchive(folder / "episodes") as archive:
+            archive.write(1, [ArchiveRow(episode=one, outcome="trained") for group in groups for one in group])
+        return folder, groups
+
+    return make
+
+
+def test_a_first_step_is_read_as_it_was_trained_on(a_run):
+    folder, groups = a_run("mine")
+    found = first_step(folder)
+    assert [[one.ticket.k for one in group] for group in found.groups] == [[0, 1], [0, 1]]
+    for own, read in zip((s for g in groups for e in g for s in e.steps),
+                         (s for g in found.groups for e in g for s in e.steps), strict=True):
+        for name in Step.__struct_fields__:
+            np.testing.assert_array_equal(getattr(read, name), getattr(own, name), err_msg=name)
+    for key in ("observation", "observation+admissible"):
+        credit = found.config.learner.credit.model_copy(update={"state_key": key, "stay": True})
+        assert [one.advantages for one in assign_credit(found.groups, credit)] == [
+            one.advantages for one in assign_credit(groups, credit)]
+
+
+def args_of(out: Path, **more) -> argparse.Namespace:
+    return argparse.Namespace(**{"out": out, "runs": None, "arms": None, "seeds": None, "overrides": []} | more)
+
+
+def test_runs_are_compared_from_their_own_policy(a_run, tmp_path: Path, capsys):
+    runs = [a_run(name)[0] for name in ("first", "second")]
+    assert gradient.run(args_of(tmp_path / "out", runs=runs, arms="gagpo,gigpo",
+                                overrides=["learner.groups_per_step=1"])) == 0
+    shown = capsys.readouterr().out
+    assert "first policy of first, second, 50% won, 4 groups, 1 of them a step: plain gradients" in shown
+    assert [line.split()[0] for line in shown.splitlines() if line.startswith("  g")] == ["gagpo", "gigpo"] * 2
+    assert (tmp_path / "out/first-second.md").read_text() == f"```text\n{shown}```\n"
+
+
+def test_runs_of_other_policies_and_runs_without_a_step_are_refused(a_run, tmp_path: Path, tiny_model):
+    other = tmp_path / "other-model"
+    tiny_model(tied=True, seed=1).save_pretrained(other)
+    first, second = a_run("first")[0], a_run("second", other)[0]
+    with pytest.raises(UserError, match=r"second began with another policy than .*first"):
+        gradient.run(args_of(tmp_path, runs=[first, second]))
+    (first / "episodes/step-00000001.parquet").unlink()
+    with pytest.raises(UserError, match="first has no groups of a first learner step"):
+        gradient.run(args_of(tmp_path, runs=[first]))
+
+
+def test_gradients_that_do_not_fit_into_memory_are_refused_before_they_are_made(
+        a_run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("deploy.experiment.first_steps.available_memory", lambda: 1 << 20)
+    with pytest.raises(UserError, match=r"gradients of 13 estimators, 2 groups and .* GiB, and 0 are free"):
+        gradient.run(args_of(tmp_path, runs=[a_run("first")[0]]))
+
+
+def test_the_log_linear_starts_have_a_table_each(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    for name, value in (("CLONED_GAMES", 2), ("CLONE_ROWS", 5), ("GROUPS", 1), ("K", 2)):
+        monkeypatch.setattr(loglinear, name, value)
+    monkeypatch.setattr(gradient, "STEPS_LATER", (1, 2))
+    for cached in (loglinear._environment, loglinear.cloned):
+        cached.cache_clear()
+    assert gradient.run(args_of(tmp_path, seeds=3, arms="gagpo,graph+stay")) == 0
+    for cached in (loglinear._environment, loglinear.cloned):
+        cached.cache_clear()
+    shown = capsys.readouterr().out
+    titles = [line.split(", ") for line in shown.splitlines() if "3 groups, 8 of them a step" in line]
+    assert [title[0] for title in titles[::2]] == [title[0] for title in titles[1::2]] == [
+        "warm start", "blind start", "clumsy start", "after 1 steps of gagpo", "after 2 steps of gagpo",
+        "after 1 steps of gigpo", "after 2 steps of gigpo"]
+    assert {title[-1].split(": ")[1] for title in titles} == {"plain gradients", "as Adam scales them"}
+    with pytest.raises(UserError, match="there is no arm 'gagpoo'"):
+        gradient.run(args_of(tmp_path, arms="gagpoo"))
