@@ -34,7 +34,7 @@ Groups = list[list[Episode]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstStep:
-    """What a run trained on at its first learner step, and the policy that played it."""
+    """The groups of the first learner step of a run, and the policy that played them."""
 
     run: Path
     config: Config
