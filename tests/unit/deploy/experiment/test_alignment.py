@@ -50,7 +50,7 @@ def test_gradients_without_noise_are_all_signal_and_the_gain_is_the_cosine():
     assert (row.against.value, row.against.half) == pytest.approx((1.0, 0.0))
 
 
-def test_what_too_few_groups_cannot_tell_is_not_a_number():
+def test_a_length_that_too_few_groups_cannot_tell_is_not_a_number():
     """The products of opposed gradients are negative, so no length of their mean can be told."""
     own = [[1, 0], [-1, 0], [0, 0]]
     found = measured(products(own), products(own), products(own), per_step=1)
