@@ -119,7 +119,7 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
 
     async def played(lines: StatusLines) -> tuple[dict[str, Any], Path]:
         asking = asked_endpoint(config, args.endpoint, args.served, lines.passing) if policy is None else \
-            asked_sampler(config, policy.folder)
+            asked_sampler(config, policy)
         async with asking as (asked, name):
             file = args.out or default or ASKED / f"{args.policy}-{re.sub('[^A-Za-z0-9._-]+', '-', name)}.eval.jsonl"
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -26,6 +26,8 @@ class PlayablePolicy:
     """The Hugging Face folder."""
     title: str
     """Names it for people: which step of which run."""
+    name: str
+    """Names the weights in the settings of kept trials: the folder, or the run with its step. Never a path."""
     step: int | None
     """Learner steps behind it; None if it is unknown."""
 
@@ -40,15 +42,17 @@ def find_policy(path: Path, which: str | None = None) -> PlayablePolicy:
     if not run.config_file.exists():
         if which is not None:
             raise UserError(f"{path} is no run's folder, so it has no checkpoint {which!r}", "leave --which out")
-        policy = PlayablePolicy(folder=path, title=str(path), step=None)
+        policy = PlayablePolicy(folder=path, title=str(path), name=path.resolve().name, step=None)
     elif which is None and (run.trained_model / "config.json").exists():
         step = _newest_step(run)
         after = "" if step is None else f" after learner step {step}"
-        policy = PlayablePolicy(folder=run.trained_model, title=f"the trained model of {path}{after}", step=step)
+        policy = PlayablePolicy(folder=run.trained_model, title=f"the trained model of {path}{after}",
+                                name=_weights_name(run, step), step=step)
     else:
         step, folder = find_checkpoint(run, which or "latest")
         kind = f"the {which or 'latest'} checkpoint" if which in (None, "latest", "best") else "the checkpoint"
-        policy = PlayablePolicy(folder=folder, title=f"{kind} of {path}, learner step {step}", step=step)
+        policy = PlayablePolicy(folder=folder, title=f"{kind} of {path}, learner step {step}",
+                                name=_weights_name(run, step), step=step)
     if not (policy.folder / "config.json").exists():
         raise UserError(f"{policy.folder} holds no model", "give a Hugging Face folder, or the folder of a run")
     return policy
@@ -69,6 +73,11 @@ def find_checkpoint(run: RunFolder, which: str) -> tuple[int, Path]:
         kept = ", ".join(map(str, steps)) or "none"
         raise UserError(f"there is no checkpoint {which!r}", f"use latest, best or one of the steps kept: {kept}")
     return step, checkpoints.folder(step) / EXPORT
+
+
+def _weights_name(run: RunFolder, step: int | None) -> str:
+    name = run.path.resolve().name
+    return name if step is None else f"{name} step {step}"
 
 
 def _newest_step(run: RunFolder) -> int | None:

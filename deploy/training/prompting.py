@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from deploy.launch.task_sets import cut, engine_name
+from deploy.runs.policies import PlayablePolicy
 from envservice.base import Environment
 from envservice.registry import make_template, open_environment
 from rollout.prompting.endpoint import EndpointModel, endpoint_client
@@ -214,8 +215,8 @@ async def asked_endpoint(config: Config, url: str, name: str | None,
 
 
 @asynccontextmanager
-async def asked_sampler(config: Config, folder: Path) -> AsyncIterator[tuple[AskedModel, str]]:
-    """Yields the model of a Hugging Face folder in an engine of this process, and its name.
+async def asked_sampler(config: Config, policy: PlayablePolicy) -> AsyncIterator[tuple[AskedModel, str]]:
+    """Yields a policy's model in an engine of this process, and the name of its weights.
 
     Raises UserError if it has no chat template.
     """
@@ -225,7 +226,7 @@ async def asked_sampler(config: Config, folder: Path) -> AsyncIterator[tuple[Ask
     from services.chat import check_chat
     from services.records import Version
 
-    text, name = load_text(str(folder), config.env, config.model), folder.name
+    folder, text = policy.folder, load_text(str(policy.folder), config.env, config.model)
     assert text.chat is not None
     check_chat(text.chat, folder)
     engine = Engine(folder, Version(incarnation=0, step=0, digest="asked"), config=config.rollout,
@@ -233,6 +234,6 @@ async def asked_sampler(config: Config, folder: Path) -> AsyncIterator[tuple[Ask
     await engine.start()
     try:
         yield SampledModel(engine=engine, text=text, limits=config.rollout,
-                           temperature=config.eval.temperature), name
+                           temperature=config.eval.temperature), policy.name
     finally:
         await engine.close()

@@ -68,6 +68,18 @@ def test_a_run_that_goes_on_stands_for_its_latest_checkpoint_and_a_checkpoint_ca
         find_policy(run / "model", "best")
 
 
+def test_the_weights_of_each_step_have_a_name_of_their_own(tmp_path: Path):
+    """Kept trials are told apart by it. The folder of every checkpoint's model has the same name."""
+    run = tmp_path / "mine"
+    dump_config(Config(name="mine", steps=20), run / "config.yaml")
+    checkpoint(run, 10)
+    checkpoint(run, 20)
+    assert [find_policy(run, which).name for which in ("10", "20", "latest")] == [
+        "mine step 10", "mine step 20", "mine step 20"]
+    assert find_policy(model_at(run / "model")).name == "model"
+    assert find_policy(run).name == "mine step 20", "the trained model is that of the last step"
+
+
 def test_an_exported_folder_has_its_config_with_it(tmp_path: Path):
     folder = model_at(tmp_path / "exported")
     dump_config(Config(name="mine", steps=7), folder / EXPORTED_CONFIG)
