@@ -23,6 +23,7 @@ import msgspec
 from deploy.runs.folder import FETCHING, LOCK, RunFolder
 from learner.checkpoint import Checkpoints
 from learner.mirrored import MIRROR, MirrorState
+from rollout.weights_file import MARK
 from services.config.tree import Config
 from services.errors import LeaseLost, UserError
 from services.files import read_bounded, read_json, write_whole
@@ -190,8 +191,10 @@ def marks_of(path: Path) -> tuple[int, int]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Returns the plain files of a run's folder that are copied, without checkpoints and drafts."""
-    top = [entry for entry in sorted(folder.iterdir()) if entry.name not in STAYS]
+    """Returns the plain files of a run's folder that are copied, without checkpoints, drafts and weights that are being
+    published.
+    """
+    top = [entry for entry in sorted(folder.iterdir()) if entry.name not in STAYS and not entry.name.startswith(MARK)]
     found = [file for entry in top for file in ([entry] if entry.is_file() else sorted(entry.rglob("*")))]
     return [file for file in found if file.is_file() and not file.is_symlink() and file.suffix != ".tmp"
             and not any(part.startswith(".") for part in file.relative_to(folder).parts)]

@@ -7,6 +7,7 @@ from deploy.runs.folder import check_folder
 from deploy.runs.mirror import OWNER, Mirror, claim, config_at
 from learner.checkpoint import Checkpoints, Position
 from learner.mirrored import MIRROR, MirrorState, wait_mirrored
+from rollout.weights_file import MARK
 from services.errors import DeadlineExceeded, LeaseLost, UserError
 from services.files import Damaged, read_json
 from services.object_folder import ObjectFolder
@@ -64,8 +65,9 @@ def test_a_run_is_fetched_whole_where_its_folder_is_gone(tmp_path, elsewhere):
 
 def test_files_of_the_machine_are_not_copied(tmp_path):
     folder = a_run(config(tmp_path))
-    for name in (".lock", "log.jsonl", "logs/10.0.0.2.jsonl", "stage.json", "redis/dump", "episodes/half.tmp",
-                 ".explorer/index", "checkpoints/.tmp-step-00000009/x", "checkpoints/damaged-step-00000001/x"):
+    for name in (".lock", f"{MARK}0-digest", "log.jsonl", "logs/10.0.0.2.jsonl", "stage.json", "redis/dump",
+                 "episodes/half.tmp", ".explorer/index", "checkpoints/.tmp-step-00000009/x",
+                 "checkpoints/damaged-step-00000001/x"):
         (folder / name).parent.mkdir(exist_ok=True, parents=True)
         (folder / name).write_text("x")
     Mirror(config(tmp_path)).push()
