@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from services.config.secrets import endpoint_key
 from services.config.tree import Config
 from services.errors import EnvFault, UserError
 from services.files import read_bounded
+from services.process.daemon_thread import DaemonThread
 from services.statistics import success_interval
 from services.telemetry.metrics_file import FILE_BYTES, append_row
 
@@ -122,7 +122,7 @@ async def play(plan: PromptingPlan, model: AskedModel, name: str, file: Path, pr
             append_row(file, msgspec.to_builtins(trial))
         by_task[trial.task].append(trial)
 
-    with ThreadPoolExecutor(1, thread_name_prefix="environment") as thread:
+    with DaemonThread("environment") as thread:
         player = TaskPlayer(environment=plan.environment, thread=thread, model=model, settings=config.prompting,
                             policy=make_policy(plan.policy, make_template(config.env)), seed=config.seed,
                             max_steps=config.env.max_steps)

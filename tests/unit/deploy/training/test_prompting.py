@@ -1,16 +1,19 @@
 """Evaluations of prompting baselines: tasks, records, resuming and the summary, on the toy corridor."""
 
+import asyncio
 import json
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from toy_environment import ToyEnvironment
 
 from deploy.training.prompting import episodes_file, make_plan, open_trials, play
 from rollout.prompting.model import ContextFull, ModelAnswer
 from services.chat import Message
 from services.config.file import default_config
-from services.errors import EngineFault, UserError
+from services.errors import DeadlineExceeded, EngineFault, UserError
 
 BEST = ("open door", "take key", "go on", "go back")
 
@@ -163,6 +166,27 @@ async def test_a_game_that_breaks_is_left_out_and_tried_again_later(tmp_path: Pa
     assert (summary["tasks"], summary["dropped"]) == (2, 1)
     again = await play(plan("react"), Player(), "m", file, lambda *_: None)
     assert (again["tasks"], again["dropped"]) == (3, 0)
+
+
+def test_a_step_that_hangs_ends_the_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The evaluation runs in a thread, so that the test ends also if the step keeps it."""
+    never, ended = threading.Event(), list[BaseException]()
+    monkeypatch.setattr(ToyEnvironment, "open", lambda *_: never.wait())
+
+    def evaluate() -> None:
+        try:
+            asyncio.run(play(plan("react", "prompting.step_seconds=0.2"), Player(), "m", tmp_path / "e.jsonl",
+                             lambda *_: None))
+        except DeadlineExceeded as error:
+            ended.append(error)
+
+    evaluation = threading.Thread(target=evaluate, daemon=True)
+    evaluation.start()
+    evaluation.join(120)
+    kept = evaluation.is_alive()
+    never.set()  # lets the thread of the environment end
+    assert not kept
+    assert "prompting.step_seconds" in str(ended[0])
 
 
 def test_a_file_that_is_something_else_is_named(tmp_path: Path):
