@@ -28,7 +28,7 @@ from deploy.experiment.loglinear import (
     play_task,
     training_tasks,
 )
-from deploy.experiment.loglinear_policy import DIMENSIONS, Floats, Play, score_gradient
+from deploy.experiment.loglinear_policy import DIMENSIONS, Floats, Play, score_entries
 from deploy.experiment.loglinear_table import RATE
 from learner.credit.success import success_credit
 from services.seeds import seed_for
@@ -77,24 +77,20 @@ def _loglinear(arms: Sequence[str], count: int) -> Iterator[PolicyGradients]:
     for policy, theta in _policies():
         groups = [[play_task(task, theta, seed_for("gradient", policy), 0, k) for k in range(K)] for task in tasks]
         won = fmean(one.won for group in groups for one in group)
-        yield PolicyGradients(
-            policy=f"{policy}, {won:.0%} won", per_step=GROUPS,
-            arms={arm: np.stack([_summed(group, _advantages(arm, group)) for group in groups]) for arm in arms},
-            success=np.stack([_summed(group, success_credit([one.won for one in group], [
-                len(one.turns) for one in group])) for group in groups]))
+        *own, success = np.stack([_gradients(group, arms) for group in groups], axis=1)
+        yield PolicyGradients(policy=f"{policy}, {won:.0%} won", per_step=GROUPS,
+                              arms=dict(zip(arms, own, strict=True)), success=success)
+
+
+def _gradients(group: Sequence[Play], arms: Sequence[str]) -> Gradients:
+    """Returns the gradients of all arms and of success, summed over the group's turns, [arms + 1, DIMENSIONS]."""
+    success = success_credit([one.won for one in group], [len(one.turns) for one in group])
+    weight, value, turn = score_entries([turn for one in group for turn in one.turns])
+    credits = [np.concatenate(advantages) for advantages in (*(_advantages(arm, group) for arm in arms), success)]
+    return np.stack([np.bincount(weight, value * credit[turn], DIMENSIONS) for credit in credits]).astype(np.float32)
 
 
 def _advantages(name: str, group: Sequence[Play]) -> list[list[float]]:
     arm = ARMS[name]
     chosen, options = arm.make()
     return chosen.batch([chosen.group(credit_steps(group, arm.key), options)], options)[0].advantages
-
-
-def _summed(group: Sequence[Play], advantages: Sequence[Sequence[float]]) -> Gradients:
-    """Returns the sum over all turns of A ∇ log π, [DIMENSIONS]."""
-    gradient: Floats = np.zeros(DIMENSIONS)
-    for one, row in zip(group, advantages, strict=True):
-        for turn, advantage in zip(one.turns, row, strict=True):
-            if advantage:
-                score_gradient(turn, advantage, gradient)
-    return gradient.astype(np.float32)

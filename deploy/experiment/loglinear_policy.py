@@ -203,6 +203,18 @@ def score_gradient(turn: Decision, weight: float, out: Floats) -> None:
     np.add.at(out, turn.features, -weight * turn.probabilities[:, None])
 
 
+def score_entries(turns: Sequence[Decision]) -> tuple[Ints, Floats, Ints]:
+    """Returns ∇ log π(chosen) = Σ_a (1[a is chosen] - π(a)) φ(a) of all turns as entries [n]: weight, value, turn."""
+    shares = [-turn.probabilities for turn in turns]
+    for turn, share in zip(turns, shares, strict=True):
+        share[turn.chosen] += 1
+    entries = [turn.features.size for turn in turns]
+    return (np.concatenate([turn.features.ravel() for turn in turns]),
+            np.concatenate([np.repeat(share, turn.features.shape[1])
+                            for turn, share in zip(turns, shares, strict=True)]),
+            np.repeat(np.arange(len(turns)), entries))
+
+
 def demonstrate(session: Session, rng: random.Random) -> list[Decision]:
     """Returns the scripted searcher's episode as decisions, without the turns whose action is not a candidate."""
     now = session.reset()

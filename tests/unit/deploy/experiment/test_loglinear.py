@@ -21,6 +21,7 @@ from deploy.experiment.loglinear_policy import (
     inadmissible_features,
     play,
     probabilities,
+    score_entries,
     score_gradient,
 )
 from deploy.experiment.loglinear_table import CONTRASTS, RATE, LoglinearRun, as_lines, read_runs
@@ -78,6 +79,17 @@ def test_an_episode_is_the_same_for_the_same_numbers_and_ends_at_the_horizon(env
     first, again = (play(environment.open(task), np.zeros(DIMENSIONS), random.Random(3)) for _ in range(2))
     assert [t.chosen for t in first.turns] == [t.chosen for t in again.turns]
     assert len(first.turns) <= HORIZON
+
+
+def test_the_entries_of_score_gradients_add_up_to_them(environment):
+    theta = np.linspace(-1, 1, DIMENSIONS)
+    turns = play(environment.open(environment.tasks("train")[0]), theta, random.Random(3)).turns
+    weights = np.arange(1.0, 1 + len(turns))
+    expected = np.zeros(DIMENSIONS)
+    for weight, one in zip(weights, turns, strict=True):
+        score_gradient(one, weight, expected)
+    index, value, of_turn = score_entries(turns)
+    np.testing.assert_allclose(np.bincount(index, value * weights[of_turn], DIMENSIONS), expected, atol=1e-9)
 
 
 def test_the_clumsy_start_prefers_inadmissible_candidates_alone(environment):
