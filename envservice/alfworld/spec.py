@@ -25,9 +25,10 @@ _SPLITS = ("train", "valid_seen", "valid_unseen")
 
 def describe(env: EnvSection) -> str:
     """Names the source of the games, their types, and the engine in one line."""
-    data = data_folder(env)
+    data, chosen = data_folder(env), env.alfworld
     where = f"official, in {data}" if data else "generated"
-    chosen = env.alfworld
+    if not data and chosen.training_games == "all":
+        where += " (training_games=all chooses official ones, and does nothing)"
     unseen = ", ".join(chosen.unseen_types)
     level = "" if chosen.level == "all" else f", level {chosen.level}, trained without {unseen}"
     return f"{where}, types {', '.join(chosen.task_types)}{level}, engine {chosen.engine}"

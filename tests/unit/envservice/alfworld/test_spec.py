@@ -30,6 +30,14 @@ def test_the_plan_says_whose_games_which_types_and_which_engine(monkeypatch: pyt
     assert SPEC.describe(env).startswith("official, in elsewhere, ")
 
 
+def test_the_plan_says_that_generated_games_know_no_choice_of_official_ones(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    env = EnvSection(alfworld=AlfworldSection(training_games="all"))
+    assert "training_games=all chooses official ones, and does nothing" in SPEC.describe(env)
+    monkeypatch.setenv("ALFWORLD_DATA", "elsewhere")
+    assert "nothing" not in SPEC.describe(env)
+
+
 def test_generated_games_are_found_by_their_id_where_official_ones_are_the_default(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
