@@ -8,6 +8,7 @@ from pathlib import Path
 
 from deploy.commands.arguments import positive
 from deploy.runs.policies import run_path
+from services.errors import UserError
 
 EXPERIMENTS = {
     "credit": "deploy.experiment.credit",
@@ -16,6 +17,13 @@ EXPERIMENTS = {
     "tabular": "deploy.experiment.tabular",
 }
 """Name -> module with `run(args) -> int`, which is imported only when it runs."""
+READS = {
+    "credit": {"config", "arms", "seeds", "report", "json", "confirm", "parallel", "hours", "dry_run", "overrides"},
+    "gradient": {"arms", "seeds", "runs", "overrides"},
+    "loglinear": {"arms", "seeds", "report", "json", "parallel", "hours"},
+    "tabular": {"seeds", "report", "json"},
+}
+"""Name -> the options that it reads, beside --out. Others are refused."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
@@ -41,14 +49,15 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     parser.add_argument("name", choices=sorted(EXPERIMENTS), help="the experiment, as described above")
     parser.add_argument("--out", type=Path, metavar="DIR",
                         help="folder of the results (default: docs/experiments/NAME)")
-    parser.add_argument("--seeds", type=positive, metavar="N", help="seeds of each arm (default: as planned)")
+    parser.add_argument("--seeds", type=positive, metavar="N",
+                        help="seeds of each arm; gradient: groups of each log-linear policy (default: as planned)")
     parser.add_argument("--report", action="store_true", help="only make the table and figures of existing runs")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     parser.add_argument("--runs", type=run_path, nargs="+", metavar="RUN",
                         help="gradient: folders of runs with one initial policy, whose first learner step is read")
     training = parser.add_argument_group("experiments that train")
     training.add_argument("--config", metavar="FILE", help="config of all runs (default: the shipped one)")
-    training.add_argument("--arms", metavar="A,B", help="some of the arms (default: all)")
+    training.add_argument("--arms", metavar="A,B", help="some of the arms (default: those of the recorded experiment)")
     training.add_argument("--confirm", action="store_true",
                           help="the best arm of the first seeds against GAGPO, on fresh seeds")
     training.add_argument("--parallel", type=positive, default=1, metavar="N", help="runs at once (default: 1)")
@@ -56,10 +65,15 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     training.add_argument("--dry-run", action="store_true", help="check everything and list the runs")
     parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE",
                         help="set one key of the config of all runs")
-    parser.set_defaults(run=run)
+    options = vars(parser.parse_args(["credit"]))
+    parser.set_defaults(run=run, unset={name: options[name] for name in set[str]().union(*READS.values())})
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the experiment."""
+    """Runs the experiment. Raises UserError for an option that it does not read."""
+    for name, default in args.unset.items():
+        if getattr(args, name) != default and name not in READS[args.name]:
+            option = "KEY=VALUE" if name == "overrides" else f"--{name.replace('_', '-')}"
+            raise UserError(f"{option} does nothing in the experiment {args.name}", "leave it out")
     args.out = args.out or Path("docs", "experiments", args.name)
     return importlib.import_module(EXPERIMENTS[args.name]).run(args)

@@ -1,16 +1,16 @@
 """How much of an estimator's gradient is signal, and how near it lies to the gradient of success.
 
 Legend: U groups of episodes of one policy, each of another task; g_u the gradient that the estimator makes of group u,
-t_u an unbiased estimate of the gradient of success from the same group. Groups are independent, so products of *two*
-groups estimate products of means without the noise of either:
+t_u an unbiased estimate of the gradient of success from the same group, times a constant, which no cosine sees. Groups
+are independent, so products of *two* groups estimate products of means without the noise of either:
 
     signal  s = mean over u ≠ v of g_u·g_v          estimates |E g|²
     noise   n = mean over u of g_u·g_u - s           estimates E|g_u - E g|²
     aim     c = mean over u ≠ v of g_u·t_v           estimates E g · ∇J
 
 A learner step adds up B groups. Of its squared length the part s / (s + n/B) is signal. The cosine between E g and ∇J
-is c / √(s s_t), and the expected cosine between one step and ∇J is c / √(s_t (s + n/B)), the product of that cosine and
-the root of that part. The last one is the first-order gain in success of a step of unit length, in units of |∇J|.
+is c / √(s s_t), and that between ∇J and one step at its root mean square length is c / √(s_t (s + n/B)): the first one
+times the root of that part. The last one is the first-order gain in success of a step of unit length, in units of |∇J|.
 Intervals are the jackknife's over groups (Efron and Tibshirani, An Introduction to the Bootstrap, chapter 11).
 """
 
@@ -52,7 +52,7 @@ class Alignment:
     direction: Interval
     """Cosine between the mean gradient and the gradient of success."""
     gain: Interval
-    """Cosine between one step and the gradient of success."""
+    """Cosine between one step, at its root mean square length, and the gradient of success."""
     against: Interval
     """Its gain divided by that of the first arm."""
 
@@ -134,7 +134,8 @@ def _jackknife(values: Floats) -> Interval:
 def adam_steps(gradients: Gradients) -> Gradients:
     """Returns the gradients [U, parameters] as Adam takes them: each parameter divided by its root mean square.
 
-    Parameters without a gradient stay at 0 (arXiv 1412.6980, algorithm 1, without momentum).
+    Parameters without a gradient stay at 0. Source: arXiv 1412.6980, algorithm 1, without momentum and ε, and with the
+    squares of groups instead of steps. The scale is that of all groups, and intervals take it as given.
     """
     scale = np.sqrt(np.einsum("up,up->p", gradients, gradients, dtype=np.float64) / len(gradients))
     return np.divide(gradients, scale.astype(np.float32), out=np.zeros_like(gradients), where=scale > 0)

@@ -31,6 +31,7 @@ from deploy.experiment.loglinear import (
 from deploy.experiment.loglinear_policy import DIMENSIONS, Floats, Play, score_entries
 from deploy.experiment.loglinear_table import RATE
 from learner.credit.success import success_credit
+from services.errors import UserError
 from services.seeds import seed_for
 
 TASKS = 500
@@ -42,7 +43,13 @@ TRANSFORMER_ARMS = "gagpo,gigpo,gagpo-mc,gagpo-adm,gagpo_loo-adm,gagpo_graph-adm
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints and writes the tables. Raises UserError for a run without a first step, and for two initial policies."""
+    """Prints and writes the tables. Raises UserError for runs that cannot be measured together (first_steps.py), and
+    for an option that the other kind of policy has.
+    """
+    if args.runs and args.seeds:
+        raise UserError(f"--seeds {args.seeds} does nothing with --runs", "leave it out: all groups of the runs count")
+    if args.overrides and not args.runs:
+        raise UserError(f"{args.overrides[0]} does nothing without --runs", "leave it out, or give --runs")
     if args.runs:
         from deploy.experiment.first_steps import gradients_of_runs
 

@@ -40,9 +40,10 @@ def episodes(config: Config) -> list[list[Episode]]:
 @pytest.fixture
 def a_run(tmp_path: Path, tied_folder: Path):
     """Provides the factory of a run's folder with one learner step."""
-    def make(name: str, model: Path = tied_folder) -> tuple[Path, list[list[Episode]]]:
+    def make(name: str, model: Path = tied_folder, *, seed: int = 0) -> tuple[Path, list[list[Episode]]]:
         folder = tmp_path / name
-        config = Config.model_validate({"name": name, "steps": 1, "runs_dir": tmp_path, "sft": {"enabled": False},
+        config = Config.model_validate({"name": name, "seed": seed, "steps": 1, "runs_dir": tmp_path,
+                                        "sft": {"enabled": False},
                                         "model": {"path": str(model)},
                                         "learner": {"groups_per_step": 2, "group_size": 2}})
         folder.mkdir()
@@ -74,7 +75,7 @@ def args_of(out: Path, **more) -> argparse.Namespace:
 
 
 def test_runs_are_compared_from_their_own_policy(a_run, tmp_path: Path, capsys):
-    runs = [a_run(name)[0] for name in ("first", "second")]
+    runs = [a_run(name, seed=seed)[0] for seed, name in enumerate(("first", "second"))]
     assert gradient.run(args_of(tmp_path / "out", runs=runs, arms="gagpo,gigpo",
                                 overrides=["learner.groups_per_step=1"])) == 0
     shown = capsys.readouterr().out
@@ -94,10 +95,26 @@ def test_runs_of_other_policies_and_runs_without_a_step_are_refused(a_run, tmp_p
         gradient.run(args_of(tmp_path, runs=[first]))
 
 
+def test_groups_that_would_enter_twice_and_arms_with_a_critic_are_refused(a_run, tmp_path: Path):
+    first, twin = a_run("first")[0], a_run("twin")[0]
+    with pytest.raises(UserError, match=r"twin has the seed 0 of another run, and so the same groups"):
+        gradient.run(args_of(tmp_path, runs=[first, twin]))
+    with pytest.raises(UserError, match=r"the arm ppo has a critic, whose advantages no archive holds"):
+        gradient.run(args_of(tmp_path, runs=[first], arms="gagpo,ppo"))
+
+
+@pytest.mark.parametrize(("more", "option"), [
+    ({"runs": [Path("r")], "seeds": 3}, "--seeds 3 does nothing with --runs"),
+    ({"overrides": ["steps=1"]}, "steps=1 does nothing without --runs")])
+def test_options_of_the_other_kind_of_policy_are_refused(tmp_path: Path, more: dict[str, object], option: str):
+    with pytest.raises(UserError, match=option):
+        gradient.run(args_of(tmp_path, **more))
+
+
 def test_gradients_that_do_not_fit_into_memory_are_refused_before_they_are_made(
         a_run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("deploy.experiment.first_steps.available_memory", lambda: 1 << 20)
-    with pytest.raises(UserError, match=r"gradients of 13 estimators, 2 groups and .* GiB, and 0 are free"):
+    with pytest.raises(UserError, match=r"gradients of 7 estimators, 2 groups and .* GiB, and 0 are free"):
         gradient.run(args_of(tmp_path, runs=[a_run("first")[0]]))
 
 
