@@ -18,12 +18,11 @@ import numpy as np
 from deploy.experiment.alignment import Gradients, PolicyGradients, tables_of
 from deploy.experiment.design import chosen
 from deploy.experiment.loglinear import (
-    ARMS,
     GROUPS,
     STARTS,
     K,
     chosen_arms,
-    credit_steps,
+    credits_of,
     learn,
     play_task,
     training_tasks,
@@ -93,11 +92,6 @@ def _gradients(group: Sequence[Play], arms: Sequence[str]) -> Gradients:
     """Returns the gradients of all arms and of success, summed over the group's turns, [arms + 1, DIMENSIONS]."""
     success = success_credit([one.won for one in group], [len(one.turns) for one in group])
     weight, value, turn = score_entries([turn for one in group for turn in one.turns])
-    credits = [np.concatenate(advantages) for advantages in (*(_advantages(arm, group) for arm in arms), success)]
+    advantages = [*(credits_of(arm, [group])[0].advantages for arm in arms), success]
+    credits = [np.concatenate(one) for one in advantages]
     return np.stack([np.bincount(weight, value * credit[turn], DIMENSIONS) for credit in credits]).astype(np.float32)
-
-
-def _advantages(name: str, group: Sequence[Play]) -> list[list[float]]:
-    arm = ARMS[name]
-    chosen, options = arm.make()
-    return chosen.batch([chosen.group(credit_steps(group, arm.key), options)], options)[0].advantages

@@ -216,15 +216,18 @@ def train(arm: str, seed: int, start: str, rate: float) -> LoglinearRun:
 
 def learn(arm: str, seed: int, theta: Floats, rate: float) -> Iterator[tuple[list[list[Play]], Floats]]:
     """Yields for each of STEPS learner steps its groups and the weights after it, [DIMENSIONS]."""
-    chosen, options = ARMS[arm].make()
     adam, training = Adam(rate, theta=theta), training_tasks()
     for step in range(STEPS):
         tasks = random.Random(seed_for(seed, "tasks", step)).sample(training, GROUPS)
         groups = [[play_task(task, adam.theta, seed, step, k) for k in range(K)] for task in tasks]
-        credits = chosen.batch(
-            [chosen.group(credit_steps(group, ARMS[arm].key), options) for group in groups], options)
-        adam.step(gradient_of(groups, credits))
+        adam.step(gradient_of(groups, credits_of(arm, groups)))
         yield groups, adam.theta
+
+
+def credits_of(arm: str, groups: Sequence[Sequence[Play]]) -> list[Credit]:
+    """Returns the credit of the groups of one learner step."""
+    chosen, options = ARMS[arm].make()
+    return chosen.batch([chosen.group(credit_steps(group, ARMS[arm].key), options) for group in groups], options)
 
 
 def training_tasks() -> Sequence[str]:

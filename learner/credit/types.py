@@ -63,7 +63,7 @@ class Credit:
     deltas: Nested | None
     """δ_t; None for estimators without values."""
     raw_advantages: Nested
-    """Â_t after the local penalty, before normalising."""
+    """Â_t before normalising; after the local penalty, unless the estimator subtracts that from A."""
     advantages: Nested
     """A_t, as in the loss."""
     states: list[list[str]]
