@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollout.agents.session import AgentSession
 from rollout.agents.world import AgentWorld
 from services.config.secrets import VARIABLES
+from services.process.child_processes import ending_with_parent
 
-LAST_LINES = 400
-"""Number of characters of a failed program's output that its error repeats."""
+LAST_BYTES = 400
+"""Number of bytes of a failed program's output that its error repeats."""
 
 
 @dataclass(frozen=True)
@@ -20,8 +24,8 @@ class AgentProgram:
     """`AgentProgram("python", "my_agent.py")` as an agent. Any client of OpenAI's API in it talks to the episode.
 
     $GAGPO_TASK has the task, and $GAGPO_ENV_URL the environment's address (`/reset`, `/step`). The episode ends when
-    the program ends. It does not get the run's passwords and tokens, because a model may decide what it does. Raises
-    RuntimeError with the end of its output if its status is not 0.
+    the program ends, and what the program has started ends with it. It does not get the run's passwords and tokens,
+    because a model may decide what it does. Raises RuntimeError with the end of its output if its status is not 0.
     """
 
     command: Sequence[str]
@@ -30,20 +34,22 @@ class AgentProgram:
         object.__setattr__(self, "command", command)
 
     async def __call__(self, task: str, llm: AgentSession, env: AgentWorld) -> None:
-        """Runs the program to its end. It is killed with the episode."""
+        """Runs the program to its end. It is killed with the episode, and its process group with it."""
         del env  # the program reaches it over HTTP
         told = {"OPENAI_BASE_URL": llm.base_url, "OPENAI_API_KEY": llm.api_key, "GAGPO_TASK": task,
                 "GAGPO_ENV_URL": f"{llm.base_url.removesuffix('/v1')}/env"}
         environ = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-        process = await asyncio.create_subprocess_exec(
-            *self.command, env=environ | told, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT)
-        try:
-            printed, _ = await process.communicate()
-        finally:
-            if process.returncode is None:
-                process.kill()
+        with tempfile.TemporaryFile() as printed:  # a child of the program could hold a pipe open for ever
+            process = await asyncio.create_subprocess_exec(
+                *ending_with_parent(self.command), env=environ | told, stdin=asyncio.subprocess.DEVNULL,
+                stdout=printed, stderr=asyncio.subprocess.STDOUT, start_new_session=True)
+            try:
                 await process.wait()
-        if process.returncode:
-            said = printed.decode(errors="replace").strip()[-LAST_LINES:]
-            raise RuntimeError(f"{self.command[0]} ended with status {process.returncode}: {said}")
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+            if process.returncode:
+                printed.seek(max(0, printed.seek(0, os.SEEK_END) - LAST_BYTES))
+                said = printed.read().decode(errors="replace").strip()
+                raise RuntimeError(f"{self.command[0]} ended with status {process.returncode}: {said}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -14,11 +13,8 @@ import pytest
 from scripted_engine import ScriptedEngine
 
 from learner.logged_groups.agents import read_agents
-from rollout.agents.program import AgentProgram
 from rollout.agents.serving import ServedPolicy, agents_url
-from rollout.agents.session import AgentSession
 from services.config.file import default_config
-from services.config.secrets import VARIABLES
 from services.errors import UserError
 from services.http.server import bind
 from services.process.addresses import check_exposure
@@ -170,14 +166,3 @@ async def test_a_record_that_cannot_be_written_is_told_and_no_crash(text):
         await http.post("/v1/chat/completions", json={"messages": [USER]}, headers=head)
         reply = await http.delete("/episodes", headers=head)
     assert (reply.status_code, "No space left" in reply.text) == (507, True)
-
-
-@pytest.mark.attack
-async def test_a_program_of_an_agent_gets_no_secret_but_its_own_key(monkeypatch):
-    """A model may decide what such a program does."""
-    for name in VARIABLES:
-        monkeypatch.setenv(name, "c4n4ry")
-    llm = AgentSession(ticket=None, engine=None, text=None, prompt_tokens=1, response_tokens=1, max_calls=1,
-                       base_url="http://127.0.0.1:1/v1", api_key="its own")
-    looks = "import os; assert os.environ['OPENAI_API_KEY'] == 'its own'; assert 'c4n4ry' not in os.environ.values()"
-    await AgentProgram(sys.executable, "-c", looks)("a task", llm, None)

@@ -1,0 +1,76 @@
+"""An agent that is a program: its end, its children and what it is told."""
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from rollout.agents.program import AgentProgram
+from rollout.agents.session import AgentSession
+from services.config.secrets import VARIABLES
+
+
+@pytest.fixture
+def llm():
+    return AgentSession(ticket=None, engine=None, text=None, prompt_tokens=1, response_tokens=1, max_calls=1,
+                        base_url="http://127.0.0.1:1/v1", api_key="its own")
+
+
+@pytest.mark.attack
+async def test_it_gets_its_key_and_none_of_the_runs_secrets(monkeypatch: pytest.MonkeyPatch, llm):
+    """A model may decide what such a program does."""
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "c4n4ry")
+    looks = "import os; assert os.environ['OPENAI_API_KEY'] == 'its own'; assert 'c4n4ry' not in os.environ.values()"
+    await AgentProgram(sys.executable, "-c", looks)("a task", llm, None)
+
+
+async def test_the_episode_ends_with_the_program_and_so_do_its_children(tmp_path, llm):
+    """The child holds the program's output open, as a browser or a server would."""
+    async with asyncio.timeout(60):
+        await AgentProgram("sh", "-c", f"sleep infinity & echo $! > {tmp_path}/child; exit 0")("a task", llm, None)
+    await asyncio.to_thread(wait_until, lambda: ended(int((tmp_path / "child").read_text())))
+
+
+async def test_a_program_that_is_stopped_ends_with_its_children(tmp_path, llm):
+    script = f"sleep infinity & echo $! > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/child; wait"
+    episode = asyncio.create_task(AgentProgram("sh", "-c", script)("a task", llm, None))
+    await asyncio.to_thread(wait_until, (tmp_path / "child").exists)
+    episode.cancel()
+    await asyncio.wait([episode], timeout=60)
+    assert episode.cancelled()
+    await asyncio.to_thread(wait_until, lambda: ended(int((tmp_path / "child").read_text())))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
+async def test_the_kernel_ends_it_with_its_worker(llm):
+    """PR_GET_PDEATHSIG is 2."""
+    asks = ("import ctypes; number = ctypes.c_int(); ctypes.CDLL(None).prctl(2, ctypes.byref(number)); "
+            f"assert number.value == {int(signal.SIGTERM)}")
+    await AgentProgram(sys.executable, "-c", asks)("a task", llm, None)
+
+
+async def test_the_error_has_the_end_of_a_long_output(llm):
+    prints = "import sys; print('x' * 3_000_000); print('no luck'); sys.exit(3)"
+    with pytest.raises(RuntimeError, match=r"ended with status 3: x+\nno luck$") as error:
+        await AgentProgram(sys.executable, "-c", prints)("a task", llm, None)
+    assert len(str(error.value)) < 1000
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def ended(pid: int) -> bool:
+    """Whether a process that was killed has ended. Perhaps nobody reaps it."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
