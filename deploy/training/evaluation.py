@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deploy.launch.ray_address import ray_address
 from deploy.runs.policies import PlayablePolicy
 from services.config.file import dump_config
 from services.config.secrets import env_token
 from services.config.tree import Config
-from services.errors import UserError
+from services.errors import StoreFault, UserError
 
 if TYPE_CHECKING:
     from deploy.console.plain import StatusLines
     from deploy.launch.scaling import Scaling
     from deploy.launch.topology import Topology
     from services.controller.controller import Hooks
+    from services.controller.supervise import Supervisor
+    from services.store.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,24 +87,55 @@ def _play(config: Config, model: Path, split: str | None, lines: StatusLines) ->
     everything = environment.tasks(chosen := split or heldout)
     tasks = cut(everything, config.eval.panel or len(everything), name=chosen)
     run = f"eval-{uuid.uuid4().hex[:8]}"
-    with tempfile.TemporaryDirectory(prefix="gagpo-eval-") as name:
-        folder = Path(name)
-        dump_config(config, folder / "config.yaml")
-        with topology(config, run=run, folder=folder, config_file=folder / "config.yaml", note=lines.note) as parts:
-            lease = parts.store.acquire("controller", run, ttl_s=30.0)
-            scaling = Scaling(parts, lease, lambda index: parts.rollout_worker(index, model), note=lines.note)
-            controller = Controller(
-                config=config, store=parts.store, lease=lease, supervisor=parts.supervisor,
-                tickets=TrainTickets(config=config, tasks=TaskStream(environment.tasks(train), config.seed)),
-                request=lambda _: None, hooks=_hooks(lines, environment.task_type, parts, scaling))
-            version = publish_folder(parts, model, holder=run)
-            scaling.start()
-            request = EvalRequest(label="eval", version=version, split=chosen, tasks=tasks,
-                                  temperature=config.eval.temperature, seed=config.seed + 1,
-                                  max_steps=config.env.max_steps)
-            (summary,) = controller.evaluate_now([request])
-            parts.store.erase()
+    with (working_folder(config, run) as folder,
+          topology(config, run=run, folder=folder, config_file=folder / "config.yaml", note=lines.note) as parts,
+          erased(parts.store, parts.supervisor, lines.note)):
+        lease = parts.store.acquire("controller", run, ttl_s=30.0)
+        scaling = Scaling(parts, lease, lambda index: parts.rollout_worker(index, model), note=lines.note)
+        controller = Controller(
+            config=config, store=parts.store, lease=lease, supervisor=parts.supervisor,
+            tickets=TrainTickets(config=config, tasks=TaskStream(environment.tasks(train), config.seed)),
+            request=lambda _: None, hooks=_hooks(lines, environment.task_type, parts, scaling))
+        version = publish_folder(parts, model, holder=run)
+        scaling.start()
+        request = EvalRequest(label="eval", version=version, split=chosen, tasks=tasks,
+                              temperature=config.eval.temperature, seed=config.seed + 1,
+                              max_steps=config.env.max_steps)
+        (summary,) = controller.evaluate_now([request])
     return {**summary, "env": environment.name, "engine": engine}
+
+
+@contextmanager
+def working_folder(config: Config, run: str) -> Iterator[Path]:
+    """Yields a new folder for the processes of an evaluation, with its config.yaml, and removes it at the end.
+
+    On a Ray cluster it is below runs_dir, because processes on other nodes use it too.
+    """
+    place = Path(tempfile.gettempdir()) if ray_address(config) is None else config.runs_dir.absolute()
+    folder = place / f"gagpo-{run}"
+    folder.mkdir(parents=True, mode=0o777 if config.shared else 0o700)
+    try:
+        dump_config(config, folder / "config.yaml")
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # on shared storage a node may still hold a file of it
+
+
+@contextmanager
+def erased(store: Store, supervisor: Supervisor, note: Callable[[str], object]) -> Iterator[None]:
+    """Deletes the keys of `store` at the end of the block, also after an error, because a shared Redis keeps them.
+
+    Stops the supervised processes before, which write keys. If Redis fails, it notes that the keys stay: the result or
+    the error of the block matters more.
+    """
+    try:
+        yield
+    finally:
+        supervisor.stop()
+        try:
+            store.erase()
+        except StoreFault as fault:
+            note(f"the keys of this evaluation stay in Redis: {fault}")
 
 
 def _hooks(lines: StatusLines, task_type: Callable[[str], str], parts: Topology, scaling: Scaling) -> Hooks:

@@ -1,0 +1,71 @@
+"""An evaluation outside a run leaves nothing behind, and can be played by other nodes of a Ray cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from scripted_member import Scripted
+
+from deploy.training.evaluation import erased, working_folder
+from services.config.file import default_config
+from services.config.tree import SupervisionSection
+from services.controller.supervise import Supervisor
+from services.store.redis_server import private_redis
+from services.store.store import Store
+
+
+class Worker(Scripted):
+    """A worker that writes until it is stopped."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__("worker", [])
+        self._store = store
+
+    def stop(self) -> None:
+        super().stop()
+        self._store.acquire("learner", "worker")
+
+
+def test_an_interrupted_evaluation_leaves_no_key_in_redis(tmp_path: Path):
+    with private_redis(tmp_path) as url:
+        mine, other = Store(url, "eval-mine"), Store(url, "other")
+        other.acquire("controller", "other")
+        kept = set(other.redis.scan_iter())
+        with pytest.raises(KeyboardInterrupt):
+            _interrupted(mine)
+        assert set(other.redis.scan_iter()) == kept
+
+
+def _interrupted(store: Store) -> None:
+    supervisor = Supervisor(print, SupervisionSection())
+    with erased(store, supervisor, pytest.fail):
+        store.acquire("controller", "eval-mine")
+        supervisor.add(Worker(store))
+        assert list(store.redis.scan_iter(match="gagpo:{eval-mine}*"))
+        raise KeyboardInterrupt
+
+
+def test_a_redis_that_fails_does_not_hide_the_error_of_an_evaluation(tmp_path: Path):
+    notes = list[str]()
+    with private_redis(tmp_path) as url:
+        settings = default_config(["redis.outage_seconds=1"]).redis
+        store = Store(url, "eval-mine", settings=settings)
+        store.check()
+    with pytest.raises(ZeroDivisionError), erased(store, Supervisor(print, SupervisionSection()), notes.append):
+        raise ZeroDivisionError
+    assert [note.partition(":")[0] for note in notes] == ["the keys of this evaluation stay in Redis"]
+
+
+@pytest.mark.parametrize("cluster", [True, False])
+def test_the_folder_is_where_all_nodes_see_it(cluster: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if cluster:
+        monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    with working_folder(default_config(["runs_dir=shared/runs"]), "eval-mine") as folder:
+        assert folder.is_absolute()
+        assert (folder / "config.yaml").is_file()
+        assert (folder.parent == tmp_path / "shared" / "runs") == cluster
+        assert folder.stat().st_mode & 0o777 == 0o700
+    assert not folder.exists()
