@@ -50,15 +50,21 @@ def open_environment(env: EnvSection) -> Environment:
     return find_spec(env.name).open(env)
 
 
-def open_holding(env: EnvSection, task: str) -> Environment:
-    """Opens the environment that a task id belongs to, with the settings of `env`.
+def env_of(env: EnvSection, task: str) -> EnvSection:
+    """Returns the settings `env` for the environment that a task id belongs to.
 
-    If the id names a built-in environment, that overrules a built-in `env.name`. Raises UserError for missing data or
-    packages, and KeyError if the id belongs to none.
+    If the id names a built-in environment, that overrules a built-in `env.name`.
     """
     named = task.partition("/")[0].partition("-")[0]
-    if named in BUILT_IN and env.name in BUILT_IN:
-        env = env.model_copy(update={"name": named})
+    return env.model_copy(update={"name": named}) if named in BUILT_IN and env.name in BUILT_IN else env
+
+
+def open_holding(env: EnvSection, task: str) -> Environment:
+    """Opens the environment that a task id belongs to, as `env_of` finds it, with the settings of `env`.
+
+    Raises UserError for missing data or packages, and KeyError if the id belongs to none.
+    """
+    env = env_of(env, task)
     spec = find_spec(env.name)
     return spec.open(env) if spec.holding is None else spec.holding(env, task)
 

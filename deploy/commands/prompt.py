@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deploy.commands.arguments import add_env_arguments, env_from, optional_config_from
+from deploy.runs.policies import resolve, run_path
 from services.config.tree import Config
 from services.errors import UserError
 
@@ -46,7 +47,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     )
     parser.add_argument("task", metavar="TASK", help="a task id, as `gagpo tasks SPLIT` prints it")
     add_env_arguments(parser)
-    parser.add_argument("--agent", metavar="RUN|MODEL", type=Path, help="use the tokenizer and config of this one")
+    parser.add_argument("--agent", metavar="RUN|MODEL", type=run_path, help="use the tokenizer and config of this one")
     parser.add_argument("--turns", type=int, default=2, metavar="N", help="how many prompts to show (default: 2)")
     parser.add_argument("--json", action="store_true", help="one JSON object: prompts and stops")
     parser.set_defaults(run=run)
@@ -54,9 +55,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 
 def run(args: argparse.Namespace) -> int:
     """Prints the prompts. Raises UserError for an unknown task, missing data, and a model without a tokenizer."""
+    from envservice.registry import env_of
+
     if args.turns < 1:
         raise UserError(f"--turns is {args.turns}", "ask for at least one prompt")
     config, model = _config_and_model(args)
+    config = config.model_copy(update={"env": env_of(config.env, args.task)})
     session, teacher = _open(config, args.task)
     renderer = _renderer(model, config)
     shown = list(_prompts(config, session, teacher, renderer, args.turns))
@@ -76,8 +80,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _config_and_model(args: argparse.Namespace) -> tuple[Config, Path | None]:
     if args.agent is not None:
-        from deploy.runs.policies import resolve
-
         config, policy = resolve(args.agent, args.config, {"env.name": args.env}, args.overrides)
         return config, policy.folder
     config = optional_config_from(args)

@@ -77,6 +77,11 @@ def test_a_task_names_its_environment_where_that_comes_with_the_package():
         registry.open_holding(EnvSection(), "toy/train/00")
 
 
+def test_the_settings_follow_the_environment_of_a_task_that_comes_with_the_package():
+    assert registry.env_of(EnvSection(max_steps=7), "search-gen/train/0") == EnvSection(name="search", max_steps=7)
+    assert registry.env_of(TOY, "alfworld-gen/valid/pick-0000") is TOY
+
+
 def test_variants_stand_in_for_what_is_published():
     names = ("alfworld-gen", "alfworld", "my-own", "toy")
     assert [registry.stands_in_for(name) for name in names] == ["alfworld", None, None, None]

@@ -11,6 +11,7 @@ from deploy.cli import main
 from learner.cold_start.tokenizer import train_tokenizer
 
 TASK = "alfworld-gen/valid/pick-0000"
+OTHER = "search-gen/valid/000000"
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +30,12 @@ def test_without_a_model_there_is_text_and_what_ends_an_answer(capsys):
     assert (first["turn"], first["tokens"], found["prompt"]) == (1, None, "compact")
     assert first["action"] in second["text"], "the second prompt tells of the first action"
     assert (second["action"], found["stops"]) == (None, ["</action>"])
+
+
+def test_a_task_of_another_environment_than_the_configs_is_shown_by_its_own(capsys):
+    assert main(["prompt", OTHER, "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)["prompts"]
+    assert first["action"] in second["text"]
 
 
 def test_a_tokenizer_shows_the_very_tokens(capsys, tmp_path: Path):

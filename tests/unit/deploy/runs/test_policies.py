@@ -110,7 +110,8 @@ def test_a_wrong_run_name_is_told_the_nearest_run_or_all_runs(mine):
 
 @pytest.mark.parametrize(("argv", "field"), [
     (["status", "mine"], "run_folder"), (["export", "mine", "out"], "run_folder"),
-    (["play", "task", "--agent", "mine"], "agent"), (["explore", "mine"], "runs"), (["report", "mine"], "runs")])
+    (["play", "task", "--agent", "mine"], "agent"), (["prompt", "task", "--agent", "mine"], "agent"),
+    (["explore", "mine"], "runs"), (["report", "mine"], "runs")])
 def test_every_command_that_takes_a_run_takes_its_name(mine, argv: list[str], field: str):
     found = getattr(cli.parse(argv), field)
     assert found in (Path("runs/mine"), [Path("runs/mine")])
