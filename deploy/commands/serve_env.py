@@ -7,7 +7,7 @@ from pathlib import Path
 
 from deploy.commands.arguments import add_env_arguments, env_from
 from deploy.runs.configs import light_config
-from services.config.secrets import ENV_TOKEN_VARIABLE, token_from
+from services.config.secrets import ENV_TOKEN_VARIABLE, env_token, token_from
 from services.process.addresses import is_local
 from services.telemetry.logs import adopt_libraries, configure_logs
 from services.telemetry.tracing import tracing
@@ -20,7 +20,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
         help="serve the environment over HTTP",
         description="Serves an environment over HTTP until it is stopped, and prints its URL when it is ready. Its\n"
         "log is on stderr: short lines on a terminal, otherwise JSON. If stdout is not a terminal, it gets one\n"
-        f"line with the URL. Other machines may reach it only with a bearer token, taken from ${ENV_TOKEN_VARIABLE}.",
+        f"line with the URL. Other machines may reach it only with a bearer token, taken from\n"
+        f"${ENV_TOKEN_VARIABLE}, else from the file env.token_file.",
         epilog="examples:\n  gagpo serve-env --config alfworld-tiny --port 8100 env.max_sessions=4096\n"
         "  gagpo serve-env --env webshop --openenv",
     )
@@ -39,6 +40,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 def run(args: argparse.Namespace) -> None:
     """Serves until SIGTERM or Ctrl-C."""
     env = env_from(args)
+    token = token_from(ENV_TOKEN_VARIABLE)
+    if token is None and args.run_folder is None:  # a run passes its token to its own servers by the variable
+        token = env_token(env)
     process = "environment" if args.run_folder is None else f"environment-{args.rank}"
     if args.run_folder is None:
         configure_logs(None, process=process)
@@ -56,11 +60,11 @@ def run(args: argparse.Namespace) -> None:
         from envservice.openenv.server import serve_openenv
 
         serve_openenv(lambda: spec.open(env), host=args.host, port=args.port,
-                      limit=session_limit(env, spec.session_bytes), token=token_from(ENV_TOKEN_VARIABLE))
+                      limit=session_limit(env, spec.session_bytes), token=token)
         return
     settings = Settings(
         max_sessions=session_limit(env, spec.session_bytes), record_bytes=sessions_bytes(env),
-        token=token_from(ENV_TOKEN_VARIABLE),
+        token=token,
         open_metrics=is_local(args.host) or args.run_folder is not None,  # a run's own server: Prometheus has no token
         threaded=spec.threaded(env), recycle_s=None if env.recycle_hours is None else 3600 * env.recycle_hours,
         recycle_bytes=None if env.recycle_gb is None else int(GIB * env.recycle_gb))

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -20,9 +21,10 @@ READY_S = 120.0
 
 
 def started(*argv: str) -> subprocess.Popen[str]:
-    environment = {name: value for name, value in os.environ.items() if name != "ALFWORLD_DATA"}
+    hidden = ("ALFWORLD_DATA", "GAGPO_ENV_TOKEN")
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
     return subprocess.Popen([sys.executable, "-c", CODE.format(argv=list(argv))], stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True, env=environment | {"GAGPO_ENV_TOKEN": "not-a-secret"})
+                            stderr=subprocess.PIPE, text=True, env=environment)
 
 
 @pytest.mark.parametrize("options", [["env.alfworld.task_types=[pick]"], ["--config", "alfworld-tiny"]])
@@ -33,9 +35,10 @@ def test_tasks_are_listed(options: list[str]):
     assert out.startswith("alfworld-gen/train/")
 
 
-def test_a_server_answers():
-    port = free_port()
-    with started("serve-env", "--env", "alfworld", "--port", str(port)) as process:
+def test_a_server_answers_and_asks_for_the_token_of_its_config(tmp_path: Path):
+    port, secret = free_port(), tmp_path / "token"
+    secret.write_text("not-a-secret\n")
+    with started("serve-env", "--env", "alfworld", "--port", str(port), f"env.token_file={secret}") as process:
         try:
             deadline = time.monotonic() + READY_S
             while True:
@@ -46,5 +49,9 @@ def test_a_server_answers():
                     break
                 except httpx.TransportError:
                     time.sleep(0.1)
+            info = f"http://127.0.0.1:{port}/v1/info"
+            assert httpx.get(info, trust_env=False).status_code == 401
+            headers = {"authorization": "Bearer not-a-secret"}
+            assert httpx.get(info, headers=headers, trust_env=False).status_code == 200
         finally:
             process.kill()
