@@ -25,11 +25,12 @@ from services.files import Damaged, follow_folder, read_json, write_whole
 
 FORMAT = 1
 MAY_CHANGE = re.compile(
-    r"(runs_dir|shared|steps|eval\..*|checkpoint\..*|storage\..*|redis\.(?!bodies).*|ray\..*|placement\..*|autoscale\..*|supervision\..*"
-    r"|metrics\..*|env\.(data|servers|cpus|urls|token_file|max_sessions|memory_gb|recycle_hours|recycle_gb)"
-    r"|rollout\.(workers|slots|cpus|gpus|kv_cache_gb|threads)"
-    r"|learner\.(ranks|fewest_ranks|cpus|gpus|threads|token_budget|step_attempts|overdue_s|wait_s|collective_s))")
-"""Keys that may differ on --resume: how far and where a run goes, never what it learns from or how."""
+    r"(runs_dir|shared|steps|hardware|eval\..*|checkpoint\..*|storage\..*|redis\.(?!bodies).*|ray\..*|placement\..*|autoscale\..*"
+    r"|supervision\..*|metrics\..*|weights\..*|prompting\..*|agent\.seconds"
+    r"|env\.(data|servers|cpus|urls|token_file|max_sessions|memory_gb|recycle_hours|recycle_gb|call_seconds|outage_seconds)"
+    r"|rollout\.(workers|slots|cpus|gpus|gpu_memory|kv_cache_gb|threads|(start|sample|update)_seconds)"
+    r"|learner\.(ranks|fewest_ranks|cpus|gpus|threads|checkpointing|token_budget|step_attempts|overdue_s|wait_s|collective_s))")
+"""Keys that may differ on --resume: how far, where and how patiently a run goes, never what it learns from or how."""
 LOCK = ".lock"
 FETCHING = ".fetching"
 """Folder in a run's folder into which deploy/runs/mirror.py fetches the run."""
@@ -133,10 +134,14 @@ def targets_folder(runs_dir: Path) -> Path:
 
 
 def differences(before: Config, now: Config) -> list[str]:
-    """Returns a text with both values for each differing key that decides what a run learns."""
+    """Returns a text with both values for each differing key that decides what a run learns.
+
+    An option of `learner.credit` that one config lacks is left out: it does nothing there, or belongs to another
+    estimator or state key, which is named itself.
+    """
     mine, theirs = flatten(now), flatten(before)
     return [f"{key} is {as_yaml(theirs[key])} there and {as_yaml(mine[key])} here" for key in mine
-            if mine[key] != theirs[key] and not MAY_CHANGE.fullmatch(key)]
+            if key in theirs and mine[key] != theirs[key] and not MAY_CHANGE.fullmatch(key)]
 
 
 def open_run(config: Config, *, games: str, resume: bool) -> tuple[RunFolder, str]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from safetensors.torch import save_file
 
 from deploy.runs.configs import lay_over, load_config
 from deploy.runs.folder import check_run, differences, locked, open_run, standing
+from learner.credit.registry import ESTIMATORS
 from services.config.tree import Config
 from services.errors import UserError
 from services.files import open_as_folder
@@ -68,12 +70,29 @@ def test_a_folder_of_another_config_is_refused(tmp_path: Path, resume: bool):
     ({"redis": {"url": "redis://elsewhere:1/0"}}, True), ({"redis": {"bodies": "s3://bucket"}}, False),
     ({"rollout": {"workers": 4}}, True),
     ({"learner": {"ranks": 2}}, True), ({"env": {"urls": ("http://a:1",)}}, True),
+    ({"env": {"call_seconds": 600.0, "outage_seconds": 9.0}}, True), ({"hardware": "8x80"}, True),
+    ({"rollout": {"start_seconds": 9.0, "sample_seconds": 9.0, "update_seconds": 9.0}}, True),
+    ({"rollout": {"gpus": 1, "gpu_memory": 0.5}}, True), ({"weights": {"transfer": "host", "seconds": 9.0}}, True),
+    ({"learner": {"checkpointing": True}}, True), ({"prompting": {"trials": 9}}, True),
+    ({"agent": {"seconds": 9.0}}, True), ({"agent": {"max_calls": 9}}, False),
     ({"rollout": {"temperature": 0.5}}, False),
     ({"learner": {"lr": 1.0}}, False), ({"env": {"max_steps": 7}}, False), ({"model": {"layers": 2}}, False),
     ({"sft": {"minutes": 9.0}}, False), ({"name": "s"}, False),
 ])
 def test_how_far_and_where_may_change_but_not_what_is_learnt(tmp_path: Path, changes: dict, may_go_on: bool):
     assert (differences(config(tmp_path), config(tmp_path, **changes)) == []) == may_go_on
+
+
+def test_a_change_of_the_estimator_is_named(tmp_path: Path):
+    """Each config holds the options of its own estimator only."""
+    configs = {name: config(tmp_path, learner={"credit": {"estimator": name}}) for name in ESTIMATORS}
+    for there, here in permutations(ESTIMATORS, 2):
+        found = differences(configs[there], configs[here])
+        assert f"learner.credit.estimator is {there} there and {here} here" in found
+
+
+def test_an_option_without_effect_may_be_added(tmp_path: Path):
+    assert differences(config(tmp_path), config(tmp_path, learner={"credit": {"omega": 2.0}})) == []
 
 
 def test_a_refusal_lists_the_keys_that_differ_with_both_values(tmp_path: Path):
