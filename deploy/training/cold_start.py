@@ -15,7 +15,7 @@ from deploy.console.plain import Pace, span
 from services.chat import chat_format
 from services.config.tree import Config
 from services.errors import UserError
-from services.files import open_as_folder
+from services.files import open_as_folder, write_whole
 from services.seeds import seed_for
 from services.tokenizer import load_tokenizer
 
@@ -100,7 +100,7 @@ def cold_start(
         "vocabulary": len(tokenizer), "parameters": sum(w.numel() for w in model.parameters()),
         "demonstrations": shown.as_dict(), "training": progress.as_dict(),
     }
-    (out / "sft.json").write_text(json.dumps(facts, indent=1) + "\n")
+    write_whole(out / "sft.json", json.dumps(facts, indent=1) + "\n")
     return out
 
 

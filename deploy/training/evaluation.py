@@ -142,7 +142,7 @@ def _hooks(lines: StatusLines, task_type: Callable[[str], str], parts: Topology,
     from deploy.training.loading import Loading
     from services.controller.controller import Hooks
 
-    loading = Loading(lambda: scaling.workers.wanted, parts.store.beats, waiting=lines.waiting)
+    loading = Loading(parts.supervisor.states, parts.store.beats, waiting=lines.waiting)
 
     def tick() -> None:
         loading.tick()

@@ -5,33 +5,39 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec
 
+from services.controller.watched import State
+
 Beats = Callable[[], Mapping[str, Any]]
+States = Callable[[], Mapping[tuple[str, State], int]]
 P = ParamSpec("P")
+LOADS: tuple[State, ...] = ("starting", "running")
+"""States of workers that load the model or have loaded it."""
 
 
 class Loading:
-    """Delays the next stage in the view until every rollout worker has sent a heartbeat.
+    """Delays the next stage in the view until every rollout worker that loads has sent a heartbeat, at least one.
 
-    Loading vLLM takes from twenty seconds to minutes. Without this class the view would say that games are played.
+    Loading vLLM takes from twenty seconds to minutes. Without this class the view would say that games are played. It
+    does not wait for workers that are sick or lack a place on the cluster: the run goes on without them.
     """
 
-    def __init__(self, workers: Callable[[], int], beats: Beats, *, waiting: Callable[[str], object]) -> None:
-        """`workers` returns the wanted number of rollout workers. `beats`: Store.beats. `waiting` takes a line about
-        the loading, several times a second.
+    def __init__(self, states: States, beats: Beats, *, waiting: Callable[[str], object]) -> None:
+        """`states`: Supervisor.states. `beats`: Store.beats. `waiting` takes a line about the loading, several times a
+        second.
         """
-        self._workers, self._beats, self._waiting = workers, beats, waiting
+        self._states, self._beats, self._waiting = states, beats, waiting
         self._next: Callable[[], object] | None = None
         self._ready = False
 
     def then(self, begin: Callable[[], object]) -> None:
-        """Calls `begin` once all rollout workers are ready; immediately if they already are."""
+        """Calls `begin` once these rollout workers are ready; immediately if they already are."""
         if self._ready:
             begin()
         else:
             self._next = begin
 
     def after(self, show: Callable[P, object]) -> Callable[P, None]:
-        """Returns `show` as a function that does nothing before all rollout workers are ready."""
+        """Returns `show` as a function that does nothing before these rollout workers are ready."""
         def shown(*args: P.args, **kwargs: P.kwargs) -> None:
             if self._ready:
                 show(*args, **kwargs)
@@ -39,12 +45,14 @@ class Loading:
         return shown
 
     def tick(self) -> None:
-        """Checks the heartbeats until all rollout workers are ready."""
+        """Checks the heartbeats until these rollout workers are ready."""
         if self._ready:
             return
         loaded = sum(name.startswith("rollout-") for name in self._beats())
-        if loaded < (wanted := self._workers()):
-            ready = f", {loaded} of {wanted} samplers are ready" if wanted > 1 else ""
+        states = self._states()
+        expected = sum(states.get(("rollout", state), 0) for state in LOADS)
+        if loaded < max(1, expected):
+            ready = f", {loaded} of {expected} samplers are ready" if expected > 1 else ""
             self._waiting(f"vLLM loads the model and warms up{ready}")
             return
         self._ready = True

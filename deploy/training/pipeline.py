@@ -38,6 +38,7 @@ from services.controller.evaluation import clear
 from services.controller.skip import skip_step
 from services.controller.tickets import EvalRequest, TaskStream, TrainTickets
 from services.errors import UserError
+from services.files import write_whole
 from services.records import Episode, Version
 from services.store.archive import ArchiveRow, EpisodeArchive, evaluation_part
 from services.store.lease import Lease
@@ -104,7 +105,7 @@ class TrainingRun:
             tell = stack.enter_context(sinks(self.config, self.folder.path, self.run))
             lease = parts.store.acquire("controller", self.run, ttl_s=CONTROLLER_LEASE_S)
             scaling = Scaling(parts, lease, lambda index: parts.rollout_worker(index, cold), note=self.progress.note)
-            loading = Loading(lambda: scaling.workers.wanted, parts.store.beats, waiting=self.progress.waiting)
+            loading = Loading(parts.supervisor.states, parts.store.beats, waiting=self.progress.waiting)
             controller = self.controller(parts, lease, tell, loading, scaling)
             with monitoring(parts, controller.telemetry, self.folder, note=self.progress.note):
                 self.progress.stage("loading the samplers (vLLM)")
@@ -172,8 +173,7 @@ class TrainingRun:
 
     def _warn(self, history: RunHistory) -> None:
         """Shows the present health warnings of the run."""
-        found = warnings(history.metrics, history.evaluations)
-        self.progress.warn({one.rule: one.text for one in found})
+        self.progress.warn({one.rule: one.text for one in warnings(history.metrics, history.evaluations)})
 
     def _checkpoints(self) -> Checkpoints:
         return Checkpoints(self.folder.path / "checkpoints", self.config.checkpoint.keep)
@@ -242,12 +242,12 @@ class TrainingRun:
 
     def unplayed(self) -> dict[str, list[float]]:
         """Returns the policies of the final table, each with the temperatures at which it has not played yet."""
-        policies = [COLD, TRAINED, MORE] if self.config.eval.compare_cold_start else [COLD, TRAINED]
+        more = self.config.eval.compare_cold_start and self.config.sft.enabled
         games = len(self.task_sets.heldout)
         done = {(e["label"], e["step"], e["temperature"]) for e in read_evaluations(self.folder.evaluations)
                 if e["tasks"] + e["dropped"] == games}
         left = {label: [t for t in self.config.eval.panel_temperatures if (label, self._steps_of(label), t) not in done]
-                for label in policies if games}
+                for label in (COLD, TRAINED, *([MORE] if more else [])) if games}
         return {label: temperatures for label, temperatures in left.items() if temperatures}
 
     def _steps_of(self, label: str) -> int:
@@ -255,7 +255,7 @@ class TrainingRun:
         return 0 if label == COLD else self.config.steps
 
     def heldout(self, parts: Topology, controller: Controller, cold: Path, loading: Loading) -> None:
-        """Plays the held-out games with three policies: before RL, after RL, and after as many minutes of cold start.
+        """Plays the held-out games with the policies before RL, after RL, and after as many minutes of cold start.
 
         Nothing was tuned on these games.
         """
@@ -291,7 +291,7 @@ class TrainingRun:
         heldout = {"split": self.task_sets.heldout_split, "games": len(self.task_sets.heldout),
                  "digest": self.task_sets.heldout_digest}
         summary = {"format": 1, "table": lines, "engine": self.task_sets.engine, "heldout": heldout}
-        self.folder.summary.write_text(json.dumps(summary, indent=1) + "\n")
+        write_whole(self.folder.summary, json.dumps(summary, indent=1) + "\n")
         page, _ = write_report([self.folder.path], self.folder.path)
         found = warnings(read_metrics(self.folder.metrics), evaluations)
         return [*lines, f"report: {page.absolute()}", *(f"warning: {one.text}" for one in found),

@@ -147,7 +147,8 @@ class EvalSection(Section):
     """Evaluations during training play the held-out games of the table instead of validation games, for planned
     experiments that average the last ones. The best checkpoint is then chosen by the games of the table."""
     compare_cold_start: bool = False
-    """Also trains a second cold start for as many minutes as RL took, and adds it to the before/after table."""
+    """Also trains a second cold start for as many minutes as RL took, and adds it to the before/after table. Needs
+    sft.enabled: without a cold start there is no more of it."""
 
 
 class CheckpointSection(Section):

@@ -21,7 +21,11 @@ def config(monkeypatch):
 
 def test_a_cold_start_writes_a_model_that_loads_and_can_be_continued(config, tmp_path):
     lines: list[str] = []
-    first = cold_start(config, tmp_path / "first", minutes=0.005, report=lines.append)
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "sft.json").write_text("the old one")
+    with (tmp_path / "first" / "sft.json").open() as reader:
+        first = cold_start(config, tmp_path / "first", minutes=0.005, report=lines.append)
+        assert reader.read() == "the old one"  # it was replaced as a whole
     facts = json.loads((first / "sft.json").read_text())
     assert facts["format"] == 1
     assert facts["continued_from"] is None

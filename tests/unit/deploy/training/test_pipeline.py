@@ -1,12 +1,14 @@
 """The steps that a run evaluates."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from deploy.console.progress import ProgressView
 from deploy.launch.task_sets import TaskSets
+from deploy.runs.comparison import COLD, MORE, TRAINED
 from deploy.runs.folder import RunFolder
 from deploy.training.pipeline import TrainingRun
 from learner.checkpoint import Checkpoints, Position
@@ -53,6 +55,26 @@ def test_evaluations_and_the_summary_say_which_version_of_which_environment_play
     training.report()
     assert json.loads(training.folder.summary.read_text())["engine"] == "corridor 1"
     assert "<th>engine</th><td>corridor 1</td>" in (training.folder.path / "report.html").read_text()
+
+
+def test_more_cold_start_is_compared_only_after_a_cold_start(training: TrainingRun):
+    """Without one nothing may be able to show the environment's games: it may have no scripted player."""
+    task_sets = replace(training.task_sets, heldout=("toy/test/0",))
+    played = {}
+    for enabled in (True, False):
+        config = Config.model_validate({"name": "t", "steps": 7, "sft": {"enabled": enabled},
+                                        "eval": {"compare_cold_start": True, "panel_temperatures": [1.0]}})
+        played[enabled] = replace(training, config=config, task_sets=task_sets).unplayed()
+    assert played == {True: {COLD: [1.0], TRAINED: [1.0], MORE: [1.0]}, False: {COLD: [1.0], TRAINED: [1.0]}}
+
+
+def test_a_reader_finds_the_whole_old_summary_or_the_whole_new_one(training: TrainingRun):
+    training.folder.config_file.write_text("name: t\n")
+    training.folder.summary.write_text("the old one")
+    with training.folder.summary.open() as reader:
+        training.report()
+        assert reader.read() == "the old one"
+    assert json.loads(training.folder.summary.read_text())["format"] == 1
 
 
 def test_a_score_outlives_a_kill_before_its_line_is_written(training: TrainingRun):
