@@ -13,7 +13,7 @@ from deploy.launch import cards, machine, reach
 from deploy.launch.gpu_checks import check_builds, check_gpus
 from deploy.launch.model_memory import check_cache
 from deploy.launch.plan import Plan, make_plan
-from deploy.launch.ray_address import check_ray, ray_address
+from deploy.launch.ray_address import check_marks, check_ray, ray_address
 from deploy.launch.task_sets import TaskSets, open_task_sets
 from deploy.runs import sinks
 from envservice.registry import BUILT_IN, check_settings, find_spec, find_teacher, make_template, open_environment
@@ -73,6 +73,7 @@ def check_parts(
     if not plan.private_ray:
         check_ray(ray_address(config) or "")
     elif not elsewhere:
+        check_marks(config)
         check_builds(config)
         _machine(config, plan)
     reach.check_redis(config, before, tell)
@@ -89,7 +90,7 @@ def check_learner(config: Config) -> None:
 
 def _unread(config: Config) -> None:
     """Raises UserError for choices that would do nothing: a file that nobody reads, rewards for tags that no answer
-    has, judgements that nobody shows or that the model never saw."""
+    has, judgements that nobody shows or that the model never saw, bounds for servers that the run does not start."""
     from learner.credit.registry import estimator
 
     sft, prompt, name = config.sft, config.env.prompt, config.learner.credit.estimator
@@ -105,6 +106,9 @@ def _unread(config: Config) -> None:
     if getattr(estimator(name), "rewards_tags", False) and config.env.name in BUILT_IN and prompt not in TAGGED:
         raise UserError(f"the estimator {name} rewards kinds of reasoning, and env.prompt={prompt} asks for none",
                         f"set env.prompt to one of {', '.join(TAGGED)}")
+    if config.autoscale.env is not None and config.env.urls:
+        raise UserError(f"autoscale.env={list(config.autoscale.env)} scales servers that the run starts, and env.urls "
+                        "names others", "scale those where they run, and leave autoscale.env out")
 
 
 def _places(config: Config) -> None:

@@ -20,6 +20,14 @@ def ray_address(config: Config) -> str | None:
     return config.ray.address or os.environ.get("RAY_ADDRESS") or None
 
 
+def check_marks(config: Config) -> None:
+    """Raises UserError if `placement` names nodes. Called for a private Ray, whose one node has no mark."""
+    for role, nodes in config.placement:
+        if nodes is not None:
+            raise UserError(f"placement.{role}={nodes} marks nodes of a Ray cluster, and this run starts its own",
+                            f"set ray.address or $RAY_ADDRESS, or placement.{role}=null")
+
+
 def check_ray(address: str, *, health_s: float = HEALTH_S) -> None:
     """Raises UserError if no Ray of this version answers at `address` in time.
 

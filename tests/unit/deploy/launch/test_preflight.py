@@ -15,7 +15,7 @@ from tokenizers.models import WordLevel
 
 from deploy.launch import cards, machine, preflight, reach
 from deploy.runs.configs import load_config
-from services.config.tree import Config
+from services.config.tree import Config, PlacementSection
 from services.errors import UserError
 
 
@@ -100,6 +100,7 @@ def test_an_estimator_that_lacks_what_it_needs_is_refused(overrides: tuple[str, 
     (("sft.file=shown.jsonl", "sft.judgements=0.1"), "sft.judgements=0.1 shows none of the trajectories in shown"),
     (("learner.judge.questions=1",), "a model made from scratch has never seen a judgement; set sft.judgements=0.1"),
     (("learner.credit.state_key=environment",), "alfworld gives no state; choose another state key"),
+    (("autoscale.env=[1,4]", "env.urls=[http://a:1]"), "autoscale.env=[1, 4] scales servers that the run starts"),
 ])
 def test_a_choice_that_would_do_nothing_is_refused(overrides: tuple[str, ...], expected: str):
     assert expected in refusal(*overrides)
@@ -165,6 +166,16 @@ def test_a_retriever_is_asked_once_in_both_forms_and_a_wrong_url_is_refused():
 def test_on_a_ray_that_runs_already_the_machine_is_its_own_business(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(preflight, "check_ray", lambda _: None)  # no cluster runs here
     preflight.check(config("rollout.workers=2", "rollout.gpus=1", "ray.address=10.0.0.1:6379"))
+
+
+@pytest.mark.parametrize("role", PlacementSection.model_fields)
+def test_marks_of_nodes_need_a_cluster(role: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(preflight, "check_ray", lambda _: None)  # no cluster runs here
+    marked = f"placement.{role}=gpu_node"
+    assert refusal(marked) == (f"{marked} marks nodes of a Ray cluster, and this run starts its own; "
+                               f"set ray.address or $RAY_ADDRESS, or placement.{role}=null")
+    preflight.check_parts(config(marked, "ray.address=10.0.0.1:6379"))
+    preflight.check_parts(config(marked, "hardware=8x80"), planned=True)
 
 
 @pytest.fixture
