@@ -90,7 +90,7 @@ class Engine:
     async def start(self) -> None:
         """Loads the model. Raises EngineFault, also if this takes longer than rollout.start_seconds."""
         prepare_environment(self._config)
-        async with self._guard("start", self._config.start_seconds):
+        async with self._guard("start", "start_seconds"):
             self._llm = await self._build()
             self._watch = asyncio.create_task(self._end_with(self._llm))
             await self._call("update_weight_version", new_version=self.version.name)
@@ -103,7 +103,7 @@ class Engine:
         started = time.monotonic()
         async with self._turn:
             await self._released.wait()  # an engine that sleeps makes no steps, so no deadline runs
-            async with self._guard("sample", self._config.sample_seconds, extended=True):
+            async with self._guard("sample", "sample_seconds", extended=True):
                 sample = await self._generate(
                     prompt_ids, request_id, temperature=temperature, seed=seed, max_tokens=max_tokens,
                     stop=stop_token_ids)
@@ -126,7 +126,7 @@ class Engine:
     async def call(self, method: str, **arguments: Any) -> list[Any]:
         """Calls a method of all worker processes between two steps of the engine. After an EngineFault as update."""
         self._raise_if_dead()
-        async with self._guard(method, self._config.update_seconds):
+        async with self._guard(method, "update_seconds"):
             return await self._call("collective_rpc", method=method, kwargs=arguments)
 
     async def _update_by(self, *what: Any) -> None:
@@ -135,7 +135,7 @@ class Engine:
         await asyncio.shield(self._update)
 
     async def _load(self, version: Version, method: str, arguments: Arguments) -> None:
-        async with self._updating, self._guard(f"update to {version.short}", self._config.update_seconds):
+        async with self._updating, self._guard(f"update to {version.short}", "update_seconds"):
             with contextlib.ExitStack() as stack:
                 ready = stack.enter_context  # in a thread: it hashes and writes, or waits for a worker that does
                 given = await asyncio.to_thread(ready, arguments)
@@ -157,7 +157,7 @@ class Engine:
     async def sleep(self) -> None:
         """Gives up the memory of weights and KV cache. Requests in flight are kept. Raises EngineFault."""
         self._raise_if_dead()
-        async with self._updating, self._guard("sleep", self._config.update_seconds):
+        async with self._updating, self._guard("sleep", "update_seconds"):
             self._released.clear()
             self._extend(None)
             await self._call("sleep", level=1, mode="keep")  # 1: weights wait in host memory, so no fetch
@@ -165,7 +165,7 @@ class Engine:
     async def wake(self) -> None:
         """Takes the memory again; requests recompute their KV under the same weights. Raises EngineFault."""
         self._raise_if_dead()
-        async with self._updating, self._guard("wake up", self._config.update_seconds):
+        async with self._updating, self._guard("wake up", "update_seconds"):
             if not await self._call("wake_up"):
                 raise EngineFault("a part of it stays asleep")
             self._extend(self._config.sample_seconds)
@@ -238,13 +238,13 @@ class Engine:
             raise EngineFault(f"the probe was sampled by {sample.spans}, not by {version.short}")
 
     @contextlib.asynccontextmanager
-    async def _guard(self, doing: str, seconds: float, *, extended: bool = False) -> AsyncIterator[None]:
+    async def _guard(self, doing: str, key: str, *, extended: bool = False) -> AsyncIterator[None]:
         """Turns any exception of the block, also its deadline, into the EngineFault that ends this engine.
 
-        `extended`: each step of the engine extends the deadline.
+        `key` of the section `rollout` has the deadline in seconds. `extended`: each step of the engine extends it.
         """
         try:
-            async with asyncio.timeout(seconds) as timeout:
+            async with asyncio.timeout(getattr(self._config, key)) as timeout:
                 self._guarded.add(timeout)
                 if extended:
                     self._waiting.add(timeout)
@@ -256,7 +256,7 @@ class Engine:
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            self._fault = self._fault or EngineFault(f"{doing}: {self._reason(error, seconds)}")
+            self._fault = self._fault or EngineFault(f"{doing}: {self._reason(error, key)}")
             self._released.set()  # the waiting samples raise the fault
             raise self._fault from error
 
@@ -270,13 +270,13 @@ class Engine:
             if not timeout.expired():
                 timeout.reschedule(0.0)
 
-    def _reason(self, error: Exception, seconds: float) -> str:
+    def _reason(self, error: Exception, key: str) -> str:
         """Returns the reason in one line. The output of the engine's process goes to the log."""
         said = self._output.last_error() if self._output is not None else None
         if said is not None and self._output is not None:
             log.error("the engine printed", text=self._output.text())
         if isinstance(error, TimeoutError):
-            return f"no answer in {seconds:.0f} s"
+            return f"no answer in {getattr(self._config, key):.0f} s (rollout.{key})"
         return said if said is not None and not isinstance(error, EngineFault) else repr(error)
 
     def _raise_if_dead(self) -> None:

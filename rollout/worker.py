@@ -192,7 +192,8 @@ class RolloutWorker:
             async with asyncio.timeout(self._update_s):
                 return await self._fetch(version, folder)
         except TimeoutError as error:
-            raise DeadlineExceeded(f"no weights of {version.short} within {self._update_s:.0f} s") from error
+            raise DeadlineExceeded(f"no weights of {version.short} within {self._update_s:.0f} s "
+                                   "(rollout.update_seconds)") from error
 
     async def _refuse(self, gone: Version) -> None:
         for claim in [c for c in self._held.values() if c.ticket.exact_version == gone]:

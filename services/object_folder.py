@@ -111,8 +111,9 @@ def explained(url: str, key: str = "storage.url") -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid, for an address of a wrong form, is a ValueError
-        raise UserError(f"{key}={url} cannot be used ({reason(error)})",
-                        "check the bucket, and the credentials and the endpoint in the environment") from None
+        fix = "check that the folder is there and can be written" if url.startswith("file:") else \
+            "check the bucket, and the credentials and the endpoint in the environment"
+        raise UserError(f"{key}={url} cannot be used ({reason(error)})", fix) from None
 
 
 def reason(error: Exception) -> str:

@@ -139,9 +139,11 @@ class EnvClient:
         """
         shut: dict[Replica, float] = {}
         last: Exception | None = None
-        failures, answers, began, held = 0, self._answers(), time.monotonic(), False
+        failures, answers, held = 0, self._answers(), False
+        began = asyncio.get_running_loop().time()
+        limit = asyncio.timeout(self._timeout_s)
         try:
-            async with asyncio.timeout(self._timeout_s) as limit:
+            async with limit:
                 while failures < self._attempts:
                     replica = await _first_open(ranking, shut)
                     try:
@@ -156,8 +158,9 @@ class EnvClient:
                         shut[replica], last = time.monotonic() + error.retry_after, error
                     limit.reschedule(self._later(began))
         except TimeoutError:
-            waited = time.monotonic() - began
-            raise EnvFault(f"no answer within {waited:.3g} s (env.call_seconds); last: {last}") from last
+            waited = asyncio.get_running_loop().time() - began
+            key = "env.outage_seconds" if limit.when() == began + self._outage_s else "env.call_seconds"
+            raise EnvFault(f"no answer within {waited:.3g} s ({key}); last: {last}") from last
         raise EnvFault(f"{failures} requests failed; last: {last}") from last
 
     def _answers(self) -> int:
@@ -165,8 +168,7 @@ class EnvClient:
 
     def _later(self, began: float) -> float:
         """The new deadline of a call that met an outage, by the clock of the event loop."""
-        left = began + self._outage_s - time.monotonic()
-        return asyncio.get_running_loop().time() + min(self._timeout_s + BACKOFF_S[1], left)
+        return min(asyncio.get_running_loop().time() + self._timeout_s + BACKOFF_S[1], began + self._outage_s)
 
     async def _get(self, path: str) -> bytes:
         async def ask(replica: Replica) -> bytes:

@@ -197,7 +197,7 @@ class Controller:
             stuck = f"the rollout workers: {counts.outstanding_tickets} tickets are outstanding, but none is finished"
         else:
             stuck = "the learner: it neither trains nor publishes"
-        raise Fault(f"no progress for {longest:.0f} s in {stuck}")
+        raise Fault(f"no progress for {longest:.0f} s (supervision.stall_seconds) in {stuck}")
 
     def _lacks_servers(self) -> bool:
         """Whether all rollout workers wait for environment servers. Reports when that begins and when it ends."""

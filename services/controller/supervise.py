@@ -184,11 +184,11 @@ class Supervisor:
             self._worked.add(watched.member.role)
             return None
         if not watched.ready:
-            late = now - watched.changed_at > settings.start_seconds
-            return End(f"not ready within {settings.start_seconds:.0f} s", killed=True) if late else None
+            reason = f"not ready within {settings.start_seconds:.0f} s (supervision.start_seconds)"
+            return End(reason, killed=True) if now - watched.changed_at > settings.start_seconds else None
         watched.silence += gap
-        silent = watched.silence > settings.silence_seconds
-        return End(f"no heartbeat for {settings.silence_seconds:.0f} s", killed=True) if silent else None
+        reason = f"no heartbeat for {settings.silence_seconds:.0f} s (supervision.silence_seconds)"
+        return End(reason, killed=True) if watched.silence > settings.silence_seconds else None
 
     def _gave_a_sign(self, watched: Watched) -> bool:
         if watched.member.beat is None:

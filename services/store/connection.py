@@ -28,6 +28,7 @@ from services.telemetry.logs import get_logger
 log = get_logger("store")
 OLDEST = (6, 2)
 """XAUTOCLAIM came with Redis 6.2."""
+NO_EVICTION = "noeviction"
 AWAY = (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError)
 """Errors after which a call is repeated. A master that Sentinel has just demoted is read-only."""
 REFUSED = (redis.AuthenticationError, AuthorizationError)
@@ -113,7 +114,8 @@ class Connection:
         return self._prefix + name
 
     def check(self) -> None:
-        """Tries once. Raises Unanswered if Redis is away, UserError if it refuses us, is a cluster, or older than 6.2.
+        """Tries once. Raises Unanswered if Redis is away, UserError if it refuses us, may evict keys, is a cluster, or
+        is older than 6.2.
         """
         try:
             about = self.redis.info()
@@ -131,6 +133,10 @@ class Connection:
         if int(about.get("cluster_enabled", 0)):
             raise UserError("redis.url is a node of a Redis cluster, which gagpo does not use",
                             "give a single server, or its sentinels as sentinel://host:26379/name")
+        policy = about.get("maxmemory_policy", NO_EVICTION)  # a managed Redis may hide fields
+        if int(about.get("maxmemory", 0)) and policy != NO_EVICTION:
+            raise UserError(f"Redis has maxmemory-policy {policy}, so it may delete episodes",
+                            f"set maxmemory-policy to {NO_EVICTION}, or leave redis.url out for a private one")
 
     def erase(self) -> None:
         """Deletes every key of this run. Use it only for runs that will not be resumed. Raises StoreFault."""
@@ -166,7 +172,7 @@ class Connection:
         try:
             return patiently(call, seconds=self._outage_s, away=_away, tell=tell)
         except redis.RedisError as error:
-            raise fault(what, error) from error
+            raise fault(what, error, self._outage_s) from error
 
 
 def _away(error: Exception) -> bool:
@@ -176,9 +182,13 @@ def _away(error: Exception) -> bool:
     return isinstance(error, AWAY) and not isinstance(error, REFUSED)
 
 
-def fault(what: str, error: redis.RedisError) -> StoreFault:
-    """Returns the typed error for an error reply of Redis or of a script."""
+def fault(what: str, error: redis.RedisError, outage_s: float) -> StoreFault:
+    """Returns the typed error for an error of Redis or of a script. `outage_s`: how long an outage was waited for."""
     text = str(error)
     kind = {"LEASELOST": LeaseLost, "NOTREADY": NotReady}.get(text.split(" ", 1)[0], StoreFault)
-    return kind(f"{what}: {text}" + ("; give Redis the memory, the disk or the replicas that it lacks, and go on with "
-                                     "--resume" if UNABLE.search(text) else ""))
+    why = ""
+    if UNABLE.search(text):
+        why = "; give Redis the memory, the disk or the replicas that it lacks, and go on with --resume"
+    elif _away(error):
+        why = f"; Redis was away for {outage_s:g} s (redis.outage_seconds)"
+    return kind(f"{what}: {text}{why}")

@@ -21,7 +21,7 @@ def test_the_watchdog_names_the_loop_that_is_stuck(world, moves, stuck):
     run.now = run.config.supervision.stall_seconds - 1
     controller.watch()
     run.now = run.config.supervision.stall_seconds
-    with pytest.raises(Fault, match=f"no progress for 3600 s in {stuck}"):
+    with pytest.raises(Fault, match=rf"no progress for 3600 s \(supervision\.stall_seconds\) in {stuck}"):
         controller.watch()
 
 

@@ -172,6 +172,19 @@ def test_an_address_that_is_none_says_how_one_looks():
             Store(wrong, "run")
 
 
+def test_a_redis_that_evicts_keys_is_refused(start):
+    port = free_port()
+    start("evicting", port, [f"port {port}", "maxmemory 100mb", "maxmemory-policy volatile-lru"])
+    store, admin = Store(f"redis://127.0.0.1:{port}/0", "run"), redis.Redis(port=port, socket_timeout=5)
+    with pytest.raises(UserError, match=r"policy volatile-lru, .*; set maxmemory-policy to noeviction, or leave"):
+        store.check()
+    admin.config_set("maxmemory", 0)
+    store.check()
+    admin.config_set("maxmemory", 100 << 20)
+    admin.config_set("maxmemory-policy", "noeviction")
+    store.check()
+
+
 def test_a_node_of_a_cluster_is_refused_by_name(start):
     port = free_port()
     start("cluster", port, [f"port {port}", "cluster-enabled yes", f"cluster-port {free_port()}"])

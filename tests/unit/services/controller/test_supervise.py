@@ -186,14 +186,14 @@ def test_a_member_without_heartbeats_for_too_long_is_started_again(world: World)
     assert world.events == ["start worker"]
     world.check(8)
     assert world.events == ["start worker", "stop worker", "start worker"]
-    assert "no heartbeat for 30 s" in world.notes[0]
+    assert "no heartbeat for 30 s (supervision.silence_seconds)" in world.notes[0]
 
 
 def test_a_member_that_never_gets_ready_is_started_again(world: World) -> None:
     world.add("worker", beat="rollout-0")
     world.check(103)
     assert world.events == ["start worker", "stop worker", "start worker"]
-    assert "not ready within 100 s" in world.notes[0]
+    assert "not ready within 100 s (supervision.start_seconds)" in world.notes[0]
 
 
 def test_silence_is_not_counted_while_the_supervisor_looked_away(world: World) -> None:
