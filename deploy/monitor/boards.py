@@ -76,7 +76,7 @@ OVERVIEW = Board(name="overview", title="gagpo", rows=(
         panel("Step", "Learner steps that the weights have taken.", gauge("learner_step"), kind="stat", width=4),
         panel("Evaluation", "Success, last time.", gauge("eval_success_ratio", where='task_type="all"'),
               kind="stat", unit="percentunit", width=4),
-        panel("Still for", "Since any count of the store moved.", age("controller_progress_timestamp_seconds"),
+        panel("Still for", "Since the last progress of any process.", age("controller_progress_timestamp_seconds"),
               kind="stat", unit="s", width=4),
         panel("Checkpoint", "Age of the newest.", age("learner_checkpoint_timestamp_seconds"), kind="stat", unit="s",
               width=4),

@@ -47,7 +47,7 @@ class RunResults:
         return verdicts(self._history.evaluations)
 
     def metrics(self) -> pa.Table:
-        """One row per learner step, with the columns of metrics.jsonl; docs/operate/metrics.md explains them."""
+        """One row per learner step, with the columns of metrics.jsonl; docs/operate/run-folder.md explains them."""
         return _table(self._history.metrics)
 
     def evaluations(self) -> pa.Table:

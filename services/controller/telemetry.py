@@ -38,7 +38,10 @@ class Telemetry:
         self.pulse.doing(doing)
 
     def moved(self, version: str) -> None:
-        """Records progress: a count of the store has changed. `version`: short name of the current version."""
+        """Records progress: a count of the store, a turn, a weight update or a learner step.
+
+        `version`: short name of the current version.
+        """
         self.pulse.progressed()
         self.pulse.holds(version)
         self.pulse.meters("gagpo_controller_progress_timestamp_seconds").set_to_current_time()

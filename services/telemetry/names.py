@@ -110,7 +110,8 @@ CONTROLLER = (
     _declare("controller", "gauge", "controller_state", "1 for the present activity of the controller, 0 for others.",
              state=("starting", "training", "evaluating")),
     _declare("controller", "gauge", "controller_progress_timestamp_seconds",
-             "Time when a count of the store last changed; before the first change, the controller's start."),
+             "Time of the last progress: a count of the store, a turn, a weight update or a learner step; before the "
+             "first one, the controller's start. It also moves while a role has no ready process."),
     _declare("controller", "counter", "controller_restarts_total", "Starts of processes after a death."),
     _declare("controller", "gauge", "controller_members",
              "Processes that the controller supervises. Unplaced: waiting for room on the cluster. Sick: died three "
