@@ -159,7 +159,8 @@ class EnvClient:
                     limit.reschedule(self._later(began))
         except TimeoutError:
             waited = asyncio.get_running_loop().time() - began
-            key = "env.outage_seconds" if limit.when() == began + self._outage_s else "env.call_seconds"
+            outage = limit.when() == began + self._outage_s > began + self._timeout_s
+            key = "env.outage_seconds" if outage else "env.call_seconds"
             raise EnvFault(f"no answer within {waited:.3g} s ({key}); last: {last}") from last
         raise EnvFault(f"{failures} requests failed; last: {last}") from last
 

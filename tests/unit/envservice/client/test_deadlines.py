@@ -19,7 +19,7 @@ async def hangs(_):
 
 
 @pytest.mark.parametrize(("ask", "outage_s", "key"), [
-    (away, 0.2, "env.outage_seconds"), (hangs, 60, "env.call_seconds")])
+    (away, 0.2, "env.outage_seconds"), (away, None, "env.call_seconds"), (hangs, 60, "env.call_seconds")])
 async def test_the_key_is_that_of_the_time_which_ran_out(ask, outage_s, key):
     async with EnvClient(["http://127.0.0.1:9"], timeout_s=0.05, outage_s=outage_s) as client:
         with pytest.raises(EnvFault, match=rf"no answer within .* s \({key}\); last: "):
