@@ -40,7 +40,7 @@ def success_interval(by_task: Sequence[float], samples: int = 1) -> tuple[float,
     n = tasks if error == 0 else min(max(mean * (1 - mean) / error**2, tasks), tasks * samples)
     middle = (mean + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
     half = Z95 / (1 + Z95**2 / n) * math.sqrt(mean * (1 - mean) / n + Z95**2 / (4 * n**2))
-    return mean, max(0.0, middle - half), min(1.0, middle + half)
+    return mean, min(mean, max(0.0, middle - half)), max(mean, min(1.0, middle + half))  # it never rounds past the mean
 
 
 def paired_gain(before: dict[str, float], after: dict[str, float]) -> tuple[float, float, float]:

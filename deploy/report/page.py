@@ -214,9 +214,8 @@ def _evaluations(path: Path, compared: Compared) -> Path:
         points = [(step, *_interval(rows)) for step, rows in sorted(at.items())]
         if points:
             steps, means, lows, highs = zip(*points, strict=True)
-            errors = [[m - low for m, low in zip(means, lows, strict=True)],
-                      [high - m for m, high in zip(means, highs, strict=True)]]
-            axes.errorbar(steps, means, yerr=errors, marker="o", capsize=3, color=arm.colour, label=arm.title)
+            axes.errorbar(steps, means, yerr=_errors(means, lows, highs), marker="o", capsize=3, color=arm.colour,
+                          label=arm.title)
     axes.set(title="Success of evaluations, 95% interval", xlabel="learner step", ylim=(0, 1))
     axes.legend(loc="best", fontsize=8, frameon=False)
     return save(plt, figure, path)
@@ -228,6 +227,12 @@ def _interval(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float, float]:
     return seed_interval([row["success_rate"] for row in rows])
 
 
+def _errors(means: Sequence[float], lows: Sequence[float], highs: Sequence[float]) -> list[list[float]]:
+    """Returns the lengths of error bars, [2][n]. Older evaluations have bounds that rounding put past their mean."""
+    return [[max(0.0, mean - low) for mean, low in zip(means, lows, strict=True)],
+            [max(0.0, high - mean) for mean, high in zip(means, highs, strict=True)]]
+
+
 def _comparison(path: Path, comparison: Comparison) -> Path:
     plt = pyplot()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -237,7 +242,7 @@ def _comparison(path: Path, comparison: Comparison) -> Path:
         chosen = {row.temperature: row for row in comparison.rows if row.label == label}
         places = [i + 0.25 * offset for i, t in enumerate(temperatures) if t in chosen]
         rows = [chosen[t] for t in temperatures if t in chosen]
-        errors = [[r.success - r.low for r in rows], [r.high - r.success for r in rows]]
+        errors = _errors(*zip(*((r.success, r.low, r.high) for r in rows), strict=True))
         axes.bar(places, [r.success for r in rows], width=0.22, yerr=errors, capsize=3, label=TITLES[label])
     axes.set_xticks([i + 0.25 for i in range(len(temperatures))], [f"T = {t:g}" for t in temperatures])
     axes.set(title="Success on held-out games, 95% interval", ylim=(0, 1))
