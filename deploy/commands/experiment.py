@@ -65,8 +65,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     training.add_argument("--dry-run", action="store_true", help="check everything and list the runs")
     parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE",
                         help="set one key of the config of all runs")
-    options = vars(parser.parse_args(["credit"]))
-    parser.set_defaults(run=run, unset={name: options[name] for name in set[str]().union(*READS.values())})
+    parser.set_defaults(run=run, unset={name: parser.get_default(name) for name in set[str]().union(*READS.values())})
 
 
 def run(args: argparse.Namespace) -> int:

@@ -43,11 +43,6 @@ class FirstStep:
     policy: Path
     groups: Groups
 
-    @property
-    def seed(self) -> int:
-        """Returns the seed of the run, on which its groups depend."""
-        return self.config.seed
-
 
 def gradients_of_runs(runs: Sequence[Path], arms: Sequence[str], overrides: Sequence[str]) -> PolicyGradients:
     """Returns the gradients by arm at the policy that all runs began with. `overrides` are laid over their configs.
@@ -55,14 +50,19 @@ def gradients_of_runs(runs: Sequence[Path], arms: Sequence[str], overrides: Sequ
     Raises UserError for a run that trained no step, for one that began with another policy than the first, for two with
     one seed, and for an arm with a critic.
     """
+    from learner.credit.registry import estimator
     from learner.model import load_policy
 
+    used = {arm: estimator(ARMS[arm].overrides["learner.credit.estimator"]) for arm in arms}
+    if judged := next((arm for arm in arms if used[arm].needs_critic), None):
+        raise UserError(f"the arm {judged} has a critic, whose advantages no archive holds", "leave it out of --arms")
     steps = [first_step(run, overrides) for run in runs]
     first, digest = steps[0], folder_digest(steps[0].policy)
     if other := next((step for step in steps if folder_digest(step.policy) != digest), None):
         raise UserError(f"{other.run} began with another policy than {first.run}", "give runs with one initial policy")
-    if twin := next((step for i, step in enumerate(steps) if step.seed in [one.seed for one in steps[:i]]), None):
-        raise UserError(f"{twin.run} has the seed {twin.seed} of another run, and so the same groups",
+    seeds = [step.config.seed for step in steps]
+    if twin := next((step for i, step in enumerate(steps) if step.config.seed in seeds[:i]), None):
+        raise UserError(f"{twin.run} has the seed {twin.config.seed} of another run, and so the same groups",
                         "give runs with different seeds")
     policy = load_policy(first.policy)
     gradients = _room(len(arms) + 1, sum(len(step.groups) for step in steps), policy)
@@ -121,13 +121,9 @@ def _step(row: Mapping[str, Any]) -> Step:
 def _gradients(step: FirstStep, policy: Policy, arms: Sequence[str]) -> Iterator[Gradients]:
     """Yields for each group the gradients of all arms and of success, [arms + 1, parameters]."""
     from learner.batch import assign_credit, rows_of
-    from learner.credit.registry import estimator
     from learner.score_gradients import score_gradients
 
-    options = {arm: lay_over(step.config, ARMS[arm].overrides).learner.credit for arm in arms}
-    if judged := next((arm for arm in arms if estimator(options[arm].estimator).needs_critic), None):
-        raise UserError(f"the arm {judged} has a critic, whose advantages no archive holds", "leave it out of --arms")
-    credits = [assign_credit(step.groups, options[arm]) for arm in arms]
+    credits = [assign_credit(step.groups, lay_over(step.config, ARMS[arm].overrides).learner.credit) for arm in arms]
     for i, group in enumerate(step.groups):
         rows = rows_of([group], [credits[0][i]], policy_step=0)
         lengths = rows.response_lengths if step.config.learner.loss.aggregation == "actions" else 1
