@@ -4,14 +4,22 @@ from pathlib import Path
 
 import psutil
 import pytest
+from waiting import wait_until
 
 from deploy.training.child_runs import Child, ChildFailed, failed, run_child
 
 
 def servers() -> list[psutil.Process]:
     """Returns the living environment servers that this process has started."""
-    return [child for child in psutil.Process().children()
-            if child.status() != psutil.STATUS_ZOMBIE and "serve-env" in child.cmdline()]
+    return [child for child in psutil.Process().children() if "serve-env" in words(child)]
+
+
+def words(process: psutil.Process) -> list[str]:
+    """Returns the command line; an empty list if the process has ended, or executes its program only now."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:  # also a zombie
+        return []
 
 
 def test_a_command_that_ends_well_leaves_its_output(tmp_path: Path):
@@ -44,6 +52,6 @@ def test_leaving_ends_the_child(tmp_path: Path):
     child = Child("a server", ["serve-env", "--config", "alfworld-tiny", "--port", "0"], log=tmp_path / "log")
     child.start()
     assert not child.ended(60)
-    assert len(servers()) == 1
+    wait_until(lambda: len(servers()) == 1)
     child.stop()
     assert servers() == []
