@@ -1,5 +1,6 @@
 """Runs a whole `gagpo train` in its own processes, watched from outside, so that any process can be killed."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -100,10 +101,16 @@ class Run:
         return "\n".join(self.said.splitlines()[-25:])
 
     def clean_up(self) -> None:
-        """Ends all processes of the run, in every case."""
-        for process in [*self.started, *([psutil.Process(self.process.pid)] if self.process.poll() is None else [])]:
-            if not _gone(process):
+        """Ends all processes of the run, in every case. Any of them may end by itself meanwhile."""
+        left = set(self.started)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            root = psutil.Process(self.process.pid)
+            if self.process.poll() is None:  # else another process may have its number by now
+                left |= {root, *root.children(recursive=True)}
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+        psutil.wait_procs([process for process in left if not _gone(process)], GONE_S)
 
 
 def _gone(process: psutil.Process) -> bool:
