@@ -30,6 +30,18 @@ settings.register_profile("any pace", deadline=None, suppress_health_check=[Heal
 settings.load_profile("any pace")
 
 
+ENGINE_S = 1800
+"""Timeout in seconds of a test that starts vLLM or Ray. It covers fixtures too: the first test of a session also waits
+for the shared engine, which takes minutes on a busy machine."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Gives tests of vLLM and Ray the longer timeout, unless they set one of their own."""
+    for item in items:
+        if not item.get_closest_marker("timeout") and any(map(item.get_closest_marker, ("vllm", "ray"))):
+            item.add_marker(pytest.mark.timeout(ENGINE_S))
+
+
 def make_tiny_model(*, tied: bool, seed: int):
     """Returns a random Qwen2 of about 60,000 parameters, scaled so that its distributions are far from uniform."""
     import torch
