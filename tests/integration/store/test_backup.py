@@ -4,6 +4,7 @@ import shutil
 
 import numpy as np
 import pytest
+from waiting import wait_until_written
 
 from services.records import Episode, Manifest, Step, Ticket, Version, VersionSpan
 from services.store.redis_server import private_redis
@@ -55,6 +56,7 @@ def test_a_copy_of_a_live_stores_folder_has_all_that_was_written(tmp_path, episo
         fill(store, episode)
         before = seen(store)
         assert [len(played) for played in before[3]] == [2, 2, 1]
+        wait_until_written(store.redis)
         shutil.copytree(tmp_path / "live", tmp_path / "copy", ignore=shutil.ignore_patterns("redis.*"))
     with private_redis(tmp_path / "copy") as url:
         assert seen(Store(url, "run")) == before

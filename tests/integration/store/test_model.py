@@ -17,6 +17,7 @@ from store_model import WORKERS
 from store_model_controller import ControllerRules
 from store_model_learner import LearnerRules
 from store_model_workers import WorkerRules
+from waiting import wait_until_written
 
 from services.records import Drop, Manifest
 
@@ -40,9 +41,7 @@ class StoreMachine(ControllerRules, WorkerRules, LearnerRules):
     @rule(sure=st.integers(0, 3))
     def kill_redis(self, sure):
         if sure == 3:
-            # While a sync takes long, appendfsync everysec holds back for seconds what it has acknowledged.
-            while self.eye.redis.info("persistence")["aof_buffer_length"]:
-                time.sleep(0.01)
+            wait_until_written(self.eye.redis)
             self.server.stop(signal.SIGKILL)
             self.server.start()
 

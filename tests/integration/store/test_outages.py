@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from store_episodes import play_all, tickets
+from waiting import wait_until_written
 
 from services.config.redis import RedisSection
 from services.errors import StoreFault, UserError
@@ -19,6 +20,7 @@ def test_redis_may_be_away_for_longer_than_a_lease_and_nothing_is_lost(server, s
     patient = Store(server.url, f"case{uuid.uuid4().hex}", settings=RedisSection(outage_seconds=60))
     controller = patient.acquire("controller", "c", ttl_s=1.0)
     patient.issue(controller, tickets(0), capacity=9)
+    wait_until_written(patient.redis)
     server.stop(signal.SIGKILL)
     with ThreadPoolExecutor() as pool:
         renewed, played = pool.submit(patient.renew, controller), pool.submit(play_all, patient)

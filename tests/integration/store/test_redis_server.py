@@ -12,7 +12,7 @@ import psutil
 import pytest
 import redis
 import structlog
-from waiting import wait_until
+from waiting import wait_until, wait_until_written
 
 from services.config.redis import RedisSection
 from services.errors import StoreFault, UserError
@@ -52,11 +52,6 @@ def ends_within(url, seconds):
             return True
         time.sleep(0.05)
     return False
-
-
-def wait_until_written(client):
-    """Redis keeps what it answered in memory for up to two seconds while the disk is busy with an earlier fsync."""
-    wait_until(lambda: not client.info("persistence")["aof_buffer_length"])
 
 
 @pytest.mark.attack
