@@ -72,7 +72,7 @@ async def test_a_server_killed_and_restarted_in_mid_episode_is_invisible_save_on
             server.kill()
             restarted.append(loop.run_in_executor(None, lambda: start(port=server.port)))
 
-    async with EnvClient([server.url], timeout_s=30) as client:
+    async with EnvClient([server.url], timeout_s=30, outage_s=240) as client:
         game, replays = await play(client, "e", task, at)
     await asyncio.gather(*restarted)
     assert game == expected(task)
@@ -124,7 +124,7 @@ async def test_the_list_of_servers_changes_and_every_game_goes_on(start: Start):
 
 async def test_a_server_that_hangs_is_left_for_another(start: Start):
     servers = [start(), start()]
-    async with EnvClient([server.url for server in servers], timeout_s=3) as client:
+    async with EnvClient([server.url for server in servers], timeout_s=30, outage_s=240) as client:
         first = client.ranking("e")[0].url
         hung = next(server for server in servers if server.url == first)
 
@@ -173,7 +173,7 @@ async def test_all_servers_may_be_away_for_longer_than_a_call_may_take(start: St
     servers = [start(), start()]
     tasks = [f"toy/test/{n:02d}" for n in range(6)]
     urls = [server.url for server in servers]
-    async with EnvClient(urls, timeout_s=1, attempts=3, outage_s=60) as client:
+    async with EnvClient(urls, timeout_s=6, outage_s=240) as client:
         def at(step: int) -> None:
             if step == 1:
                 for server in servers:
@@ -182,7 +182,7 @@ async def test_all_servers_may_be_away_for_longer_than_a_call_may_take(start: St
         games = [asyncio.create_task(play(client, task, task, at)) for task in tasks]
         while not client.away:  # noqa: ASYNC110 - it stays so until a server is back
             await asyncio.sleep(0.01)
-        await asyncio.sleep(2)  # longer than a call may take
+        await asyncio.sleep(7)  # longer than a call may take
         assert client.away
         assert not any(game.done() for game in games)
         await asyncio.to_thread(lambda: start(port=servers[1].port))
@@ -208,9 +208,9 @@ async def test_no_server_is_a_fault_within_the_deadline():
         port = taken.getsockname()[1]
     async with EnvClient([f"http://127.0.0.1:{port}"], timeout_s=0.5) as client:
         since = time.monotonic()
-        with pytest.raises(EnvFault, match=r"within 0\.5"):
+        with pytest.raises(EnvFault, match=r"no answer within .* \(env\.call_seconds\)"):
             await client.episode("e", "toy/train/00").reset()
-        with pytest.raises(EnvFault, match=r"within 0\.5"):
+        with pytest.raises(EnvFault, match=r"no answer within .* \(env\.call_seconds\)"):
             await client.info()
         assert time.monotonic() - since < 30
 
