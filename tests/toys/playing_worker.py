@@ -89,12 +89,14 @@ def issue(store: Store, lease, group: str, *, size: int = 4, min_step: int = 0, 
 
 @contextlib.asynccontextmanager
 async def working(world: SimpleNamespace, name: str = "rollout-0", text: type[TokenText] = TokenText,
-                  card: CardTurns | None = None, held: Held | None = None, judges: JudgeSection | None = None):
+                  card: CardTurns | None = None, held: Held | None = None, judges: JudgeSection | None = None,
+                  call_s: float = 60.0):
     """Runs a worker, `world.worker`, in its block. The test fails if the worker ends earlier. Its episodes ask `held`
-    for answers, if there is one, and for judgements with the settings `judges`."""
+    for answers, if there is one, and for judgements with the settings `judges`. `call_s`: longest call of a server, so
+    a test that never loses a server leaves a busy one time."""
     limits = Limits(prompt_tokens=64, response_tokens=8, reward_scale=10.0)
     judge = judges and Judge(engine=world.engine, text=text(), settings=judges, limits=limits)
-    async with EnvClient([world.url], timeout_s=3, outage_s=60) as client:
+    async with EnvClient([world.url], timeout_s=call_s, outage_s=DEADLINE_S) as client:
         runner = EpisodeRunner(worker=name, engine=held or world.engine, env=client, env_engine="corridor 1",
                                text=text(), limits=limits, judge=judge)
         # A store of its own, as a process of its own would have: its first claim takes back what the dead one held.

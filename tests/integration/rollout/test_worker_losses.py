@@ -56,13 +56,13 @@ async def test_a_killed_environment_server_costs_no_episode(world):
         issue(world.store, world.lease, f"train/{number}", min_step=1)
     port = int(world.url.rsplit(":", 1)[1])
     held = Held(world.engine, turn=2)
-    async with working(world, held=held) as worker:
+    async with working(world, held=held, call_s=6) as worker:
         await until(world, lambda: world.store.turns("train/0#3"), worker)
         world.server.kill()
         await asyncio.to_thread(world.server.wait, 10)
         held.free.set()
         await until(world, lambda: said(world) == NO_SERVERS, worker)
-        await asyncio.sleep(4)  # longer than a call may take
+        await asyncio.sleep(7)  # longer than a call may take
         await asyncio.to_thread(world.serve, port)
         await until(world, lambda: len(world.store.ready("train")) == 4, worker)
     episodes = [episode for number in range(4) for episode in world.store.episodes(f"train/{number}")]
