@@ -29,7 +29,7 @@ from services.process.addresses import is_local
 from services.store.redis_server import private_redis
 from services.store.store import Store
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.ray
 DEADLINE_S = 240.0
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from services.store.redis_server import private_redis
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(280)]
+pytestmark = pytest.mark.ray
 
 PUBLISHING = """
 import sys
@@ -54,6 +54,6 @@ with private_ray(log_to_driver=False, configure_logging=False):
 def test_a_lost_actor_gets_the_weights_again_and_a_lost_ray_is_named(tied_folder, tmp_path):
     with private_redis(tmp_path) as url:
         done = subprocess.run([sys.executable, "-c", PUBLISHING, url, tied_folder], capture_output=True, text=True,
-                              timeout=240, check=False)
+                              timeout=1200, check=False)
     assert done.returncode == 0, done.stderr
     assert "the private Ray died (raylet)\n" in done.stdout

@@ -18,7 +18,7 @@ from canaries import listening
 from deploy.runs.configs import load_config
 from services.config.file import dump_config
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.ray
 
 COMMAND = """
 import sys, time

@@ -30,7 +30,7 @@ from services.weights.meeting import Meeting
 from services.weights.pack import Manifest, unpack
 from services.weights.rounds import Participant
 
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
 HERE = Path(__file__).parent
 LONG_S = 240
