@@ -12,7 +12,6 @@ import os
 import re
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 from canaries import Watch, files_with
+from ports import held_port
 
 from services.store.redis_server import private_redis
 from services.telemetry.metrics_file import read_rows
@@ -38,20 +38,10 @@ LONG_S = 600.0
 BIN = Path(sys.executable).parent
 
 
-def free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
-
-
 @pytest.fixture
 def cluster(tmp_path: Path):
     """Yields the environment that reaches a head with six logical CPUs and two pretended GPUs; ends its processes."""
-    port, dashboard, agent, client = free_ports(4)
+    port, dashboard, agent, client = (held_port() for _ in range(4))
     temporary = tempfile.mkdtemp(prefix="ray-")  # short: sockets live below it
     environment = {k: v for k, v in os.environ.items() if k not in ("ALFWORLD_DATA", "RAY_ADDRESS")} | {
         "RAY_AUTH_MODE": "disabled", "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
@@ -93,7 +83,7 @@ def _wait_until_up(dashboard: int, head: subprocess.Popen, log: Path) -> None:
 @contextlib.contextmanager
 def environment_server(token: str) -> Iterator[str]:
     """Yields the address of a `gagpo serve-env` that asks for the token."""
-    (port,) = free_ports(1)
+    port = held_port()
     environment = {k: v for k, v in os.environ.items() if k != "ALFWORLD_DATA"} | {"GAGPO_ENV_TOKEN": token}
     with subprocess.Popen([BIN / "gagpo", "serve-env", "--config", "alfworld-tiny", "--port", str(port)],
                           env=environment) as server:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from ports import held_port
 from scripted_member import Scripted
 
 from deploy.bench.simulated import InThread, SimulatedRun, TimedStore, simulated_worker, unaccounted
@@ -28,7 +29,6 @@ from services.config.rollout import RolloutSection
 from services.controller.fleet import Fleet
 from services.controller.member import End
 from services.controller.supervise import Supervisor
-from services.process.addresses import free_port
 from services.store.lease import Lease
 from services.store.redis_server import private_redis
 from services.store.store import Store
@@ -53,7 +53,7 @@ class Cluster:
         parts = Topology(
             config=config, run=folder.name, folder=folder, store=self.store, store_url=url, given_urls=lambda: (),
             weights=None, weights_name="", supervisor=self.supervisor,
-            servers=Fleet(self.supervisor, lambda index: EnvServer(index, free_port(), folder / "config.yaml", folder)))
+            servers=Fleet(self.supervisor, lambda index: EnvServer(index, held_port(), folder / "config.yaml", folder)))
         self.urls = parts.urls
         self.scaling = Scaling(parts, self._lease(), self._worker, note=self.notes.append)
         self._pulses: dict[str, Pulse] = {}

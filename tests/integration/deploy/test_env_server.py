@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from ports import held_port
 from waiting import wait_until
 
 from deploy.launch import reach
@@ -24,7 +25,6 @@ from services.config.rollout import SupervisionSection
 from services.controller.member import End
 from services.controller.supervise import Supervisor
 from services.errors import EnvFault, Fault, UserError
-from services.process.addresses import free_port
 from services.telemetry.logs import configure_logs
 
 
@@ -37,7 +37,7 @@ def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def server(config_file: Path, tmp_path: Path):
-    member = EnvServer(0, free_port(), config_file, tmp_path)
+    member = EnvServer(0, held_port(), config_file, tmp_path)
     yield member
     member.stop()
 
@@ -76,7 +76,7 @@ def test_a_server_answers_once_started_and_is_gone_once_stopped(server: EnvServe
 
 
 def test_a_server_of_a_run_asks_for_a_token_that_no_process_list_shows(config_file: Path, tmp_path: Path):
-    member = EnvServer(0, free_port(), config_file, tmp_path, "random-token")
+    member = EnvServer(0, held_port(), config_file, tmp_path, "random-token")
     try:
         member.start()
         member.wait()
@@ -93,7 +93,7 @@ def test_a_server_of_a_run_asks_for_a_token_that_no_process_list_shows(config_fi
 
 def test_a_server_is_found_past_the_proxies_of_the_environment(server: EnvServer, monkeypatch: pytest.MonkeyPatch):
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+        monkeypatch.setenv(name, f"http://127.0.0.1:{held_port()}")
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     server.start()
@@ -102,7 +102,7 @@ def test_a_server_is_found_past_the_proxies_of_the_environment(server: EnvServer
 
 
 def test_servers_tell_the_run_s_log_what_they_do(config_file: Path, tmp_path: Path, events):
-    servers = [EnvServer(rank, free_port(), config_file, tmp_path) for rank in range(2)]
+    servers = [EnvServer(rank, held_port(), config_file, tmp_path) for rank in range(2)]
     try:
         for server in servers:
             server.start()
@@ -128,7 +128,7 @@ def test_the_error_that_ends_a_server_is_in_the_runs_log_with_its_traceback(tmp_
         "def explode(env):\n    print('the last straw', file=sys.stderr)\n    raise RuntimeError('no such dragon')\n\n"
         "SPEC = EnvironmentSpec(open=explode, prompts={}, describe=str)\n")
     dump_config(load_config("alfworld-tiny", ["env.name=broken_environment:SPEC"]), tmp_path / "config.yaml")
-    server = EnvServer(0, free_port(), tmp_path / "config.yaml", tmp_path)
+    server = EnvServer(0, held_port(), tmp_path / "config.yaml", tmp_path)
     server.start()
     with pytest.raises(EnvFault, match="server 0 ended at start: exit code 1; error: unexpected RuntimeError: no such"):
         server.wait()
@@ -186,7 +186,7 @@ def test_a_server_that_cannot_start_says_why(config_file: Path, tmp_path: Path):
 def test_a_run_whose_server_cannot_start_ends_with_the_reason_after_the_second_try(tmp_path: Path):
     notes: list[str] = []
     supervisor = Supervisor(notes.append, SupervisionSection())
-    supervisor.add(EnvServer(1, free_port(), tmp_path / "none.yaml", tmp_path))
+    supervisor.add(EnvServer(1, held_port(), tmp_path / "none.yaml", tmp_path))
     with pytest.raises(Fault, match=r"server 1 cannot start, it failed twice in the same way: exit code 2; .*none"):
         supervisor.wait("environment")
     assert len(notes) == 1
@@ -194,7 +194,7 @@ def test_a_run_whose_server_cannot_start_ends_with_the_reason_after_the_second_t
 
 def test_a_server_ends_with_the_process_that_started_it(config_file: Path, tmp_path: Path):
     """The process is killed with SIGKILL, so it cannot clean up."""
-    port = free_port()
+    port = held_port()
     code = (
         "import sys, time\nfrom pathlib import Path\nfrom deploy.members.env_server import EnvServer\n"
         "server = EnvServer(0, int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]))\nserver.start()\nserver.wait()\n"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import held_port
 
 TOYS = Path(__file__).parents[2] / "toys"
 sys.path.insert(0, str(TOYS))
@@ -15,7 +16,7 @@ sys.path.insert(0, str(TOYS))
 class ServerProcess:
     """A toy server in its own process, so that it can be killed."""
 
-    def __init__(self, *options: str, port: int = 0, descriptors: int | None = None) -> None:
+    def __init__(self, *options: str, port: int, descriptors: int | None = None) -> None:
         command = [sys.executable, str(TOYS / "toy_environment.py"), "--port", str(port), *options]
         self._log = tempfile.TemporaryFile("a+")  # noqa: SIM115 - ends with the server
         if descriptors is not None:
@@ -43,11 +44,11 @@ StartServer = Callable[..., ServerProcess]
 
 @pytest.fixture
 def start() -> Iterator[StartServer]:
-    """Starts servers, and kills those that are left."""
+    """Starts servers, each at a port that it may be given again after its end, and kills those that are left."""
     started: list[ServerProcess] = []
 
-    def start_one(*options: str, port: int = 0, descriptors: int | None = None) -> ServerProcess:
-        started.append(ServerProcess(*options, port=port, descriptors=descriptors))
+    def start_one(*options: str, port: int | None = None, descriptors: int | None = None) -> ServerProcess:
+        started.append(ServerProcess(*options, port=port or held_port(), descriptors=descriptors))
         return started[-1]
 
     yield start_one

@@ -3,13 +3,13 @@
 import asyncio
 import dataclasses
 import signal
-import socket
 import time
 from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
+from ports import held_port
 from toy_environment import ToyEnvironment, solution
 
 from envservice.client.client import EnvClient, Result
@@ -204,9 +204,7 @@ async def test_a_request_that_no_server_survives_is_given_up(start: Start):
 
 
 async def test_no_server_is_a_fault_within_the_deadline():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    async with EnvClient([f"http://127.0.0.1:{port}"], timeout_s=0.5) as client:
+    async with EnvClient([f"http://127.0.0.1:{held_port()}"], timeout_s=0.5) as client:
         since = time.monotonic()
         with pytest.raises(EnvFault, match=r"no answer within .* \(env\.call_seconds\)"):
             await client.episode("e", "toy/train/00").reset()

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -10,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ports import held_port
 from third_party import PYTHON, needs_third_party
 
 from envservice.openenv.client import openenv_spec
@@ -54,9 +54,7 @@ def test_its_client_plays_a_game_of_ours(monkeypatch: pytest.MonkeyPatch):
 @contextlib.contextmanager
 def serving(program: str, spec_of: Callable[[str], EnvironmentSpec]):
     """The spec of a game on OpenEnv's own server, once the server answers."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = held_port()
     with subprocess.Popen([PYTHON, PROGRAMS / program, str(port)]) as server:
         try:
             end = time.monotonic() + DEADLINE_S

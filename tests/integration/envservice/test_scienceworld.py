@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import held_port
 
 from envservice.client.client import EnvClient
 from envservice.scienceworld.installation import find_program
@@ -53,9 +54,9 @@ class Server:
 
 
 @contextmanager
-def served(port: int = 0, end: signal.Signals = signal.SIGKILL) -> Iterator[Server]:
+def served(port: int | None = None, end: signal.Signals = signal.SIGKILL) -> Iterator[Server]:
     """Ends the server with a signal at the end, and checks that no JVM remains."""
-    server = Server(port)
+    server = Server(port or held_port())
     try:
         yield server
         left = server.jvms()

@@ -13,6 +13,7 @@ import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI, Request, Response
+from ports import held_port
 
 from envservice.client.client import EnvClient
 from envservice.search.app import create_retrieval_app
@@ -68,9 +69,9 @@ def retrieval() -> Iterator[Retrieval]:
 class EnvServer:
     """`gagpo serve-env` over the invented world."""
 
-    def __init__(self, retriever: str, port: int = 0) -> None:
+    def __init__(self, retriever: str, port: int | None = None) -> None:
         command = [
-            str(GAGPO), "serve-env", "--config", "alfworld-tiny", "--port", str(port),
+            str(GAGPO), "serve-env", "--config", "alfworld-tiny", "--port", str(port or held_port()),
             "--exit-with-parent", str(os.getpid()), "env.name=search", "env.max_steps=4",
             f"env.search.url=[{retriever}]"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -135,8 +136,7 @@ def test_the_retriever_tries_again_goes_on_to_the_next_server_and_gives_up_in_ti
     retrieval.failing = [503, 500]
     assert len(HttpRetriever([retrieval.url]).search("river", 2)) == 2
     assert retrieval.asked == ["river"] * 3
-    with bind("127.0.0.1", 0) as closed:
-        gone = f"http://127.0.0.1:{closed.getsockname()[1]}/retrieve"
+    gone = f"http://127.0.0.1:{held_port()}/retrieve"
     assert len(HttpRetriever([gone, retrieval.url]).search("river", 1)) == 1
     since = time.monotonic()
     with pytest.raises(EnvFault, match=r"no search result within 0\.5 s; last: .*ConnectError"):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from playing_worker import Shelf
+from ports import held_port
 
 from services.store.redis_server import RedisServer, find_redis
 from services.store.store import Store
@@ -39,8 +40,8 @@ def serve_toy():
     """Provides `serve_toy(port)`, which starts a toy server and returns (process, url)."""
     started: list[subprocess.Popen] = []
 
-    def start(port: int = 0):
-        command = [sys.executable, str(TOYS / "toy_environment.py"), "--port", str(port)]
+    def start(port: int | None = None):
+        command = [sys.executable, str(TOYS / "toy_environment.py"), "--port", str(port or held_port())]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         started.append(process)
         ready = process.stdout.readline()

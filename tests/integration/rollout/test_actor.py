@@ -1,7 +1,8 @@
 """The shell of the rollout worker before its engine plays: real Redis, a real environment server that comes late."""
 
 import asyncio
-import socket
+
+from ports import held_port
 
 from envservice.client.client import EnvClient
 from rollout.actor import RolloutHost
@@ -10,12 +11,11 @@ from services.telemetry.heartbeat import NO_SERVERS, decode
 
 
 async def test_a_worker_that_starts_while_environment_servers_are_away_says_that_it_waits(store, serve_toy, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = held_port()
     host = RolloutHost(
         config_json=Config(name="late", steps=1).model_dump_json(), run="late", worker="rollout-0", store_url="",
         env_urls=[], model_path="", weights_actor_name="", folder=str(tmp_path))
-    async with EnvClient([f"http://127.0.0.1:{port}"], timeout_s=1, outage_s=240) as client, asyncio.timeout(200):
+    async with EnvClient([f"http://127.0.0.1:{port}"], outage_s=240) as client, asyncio.timeout(200):
         asking = asyncio.create_task(host._environment(client, store))
         while (beat := decode(await asyncio.to_thread(store.beats)).get("rollout-0")) is None:  # noqa: ASYNC110
             await asyncio.sleep(0.05)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from ports import held_port
 from waiting import wait_until
 
 from services.config.redis import RedisSection
@@ -21,12 +22,6 @@ from services.store.store import Store
 
 PASSWORD = "a-secret"
 START_S = 60.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture
@@ -74,7 +69,7 @@ def test_tls_is_checked_against_the_certificates_of_the_config(start, certificat
     key, file = certificate
     if b"libssl" not in subprocess.run(["ldd", find_redis()], capture_output=True, timeout=10, check=False).stdout:
         pytest.skip("this redis-server was built without TLS")
-    port = free_port()
+    port = held_port()
     start("tls", port, ["port 0", f"tls-port {port}", f"tls-cert-file {file}", f"tls-key-file {key}",
                         "tls-auth-clients no", f"requirepass {PASSWORD}"])
     url = f"rediss://:{PASSWORD}@127.0.0.1:{port}/0"
@@ -89,7 +84,7 @@ def test_tls_is_checked_against_the_certificates_of_the_config(start, certificat
 
 
 def test_sentinels_lead_to_the_new_master_when_the_old_one_dies(start):
-    first, second, watch = free_port(), free_port(), free_port()
+    first, second, watch = held_port(), held_port(), held_port()
     login = [f"requirepass {PASSWORD}", f"masterauth {PASSWORD}", "appendonly yes"]
     master = start("first", first, [f"port {first}", *login])
     start("second", second, [f"port {second}", *login, f"replicaof 127.0.0.1 {first}"])
@@ -154,7 +149,7 @@ def said(admin: redis.Redis) -> str:
 
 @pytest.mark.parametrize("make_unable", [no_memory, no_replicas, no_disk, endless_script])
 def test_a_redis_that_can_do_nothing_for_now_is_waited_for(start, tmp_path, make_unable):
-    port = free_port()
+    port = held_port()
     start("unable", port, [f"port {port}", "save 3600 1000000"])
     able_again = make_unable(redis.Redis(port=port, socket_timeout=60), tmp_path / "unable")
     with pytest.raises(StoreFault, match=r"acquire: .*; give Redis the memory, the disk"):
@@ -173,7 +168,7 @@ def test_an_address_that_is_none_says_how_one_looks():
 
 
 def test_a_redis_that_evicts_keys_is_refused(start):
-    port = free_port()
+    port = held_port()
     start("evicting", port, [f"port {port}", "maxmemory 100mb", "maxmemory-policy volatile-lru"])
     store, admin = Store(f"redis://127.0.0.1:{port}/0", "run"), redis.Redis(port=port, socket_timeout=5)
     with pytest.raises(UserError, match=r"policy volatile-lru, .*; set maxmemory-policy to noeviction, or leave"):
@@ -186,7 +181,7 @@ def test_a_redis_that_evicts_keys_is_refused(start):
 
 
 def test_a_node_of_a_cluster_is_refused_by_name(start):
-    port = free_port()
-    start("cluster", port, [f"port {port}", "cluster-enabled yes", f"cluster-port {free_port()}"])
+    port = held_port()
+    start("cluster", port, [f"port {port}", "cluster-enabled yes", f"cluster-port {held_port()}"])
     with pytest.raises(UserError, match="node of a Redis cluster"):
         Store(f"redis://127.0.0.1:{port}/0", "run").check()

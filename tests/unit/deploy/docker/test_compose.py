@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 import yaml
+from ports import held_port
 
 from deploy.launch.reach import until_answered
 from deploy.runs.configs import load_config
-from services.process.addresses import free_port
 from services.store.redis_server import RIGHTS, find_redis
 from services.store.store import Store
 
@@ -65,7 +65,7 @@ def started_redis(folder: Path, password: str) -> Iterator[int]:
     for name in ("redis.conf", "redis-start.sh"):
         text = (REDIS / name).read_text().replace("/run/redis", str(folder)).replace("dir /data", f"dir {folder}")
         (folder / f"etc-{name}").write_text(text.replace("/redis.conf\"", "/etc-redis.conf\""))
-    port = free_port()
+    port = held_port()
     with (folder / "etc-redis.conf").open("a") as file:
         file.write(f"port {port}\nbind 127.0.0.1\n")
     with subprocess.Popen(

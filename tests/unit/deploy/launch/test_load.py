@@ -5,9 +5,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
 import pytest
+from ports import held_port
 
 from deploy.launch.load import _scrape
-from services.process.addresses import free_port
 
 METRICS = "# TYPE gagpo_env_sessions gauge\ngagpo_env_sessions 3.0\n"
 
@@ -40,4 +40,4 @@ def test_a_server_that_refuses_or_is_away_has_no_load_and_ends_no_run(server: HT
     server.answers = [(200, METRICS), (503, "all connections are taken"), (200, "<html>a proxy of somebody</html>")]
     url = f"http://127.0.0.1:{server.server_port}"
     assert _scrape(url) == {"gagpo_env_sessions": [("gagpo_env_sessions", {}, 3.0)]}
-    assert [_scrape(url), _scrape(url), _scrape(f"http://127.0.0.1:{free_port()}")] == [{}, {}, {}]
+    assert [_scrape(url), _scrape(url), _scrape(f"http://127.0.0.1:{held_port()}")] == [{}, {}, {}]

@@ -9,6 +9,7 @@ from threading import Thread
 
 import numpy as np
 import pytest
+from ports import held_port
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -38,12 +39,6 @@ def refusal(*overrides: str) -> str:
         preflight.check(config(*overrides))
     assert "\n" not in str(error.value)
     return str(error.value)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_a_plan_that_fits_passes():
@@ -120,12 +115,12 @@ def test_exact_sampling_needs_float32():
 
 def test_a_redis_that_does_not_answer_is_refused(monkeypatch):
     monkeypatch.setattr(reach, "NEW_S", 0.0)
-    assert "Redis cannot be reached" in refusal(f"redis.url=redis://127.0.0.1:{free_port()}/0")
+    assert "Redis cannot be reached" in refusal(f"redis.url=redis://127.0.0.1:{held_port()}/0")
 
 
 def test_a_server_that_does_not_answer_is_refused(monkeypatch):
     monkeypatch.setattr(reach, "NEW_S", 0.0)
-    url = f"http://127.0.0.1:{free_port()}"
+    url = f"http://127.0.0.1:{held_port()}"
     assert refusal(f"env.urls=[{url}]") == (
         f"no environment server answers at {url} (ConnectError); "
         "start one with `gagpo serve-env`, or leave env.urls out")
@@ -264,7 +259,7 @@ def test_a_port_in_use_is_refused():
 
 
 def test_a_dead_ray_is_refused_from_the_config_and_from_the_environment(monkeypatch: pytest.MonkeyPatch):
-    address = f"127.0.0.1:{free_port()}"
+    address = f"127.0.0.1:{held_port()}"
     expected = (f"no Ray cluster answers at {address} ([Errno 111] Connection refused); "
                 "start a cluster, or unset RAY_ADDRESS")
     assert refusal(f"ray.address={address}").startswith(expected)

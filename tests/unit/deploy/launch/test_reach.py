@@ -6,12 +6,12 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from ports import held_port
 
 from deploy.launch import reach
 from deploy.runs.configs import load_config
 from services.config.tree import Config
 from services.errors import Unanswered, UserError
-from services.process.addresses import free_port
 from services.store.redis_server import RedisServer, find_redis
 
 
@@ -89,7 +89,7 @@ class Healthy(BaseHTTPRequestHandler):
 
 def test_a_run_that_goes_on_waits_until_its_environment_servers_answer(monkeypatch):
     monkeypatch.setattr(reach, "NEW_S", 0.0)
-    port, started = free_port(), list[HTTPServer]()
+    port, started = held_port(), list[HTTPServer]()
 
     def start(_line: str) -> None:
         started.append(HTTPServer(("127.0.0.1", port), Healthy))
