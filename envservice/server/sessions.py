@@ -124,8 +124,11 @@ class SessionStore:
             if live is not None and sound:
                 self._keep(request.episode_id, live)
             raise
+        if rebuilt:
+            answer = Answer(answer.body, answer.digest, answer.done, rebuilt=True)
+            live.answers[len(request.actions) + 1] = answer  # a repetition may be answered before this request
         self._keep(request.episode_id, live)
-        return Answer(answer.body, answer.digest, answer.done, rebuilt=True) if rebuilt else answer
+        return answer
 
     def close(self, episode_id: str) -> bool:
         """Drops the session. Returns False if this store does not hold it."""

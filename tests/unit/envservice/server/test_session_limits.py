@@ -60,9 +60,9 @@ def test_beyond_its_memory_a_store_drops_what_was_used_least_recently_and_nothin
     assert len(free) == 6
     assert 3 <= len(tight) <= 4
     assert tight.expired >= 2
-    last = request([rambling] * 5, rambling, answers["f"][-2].digest, episode="f")
-    assert not tight.step(last).rebuilt
-    assert tight.step(last.model_copy(update={"episode_id": "a", "digest": answers["a"][-2].digest})).rebuilt
+    following = request([rambling] * 6, rambling, answers["f"][-1].digest, episode="f")
+    assert not tight.step(following).rebuilt
+    assert tight.step(following.model_copy(update={"episode_id": "a", "digest": answers["a"][-1].digest})).rebuilt
     for episode in episodes:
         tight.close(episode)
     assert len(tight) == 0

@@ -33,6 +33,16 @@ def test_a_store_without_the_session_rebuilds_it_and_gives_the_same_bytes():
         assert again.body == answers[index + 1].body
 
 
+def test_the_step_that_rebuilt_a_session_says_so_also_when_it_is_repeated():
+    """A client that waits long sends the step again, and counts the answer that comes first."""
+    answers = play(SessionStore(ToyEnvironment()), ["go on"])
+    store, step = SessionStore(ToyEnvironment()), request(["go on"], "go on", answers[1].digest)
+    first = store.step(step)
+    assert store.step(step) == first
+    assert first.rebuilt
+    assert not store.step(request(["go on", "go on"], "go on", first.digest)).rebuilt
+
+
 def test_a_store_that_is_behind_catches_up():
     actions = solution(TASK)
     answers = play(SessionStore(ToyEnvironment()), actions)
