@@ -30,7 +30,15 @@ import httpx
 import msgspec
 
 from envservice.base import Outcome
-from envservice.client.request_batching import BACKOFF_S, ElementReply, Full, Replica, Unreachable, first_answer
+from envservice.client.request_batching import (
+    BACKOFF_S,
+    SHARE,
+    ElementReply,
+    Full,
+    Replica,
+    Unreachable,
+    first_answer,
+)
 from envservice.wire.schemas import Info, TaskList
 from services.errors import EnvFault, ReplayDiverged
 from services.telemetry.tracing import span, traceparent
@@ -70,8 +78,8 @@ class EnvClient:
         if not urls:
             raise ValueError("a client needs the URL of at least one environment server")
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        # A third of the whole time, so that a replica that hangs leaves time to ask another one.
-        timeout = httpx.Timeout(timeout_s / 3, connect=min(CONNECT_S, timeout_s / 3))
+        self._answer_s = timeout_s * SHARE
+        timeout = httpx.Timeout(self._answer_s, connect=min(CONNECT_S, self._answer_s))
         # Proxies of the environment are ignored: servers are on this machine or in the cluster.
         self._http = httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False)
         self._live = False
@@ -114,7 +122,7 @@ class EnvClient:
             self._replicas = [known.get(url) or self._replica(url) for url in wanted]
 
     def _replica(self, url: str) -> Replica:
-        return Replica(self._http, url, lambda: self._live)
+        return Replica(self._http, url, lambda: self._live, self._answer_s)
 
     def ranking(self, key: str, home: Replica | None = None) -> list[Replica]:
         """Ranks replicas by rendezvous hash: all clients rank alike, and a lost replica moves only its episodes.
@@ -174,7 +182,8 @@ class EnvClient:
     async def _get(self, path: str) -> bytes:
         async def ask(replica: Replica) -> bytes:
             try:
-                response = await first_answer(lambda: self._http.get(replica.url + path), once=False)
+                response = await first_answer(
+                    lambda: self._http.get(replica.url + path), once=False, within_s=replica.answer_s)
             except httpx.HTTPError as error:
                 replica.failed()
                 raise Unreachable(f"{replica.url}: {type(error).__name__} {error}") from error

@@ -27,6 +27,8 @@ BATCH_BYTES = 2 * 1024 * 1024
 """The most bytes of one request, unless a single element is larger. A server accepts 4 MiB."""
 AGAIN_S = 5.0
 """Seconds without an answer after which a request is sent once more. The pauses before further copies double."""
+SHARE = 1 / 3
+"""The share of a call's time that one replica gets for an answer, copies included: the rest is to ask another one."""
 BACKOFF_S = (0.05, 2.0)
 """First and longest pause after a replica failed. The pause doubles each time it fails again."""
 
@@ -63,11 +65,13 @@ class _Queued(NamedTuple):
 class Replica:
     """One server: its batchers, and the time at which it may be asked again after a failure.
 
-    `live`: whether its environment acts on the world, so that a second reset would be another act.
+    `live`: whether its environment acts on the world, so that a second reset would be another act. `answer_s`: how
+    long it has for each answer.
     """
 
-    def __init__(self, http: httpx.AsyncClient, url: str, live: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, http: httpx.AsyncClient, url: str, live: Callable[[], bool], answer_s: float) -> None:
         self.url = url
+        self.answer_s = answer_s
         self.open_at = 0.0
         """It gets no requests before this time.monotonic()."""
         self.answers = 0
@@ -181,7 +185,8 @@ class RequestBatcher:
         headers = {TRACES_HEADER: ",".join(asked.parent for asked in batch)} if traced else None
         try:
             response = await first_answer(
-                lambda: self._http.post(self._url, content=content, headers=headers), once=self._once())
+                lambda: self._http.post(self._url, content=content, headers=headers), once=self._once(),
+                within_s=self._replica.answer_s)
         except httpx.HTTPError as error:
             raise self._failed(f"{self._url}: {type(error).__name__} {error}") from error
         if response.status_code != 200:
@@ -200,8 +205,12 @@ class RequestBatcher:
         return Unreachable(text)
 
 
-async def first_answer(send: Callable[[], Coroutine[Any, Any, httpx.Response]], *, once: bool) -> httpx.Response:
+async def first_answer(
+    send: Callable[[], Coroutine[Any, Any, httpx.Response]], *, once: bool, within_s: float,
+) -> httpx.Response:
     """Sends a request, and unless `once` copies of it while no answer comes. Returns the first answer.
+
+    All copies together have `within_s`: each has its own deadline too, but later ones would end ever later.
 
     A connection may be dead without a sign, and the server may also be slow. It carries out a step once, however often
     it is asked. A server that is about to end refuses a copy and answers the request all the same, so an error counts
@@ -210,12 +219,15 @@ async def first_answer(send: Callable[[], Coroutine[Any, Any, httpx.Response]], 
     copies: set[asyncio.Task[httpx.Response]] = set()
     pause = None if once else AGAIN_S
     try:
-        while True:
-            copies.add(asyncio.create_task(send()))
-            answer = await _answer_within(copies, pause)
-            if answer is not None:
-                return answer
-            pause = 2 * pause if pause else None
+        async with asyncio.timeout(within_s):
+            while True:
+                copies.add(asyncio.create_task(send()))
+                answer = await _answer_within(copies, pause)
+                if answer is not None:
+                    return answer
+                pause = 2 * pause if pause else None
+    except TimeoutError:
+        raise httpx.ReadTimeout(f"no answer within {within_s:.3g} s") from None
     finally:
         for copy in copies:
             copy.cancel()

@@ -163,7 +163,7 @@ async def test_a_refused_copy_leaves_the_request_its_answer(monkeypatch: pytest.
         await asyncio.sleep(0)
         return httpx.Response(200)
 
-    assert (await lanes.first_answer(send, once=False)).status_code == 200
+    assert (await lanes.first_answer(send, once=False, within_s=60)).status_code == 200
 
 
 async def test_the_last_error_counts():
@@ -171,4 +171,26 @@ async def test_the_last_error_counts():
         raise httpx.ConnectError("refused")
 
     with pytest.raises(httpx.ConnectError):
-        await lanes.first_answer(send, once=False)
+        await lanes.first_answer(send, once=False, within_s=60)
+
+
+class OneHangs(Wire):
+    """The server that is asked first never answers again. The others serve."""
+
+    hung = ""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.hung = self.hung or request.url.host
+        if request.url.host == self.hung:
+            await asyncio.Event().wait()
+        return await super().handle_async_request(request)
+
+
+async def test_the_copies_to_a_server_that_hangs_leave_time_for_another_one(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(lanes, "AGAIN_S", 0.02)
+    wire = OneHangs(Settings())
+    plain = httpx.AsyncClient
+    monkeypatch.setattr(httpx, "AsyncClient", lambda **options: plain(**{**options, "transport": wire}))
+    async with EnvClient(["http://one", "http://two"], timeout_s=3) as client:
+        await client.info()
+        await walk(client, "e", 1)
