@@ -228,10 +228,10 @@ class EpisodeHandle:
         return result
 
     async def close(self) -> None:
-        """Frees the session. It asks once: a server that cannot be reached frees the session when its lease ends."""
+        """Frees the session. It asks once: a server that is away or full frees the session when its lease ends."""
         element = msgspec.json.encode({"episode_id": self.episode_id})
         if self._home is not None:
-            with suppress(Unreachable):
+            with suppress(Unreachable, Full):
                 await self._home.ask("close", element)
 
     async def _ask(self, verb: str, element: dict[str, Any]) -> Result:

@@ -98,6 +98,19 @@ async def test_nonsense_and_server_errors_are_tried_again(monkeypatch: pytest.Mo
     assert len(wire.sizes) == 4
 
 
+@pytest.mark.parametrize("headers", [{}, {"retry-after": "1"}], ids=["away", "full"])
+async def test_an_episode_is_over_although_its_server_refuses_to_close_it(
+    headers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+):
+    refusal = httpx.Response(503, headers=headers, request=httpx.Request("POST", "http://toy"))
+    wire = Wire(Settings(), lambda number: refusal if number == 2 else None)
+    async with client_over(wire, monkeypatch) as client:
+        episode = client.episode("e", TASK)
+        await episode.reset()
+        await episode.close()
+    assert len(wire.sizes) == 2
+
+
 @pytest.mark.parametrize(("status", "text"), [(401, "401"), (413, "413"), (422, "422")])
 async def test_a_refusal_is_a_fault_at_once(status: int, text: str, monkeypatch: pytest.MonkeyPatch):
     wire = Wire(Settings(), lambda _: httpx.Response(status, json={}, request=httpx.Request("POST", "http://toy")))
