@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from envservice.client.client import EnvClient
 from envservice.tool_calls import Tool
-from rollout.agents.session import AgentSession
+from rollout.agents.session import AgentSession, EpisodeOver
 from rollout.agents.world import AgentWorld
 from rollout.episode import Limits, attempt_id, closing, score_of
 from rollout.prompt_renderer import PromptRenderer
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
     from rollout.agents.served import Endpoint
     from rollout.engine import Engine
 
+CANCEL_S = 10.0
+"""How long an agent has to end once it is cancelled. After it the episode has failed, whatever the agent still does."""
 Agent = Callable[[str, AgentSession, AgentWorld], Awaitable[None]]
 """(task, llm, env) -> None. Its calls of `llm` become the episode's steps, and its return ends the episode."""
 
@@ -71,17 +72,22 @@ class AgentRunner:
     async def _run(self, ticket: Ticket, llm: AgentSession, world: AgentWorld) -> None:
         """Runs the agent to its end. After a budget has ended the episode, an error of the agent is no fault."""
         running = asyncio.ensure_future(self._called(ticket.task, llm, world))
+        running.add_done_callback(lambda task: task.cancelled() or task.exception())  # else asyncio logs it
+        goes_on = ""
         try:
             ended, _ = await asyncio.wait({running}, timeout=self.settings.seconds)
         finally:
             running.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await running
+            await asyncio.wait({running}, timeout=CANCEL_S)
+            if not running.done():  # it caught its cancellation; nobody waits for it, and it gets no more calls
+                goes_on = ", and goes on although it was cancelled"
+                llm.over = EpisodeOver("turns", "the episode has ended")
         if llm.fault is not None:
             raise llm.fault
         if not ended:
-            raise AgentFault(f"the agent did not end {ticket.task} within {self.settings.seconds:g} s (agent.seconds)")
-        error = running.exception()
+            raise AgentFault(f"the agent did not end {ticket.task} within {self.settings.seconds:g} s (agent.seconds)"
+                             + goes_on)
+        error = asyncio.CancelledError() if running.cancelled() else running.exception()
         if error is not None and llm.over is None:
             raise AgentFault(f"the agent failed on {ticket.task}: {type(error).__name__}: {error}") from error
 

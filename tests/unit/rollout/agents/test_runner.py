@@ -1,0 +1,48 @@
+"""Agents that do not end as they should."""
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from rollout.agents import runner as runners
+from rollout.agents.session import EpisodeOver
+from services.config.tree import AgentSection
+from services.errors import AgentFault
+
+
+async def test_an_agent_that_catches_its_cancellation_is_left_to_itself(
+    counting, ticket, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(runners, "CANCEL_S", 0.1)
+    released, refused = asyncio.Event(), asyncio.Event()
+
+    async def stubborn(_task, llm, _env):
+        while not released.is_set():
+            try:
+                await released.wait()
+            except asyncio.CancelledError:
+                continue
+        with pytest.raises(EpisodeOver):
+            await llm.chat([{"role": "user", "content": "7 plus 3"}])
+        refused.set()
+
+    async with counting(["10"], stubborn) as (runner, _):
+        hasty = dataclasses.replace(runner, settings=AgentSection(name="x:y", seconds=0.1))
+        playing = asyncio.create_task(hasty.play(ticket, 1))
+        done, _ = await asyncio.wait({playing}, timeout=20)
+        released.set()
+        assert done
+        with pytest.raises(AgentFault, match=r"^the agent did not end .* \(agent.seconds\), and goes on although"):
+            await playing
+        async with asyncio.timeout(20):
+            await refused.wait()
+
+
+async def test_an_agent_that_cancels_itself_has_failed(counting, ticket):
+    async def quitter(*_):
+        raise asyncio.CancelledError
+
+    async with counting([], quitter) as (runner, _):
+        with pytest.raises(AgentFault, match=r"the agent failed on .*: CancelledError"):
+            await runner.play(ticket, 1)
