@@ -66,7 +66,8 @@ def run(args: argparse.Namespace) -> None:
         max_sessions=session_limit(env, spec.session_bytes), record_bytes=sessions_bytes(env),
         token=token,
         open_metrics=is_local(args.host) or args.run_folder is not None,  # a run's own server: Prometheus has no token
-        threaded=spec.threaded(env), recycle_s=None if env.recycle_hours is None else 3600 * env.recycle_hours,
+        call_s=env.call_seconds, threaded=spec.threaded(env),
+        recycle_s=None if env.recycle_hours is None else 3600 * env.recycle_hours,
         recycle_bytes=None if env.recycle_gb is None else int(GIB * env.recycle_gb))
     with tracing(light_config(args.config, args.overrides).metrics.traces, process=process):
         serve(

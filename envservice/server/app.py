@@ -55,6 +55,8 @@ class Settings:
     open_metrics: bool = False
     """Whether /metrics needs no token either. For a server that only this machine reaches: Prometheus here cannot know
     the token of each run."""
+    call_s: float | None = None
+    """Longest time of one call of the environment, after which the process ends (watchdog.py). None: no bound."""
     threaded: bool = False
     """Whether to step in a separate thread, for engines that take milliseconds."""
     recycle_s: float | None = None
@@ -66,7 +68,8 @@ class Settings:
 def create_app(environment: Environment, settings: Settings) -> FastAPI:
     """Makes the application over one environment. It holds all state, so a process may have several.
 
-    `state.batches` are its Batches. The server process must call their `expire` now and then.
+    `state.batches` are its Batches. The server process must call their `expire` now and then. `state.activity` shows
+    whether they hang.
     """
     store = SessionStore(environment, limit=settings.max_sessions, lease_s=settings.lease_s,
                          record_bytes=settings.record_bytes)
@@ -81,6 +84,7 @@ def create_app(environment: Environment, settings: Settings) -> FastAPI:
         title="gagpo environment API", version="1", docs_url=None, redoc_url=None,
         description="Replayable sessions: a step carries all that a server needs to rebuild the session it belongs to.",
     )
+    app.state.activity = store.activity
     app.state.batches = Batches(store, metrics, threaded=settings.threaded)
     app.include_router(_episodes(app.state.batches, metrics))
     app.include_router(_reads(environment, metrics))

@@ -143,8 +143,12 @@ class Batches:
 
     async def _enter(self, call: Callable[[], T]) -> T:
         if self._thread is None:
+            return self._inside(call)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._inside, call)
+
+    def _inside(self, call: Callable[[], T]) -> T:
+        with self._store.activity:
             return call()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
     def _reset(self, element: ResetRequest, client: str) -> tuple[bytes, bool]:
         since = time.perf_counter()

@@ -2,8 +2,9 @@
 
     SIGTERM, SIGINT     refuse connections, finish the requests in flight, end: in DRAIN_S and one call of the engine
     too old, too large  the same, but start again instead of ending, on the socket, which goes on listening
+    a call hangs        end at once (watchdog.py)
 
-Sessions are dropped in both cases. That costs each client one replay and loses nothing. To wait for the ends of
+Sessions are dropped in all cases. That costs each client one replay and loses nothing. To wait for the ends of
 episodes would take as long as the slowest one, and a leaking server may not have that time. A restart executes the same
 command in this process: its id stays, so a supervisor or a container sees no end, and new connections wait in the
 socket's queue.
@@ -31,6 +32,7 @@ from envservice.base import Environment
 from envservice.server.app import Settings, create_app
 from envservice.server.batches import Batches
 from envservice.server.capacity import GIB, own_memory_bytes
+from envservice.server.watchdog import Activity, Watchdog
 from services.config.secrets import ENV_TOKEN_VARIABLE
 from services.errors import UserError
 from services.http.server import bind, server_config
@@ -87,7 +89,8 @@ async def _serve(
     if parent is not None:
         watches.append(asyncio.create_task(_end_with_parent(parent, server)))
     try:
-        await server.serve(sockets=[listener])
+        with _watched(app.state.activity, settings):
+            await server.serve(sockets=[listener])
     finally:
         batches.drop_all()
         for watch in watches:
@@ -96,6 +99,12 @@ async def _serve(
         if isinstance(end, Exception):
             raise end
     return server.restart_socket
+
+
+def _watched(activity: Activity, settings: Settings) -> contextlib.AbstractContextManager[None]:
+    if settings.call_s is None:
+        return contextlib.nullcontext()
+    return Watchdog(activity, asyncio.get_running_loop(), settings.call_s).watching()
 
 
 class _Server(uvicorn.Server):

@@ -29,6 +29,7 @@ from typing import cast
 import msgspec
 
 from envservice.base import Environment, Outcome, RecordedSession, Session
+from envservice.server.watchdog import Activity
 from envservice.wire.digest import engine_tag, first_digest, next_digest, tag_of
 from envservice.wire.problems import Problem
 from envservice.wire.schemas import StepRequest, StepResult
@@ -84,6 +85,7 @@ class SessionStore:
         self.limit = limit
         self.expired = 0
         """Number of sessions that were dropped: their lease ended, or others needed their place or memory."""
+        self.activity = Activity()
         self._lease_s = lease_s
         self._record_bytes = record_bytes
         self._held = 0
@@ -201,6 +203,7 @@ class SessionStore:
             raise Problem("full", f"all {self.limit} sessions are taken", retry_after=wait)
         try:
             session = self._environment.open(task)
+            self.activity.moves += 1
             outcome = session.reset()
         except Exception as error:
             raise _fault(task, error) from error
@@ -224,6 +227,7 @@ class SessionStore:
         return True
 
     def _apply(self, live: _Live, action: str, past: Outcome | None = None) -> Answer:
+        self.activity.moves += 1
         try:
             if past is None:
                 outcome = live.session.step(action)

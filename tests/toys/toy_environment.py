@@ -20,8 +20,8 @@ LEAKED: list[bytearray] = []
 
 
 class ToySession:
-    """`crash` as an action breaks the engine, `sleep` takes a second; `drift` changes what it says, as another version
-    would; each step leaks `leak` bytes."""
+    """`crash` as an action breaks the engine, `sleep` takes a second, `hang` an hour; `drift` changes what it says, as
+    another version would; each step leaks `leak` bytes."""
 
     def __init__(self, task: str, drift: str, leak: int = 0) -> None:
         self._drift = drift
@@ -36,8 +36,8 @@ class ToySession:
     def step(self, action: str) -> Outcome:
         if action == "crash":
             raise EnvFault("the engine broke")
-        if action == "sleep":
-            time.sleep(1)
+        if action in ("sleep", "hang"):
+            time.sleep(1 if action == "sleep" else 3600)
         LEAKED.append(bytearray(b"x") * self._leak)
         if action not in self._admissible():
             return self._outcome("Nothing happens.")
@@ -129,6 +129,7 @@ def main() -> None:
     parser.add_argument("--drift", default="")
     parser.add_argument("--leak", type=int, default=0)
     parser.add_argument("--lease-s", type=float, default=300.0)
+    parser.add_argument("--call-s", type=float)
     parser.add_argument("--threaded", action="store_true")
     parser.add_argument("--recycle-s", type=float)
     parser.add_argument("--recycle-bytes", type=int)
@@ -136,7 +137,8 @@ def main() -> None:
     configure_logs(None, process="environment")
     adopt_libraries()
     settings = Settings(
-        lease_s=args.lease_s, threaded=args.threaded, recycle_s=args.recycle_s, recycle_bytes=args.recycle_bytes)
+        lease_s=args.lease_s, call_s=args.call_s, threaded=args.threaded, recycle_s=args.recycle_s,
+        recycle_bytes=args.recycle_bytes)
     environment = ToyEnvironment(drift=args.drift, leak=args.leak)
     serve(environment, host="127.0.0.1", port=args.port, settings=settings, parent=os.getppid())
 

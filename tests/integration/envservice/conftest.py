@@ -30,8 +30,12 @@ class ServerProcess:
 
     def log(self) -> list[dict[str, Any]]:
         """Returns the lines of its stderr, all of which are JSON."""
+        return [json.loads(line) for line in self.said().splitlines()]
+
+    def said(self) -> str:
+        """Returns its stderr."""
         self._log.seek(0)
-        return [json.loads(line) for line in self._log]
+        return self._log.read()
 
     def kill(self) -> None:
         """Kills the server with SIGKILL, so that it drains nothing."""
