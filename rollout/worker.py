@@ -27,10 +27,11 @@ from rollout.card_turns import CardTurns
 from rollout.engine import Engine
 from rollout.meter import Meter, queued
 from rollout.receiver import Receiver
+from rollout.store_calls import StoreCalls
 from rollout.turn_log import TurnLog
 from rollout.version_policy import Missing, may_start, next_version, usable, wanted_elsewhere
 from services.config.rollout import RolloutSection
-from services.errors import AgentFault, DeadlineExceeded, EnvFault, Fault, GagpoError, StoreFault, described
+from services.errors import AgentFault, DeadlineExceeded, EnvFault, Fault, GagpoError, described
 from services.records import Episode, PlayedTurn, Ticket, Version
 from services.store.store import Claim, Store
 from services.telemetry.heartbeat import BEAT_S
@@ -69,6 +70,7 @@ class RolloutWorker:
                  settings: RolloutSection, card: CardTurns | None = None, receiver: Receiver | None = None) -> None:
         self._name = name
         self._store = store
+        self._calls = StoreCalls(store.longest_s)
         self._engine = engine
         self._runner = runner
         self._fetch = fetch
@@ -82,7 +84,7 @@ class RolloutWorker:
         self._missing = Missing()
         self._wake = asyncio.Event()
         self._meter = Meter(name, engine, slots=settings.slots)
-        self._turns = TurnLog(lambda turns: self._ask(store.keep_turns, name, turns))
+        self._turns = TurnLog(lambda turns: self._calls.ask(store.keep_turns, name, turns))
         self._card = card
         self._receiver = receiver
         self._draining = False
@@ -138,11 +140,11 @@ class RolloutWorker:
         if room > 0 and not self._draining:
             # Training episodes must end before the worker goes back, so it begins no more of them.
             train = not (self._at_pointer() and wanted_elsewhere(self._engine.version, held))
-            claims = await self._ask(self._store.claim, self._name, room, own=self._engine.version, train=train)
+            claims = await self._calls.ask(self._store.claim, self._name, room, own=self._engine.version, train=train)
             self._held |= {claim.ticket.id: claim for claim in claims}
             self._meter.claimed(claims)
         # Read after the claim, so that the version for which a ticket was issued is already published.
-        self._pointer = await self._ask(self._store.version)
+        self._pointer = await self._calls.ask(self._store.version)
 
     def _start(self, group: asyncio.TaskGroup) -> None:
         for claim in list(self._held.values()):
@@ -235,7 +237,7 @@ class RolloutWorker:
 
     async def _taken_over(self, claim: Claim) -> list[PlayedTurn]:
         """Returns the turns that another worker finished for this ticket, as far as their versions are allowed."""
-        kept = await self._ask(self._store.turns, claim.ticket.id)
+        kept = await self._calls.carry(self._store.turns, claim.ticket.id)
         turns = usable(kept, claim.ticket, self._engine.version)
         if turns:
             log.info("episode goes on", turns=len(turns), attempt=claim.attempt)
@@ -243,7 +245,7 @@ class RolloutWorker:
 
     async def _renew(self) -> None:
         claims = [claim for claim, _ in self._playing.values()] + list(self._held.values())
-        for lost in await self._ask(self._store.renew_claims, self._name, claims):
+        for lost in await self._calls.ask(self._store.renew_claims, self._name, claims):
             ticket = lost.ticket.id
             playing, task = self._playing.get(ticket, (None, None))
             if playing == lost and task is not None and lost not in self._ending:
@@ -257,8 +259,8 @@ class RolloutWorker:
     async def _beat(self) -> None:
         pointer = self._pointer[0] if self._pointer else None
         beat = self._meter.beat(playing=len(self._playing), held=len(self._held), pointer=pointer)
-        await self._ask(self._store.beat, self._name, beat)
-        urls = await self._ask(self._store.servers)
+        await self._calls.ask(self._store.beat, self._name, beat)
+        urls = await self._calls.ask(self._store.servers)
         if urls:
             self._runner.env.use(urls)
 
@@ -271,17 +273,9 @@ class RolloutWorker:
         """Tells the store how a claim ended: with an episode, or with the reason of a failure."""
         self._ending.add(claim)
         try:
-            return await self._ask(tell, claim, how)
+            return await self._calls.carry(tell, claim, how)
         finally:
             self._ending.discard(claim)
-
-    async def _ask(self, call: Callable[..., T], *arguments: Any, **named: Any) -> T:
-        """Calls the store, which is synchronous, in a thread and under a deadline."""
-        try:
-            async with asyncio.timeout(self._store.longest_s):
-                return await asyncio.to_thread(call, *arguments, **named)
-        except TimeoutError as error:
-            raise StoreFault(f"{call.__name__} gave no answer in {self._store.longest_s:.0f} s") from error
 
     def _may_start(self, claim: Claim) -> bool:
         return self._pointer is not None and may_start(claim.ticket, self._engine.version, self._pointer[0])

@@ -43,6 +43,48 @@ class SlowReplies(Store):
         return verdict
 
 
+class FullFolder(Store):
+    """Holds every commit back until the worker has renewed its claims, as a folder of bodies that is away does."""
+
+    def __init__(self, url: str, run: str) -> None:
+        super().__init__(url, run)
+        self._committing = threading.Semaphore(0)
+        self._left = RENEWALS
+        self._renewed = threading.Event()
+
+    def renew_claims(self, worker, claims):
+        gone = super().renew_claims(worker, claims)
+        if self._left and self._committing.acquire(blocking=False):
+            self._committing.release()
+            self._left -= 1
+            if not self._left:
+                self._renewed.set()
+        return gone
+
+    def commit_episode(self, claim, episode):
+        self._committing.release()
+        assert self._renewed.wait(DEADLINE_S), "no claim was renewed"
+        return super().commit_episode(claim, episode)
+
+
+@pytest.mark.asyncio
+async def test_claims_are_renewed_while_more_commits_wait_than_there_are_threads(store, redis_url, run_name,
+                                                                                monkeypatch):
+    monkeypatch.setattr("rollout.worker.RENEW_S", 0.2)
+    store.publish_version(store.acquire("learner", "test", ttl_s=600), Version(incarnation=1, step=1), "")
+    issue(store, store.acquire("controller", "test", ttl_s=600), "train/0", size=64, min_step=1)
+    async with EnvClient([NO_SERVER]) as client:
+        worker = simulated_worker("rollout-0", FullFolder(redis_url, run_name), client, RolloutSection(slots=64),
+                                  latency_s=0.0, games=False)
+        work = asyncio.create_task(worker.run())
+        async with asyncio.timeout(2 * DEADLINE_S):
+            while not await asyncio.to_thread(store.ready, "train"):
+                assert not work.done()
+                await asyncio.sleep(0.02)
+            worker.drain()
+            await work
+
+
 @pytest.mark.asyncio
 async def test_a_claim_that_ends_while_claims_are_renewed_is_not_called_lost(store, redis_url, run_name, tmp_path,
                                                                               monkeypatch):
