@@ -1,6 +1,8 @@
 -- ARGV: worker, how many, ms of idleness after which a claim is a dead worker's, 1 if the worker just started, and the
 -- incarnation and step of the weights that it holds: none for any training ticket, step -1 for no training ticket.
 -- Returns {entry, packed ticket, attempt} each; an attempt is a delivery, so dying with a ticket uses one up.
+-- A death takes all tickets of its worker along, and at most one of them is its cause. So three deaths fail no ticket:
+-- those that are not the cause go on after their last turn, and end before there are MAX_DELIVERIES.
 --
 -- A training ticket is handed out only to weights that may sample it now. Tickets that cannot be played yet stay in the
 -- stream: in a worker's hands they would take the room of those that can, and its death would cost them an attempt.
@@ -31,7 +33,7 @@ local function redelivered(stream, highest)
   for _, pending in ipairs(redis.call('XPENDING', stream, WORKERS, 'IDLE', idle, '-', '+', 1000)) do
     if #claimed == wanted then return end
     local entry = redis.call('XRANGE', stream, pending[1], pending[1])[1]
-    if pending[4] >= MAX_ATTEMPTS then
+    if pending[4] >= MAX_DELIVERIES then
       local ticket = cmsgpack.unpack(entry[2][2])
       local id = ticket.group .. '#' .. ticket.k
       redis.call('HSET', failed, id, ticket.task .. '\nworker died')

@@ -2,7 +2,8 @@
 local tickets, outstanding, groups, ready, episodes, manifests, drops, failed, counters, evals, attempts,
   turns, lost_bodies, lease, beats = unpack(KEYS)
 local WORKERS = 'workers'   -- the consumer group
-local MAX_ATTEMPTS = 3
+local MAX_ATTEMPTS = 3      -- an episode that fails in this attempt or a later one is not tried again
+local MAX_DELIVERIES = 10   -- attempts in which workers died are no fault of the ticket, unless there are so many
 local RETURNED = 1000000000 -- idle ms of a ticket that was handed back: anyone may claim it at once
 local JUMP = 10000          -- ms
 

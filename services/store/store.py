@@ -130,7 +130,7 @@ class Store(StepLog):
         return int(self.script("reissue", *lease.fence, role=lease.role))
 
     def failed_groups(self) -> list[Drop]:
-        """Returns a drop for each group with a ticket whose three attempts have failed."""
+        """Returns a drop for each group with a ticket whose attempts are used up."""
         (failed,) = self.read(("HGETALL", "failed"))
         causes = {name.decode().rpartition("#")[0]: cause.decode() for name, cause in sorted(failed.items())}
         drops: list[Drop] = []

@@ -7,11 +7,14 @@ from store_model import A_STEP, AGAIN, ANY, NOTHING, WORKERS, StoreModel, pick
 from services.records import Episode, PlayedTurn, encode_episode
 from services.store.bodies import Lost
 
+DELIVERIES = 10
+"""Attempts after which a ticket fails although only workers have died."""
+
 
 class WorkerRules(StoreModel):
     """Two workers claim, play, keep turns, commit and fail."""
 
-    @rule(names=st.lists(st.sampled_from(WORKERS), min_size=3, max_size=4), count=st.integers(1, 4))
+    @rule(names=st.lists(st.sampled_from(WORKERS), min_size=3, max_size=11), count=st.integers(1, 4))
     def hang_one_after_the_other(self, names, count):
         for name in names:
             self.claim(name, count, True)
@@ -21,7 +24,7 @@ class WorkerRules(StoreModel):
         store, held = self.workers[name]
         if name not in store._known_workers:
             self.give_back_all(name)
-        free = {i for i, (used, holder) in self.open.items() if used < 3 and (steal or holder is None)}
+        free = {i for i, (used, holder) in self.open.items() if used < DELIVERIES and (steal or holder is None)}
         claims = store.claim(name, count, min_idle_s=0.0 if steal else 30.0)
         for claim in claims:
             assert claim.ticket.id in free
@@ -31,7 +34,7 @@ class WorkerRules(StoreModel):
         assert len(claims) == min(count, len(free))
         (failed,) = store.read(("HKEYS", "failed"))
         for ticket in failed:
-            assert self.open[ticket.decode()][0] == 3
+            assert self.open[ticket.decode()][0] == DELIVERIES
             self.open[ticket.decode()][1] = None
         held += claims
 
@@ -78,7 +81,7 @@ class WorkerRules(StoreModel):
             return
         del self.stored[name]
         self.losses[name] = self.losses.get(name, 0) + 1
-        self.open[name] = [3 if self.losses[name] == 3 else 0, None]
+        self.open[name] = [DELIVERIES if self.losses[name] == 3 else 0, None]
         self.outdated = [*self.outdated, *(claim for _, claim, _ in self.hands() if claim.ticket.id == name)]
 
     @precondition(lambda self: self.hands())
@@ -107,8 +110,7 @@ class WorkerRules(StoreModel):
         assert store.commit_episode(claim, episode) == "refused"
         held.remove(claim)
         if state[1] == (claim.worker, claim.attempt):
-            state[1] = None
-            self.turns.pop(claim.ticket.id, None)
+            self.failed(claim, state)
 
     @precondition(lambda self: self.hands())
     @rule(which=ANY, again=AGAIN, how=st.sampled_from(["fail", "renew"]))
@@ -120,14 +122,18 @@ class WorkerRules(StoreModel):
             if how == "renew":
                 assert store.renew_claims(claim.worker, [claim]) == ([] if ours else [claim])
             elif ours:
-                assert store.fail(claim, "engine") == ("exhausted" if claim.attempt == 3 else "retry")
+                assert store.fail(claim, "engine") == ("exhausted" if claim.attempt >= 3 else "retry")
             else:
                 store.fail(claim, "engine")
         if how != "renew":
             held.remove(claim)
             if ours:
-                state[1] = None
-                self.turns.pop(claim.ticket.id, None)
+                self.failed(claim, state)
+
+    def failed(self, claim, state):
+        """After the third attempt nobody may claim the ticket again."""
+        state[:] = [DELIVERIES if claim.attempt >= 3 else claim.attempt, None]
+        self.turns.pop(claim.ticket.id, None)
 
     @rule(name=st.sampled_from(WORKERS))
     def kill_worker(self, name):

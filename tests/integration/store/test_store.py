@@ -117,11 +117,23 @@ def test_a_claim_from_before_a_reset_cannot_answer_the_ticket_issued_anew(store,
     assert store.commit_episode(new, played(new)) == "accepted"
 
 
-def test_dead_workers_use_up_attempts_and_the_late_episode_of_one_still_counts(store, controller):
+def test_three_deaths_of_a_worker_fail_none_of_its_tickets(store, controller):
+    """Whatever killed it, at most one of its tickets was the cause."""
+    store.issue(controller, tickets(0, size=4), capacity=9)
+    for name in ("a", "b", "c"):
+        assert len(store.claim(name, 4, min_idle_s=0.0)) == 4
+    claims = store.claim("d", 4, min_idle_s=0.0)
+    assert [claim.attempt for claim in claims] == [4] * 4
+    assert store.failed_groups() == []
+    assert store.fail(claims[0], "env: it failed") == "exhausted"
+    assert [store.commit_episode(claim, played(claim)) for claim in claims[1:]] == ["accepted"] * 3
+
+
+def test_ten_dead_workers_use_up_attempts_and_the_late_episode_of_one_still_counts(store, controller):
     store.issue(controller, tickets(0, size=1, task="alfworld/train/b"), capacity=9)
-    claims = [store.claim(name, 1, min_idle_s=0.0)[0] for name in ("a", "b", "c")]
-    assert [claim.attempt for claim in claims] == [1, 2, 3]
-    assert store.claim("d", 1, min_idle_s=0.0) == []
+    claims = [store.claim(name, 1, min_idle_s=0.0)[0] for name in "abcdefghij"]
+    assert [claim.attempt for claim in claims] == [*range(1, 11)]
+    assert store.claim("k", 1, min_idle_s=0.0) == []
     assert store.failed_groups() == [Drop(group="train/00000000", task="alfworld/train/b", reason="worker died")]
     assert store.commit_episode(claims[0], played(claims[0])) == "accepted"
     assert store.failed_groups() == []
