@@ -2,10 +2,10 @@
 
     README.md                model card: run, step, score with its interval, prompt format, stop strings
     generation_config.json   stop ids and sampling, so that `generate` and vLLM end answers where they should
-    gagpo.yaml               the run's config, by which `gagpo eval FOLDER` plays it
+    gagpo.yaml               the part of the run's config by which `gagpo eval FOLDER` plays it
     chat_template.jinja      the run's own template, if its config names one in model.chat_template
 
-Not exported: optimizer state. Paths of this machine are left out of the card.
+Not exported: optimizer state, and the rest of the config: addresses, files of tokens, and what only training reads.
 """
 
 from __future__ import annotations
@@ -27,6 +27,15 @@ from services.files import read_json
 from services.telemetry.metrics_file import read_evaluations
 
 GENERATION = "generation_config.json"
+PLAYED: dict[str, Any] = {
+    "name": True, "seed": True, "steps": True, "agent": True,
+    "env": {"name": True, "data": True, "max_steps": True, "prompt": True, "history": True, "alfworld": True,
+            "webshop": True, "search": {"topk", "turns"}, "scienceworld": True},
+    "model": {"dtype", "chat_template_kwargs", "system_prompt"},
+    "rollout": {"slots", "gpus", "tensor_parallel", "kv_cache_gb", "max_prompt_tokens", "max_response_tokens"},
+    "eval": {"temperature", "panel"}}
+"""The keys that say how a policy plays. No other key is exported, because folders go to other people and the config has
+addresses of a cluster and paths of secrets."""
 
 
 def export(run: RunFolder, step: int, model: Path, out: Path) -> None:
@@ -40,11 +49,10 @@ def export(run: RunFolder, step: int, model: Path, out: Path) -> None:
     shutil.copytree(model, temporary)
     if config.model.chat_template is not None:
         shutil.copyfile(config.model.chat_template, temporary / "chat_template.jinja")
-        config = config.model_copy(update={"model": config.model.model_copy(update={"chat_template": None})})
     stops, generation = _generation(temporary, config)
     (temporary / GENERATION).write_text(json.dumps(generation, indent=2) + "\n")
     (temporary / "README.md").write_text(_card(run, step, config, stops, title=out.name))
-    dump_config(config, temporary / EXPORTED_CONFIG)
+    dump_config(config, temporary / EXPORTED_CONFIG, include=PLAYED)
     temporary.rename(out)
 
 
@@ -69,7 +77,9 @@ def _card(run: RunFolder, step: int, config: Config, stops: list[str], *, title:
     env = config.env
     hub, path = origin(config.model.path), config.model.path
     base = f"the model `{hub or path.name}`" if path else "a model made from scratch for this game"
-    known = f"base_model: {hub.partition('@')[0]}\n" if hub else ""
+    name, _, revision = hub.partition("@")
+    known = f"base_model: {name}\n" if hub else ""
+    fetch = f" (`hf download {name} --revision {revision}`)" if hub else ""
     told = ", ".join(f"`{stop}`" for stop in stops)
     return f"""---
 library_name: transformers
@@ -83,7 +93,7 @@ An agent for `{env.name}`, trained with gagpo (step-level credit, arXiv 2605.132
 | | |
 |---|---|
 | run | `{config.name}`, learner step {step}, seed {config.seed} |
-| started from | {base}{", after a cold start" if config.sft.enabled else ""} |
+| started from | {base}{fetch}{", after a cold start" if config.sft.enabled else ""} |
 | credit | `{config.learner.credit.estimator}` |
 {_scores(run, step)}
 | prompt format | `{env.prompt}` with a history of {env.history} turns |
@@ -95,7 +105,8 @@ The agent reads one prompt per turn, which gagpo makes from the game's text, and
     gagpo eval {title} --split heldout
     gagpo prompt TASK --agent {title}
 
-`gagpo.yaml` has the config of the run. `generation_config.json` has the stop ids, for `transformers` and vLLM.
+`gagpo.yaml` has the part of the run's config that says how to play. `generation_config.json` has the stop ids, for
+`transformers` and vLLM.
 """
 
 

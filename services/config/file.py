@@ -117,9 +117,13 @@ def lay_over(config: Config, values: Mapping[str, object]) -> Config:
         raise one_line(error, config.run_dir) from None
 
 
-def dump_config(config: Config, path: Path) -> None:
-    """Writes the resolved config atomically. load_config reads it back as an equal config."""
-    text = yaml.safe_dump({"format": FORMAT, **config.model_dump(mode="json")}, sort_keys=False, allow_unicode=True)
+def dump_config(config: Config, path: Path, *, include: dict[str, Any] | None = None) -> None:
+    """Writes the resolved config atomically. load_config reads it back as an equal config.
+
+    `include`: the sections and keys to write, as pydantic takes them. None: all.
+    """
+    tree = config.model_dump(mode="json", include=include)
+    text = yaml.safe_dump({"format": FORMAT, **tree}, sort_keys=False, allow_unicode=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, text)
 

@@ -14,6 +14,43 @@ from services.config.file import dump_config
 TEMPLATE = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}[agent]"
 
 
+def model_at(folder: Path) -> Path:
+    tokenizer = train_tokenizer(["you are in a room", "you see a desk"])
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_an_exported_config_says_how_to_play_and_no_addresses_or_secrets(tmp_path: Path):
+    out = tmp_path / "out"
+    config = load_config("webshop-tiny", (
+        "redis.url=rediss://gagpo:hunter2@db.corp:6379/0", "redis.password_file=/secrets/redis",
+        "env.urls=[http://games.corp:8100]", "env.token_file=/secrets/env", "env.search.url=[http://find.corp]",
+        "prompting.key_file=/secrets/key", "storage.url=s3://corp-bucket/runs", "ray.address=ray.corp:6379",
+        "metrics.traces=http://traces.corp:4318", f"runs_dir={tmp_path / 'private'}", "env.webshop.goals=human",
+        "env.history=5", "model.system_prompt=You shop.", "rollout.max_response_tokens=99", "eval.temperature=0.7"))
+    dump_config(config, tmp_path / "run/config.yaml")
+
+    export(RunFolder(tmp_path / "run"), 3, model_at(tmp_path / "model"), out)
+
+    text = (out / EXPORTED_CONFIG).read_text()
+    assert [word for word in ("corp", "secrets", "hunter2", "private") if word in text] == []
+    played = load_config(out / EXPORTED_CONFIG)
+    assert (played.name, played.env.webshop, played.env.history) == ("webshop-tiny", config.env.webshop, 5)
+    assert (played.model.system_prompt, played.eval.temperature) == ("You shop.", 0.7)
+    assert (played.env.name, played.env.prompt, played.env.max_steps) == (
+        config.env.name, config.env.prompt, config.env.max_steps)
+    assert played.rollout.max_response_tokens == 99
+
+
+def test_the_card_says_how_to_fetch_a_base_model_of_the_hub(tmp_path: Path):
+    cached = model_at(tmp_path / "models--acme--tiny/snapshots" / ("0" * 40))
+    dump_config(load_config("alfworld-tiny", (f"model.path={cached}",)), tmp_path / "run/config.yaml")
+    export(RunFolder(tmp_path / "run"), 3, model_at(tmp_path / "model"), tmp_path / "out")
+    assert f"(`hf download acme/tiny --revision {'0' * 40}`)" in (tmp_path / "out/README.md").read_text()
+    assert str(tmp_path) not in (tmp_path / "out/README.md").read_text()
+    assert str(tmp_path) not in (tmp_path / "out" / EXPORTED_CONFIG).read_text()
+
+
 def test_a_template_of_the_config_goes_with_the_model(tmp_path: Path):
     model, run, out = tmp_path / "model", tmp_path / "run", tmp_path / "out"
     tokenizer = train_tokenizer(["you are in a room", "you see a desk"])
