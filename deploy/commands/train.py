@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,9 +54,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 def run(args: argparse.Namespace) -> int:
     """Makes all cheap checks, then runs."""
     from deploy.launch import plan, preflight
+    from deploy.launch.gpu_checks import with_gpu
     from deploy.training.start import start
 
-    config = _config(args)
+    config = with_gpu(_config(args), partial(print, file=sys.stderr))
     resume = bool(args.resume)
     if args.skip_step is not None and (args.sweep or not resume):
         raise UserError("--skip-step is for one interrupted run", "give --resume with it, and no --sweep")

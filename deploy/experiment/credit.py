@@ -10,8 +10,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -95,7 +97,9 @@ def _check_arms(config: Config, wanted: Sequence[PlannedRun]) -> None:
 
 def _make(config: Config, wanted: Sequence[PlannedRun], args: argparse.Namespace) -> None:
     from deploy.launch import preflight
+    from deploy.launch.gpu_checks import with_gpu
 
+    config = with_gpu(config, partial(print, file=sys.stderr))
     task_sets = preflight.check(config)
     args.out.mkdir(parents=True, exist_ok=True)
     known = read_records(args.out)

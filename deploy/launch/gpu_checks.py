@@ -1,10 +1,18 @@
-"""Refuses GPU settings that cannot work before anything starts: impossible placements, too few GPUs, wrong builds."""
+"""Refuses GPU settings that cannot work before anything starts: impossible placements, too few GPUs, wrong builds.
+
+`with_gpu` makes one choice itself: it gives a GPU to the rollout workers of a config without GPUs if only that works.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
+from deploy.launch import cards as gpus
 from deploy.launch.cards import Cards
 from deploy.launch.gpu_plan import check_memory, gpus_needed
 from deploy.launch.model_memory import model_shape
+from deploy.launch.ray_address import ray_address
 from learner.memory import Shape
 from services.config.tree import Config
 from services.errors import UserError
@@ -27,9 +35,23 @@ def check_gpus(config: Config, cards: Cards | None, *, private: bool) -> None:
     needed = gpus_needed(config)
     there = cards.count if cards else 0
     if needed > there and (cards or private):
-        raise UserError(f"the plan asks for {needed} GPUs, and {f'there are {there}' if there else 'there is none'}",
-                        _fewer(config, there))
+        raise _too_few(config, cards, needed)
     check_memory(config, cards)
+
+
+def with_gpu(config: Config, tell: Callable[[str], object]) -> Config:
+    """Returns the config with one GPU for all its rollout workers if it uses none and vLLM's build for CUDA is
+    installed, which cannot sample on CPUs. `tell` takes a line about that.
+
+    Only for a run that starts Ray on this machine. `exact` stays on CPUs, so check_builds refuses it.
+    """
+    rollout = config.rollout
+    if (rollout.gpus or config.learner.gpus or rollout.exact or ray_address(config) is not None
+            or installed("vllm") is None or gpus.visible() is None):
+        return config
+    share = math.floor(100 / rollout.workers) / 100
+    tell(f"rollout.gpus is 0, and vLLM's build for CUDA is installed: sampling on one GPU (rollout.gpus={share:g})")
+    return config.model_copy(update={"rollout": rollout.model_copy(update={"gpus": share})})
 
 
 def check_builds(config: Config) -> None:
@@ -44,7 +66,7 @@ def check_builds(config: Config) -> None:
                         "install `.[cuda]` in a fresh virtual environment, or set rollout.gpus=0")
     if not rollout.gpus and installed("vllm") is not None:
         raise UserError("rollout.gpus=0, and vLLM's build for CUDA would take GPU 0 without a reservation",
-                        "set rollout.gpus=1, or a share of a GPU, or install `.[cpu]`")
+                        "use a machine with a GPU, set rollout.gpus=1 or a share of a GPU, or install `.[cpu]`")
     if learner.gpus and not torch_cuda():
         raise UserError(f"learner.gpus={learner.gpus:g}, and torch is a build for CPUs",
                         "install `.[cuda]` in a fresh virtual environment, or set learner.gpus=0")
@@ -119,7 +141,21 @@ def _transfer(config: Config) -> None:
                         f"learner.gpus={learner.gpus:g})", f"set weights.transfer={other}, or auto")
 
 
-def _fewer(config: Config, there: int) -> str:
+def _too_few(config: Config, cards: Cards | None, needed: int) -> UserError:
+    """Returns the refusal: how many GPUs there are, who says so, and how to fix it."""
+    there, asked = cards.count if cards else 0, f"the plan asks for {needed} GPU{'s'[:needed > 1]}, and "
+    fix, named = _fewest(config, there), gpus.named(config)
+    if cards is not None and cards.named:
+        return UserError(f"{asked}hardware={config.hardware} names {there}",
+                         f"{fix}, or set hardware={needed}x{cards.bytes // 10**9}")
+    found = f"there {'is' if there < 2 else 'are'} {there or 'none'}"
+    if named is None or named.count < needed:
+        return UserError(f"{asked}{found}", fix)
+    return UserError(f"{asked}{found} on this machine, while hardware={config.hardware}",
+                     f"start it where these GPUs are (only --dry-run plans for others), or {fix}")
+
+
+def _fewest(config: Config, there: int) -> str:
     """Returns the change of the config that needs the fewest GPUs."""
     rollout, learner = config.rollout, config.learner
     if not there:

@@ -22,12 +22,15 @@ def start(config: Config, *, resume: bool, skip_step: int | None = None, quiet: 
     `quiet`: show progress on stderr and keep stdout free. Raises UserError for a user's mistake.
     """
     from deploy.launch import preflight
+    from deploy.launch.gpu_checks import with_gpu
     from deploy.runs.folder import check_run, earlier, locked
     from deploy.runs.mirror import claim
     from deploy.runs.wanted import forget_older
 
+    tell = partial(print, file=sys.stderr, flush=True)
+    config = with_gpu(config, tell)
     check_run(config, resume=resume)
-    task_sets = preflight.check(config, before=earlier(config), tell=partial(print, file=sys.stderr, flush=True))
+    task_sets = preflight.check(config, before=earlier(config), tell=tell)
     with locked(config):
         claim(config, resume=resume)
         forget_older(config)

@@ -55,14 +55,14 @@ def test_an_impossible_placement_is_refused(keys: list[str], why: str, fix: str,
 
 
 def test_two_gpus_on_a_machine_with_one_are_told_how_to_share_it(models: dict[str, Path]):
-    with pytest.raises(UserError, match="asks for 2 GPUs, and there are 1") as error:
+    with pytest.raises(UserError, match="asks for 2 GPUs, and there is 1; set ") as error:
         gpu_checks.check_gpus(config(models, "rollout.gpus=1", "learner.gpus=1"), ONE, private=True)
     assert "rollout.gpus=0.5" in error.value.fix
     assert gpus_needed(config(models)) == 1
 
 
 def test_a_machine_without_a_gpu_is_told_so_and_a_cluster_is_left_to_its_scheduler(models: dict[str, Path]):
-    with pytest.raises(UserError, match="asks for 1 GPUs, and there is none"):
+    with pytest.raises(UserError, match="asks for 1 GPU, and there is none"):
         gpu_checks.check_gpus(config(models), None, private=True)
     gpu_checks.check_gpus(config(models), None, private=False)
 
@@ -169,6 +169,47 @@ def test_the_builds_must_fit_the_devices(models: dict[str, Path], monkeypatch: p
         gpu_checks.check_builds(config(models, "rollout.gpus=0"))
     with pytest.raises(UserError, match="torch is a build for CPUs"):
         gpu_checks.check_builds(config(models))
+
+
+def test_a_config_without_gpus_takes_one_if_only_vllms_build_for_cuda_is_there(monkeypatch: pytest.MonkeyPatch):
+    builds: set[str] = {"vllm"}
+    monkeypatch.setattr(gpu_checks, "installed", lambda name: "0.32.0" if name in builds else None)
+    monkeypatch.setattr(cards, "visible", lambda: ONE)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    told = list[str]()
+
+    def gpus(*keys: str) -> float:
+        return gpu_checks.with_gpu(load_config("alfworld-tiny", keys), told.append).rollout.gpus
+
+    given = gpu_checks.with_gpu(load_config("alfworld-tiny"), told.append)
+    gpu_checks.check_builds(given)
+    gpu_checks.check_gpus(given, ONE, private=True)
+    assert (given.rollout.gpus, given.learner.gpus) == (1, 0)
+    assert told == ["rollout.gpus is 0, and vLLM's build for CUDA is installed: sampling on one GPU (rollout.gpus=1)"]
+    assert gpus("rollout.workers=3") == 0.33, "all workers are on it"
+    assert gpus("rollout.gpus=0.5") == 0.5
+    assert gpus("rollout.exact=true") == gpus("learner.gpus=1") == gpus("ray.address=10.0.0.1:6379") == 0
+    builds.clear()
+    assert gpus() == 0
+    builds.add("vllm")
+    monkeypatch.setattr(cards, "visible", lambda: None)
+    assert gpus() == 0
+    assert len(told) == 2
+
+
+@pytest.mark.parametrize(("hardware", "there", "why", "fix"), [
+    ("4x80", FOUR, "the plan asks for 8 GPUs, and hardware=4x80 names 4", "or set hardware=8x80"),
+    ("8x80", ONE, "the plan asks for 8 GPUs, and there is 1 on this machine, while hardware=8x80",
+     "start it where these GPUs are (only --dry-run plans for others), or set rollout.gpus=0.5"),
+    ("8x80", None, "asks for 8 GPUs, and there is none on this machine, while", "start it where these GPUs are"),
+])
+def test_too_few_gpus_say_what_hardware_has_to_do_with_it(
+        hardware: str, there: Cards | None, why: str, fix: str, models: dict[str, Path]):
+    asked = config(models, "rollout.gpus=1", "learner.gpus=1", "rollout.workers=4", "learner.ranks=4",
+                   f"hardware={hardware}")
+    with pytest.raises(UserError, match=re.escape(why)) as error:
+        gpu_checks.check_gpus(asked, cards.named(asked) if there is FOUR else there, private=True)
+    assert fix in error.value.fix
 
 
 @pytest.mark.parametrize(("size", "keys", "hardware", "way"), [
