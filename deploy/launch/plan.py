@@ -69,17 +69,19 @@ class Plan:
         return sum(process.count * process.memory_gib for process in self.processes)
 
 
-def make_plan(config: Config) -> Plan:
-    """Returns the plan of a config. If the config names a model, reads only the headers of its files."""
-    learner = config.learner
-    episodes = learner.groups_per_step * learner.group_size
+def make_plan(config: Config, *, learner: bool = True) -> Plan:
+    """Returns the plan of a config. If the config names a model, reads only the headers of its files.
+
+    `learner`: whether the plan has the learner's ranks, which an evaluation does not start.
+    """
+    episodes = config.learner.groups_per_step * config.learner.group_size
     rows = episodes * config.env.max_steps
     return Plan(
         run_dir=str(config.run_dir),
         model=origin(config.model.path) or str(config.model.path or "Qwen2 architecture, from scratch"),
         parameters=model_shape(config.model).parameters,
-        processes=_processes(config),
-        groups_per_step=learner.groups_per_step,
+        processes=(*_processes(config), *((_ranks(config),) if learner else ())),
+        groups_per_step=config.learner.groups_per_step,
         episodes_per_step=episodes,
         rows_per_step=rows,
         tokens_per_step=rows * (config.rollout.max_prompt_tokens + config.rollout.max_response_tokens),
@@ -118,8 +120,9 @@ def _worker_gib(config: Config, weights: float) -> float:
 
 
 def _processes(config: Config) -> tuple[Process, ...]:
-    """Returns the processes. Constant amounts of memory are rounded from small runs; the rest follows the model."""
-    rollout, learner = config.rollout, config.learner
+    """Returns the processes without the learner's ranks. Constant amounts of memory are rounded from small runs; the
+    rest follows the model."""
+    rollout = config.rollout
     weights = sampler_bytes(config, model_shape(config.model)) / GIB
     local = [Process(name="controller", memory_gib=0.5, address="this process")]
     if config.redis.url is None:
@@ -136,9 +139,13 @@ def _processes(config: Config) -> tuple[Process, ...]:
         Process(name="weights actor", memory_gib=0.2 + 2 * weights, address="Ray"),
         Process(name="rollout worker", count=rollout.workers, cpus=rollout.cpus, gpus=rollout.reserved_gpus,
                 memory_gib=_worker_gib(config, weights), address="Ray"),
-        Process(name="learner rank", count=learner.ranks, cpus=learner.cpus, gpus=learner.gpus,
-                memory_gib=0.9 + _learner_gib(config), address="Ray"),
     )
+
+
+def _ranks(config: Config) -> Process:
+    learner = config.learner
+    return Process(name="learner rank", count=learner.ranks, cpus=learner.cpus, gpus=learner.gpus,
+                   memory_gib=0.9 + _learner_gib(config), address="Ray")
 
 
 def as_dict(config: Config) -> dict[str, Any]:

@@ -37,9 +37,8 @@ NEEDS_TORCHVISION = "qwen3_5"
 """Begins the names of the families for which vLLM imports torchvision, also where nothing is seen."""
 
 
-def check(
-    config: Config, *, planned: bool = False, before: Config | None = None, tell: reach.Tell = print,
-) -> TaskSets:
+def check(config: Config, *, planned: bool = False, before: Config | None = None,
+          tell: reach.Tell = print) -> TaskSets:
     """Returns the run's task sets. Raises UserError for the first mistake that would stop the run.
 
     `planned`: nothing will be started here. If the config also sets `hardware`, this machine is not checked.
@@ -58,16 +57,18 @@ def check(
     return task_sets
 
 
-def check_parts(
-    config: Config, *, planned: bool = False, before: Config | None = None, tell: reach.Tell = print,
-) -> None:
-    """Checks everything except the run's folder, its port and its games. Evaluations check those differently."""
+def check_parts(config: Config, *, planned: bool = False, before: Config | None = None, tell: reach.Tell = print,
+                learner: bool = True) -> None:
+    """Checks everything except the run's folder, its port and its games. Evaluations check those differently.
+
+    `learner`: whether the config's learner will be started. An evaluation has none.
+    """
     _environment(config)
     _model(config)
-    check_learner(config)
+    (check_learner if learner else _sessions)(config)
     sinks.check(config)
     tracing.check(config.metrics.traces)
-    plan = make_plan(config)
+    plan = make_plan(config, learner=learner)
     elsewhere = planned and config.hardware is not None
     check_gpus(config, cards.cards_of(config), private=plan.private_ray)
     if not plan.private_ray:
@@ -147,7 +148,7 @@ def _model(config: Config) -> None:
     check_family(path)
     _sampled(path)
     _whole(path)
-    longest = _positions(path)
+    longest = _described(path).get("max_position_embeddings")
     if not config.rollout.gpus:
         check_shape(path)
     wanted = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
@@ -163,10 +164,6 @@ def _sampled(path: Path) -> None:
         raise UserError(f"the model at {path} is of the family {family}, for which vLLM needs torchvision, and "
                         "scripts/setup removes it",
                         "install the one that fits this torch, or choose a family of docs/models.md")
-
-
-def _positions(path: Path) -> int | None:
-    return _described(path).get("max_position_embeddings")
 
 
 def _described(path: Path) -> dict[str, int]:
@@ -233,10 +230,10 @@ def _credit(config: Config) -> None:
 
 def _batch(config: Config) -> None:
     """Checks that a batch can be filled and fits the token budget, the ranks and the environment servers."""
-    learner, rollout, env = config.learner, config.rollout, config.env
+    learner, rollout = config.learner, config.rollout
     row = rollout.max_prompt_tokens + rollout.max_response_tokens
     episodes = learner.groups_per_step * learner.group_size
-    check_cache(config)
+    _sessions(config)
     if learner.token_budget < row:
         raise UserError(f"learner.token_budget={learner.token_budget} holds no whole row of up to {row} tokens",
                         f"raise it to {row} or more, or lower rollout.max_prompt_tokens")
@@ -246,6 +243,12 @@ def _batch(config: Config) -> None:
     if (learner.fewest_ranks or 1) > learner.ranks:
         raise UserError(f"learner.fewest_ranks={learner.fewest_ranks} is more than learner.ranks={learner.ranks}",
                         f"set learner.fewest_ranks={learner.ranks} or lower, or remove it")
+
+
+def _sessions(config: Config) -> None:
+    """Checks that the KV cache holds a row, and that the environment servers hold the workers' games."""
+    rollout, env = config.rollout, config.env
+    check_cache(config)
     each = session_limit(env, find_spec(env.name).session_bytes)
     sessions = env.servers * each
     if not env.urls and rollout.workers * rollout.slots > sessions:  # servers of others may be more than their names

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,9 +59,13 @@ def evaluate(config: Config, policy: PlayablePolicy, *, split: str | None, file:
 
     from deploy.console.plain import StatusLines
     from deploy.launch import preflight
+    from deploy.launch.gpu_checks import with_gpu
+    from deploy.launch.playing import for_playing
     from services.telemetry.metrics_file import append_row
 
-    preflight.check_parts(config)
+    tell = partial(print, file=sys.stderr, flush=True)
+    config = with_gpu(for_playing(config, tell), tell)
+    preflight.check_parts(config, learner=False)
     if not os.access(file if file.exists() else file.parent, os.W_OK):
         raise UserError(f"{file} cannot be written", "choose another file with --out")
     with StatusLines(Console(stderr=True)) as lines:
