@@ -6,6 +6,7 @@ its KV cache and vLLM itself. Every process adds a CUDA context. docs/tasks/gpu.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from contextlib import suppress
@@ -243,17 +244,22 @@ def _changes(config: Config) -> Iterator[tuple[str, Config]]:
 def _slower_changes(config: Config) -> Iterator[tuple[str, Config]]:
     """Yields what makes each update slower (moments in host memory), then what trains fewer weights (adapters).
 
-    Both compute activations twice, and take a smaller KV cache if they must.
+    Each is tried as it is, then with activations that are computed twice and with a smaller KV cache, and then the same
+    in turns if sampler and learner share the GPU.
     """
     rollout, learner = config.rollout, config.learner
+    turns = [("", rollout)]
+    if config.shares_gpus and not rollout.sleep:
+        turns.append((", rollout.sleep=true", rollout.model_copy(update={"sleep": True})))
     adapters = learner.lora.model_copy(update={"rank": ADAPTER_RANK})
     options = (("learner.offload=true", {"offload": True}), (f"learner.lora.rank={ADAPTER_RANK}", {"lora": adapters}))
-    for text, keys in options:
+    for (text, keys), (turn, sampler) in itertools.product(options, turns):
         trained = learner.model_copy(update=keys)
-        yield text, config.model_copy(update={"learner": trained})
+        yield f"{text}{turn}", config.model_copy(update={"learner": trained, "rollout": sampler})
         twice = trained.model_copy(update={"checkpointing": True})
-        yield f"{text} and learner.checkpointing=true", config.model_copy(update={"learner": twice})
+        both = f"{text}{turn}, learner.checkpointing=true"
+        yield both, config.model_copy(update={"learner": twice, "rollout": sampler})
         for cache in (rollout.kv_cache_gb / 2, rollout.kv_cache_gb / 4):
-            smaller = rollout.model_copy(update={"kv_cache_gb": cache, "gpu_memory": None})
-            yield (f"{text}, learner.checkpointing=true and rollout.kv_cache_gb={cache:g}, without rollout.gpu_memory",
+            smaller = sampler.model_copy(update={"kv_cache_gb": cache, "gpu_memory": None})
+            yield (f"{both} and rollout.kv_cache_gb={cache:g}, without rollout.gpu_memory",
                    config.model_copy(update={"learner": twice, "rollout": smaller}))

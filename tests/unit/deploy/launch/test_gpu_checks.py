@@ -15,6 +15,7 @@ from services.config.tree import Config
 from services.errors import UserError
 
 ONE, FOUR, LARGE = Cards(1, 80 * 10**9), Cards(4, 80 * 10**9), Cards(1, 141 * 10**9)
+SMALL = Cards(1, 24 * 10**9)
 LARGE_CLUSTER = Cards(32, 80 * 10**9)
 MANY = ["rollout.gpus=1", "learner.gpus=1", "learner.ranks=24"]
 
@@ -76,11 +77,13 @@ def test_a_machine_without_a_gpu_is_told_so_and_a_cluster_is_left_to_its_schedul
      Cards(32, 80 * 10**9), "rollout.tensor_parallel=2"),
     ("7b", ["rollout.kv_cache_gb=10"], LARGE, "set learner.offload=true"),
     ("7b", ["rollout.kv_cache_gb=10", "learner.checkpointing=false"], LARGE,
-     "set learner.offload=true and learner.checkpointing=true"),
+     "set learner.offload=true, learner.checkpointing=true"),
     ("7b", [], LARGE, "set learner.offload=true, learner.checkpointing=true and rollout.kv_cache_gb=10"),
     ("7b", ["learner.offload=true", "learner.checkpointing=true", "learner.token_budget=2560"],
      Cards(1, 100 * 10**9), "set rollout.sleep=true"),
     ("7b", [], ONE, "set learner.lora.rank=16"),
+    ("1.5b", [], SMALL,
+     "set learner.lora.rank=16, rollout.sleep=true, learner.checkpointing=true and rollout.kv_cache_gb=10, without"),
     ("32b", [], ONE, "use more or larger GPUs"),
 ])
 def test_a_plan_that_does_not_fit_is_refused_with_the_key_that_makes_it_fit(
