@@ -25,7 +25,7 @@ from services.files import Damaged, follow_folder, read_json, write_whole
 
 FORMAT = 1
 MAY_CHANGE = re.compile(
-    r"(runs_dir|shared|steps|hardware|eval\..*|checkpoint\..*|storage\..*|redis\.(?!bodies).*|ray\..*|placement\..*|autoscale\..*"
+    r"(runs_dir|shared|steps|hardware|model\.download|eval\..*|checkpoint\..*|storage\..*|redis\.(?!bodies).*|ray\..*|placement\..*|autoscale\..*"
     r"|supervision\..*|metrics\..*|weights\..*|prompting\..*|agent\.seconds"
     r"|env\.(data|servers|cpus|urls|token_file|max_sessions|memory_gb|recycle_hours|recycle_gb|call_seconds|outage_seconds)"
     r"|rollout\.(workers|slots|cpus|gpus|gpu_memory|kv_cache_gb|threads|(start|sample|update)_seconds)"
@@ -137,9 +137,12 @@ def differences(before: Config, now: Config) -> list[str]:
     """Returns a text with both values for each differing key that decides what a run learns.
 
     An option of `learner.credit` that one config lacks is left out: it does nothing there, or belongs to another
-    estimator or state key, which is named itself.
+    estimator or state key, which is named itself. Models of the hub are compared by their commit, wherever their cache
+    is.
     """
     mine, theirs = flatten(now), flatten(before)
+    if (commit := origin(now.model.path)) and commit == origin(before.model.path):
+        mine = {key: value for key, value in mine.items() if key not in ("model.path", "model.revision")}
     return [f"{key} is {as_yaml(theirs[key])} there and {as_yaml(mine[key])} here" for key in mine
             if key in theirs and mine[key] != theirs[key] and not MAY_CHANGE.fullmatch(key)]
 

@@ -20,12 +20,16 @@ WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 def with_local_model(config: Config) -> Config:
     """The config with the folder of its model in the cache in the place of a name of the hub.
 
-    A name that is neither there nor to be downloaded stays: preflight refuses it. Raises UserError if a download fails.
+    So is the folder of a model in a cache that is gone, such as that of another machine. A name that is neither there
+    nor to be downloaded stays: preflight refuses it. Raises UserError if a download fails.
     """
     path = config.model.path
-    if path is None or path.exists() or not _NAME.fullmatch(str(path)):
+    if path is None or path.exists():
         return config
-    folder = _snapshot(str(path), config.model.revision, download=config.model.download)
+    name, _, commit = (origin(path) or str(path)).partition("@")
+    if not _NAME.fullmatch(name):
+        return config
+    folder = _snapshot(name, commit or config.model.revision, download=config.model.download)
     if folder is None:
         return config
     return config.model_copy(update={"model": config.model.model_copy(update={"path": folder})})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -45,6 +46,38 @@ def test_a_name_is_its_folder_in_the_cache_and_run_json_has_the_commit(cache, tm
     assert config("model.path=acme/tiny", f"model.revision={COMMIT}").model.path == found.model.path
     folder, _ = open_run(found, games="", resume=False)
     assert json.loads(folder.identity_file.read_text())["model"] == f"acme/tiny@{COMMIT}"
+
+
+def second_cache(cache: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Copies the cache to another folder, from which models are taken from then on."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
+    return Path(shutil.copytree(cache / "models--acme--tiny", folder / "models--acme--tiny"))
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_run_goes_on_with_the_same_commit_from_another_cache(gone: bool, cache, tmp_path, monkeypatch):
+    words = ("model.path=acme/tiny", f"runs_dir={tmp_path / 'runs'}")
+    folder, _ = open_run(config(*words, "model.download=false"), games="", resume=False)
+    other = second_cache(cache, tmp_path / "other", monkeypatch)
+    if gone:
+        shutil.rmtree(cache / "models--acme--tiny")
+    for again in (config(*words), config(*words, "model.revision=main")):
+        assert again.model.path == other / "snapshots" / COMMIT
+        assert open_run(again, games="", resume=True)[0] == folder
+    if gone:
+        assert load_config(folder.config_file).model.path == other / "snapshots" / COMMIT
+
+
+def test_a_run_does_not_go_on_with_another_commit(cache, tmp_path):
+    words = ("model.path=acme/tiny", f"runs_dir={tmp_path / 'runs'}")
+    open_run(config(*words), games="", resume=False)
+    model = cache / "models--acme--tiny"
+    (model / "snapshots" / COMMIT).rename(model / "snapshots" / ("f" * 40))
+    (model / "refs" / "main").write_text("f" * 40)
+    with pytest.raises(UserError, match=r"another config: model\.path is .*snapshots/0123456789ab"):
+        open_run(config(*words), games="", resume=True)
 
 
 @pytest.mark.parametrize("named", ["acme/other", "acme/tiny/x", "tiny", "/acme/tiny"])
