@@ -9,10 +9,10 @@ from typing import Any
 from deploy.launch.cards import cards_of
 from deploy.launch.gpu_plan import describe as describe_gpus
 from deploy.launch.gpu_plan import gpu_plan
-from deploy.launch.idle_keys import idle_keys
 from deploy.launch.machine import GIB
 from deploy.launch.model_memory import model_shape, planned_training, sampler_bytes
 from deploy.launch.ray_address import ray_address
+from deploy.launch.warnings import warnings
 from deploy.runs.folder import RunFolder, standing
 from deploy.runs.hub import origin
 from envservice.registry import find_spec
@@ -154,7 +154,7 @@ def as_dict(config: Config) -> dict[str, Any]:
     totals = {"cpus": plan.cpus, "gpus": plan.gpus, "memory_gib": round(plan.memory_gib, 2)}
     gpus = gpu_plan(config, cards_of(config))
     return {"format": FORMAT, **asdict(plan), **totals, "gpu_memory": gpus and asdict(gpus),
-            "warnings": idle_keys(config), "config": config.model_dump(mode="json")}
+            "warnings": warnings(config), "config": config.model_dump(mode="json")}
 
 
 def describe(config: Config, *, resume: bool = False) -> str:
@@ -163,7 +163,7 @@ def describe(config: Config, *, resume: bool = False) -> str:
     lines = [
         f"run           {plan.run_dir}, {config.steps} learner steps, seed {config.seed}",
         *_folder(config, resume=resume),
-        *(f"warning       {line}" for line in idle_keys(config)),
+        *(f"warning       {line}" for line in warnings(config)),
         f"model         {plan.model}, {plan.parameters:,} parameters, {config.model.dtype}",
         f"games         {_games(config)}",
         f"each step     {plan.groups_per_step} groups of {config.learner.group_size}: "
