@@ -33,7 +33,7 @@ def require_official(config: Config) -> None:
     """Raises UserError if generated games would be played, which are too easy to separate estimators."""
     if config.env.data is None and not os.environ.get("ALFWORLD_DATA"):
         raise UserError("the experiment needs the official games, and ALFWORLD_DATA is not set",
-                        "run alfworld-download and export ALFWORLD_DATA=...")
+                        "get them as docs/tasks/set-up.md says, and export ALFWORLD_DATA=...")
 
 
 def check_settings(config: Config) -> None:

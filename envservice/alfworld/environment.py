@@ -15,7 +15,7 @@ from envservice.alfworld import engine as own
 from envservice.alfworld.game import Game, load_game
 from envservice.alfworld.goal import TASK_TYPES
 from envservice.alfworld.levels import LevelGames
-from envservice.alfworld.tasks import VARIABLE, Games, GeneratedGames, OfficialGames, task_type
+from envservice.alfworld.tasks import FETCH, VARIABLE, Games, GeneratedGames, OfficialGames, task_type
 from envservice.alfworld.textworld_engine import TextworldSession, require_textworld
 from envservice.base import Replay, Session
 from services.config.tree import EnvSection
@@ -120,7 +120,7 @@ def holding(env: EnvSection, task: str) -> AlfworldEnvironment:
         raise KeyError(task)
     if data is None:
         raise UserError(f"{task} is an official game and {VARIABLE} is not set",
-                        f"run `alfworld-download`, and set {VARIABLE} to its folder")
+                        f"run {FETCH}, and set {VARIABLE} to its folder")
     return _environment(_official(data, env), env)
 
 

@@ -11,7 +11,7 @@ from envservice.alfworld.losses import explain
 from envservice.alfworld.memory_prompt import AlfworldMemoryTemplate
 from envservice.alfworld.meta_prompt import AlfworldCompactMetaTemplate, AlfworldMetaTemplate
 from envservice.alfworld.prompts import AlfworldCompactTemplate, AlfworldFullTemplate
-from envservice.alfworld.tasks import VARIABLE
+from envservice.alfworld.tasks import FETCH, VARIABLE
 from envservice.alfworld.teacher import TEACHER
 from envservice.base import Environment
 from envservice.spec import EnvironmentSpec
@@ -57,7 +57,7 @@ def _games() -> Finding:
     counts = {split: sum(1 for _ in (root / split).glob("*/*/game.tw-pddl")) for split in _SPLITS}
     return Finding(check=VARIABLE, status="ok" if counts["train"] else "error",
                    detail=", ".join(f"{split} {count}" for split, count in counts.items()),
-                   fix="" if counts["train"] else f"alfworld-download, or unset {VARIABLE} for generated games")
+                   fix="" if counts["train"] else f"{FETCH}, or unset {VARIABLE} for generated games")
 
 
 SPEC = EnvironmentSpec(

@@ -37,7 +37,9 @@ _TAIL_BYTES = 4096
 _SOLVABLE = re.compile(rb'"solvable":\s*(true|false)')
 VARIABLE = "ALFWORLD_DATA"
 """The variable that names the data folder if env.data does not."""
-DOWNLOAD = "run `alfworld-download`, set ALFWORLD_DATA to its folder, or unset it for generated games"
+FETCH = "`pip install --no-deps alfworld==0.4.2 && alfworld-download`"
+"""The command that downloads the official games. Set-up without --test installs no package of ALFWorld."""
+DOWNLOAD = f"run {FETCH}, set {VARIABLE} to its folder, or unset it for generated games"
 
 
 class Games(Protocol):

@@ -61,7 +61,7 @@ DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
     (["monitor", "absent"], "there is no folder absent; give the folder that holds the runs"),
     (["tasks"], "the following arguments are required: SPLIT; see `gagpo tasks --help`"),
     (["play", "alfworld/valid_seen/x"], "alfworld/valid_seen/x is an official game and ALFWORLD_DATA is not set; "
-     "run `alfworld-download`, and set ALFWORLD_DATA to its folder"),
+     "run `pip install --no-deps alfworld==0.4.2 && alfworld-download`, and set ALFWORLD_DATA to its folder"),
     (["bench", "soak", "--minutes", "-1"], "argument --minutes: it must be above 0, not -1; see `gagpo bench --help`"),
     (["bench", "soak", "--sessions", "x=3"], "there is no environment 'x'; set env.name to one of alfworld, webshop, "
      "search, scienceworld, or to module:attribute of your own"),

@@ -1,12 +1,14 @@
 """Which games are listed and in which split: on a small folder in the official layout, and on generated games."""
 
 import json
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from envservice.alfworld.environment import AlfworldEnvironment, open_environment
 from envservice.alfworld.generator import generate
-from envservice.alfworld.tasks import GeneratedGames, OfficialGames, is_held_out, task_type
+from envservice.alfworld.tasks import FETCH, GeneratedGames, OfficialGames, is_held_out, task_type
 from services.config.tree import EnvSection
 from services.errors import EnvFault, UserError
 
@@ -96,9 +98,18 @@ def test_an_unknown_task_is_a_key_error(root, task):
             AlfworldEnvironment(games).open(task)
 
 
+def test_the_command_that_fetches_games_installs_the_version_that_is_tested():
+    """Without the package's own dependencies, which games of our engine do not need."""
+    root = Path(__file__).parents[4]
+    pinned = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]["alfworld"][0]
+    assert f"`pip install --no-deps {pinned} && alfworld-download`" == FETCH
+    for page in ("docs/tasks/set-up.md", "docs/operate/messages.md"):
+        assert f"pip install --no-deps {pinned}" in (root / page).read_text()
+
+
 def test_missing_and_broken_data_are_one_line_for_the_user(root, tmp_path_factory):
     empty = tmp_path_factory.mktemp("empty")
-    with pytest.raises(UserError, match=r"there are no ALFWorld games in .*; run `alfworld-download`"):
+    with pytest.raises(UserError, match=r"there are no ALFWorld games in .*; run `pip install"):
         OfficialGames(empty)
     games = OfficialGames(root)
     with pytest.raises(UserError, match="split valid_unseen is missing"):
