@@ -65,15 +65,19 @@ def test_setup_refuses_an_argument_that_it_does_not_know():
     assert done.stderr == "error: unknown arguments: --tset; use scripts/setup or scripts/setup --test\n"
 
 
-def test_a_missing_python_is_named_with_its_command():
-    """Names an interpreter that does not exist. Set-up must fail before it changes anything."""
+@pytest.mark.parametrize(("given", "said"), [
+    ({"PYTHON": "false"}, "error: PYTHON=false is no Python 3.11 or 3.12; give the path of one, or leave PYTHON out\n"),
+    ({}, "apt-get install python3.11 python3.11-venv, or name another one: PYTHON=/path/to/python3.12\n")])
+def test_a_missing_python_is_named_with_what_to_do(given: dict[str, str], said: str, tmp_path: Path):
+    """Finds no interpreter. Set-up must fail before it changes anything."""
+    for program in ("id", "dirname", "sed"):
+        (tmp_path / program).symlink_to(f"/usr/bin/{program}")
     script = (ROOT / "scripts/setup").read_text().replace('main "$@"', "find_python")
-    done = subprocess.run(
-        ["bash", "-c", script, str(ROOT / "scripts/setup")], env={"PATH": "/usr/bin:/bin", "PYTHON": "false"},
-        capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(["/bin/bash", "-c", script, str(ROOT / "scripts/setup")], env={"PATH": str(tmp_path)} | given,
+                          capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
-    assert done.stderr.startswith("error: Python 3.11 or 3.12 is missing; ")
-    assert "apt-get install python3.11 python3.11-venv" in done.stderr
+    assert done.stderr.endswith(said)
+    assert done.stderr.startswith("error: ")
 
 
 def test_both_halves_of_the_tests_have_all_tests_once():
