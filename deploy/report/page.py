@@ -126,9 +126,11 @@ def _costs(runs: Sequence[ReportedRun]) -> str:
 
 
 def _gpus(config: Mapping[str, Any]) -> float:
-    """Returns the number of GPUs that a run held, from its dotted config."""
-    return sum((config.get(f"{part}.gpus") or 0) * (config.get(f"{part}.{kind}") or 0)
-               for part, kind in (("rollout", "workers"), ("learner", "ranks")))
+    """Returns the number of GPUs that a run held, from its dotted config. A worker holds `gpus` per part of its engine.
+    """
+    worker = (config.get("rollout.gpus") or 0) * (config.get("rollout.tensor_parallel") or 1)
+    rank = config.get("learner.gpus") or 0
+    return worker * (config.get("rollout.workers") or 0) + rank * (config.get("learner.ranks") or 0)
 
 
 def _total(run: ReportedRun, key: str) -> float:

@@ -7,6 +7,7 @@ import re
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from deploy.cli import main
 from deploy.report.figures import FIGURES, moving_average
@@ -41,6 +42,20 @@ def test_the_page_of_one_run_holds_tables_figures_facts_and_config(run):
     assert "<meta name=format content=2>" in text
     assert not re.search(r"(src|href)=.?http", text)
     assert not list(folder.glob(".report*"))
+
+
+@pytest.mark.parametrize(("parallel", "hours"), [({"tensor_parallel": 4}, "10.00"), ({}, "4.00")])
+def test_gpu_hours_count_every_gpu_of_a_sampler(run, parallel: dict[str, int], hours: str):
+    """An hour of two workers with four GPUs each, or one, and of two ranks. A config of before has no such key."""
+    folder = run("cards")
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    (folder / "config.yaml").write_text(yaml.safe_dump({
+        **config, "learner": {"gpus": 1, "ranks": 2}, "rollout": {"gpus": 1, "workers": 2, **parallel}}))
+    (folder / "metrics.jsonl").unlink()
+    append_row(folder / "metrics.jsonl", {
+        **dict.fromkeys(METRIC_KEYS, 0.1), **{key: 0.0 for key in METRIC_KEYS if key.startswith("seconds/")}, "step": 1,
+        "version": "1.1", "seconds/wait": 3600.0})
+    assert f"<th>GPU hours of RL</th><td>{hours}</td>" in write_report([folder], folder)[0].read_text()
 
 
 def test_advantages_are_shown_at_chosen_steps(run):
