@@ -24,6 +24,8 @@ READS = {
     "tabular": {"seeds", "report", "json"},
 }
 """Name -> the options that it reads, beside --out. Others are refused."""
+REPORT_READS = {"report", "json"}
+"""The options that a report of existing runs reads, beside --out: it shows all runs there."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
@@ -70,9 +72,11 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 
 def run(args: argparse.Namespace) -> int:
     """Runs the experiment. Raises UserError for an option that it does not read."""
-    for name, default in args.unset.items():
-        if getattr(args, name) != default and name not in READS[args.name]:
-            option = "KEY=VALUE" if name == "overrides" else f"--{name.replace('_', '-')}"
+    for name in (name for name, default in args.unset.items() if getattr(args, name) != default):
+        option = "KEY=VALUE" if name == "overrides" else f"--{name.replace('_', '-')}"
+        if name not in READS[args.name]:
             raise UserError(f"{option} does nothing in the experiment {args.name}", "leave it out")
+        if args.report and name not in REPORT_READS:
+            raise UserError(f"{option} does nothing with --report, which shows all runs in --out", "leave it out")
     args.out = args.out or Path("docs", "experiments", args.name)
     return importlib.import_module(EXPERIMENTS[args.name]).run(args)

@@ -49,9 +49,9 @@ FORMAT = 1
 
 def run(args: argparse.Namespace) -> int:
     """Makes the runs that are missing, then the tables. Raises UserError before anything heavy starts."""
-    config = load_config(args.config or CONFIG, args.overrides)
     if args.report:
         return _report(args.out, as_json=args.json)
+    config = load_config(args.config or CONFIG, args.overrides)
     wanted = _wanted(args)
     require_official(config)
     check_settings(config)

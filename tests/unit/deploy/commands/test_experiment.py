@@ -13,11 +13,19 @@ from deploy.commands.experiment import EXPERIMENTS, READS
     (["tabular", "--arms", "gagpo"], "--arms does nothing in the experiment tabular"),
     (["gradient", "--report"], "--report does nothing in the experiment gradient"),
     (["credit", "--runs", "runs/mine"], "--runs does nothing in the experiment credit"),
-    (["loglinear", "learner.lr=1"], "KEY=VALUE does nothing in the experiment loglinear")])
+    (["loglinear", "learner.lr=1"], "KEY=VALUE does nothing in the experiment loglinear"),
+    *[(["credit", "--report", *ignored], f"{ignored[0]} does nothing with --report")
+      for ignored in (["--arms", "gagpo"], ["--seeds", "3"], ["--confirm"], ["--hours", "1"], ["--parallel", "2"],
+                      ["--config", "mine.yaml"], ["--dry-run"])],
+    (["credit", "--report", "learner.lr=1"], "KEY=VALUE does nothing with --report"),
+    (["loglinear", "--report", "--arms", "gagpo"], "--arms does nothing with --report"),
+    (["tabular", "--report", "--seeds", "3"], "--seeds does nothing with --report")])
 def test_an_option_that_does_nothing_is_refused(
         arguments: list[str], option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["experiment", *arguments[:1], "--out", str(tmp_path / "out"), *arguments[1:]]) == 2
-    assert option in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert option in error
+    assert error.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
