@@ -112,7 +112,7 @@ class GroupCollector:
     def drop(self, group: str, reason: str, *, tell: Callable[..., object] = log.warning) -> None:
         """Drops a group with its reason. Writes its finished episodes to the archive before the store forgets them."""
         task, episodes = self.store.task_of(group), self.store.episodes(group)
-        drop = Drop(group=group, task=task, reason=reason, steps=sum(len(episode.steps) for episode in episodes))
+        drop = Drop.of(episodes, group=group, task=task, reason=reason)
         self.pulse.meters("gagpo_groups_dropped_total", reason=reason_class(reason)).inc()
         trace_drop(group, self.config.learner.group_size, reason)
         tell("group dropped", group=group, task=task, reason=reason)

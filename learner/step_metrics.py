@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from learner.collect import UNIFORM
 from learner.judge import judge_metrics
-from services.records import Episode, Manifest, Version
+from services.records import Episode, Manifest, Tally, Version
 
 
 def metrics_row(version: Version | None, manifest: Manifest, groups: Sequence[Sequence[Episode]],
@@ -17,27 +18,19 @@ def metrics_row(version: Version | None, manifest: Manifest, groups: Sequence[Se
     """Returns a row with all keys of services.telemetry.metrics_file.METRIC_KEYS.
 
     `version`: published after the step. `measured`: the learner's metrics. `seconds`: the time of each phase of the
-    loop. Shares are over turns, and tokens_sampled counts judgements too. Ages are in learner steps at consumption.
-    task_score is not a number if the environment has no score.
+    loop. All but the figures of _played are over the groups trained on: shares over their turns, ages in learner steps
+    at consumption.
     """
     episodes = [episode for group in groups for episode in group]
     steps = [step for episode in episodes for step in episode.steps]
-    judged = [answer for episode in episodes for question in episode.judged for answer in question.answers]
-    scores = [episode.task_score for episode in episodes if episode.task_score is not None]
     ages = [manifest.step - 1 - episode.oldest_step for episode in episodes]
     return {
         "step": manifest.step,
         "version": version.short if version is not None else "",
         "time": time.time(),
-        "success_rate": fmean(episode.won for episode in episodes),
-        "episode_return": fmean(episode.total_reward for episode in episodes),
-        "task_score": fmean(scores) if scores else math.nan,
-        "episode_length": fmean(len(episode.steps) for episode in episodes),
+        **_played(episodes, manifest),
         "invalid_share": fmean(not step.valid for step in steps),
         "inadmissible_share": fmean(not step.admissible for step in steps),
-        "episodes": len(episodes),
-        "env_steps": len(steps),
-        "tokens_sampled": sum(len(step.response_ids) for step in (*steps, *judged)),
         "prefix_breaks": sum(step.broke for step in steps),
         "staleness_mean": fmean(ages),
         "staleness_max": max(ages),
@@ -47,4 +40,24 @@ def metrics_row(version: Version | None, manifest: Manifest, groups: Sequence[Se
         **judge_metrics(episodes),
         **{f"seconds/{phase}": value for phase, value in seconds.items()},
         **measured,
+    }
+
+
+def _played(episodes: Sequence[Episode], manifest: Manifest) -> dict[str, float]:
+    """Returns the means and sums over the episodes trained on and those that dynamic sampling replaced.
+
+    Replaced groups are mostly won or lost as a whole. Without them the success would be that of the other games alone.
+    tokens_sampled counts judgements too. task_score is not a number if the environment has no score.
+    """
+    parts = [Tally.of(episodes), *(drop for drop in manifest.drops if drop.reason.startswith(UNIFORM))]
+    number, steps = sum(part.episodes for part in parts), sum(part.steps for part in parts)
+    scored = sum(part.scored for part in parts)
+    return {
+        "success_rate": sum(part.wins for part in parts) / number,
+        "episode_return": math.fsum(part.reward for part in parts) / number,
+        "task_score": math.fsum(part.score for part in parts) / scored if scored else math.nan,
+        "episode_length": steps / number,
+        "episodes": number,
+        "env_steps": steps,
+        "tokens_sampled": sum(part.tokens for part in parts),
     }

@@ -7,8 +7,9 @@ Every record is frozen and keyword-only; proto/ holds their JSON Schemas, frozen
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import msgspec
 import numpy as np
@@ -192,15 +193,46 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
         """Returns the undiscounted sum of rewards."""
         return float(sum(step.reward for step in self.steps))
 
+    @property
+    def tokens_sampled(self) -> int:
+        """Returns the number of response tokens, those of its judgements included."""
+        answers = (answer for question in self.judged for answer in question.answers)
+        return sum(len(step.response_ids) for step in (*self.steps, *answers))
 
-class Drop(msgspec.Struct, frozen=True, kw_only=True):
-    """A group that will never be trained on, and why."""
+
+class Tally(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums over finished episodes."""
+
+    episodes: int = 0
+    steps: int = 0
+    """Environment steps. Records of before have this field alone."""
+    wins: int = 0
+    reward: float = 0.0
+    """Undiscounted returns."""
+    score: float = 0.0
+    """The environment's own scores, of the `scored` episodes that have one."""
+    scored: int = 0
+    tokens: int = 0
+    """Tokens sampled, those of judgements included."""
+
+    @classmethod
+    def of(cls, episodes: Sequence[Episode], **named: str) -> Self:
+        """Returns the sums over these episodes. `named`: the other fields."""
+        scores = [episode.task_score for episode in episodes if episode.task_score is not None]
+        return cls(
+            **named, episodes=len(episodes), steps=sum(len(episode.steps) for episode in episodes),
+            wins=sum(episode.won for episode in episodes),
+            reward=math.fsum(episode.total_reward for episode in episodes), score=math.fsum(scores),
+            scored=len(scores), tokens=sum(episode.tokens_sampled for episode in episodes))
+
+
+class Drop(Tally, frozen=True, kw_only=True):
+    """A group that will never be trained on, and why. The sums are over its finished episodes, and are recorded because
+    dropping groups by their length or their rewards makes those that are left another sample."""
 
     group: str
     task: str
     reason: str
-    steps: int = 0
-    """Environment steps in its finished episodes. Recorded because dropping long episodes biases the gradient."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

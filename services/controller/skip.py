@@ -27,7 +27,7 @@ def skip_step(store: Store, lease: Lease, step: int, *, keep: Callable[[Drop, li
     drops: list[Drop] = []
     for group in manifest.groups:
         episodes = store.episodes(group)
-        drop = Drop(group=group, task=store.task_of(group), reason=REASON, steps=sum(len(e.steps) for e in episodes))
+        drop = Drop.of(episodes, group=group, task=store.task_of(group), reason=REASON)
         keep(drop, episodes)
         drops.append(drop)
     store.skip_step(lease, manifest, drops)

@@ -136,8 +136,7 @@ class Store(StepLog):
         drops: list[Drop] = []
         for group, cause in causes.items():
             task, _, reason = cause.partition("\n")
-            steps = sum(len(episode.steps) for episode in self.episodes(group))
-            drops.append(Drop(group=group, task=task, reason=reason, steps=steps))
+            drops.append(Drop.of(self.episodes(group), group=group, task=task, reason=reason))
         return drops
 
     # Rollout worker

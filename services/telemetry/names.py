@@ -128,8 +128,9 @@ LEARNER = (
     _declare("learner", "counter", "learner_steps_total", "Learner steps taken by this process."),
     _declare("learner", "gauge", "learner_step", "Learner steps that the weights have taken."),
     _declare("learner", "counter", "learner_phase_seconds_total", "Time spent, by phase of a step.", phase=PHASES),
-    _declare("learner", "counter", "learner_tokens_total", "Tokens of the groups trained on; trained ones count "
-             "prompts too.", kind=("sampled", "trained")),
+    _declare("learner", "counter", "learner_tokens_total", "Sampled: of the groups trained on, and of "
+             "those that dynamic sampling replaced. Trained: of the former alone, prompts included.",
+             kind=("sampled", "trained")),
     _declare("learner", "gauge", "learner_loss", "Parts of the last step's loss.",
              part=("policy", "value", "kl", "entropy")),
     _declare("learner", "gauge", "learner_gradient_norm", "Gradient norm of the last step, before clipping."),

@@ -36,7 +36,7 @@ def an_episode(claim):
     reward = UNIFORM.get(number, 10.0 * (ticket.k == 0))
     steps[-1] = msgspec.structs.replace(steps[-1], reward=reward)
     return Episode(ticket=ticket, steps=steps, won=reward > 0, end="won" if reward else "turns", worker="w",
-                   attempt=claim.attempt, seconds=0.1, engine="e")
+                   attempt=claim.attempt, seconds=0.1, engine="e", task_score=reward / 20)
 
 
 def life(store, folder, model_path, gang, *, crash_when=lambda counts: False, rounds=1):
@@ -89,6 +89,21 @@ def test_a_step_replaces_uniform_groups_up_to_its_rounds(whole):
     assert (counts.issued, counts.dropped, counts.trained) == (7, 3, 4)
     assert (counts.outstanding_tickets, counts.ready_groups, store.retained_bytes()) == (0, 0, 0)
     assert [row["dropped_groups"] for row in read_metrics(folder / "metrics.jsonl")] == [2, 1]
+
+
+def test_the_success_of_a_step_counts_the_episodes_that_it_replaced(whole):
+    """Step 1 trains on group 1, won once, and on 3, lost. It has replaced 0, lost, and 2, won four times: 5 of 16
+    episodes of two turns, each worth 10 and a score of .5. Step 2: 4 and 6, won once, and 5, lost: 2 of 12."""
+    first, second = read_metrics(whole[0] / "metrics.jsonl")
+    shown = ("episodes", "env_steps", "success_rate", "episode_return", "task_score", "episode_length")
+    assert [first[key] for key in shown] == [16, 32, 5 / 16, 50 / 16, 2.5 / 16, 2]
+    assert [second[key] for key in shown] == pytest.approx([12, 24, 2 / 12, 20 / 12, 1 / 12, 2])
+    files = {row["step"]: [pq.read_table(path) for path in (whole[0] / "episodes").glob("*.parquet")
+                           if path.name in names] for row, names in (
+        (first, {"step-00000001.parquet", *(f"step-00000000-dropped-train-0000000{n}.parquet" for n in (0, 2))}),
+        (second, {"step-00000002.parquet", "step-00000001-dropped-train-00000005.parquet"}))}
+    assert [row["tokens_sampled"] for row in (first, second)] == [
+        sum(len(tokens) for table in files[step] for tokens in table["tokens"].to_pylist()) for step in (1, 2)]
 
 
 def test_dropped_groups_are_in_the_archive(whole):
