@@ -1,6 +1,7 @@
 """Confidence intervals that evaluations and experiments report. Pure functions, without SciPy.
 
-A success rate over tasks gets Wilson's interval, a paired gain the normal interval, a mean over seeds Student's.
+A success rate over tasks gets Wilson's interval, a paired gain the normal interval (Student's for few tasks), a mean
+over seeds Student's.
 """
 
 from __future__ import annotations
@@ -9,6 +10,10 @@ import math
 from collections.abc import Sequence
 
 Z95 = 1.959964
+FEW = 30
+"""Paired differences below which their interval is Student's. From there on the normal one is narrower by under 5%."""
+ROUNDING = 1e-9
+"""Differences that are as near as this are equal: those of mean successes are rounded."""
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
@@ -44,13 +49,24 @@ def success_interval(by_task: Sequence[float], samples: int = 1) -> tuple[float,
 
 
 def paired_gain(before: dict[str, float], after: dict[str, float]) -> tuple[float, float, float]:
-    """Returns (gain, low, high): the mean difference after - before over tasks, with its normal 95% interval.
+    """Returns (gain, low, high): the mean difference after - before over tasks, with its 95% interval, within [-1, 1].
 
-    Both map task to mean success; pairing removes the variance between tasks. Raises ValueError if the tasks differ.
+    Both map task to mean success; pairing removes the variance between tasks. The interval is the normal one, and
+    Student's below FEW tasks. If all n differences equal d, their spread says nothing of other tasks. Then at most a
+    share p = 1 - 0.025^(1/n) of all tasks differs (Clopper and Pearson's bound for none of n), by as much as a
+    difference can: from d - p (1 + d) to d + p (1 - d). Raises ValueError if the tasks differ, and for none.
     """
     if before.keys() != after.keys():
         raise ValueError("a paired gain needs the same tasks on both sides")
-    return mean_interval([after[task] - before[task] for task in sorted(before)])
+    gains = [after[task] - before[task] for task in sorted(before)]
+    mean, low, high = mean_interval(gains)
+    n = len(gains)
+    if max(gains) - min(gains) < ROUNDING:
+        share = 1 - 0.025 ** (1 / n)
+        low, high = mean - share * (1 + mean), mean + share * (1 - mean)
+    elif n < FEW:
+        _, low, high = seed_interval(gains)
+    return mean, min(mean, max(-1.0, low)), max(mean, min(1.0, high))
 
 
 def student_t(confidence: float, df: int) -> float:

@@ -25,10 +25,34 @@ def test_mean_interval_of_two_values() -> None:
 
 
 def test_pairing_removes_the_variance_between_tasks() -> None:
-    """Two tasks of very different difficulty, each gaining .1: the gain has no spread."""
-    gain, low, high = paired_gain({"a": 0.1, "b": 0.8}, {"a": 0.2, "b": 0.9})
-    assert gain == pytest.approx(0.1)
-    assert math.isclose(low, high, abs_tol=1e-9)
+    """Forty tasks of very different difficulty, gaining .1 and .3 in turn: mean .2, sample variance .01 · 40 / 39."""
+    before = {str(i): i / 80 for i in range(40)}
+    gain, low, high = paired_gain(before, {task: x + 0.2 + 0.1 * (-1) ** int(task) for task, x in before.items()})
+    assert gain == pytest.approx(0.2)
+    half = 1.959964 * math.sqrt(0.01 / 39)
+    assert (low, high) == pytest.approx((0.2 - half, 0.2 + half))
+
+
+@pytest.mark.parametrize(("gains", "low", "high"), [
+    ([1.0], -0.95, 1.0), ([1.0] * 3, -0.415196, 1.0), ([-1.0] * 3, -1.0, 0.415196), ([1.0] * 8, 0.261165, 1.0),
+    ([0.0] * 3, -0.707598, 0.707598), ([0.5, 0.5], -0.762829, 0.920943)])
+def test_equal_gains_are_not_certain(gains: list[float], low: float, high: float) -> None:
+    """At most p = 1 - .025^(1/n) of all tasks gains something else: p is .975 for one, .707598 for three, .369418 for
+    eight, .841886 for two. Gains of 1 reach down to 1 - 2p; gains of .5 from .5 - 1.5p to .5 + .5p."""
+    found = paired_gain({str(i): 0.5 - gain / 2 for i, gain in enumerate(gains)},
+                        {str(i): 0.5 + gain / 2 for i, gain in enumerate(gains)})
+    assert found == pytest.approx((gains[0], low, high), abs=1e-5)
+
+
+def test_few_gains_have_students_interval() -> None:
+    """1, 1, 0, 0, 0: mean .4, spread sqrt(.3), so the half-width is 2.7764 x sqrt(.06) = .68008, up to 1."""
+    before, after = dict.fromkeys("abcde", 0.0), {"a": 1.0, "b": 1.0, "c": 0.0, "d": 0.0, "e": 0.0}
+    assert paired_gain(before, after) == pytest.approx((0.4, -0.280082, 1.0), abs=1e-4)
+
+
+def test_gains_that_differ_by_rounding_are_equal() -> None:
+    assert paired_gain({"a": 0.1, "b": 0.8}, {"a": 0.2, "b": 0.9})[1:] == pytest.approx(
+        paired_gain({"a": 0.0, "b": 0.0}, {"a": 0.1, "b": 0.1})[1:])
 
 
 def test_pairing_refuses_different_tasks() -> None:

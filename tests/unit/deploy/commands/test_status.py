@@ -126,7 +126,7 @@ def test_at_the_end_it_says_verdict_and_next_commands(folder):
     folder.summary.write_text("{}")
     found = summary(read_status(folder))
     assert found[0] == f"{folder.path}: finished, learner step 0 of 30"
-    assert "  verdict: 0% -> 100% at T=1, +100 points [100, 100] (2 held-out games)" in found
+    assert "  verdict: 0% -> 100% at T=1, +100 points [-68, 100], no difference shown (2 held-out games)" in found
     assert any(line.startswith(f"    gagpo explore {folder.path} ") for line in found)
 
 

@@ -18,19 +18,22 @@ def test_without_final_evaluations_there_is_no_comparison() -> None:
 
 
 def test_the_gain_is_paired_by_game() -> None:
-    """Games gain 1, 0, 0, 0: mean .25, sample sd .5, standard error .25, half-width .49."""
+    """Games gain 1, 0, 0, 0: mean .25, sample sd .5, standard error .25, half-width 3.1824 · .25 = .7956."""
     before, after = {"a": 0, "b": 1, "c": 0, "d": 1}, {"a": 1, "b": 1, "c": 0, "d": 1}
     comparison = compare([line(COLD, before), line(TRAINED, after)])
     assert comparison is not None
     (gain,) = comparison.gains
     assert gain.gain == 0.25
-    assert gain.low == pytest.approx(0.25 - 0.48999, abs=1e-4)
+    assert gain.low == pytest.approx(0.25 - 0.795612, abs=1e-4)
     assert "paired by game: no difference shown" in "\n".join(as_lines(comparison, env="alfworld-gen"))
 
 
-@pytest.mark.parametrize(("before", "after", "verdict"), [(0.0, 1.0, "better"), (1.0, 0.0, "worse")])
-def test_a_steady_difference_is_told_either_way(before: float, after: float, verdict: str) -> None:
-    games = [str(i) for i in range(20)]
+@pytest.mark.parametrize(("before", "after", "count", "verdict"), [
+    (0.0, 1.0, 20, "better"), (1.0, 0.0, 20, "worse"), (0.0, 1.0, 1, "no difference shown"),
+    (1.0, 0.0, 3, "no difference shown")])
+def test_a_steady_difference_over_enough_games_is_told_either_way(
+        before: float, after: float, count: int, verdict: str) -> None:
+    games = [str(i) for i in range(count)]
     comparison = compare([line(COLD, dict.fromkeys(games, before)), line(TRAINED, dict.fromkeys(games, after))])
     assert comparison is not None
     assert as_lines(comparison, env="alfworld-gen")[-1].endswith(f"paired by game: {verdict}")

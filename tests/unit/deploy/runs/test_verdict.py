@@ -32,14 +32,15 @@ def test_each_temperature_has_a_verdict_in_the_order_of_play() -> None:
 
 def test_a_gain_whose_interval_holds_zero_shows_no_difference() -> None:
     (found,) = verdicts([row(COLD, "0100"), row(TRAINED, "1100")])
-    assert found.text == "25% -> 50% at T=1, +25 points [-24, 74], no difference shown (4 held-out games)"
+    assert found.text == "25% -> 50% at T=1, +25 points [-55, 100], no difference shown (4 held-out games)"
 
 
 def test_before_the_heldout_games_the_curve_stands_in() -> None:
     rows = [row("step-000000", "0000", temperature=0.4), row("step-000002", "0001", step=2, temperature=0.4),
             row(COLD, "0011"), row("step-000004", "1111", step=4, temperature=0.4)]
     (found,) = verdicts(rows)
-    assert found.text == "0% -> 100% at T=0.4, +100 points [100, 100] (4 validation games, learner step 0 to 4)"
+    assert found.text == ("0% -> 100% at T=0.4, +100 points [-20, 100], no difference shown "
+                          "(4 validation games, learner step 0 to 4)")
 
 
 @pytest.mark.parametrize("rows", [[], [row("step-000000", "01")], [row(COLD, "01")]])
