@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import NormalDist
 
 Z95 = 1.959964
 FEW = 30
@@ -48,24 +49,27 @@ def success_interval(by_task: Sequence[float], samples: int = 1) -> tuple[float,
     return mean, min(mean, max(0.0, middle - half)), max(mean, min(1.0, middle + half))  # it never rounds past the mean
 
 
-def paired_gain(before: dict[str, float], after: dict[str, float]) -> tuple[float, float, float]:
+def paired_gain(before: dict[str, float], after: dict[str, float], *, comparisons: int = 1,
+                ) -> tuple[float, float, float]:
     """Returns (gain, low, high): the mean difference after - before over tasks, with its 95% interval, within [-1, 1].
 
     Both map task to mean success; pairing removes the variance between tasks. The interval is the normal one, and
     Student's below FEW tasks. If all n differences equal d, their spread says nothing of other tasks. Then at most a
     share p = 1 - 0.025^(1/n) of all tasks differs (Clopper and Pearson's bound for none of n), by as much as a
-    difference can: from d - p (1 + d) to d + p (1 - d). Raises ValueError if the tasks differ, and for none.
+    difference can: from d - p (1 + d) to d + p (1 - d). `comparisons`: the number of gains from which this one was
+    chosen; with 95%, the intervals of all of them hold (Bonferroni). Raises ValueError for other tasks, or for none.
     """
     if before.keys() != after.keys():
         raise ValueError("a paired gain needs the same tasks on both sides")
     gains = [after[task] - before[task] for task in sorted(before)]
-    mean, low, high = mean_interval(gains)
-    n = len(gains)
+    n, mean, beyond = len(gains), mean_interval(gains)[0], 0.05 / comparisons
     if max(gains) - min(gains) < ROUNDING:
-        share = 1 - 0.025 ** (1 / n)
+        share = 1 - (beyond / 2) ** (1 / n)
         low, high = mean - share * (1 + mean), mean + share * (1 - mean)
-    elif n < FEW:
-        _, low, high = seed_interval(gains)
+    else:
+        width = student_t(1 - beyond, n - 1) if n < FEW else NormalDist().inv_cdf(1 - beyond / 2)
+        half = width * spread(gains) / math.sqrt(n)
+        low, high = mean - half, mean + half
     return mean, min(mean, max(-1.0, low)), max(mean, min(1.0, high))
 
 

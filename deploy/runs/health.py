@@ -120,7 +120,11 @@ def warnings(metrics: Sequence[Row], evaluations: Sequence[Row]) -> list[HealthW
 
 
 def _falling(evaluations: Sequence[Row]) -> list[HealthWarning]:
-    """Finds a last evaluation that is at least ten points below the best, and by more than the paired interval."""
+    """Finds a last evaluation that is at least ten points below the best, and by more than the paired interval.
+
+    The best is chosen from all before it, so the interval holds for that many comparisons: by chance alone, the best of
+    thirty evaluations of one policy is far above the last.
+    """
     curve = sorted((row for row in evaluations if row["label"] not in TITLES), key=lambda row: row["step"])
     if len(curve) < 2:
         return []
@@ -128,7 +132,8 @@ def _falling(evaluations: Sequence[Row]) -> list[HealthWarning]:
     both = best["success_by_task"].keys() & last["success_by_task"].keys()
     if not both or best["success_rate"] - last["success_rate"] < 0.1:
         return []
-    _, _, high = paired_gain(*({task: row["success_by_task"][task] for task in both} for row in (best, last)))
+    _, _, high = paired_gain(*({task: row["success_by_task"][task] for task in both} for row in (best, last)),
+                             comparisons=len(curve) - 1)
     if high >= 0:
         return []
     return [HealthWarning(rule="success", text=(

@@ -50,6 +50,16 @@ def test_few_gains_have_students_interval() -> None:
     assert paired_gain(before, after) == pytest.approx((0.4, -0.280082, 1.0), abs=1e-4)
 
 
+def test_the_interval_of_a_chosen_gain_covers_all_that_it_was_chosen_from() -> None:
+    """Ten comparisons leave .25% at each end: 2.8070 standard errors. Forty gains of .1 and .3 have an error of
+    sqrt(.01 / 39). Three equal gains of 1 leave p = 1 - .0025^(1/3) = .864279, so down to 1 - 2p."""
+    before = dict.fromkeys(map(str, range(40)), 0.0)
+    gain, low, high = paired_gain(before, {task: 0.2 + 0.1 * (-1) ** int(task) for task in before}, comparisons=10)
+    assert high - gain == pytest.approx(gain - low) == pytest.approx(2.807034 * math.sqrt(0.01 / 39))
+    assert paired_gain(dict.fromkeys("abc", 0.0), dict.fromkeys("abc", 1.0), comparisons=10)[1] == pytest.approx(
+        -0.728558, abs=1e-5)
+
+
 def test_gains_that_differ_by_rounding_are_equal() -> None:
     assert paired_gain({"a": 0.1, "b": 0.8}, {"a": 0.2, "b": 0.9})[1:] == pytest.approx(
         paired_gain({"a": 0.0, "b": 0.0}, {"a": 0.1, "b": 0.1})[1:])

@@ -75,3 +75,15 @@ def test_success_that_falls_against_the_best_evaluation():
     assert only.text.startswith("success has fallen from 70% at step 5 to 50% at step 10; ")
     assert warnings([], [evaluation(0, 40), evaluation(5, 70), evaluation(10, 64)]) == []
     assert warnings([], [evaluation(5, 70), evaluation(0, 40, label="panel-cold")]) == []
+
+
+def test_the_best_of_many_evaluations_is_above_the_last_by_chance():
+    """24 of 100 games are lost that the best won, and 12 won that it lost: -12 points, variance (36 - 1.44) / 99, so
+    the error is 5.908 points: [-23.6, -0.4] for one comparison, and with 2.807 errors for ten -12 + 16.6 is above 0."""
+    games = {f"game-{i}": i < 70 for i in range(100)}
+    best = evaluation(5, 70)
+    last = evaluation(100, 58) | {"success_by_task": {
+        name: float(won if not 46 <= i < 82 else not won) for i, (name, won) in enumerate(games.items())}}
+    assert sum(last["success_by_task"].values()) == 58
+    assert [one.rule for one in warnings([], [best, last])] == ["success"]
+    assert warnings([], [*(evaluation(step, 50) for step in range(10, 100, 10)), best, last]) == []
