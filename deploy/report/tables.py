@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from functools import partial
+from itertools import groupby, pairwise
+from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
@@ -49,26 +51,40 @@ class Measure:
     of: Callable[[Record], float | None]
 
 
-def _heldout(record: Record) -> float | None:
-    """Returns the success on the held-out games at the first temperature."""
-    return next((row["success_rate"] for row in record.evaluations if row["label"] == TRAINED), None)
+Kind = tuple[str, float]
+"""Split and temperature of an evaluation. Success at two of them is not one measure, even at one step."""
 
 
-def _at(step: int) -> Callable[[Record], float | None]:
-    def success(record: Record) -> float | None:
-        rows = (row for row in record.evaluations if row["label"].startswith("step-") and row["step"] == step)
-        return next((row["success_rate"] for row in rows), None)
-
-    return success
+def _kind(row: Mapping[str, Any]) -> Kind:
+    return row["split"], row["temperature"]
 
 
-def last_evaluations(record: Record) -> float | None:
-    """Returns the mean success of the LAST evaluations during training; None if there are fewer.
+def _heldout(record: Record) -> list[Mapping[str, Any]]:
+    """Returns the evaluations of the trained policy on the held-out games."""
+    return [row for row in record.evaluations if row["label"] == TRAINED]
+
+
+def _along(record: Record) -> list[Mapping[str, Any]]:
+    """Returns the evaluations during training."""
+    return [row for row in record.evaluations if row["label"].startswith("step-")]
+
+
+def _after(kind: Kind) -> Callable[[Record], float | None]:
+    return lambda record: next((row["success_rate"] for row in _heldout(record) if _kind(row) == kind), None)
+
+
+def _at(step: int, kind: Kind) -> Callable[[Record], float | None]:
+    return lambda record: next((row["success_rate"] for row in _along(record)
+                                if row["step"] == step and _kind(row) == kind), None)
+
+
+def last_evaluations(record: Record, kind: Kind | None = None) -> float | None:
+    """Returns the mean success of the LAST evaluations during training, of one kind or all; None if there are fewer.
 
     The evaluation at step 0 is the cold start's and does not count.
     """
-    rows = sorted((row["step"], row["success_rate"]) for row in record.evaluations
-                  if row["label"].startswith("step-") and row["step"])
+    rows = sorted((row["step"], row["success_rate"]) for row in _along(record)
+                  if row["step"] and (kind is None or _kind(row) == kind))
     return fmean(rate for _, rate in rows[-LAST:]) if len(rows) >= LAST else None
 
 
@@ -80,15 +96,33 @@ def _late(curve: Sequence[float | None]) -> float | None:
     return mean_of(curve[-max(1, round(LATE * len(curve))):])
 
 
+def _by_kind(name: str, title: str, made: Mapping[Kind, Callable[[Record], float | None]]) -> list[Measure]:
+    """Returns one column for each kind of evaluation. The first one has the plain name; if there are several, the
+    titles of all and the names of the others have split and temperature."""
+    return [Measure(name=f"{name}_{split}_T{t:g}" if index else name,
+                    title=f"{title} ({split}, T={t:g})" if len(made) > 1 else title, form=".1%", of=of)
+            for index, ((split, t), of) in enumerate(made.items())]
+
+
+def _evaluated(records: Sequence[Record]) -> list[Measure]:
+    """Returns the columns of evaluations: after training, the last ones during it, and each step's."""
+    after = {_kind(row): _after(_kind(row)) for record in records for row in _heldout(record)}
+    steps = sorted({(row["step"], _kind(row)) for record in records for row in _along(record)})
+    late = {kind: partial(last_evaluations, kind=kind) for kind in sorted({kind for step, kind in steps if step})
+            if sum(step > 0 and other == kind for step, other in steps) >= LAST}
+    found = _by_kind("heldout", "held-out", after or {("", 0.0): lambda _: None})
+    found += _by_kind("last", f"last {LAST}", late)
+    for step, same in groupby(steps, key=itemgetter(0)):
+        kinds = [kind for _, kind in same]
+        title = f"{kinds[0][0]} at {step}" if len(kinds) == 1 else f"at {step}"
+        found += _by_kind(f"step_{step}", title, {kind: _at(step, kind) for kind in kinds})
+    return found
+
+
 def measures(records: Sequence[Record]) -> list[Measure]:
     """Returns all columns. The fixed budgets are the steps at which these runs were evaluated."""
-    steps = sorted({(row["step"], row["split"]) for record in records for row in record.evaluations
-                    if row["label"].startswith("step-")})
     return [
-        Measure(name="heldout", title="held-out", form=".1%", of=_heldout),
-        *([Measure(name="last", title=f"last {LAST}", form=".1%", of=last_evaluations)]
-          if sum(step > 0 for step, _ in steps) >= LAST else []),
-        *(Measure(name=f"step_{step}", title=f"{split} at {step}", form=".1%", of=_at(step)) for step, split in steps),
+        *_evaluated(records),
         Measure(name="area", title="training area", form=".1%", of=_curve("success_rate", mean_of)),
         Measure(name="length", title="late length", form=".1f", of=_curve("episode_length", _late)),
         Measure(name="inadmissible", title="late inadmissible", form=".1%", of=_curve("inadmissible_share", _late)),

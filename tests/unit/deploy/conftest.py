@@ -9,8 +9,10 @@ from deploy.runs.records import Record
 
 
 def make(arm: str, seed: int, heldout: float, **curves: list[float | None]) -> Record:
-    evaluations = [{"label": "step-000002", "step": 2, "split": "valid", "success_rate": heldout / 2},
-                   {"label": "panel-trained", "step": 4, "split": "heldout", "success_rate": heldout}]
+    evaluations = [{"label": "step-000002", "step": 2, "split": "valid", "temperature": 1.0,
+                    "success_rate": heldout / 2},
+                   {"label": "panel-trained", "step": 4, "split": "heldout", "temperature": 1.0,
+                    "success_rate": heldout}]
     return Record(arm=arm, seed=seed, settings={}, cold_start="c", code="k", packages={}, machine="m", minutes=3.0,
                   seconds={}, evaluations=evaluations, curves={
                       "success_rate": [0.2, 0.4, 0.6, 0.8], "episode_length": [40.0, 30.0, 20.0, 10.0],

@@ -24,18 +24,38 @@ def test_each_measure_gives_one_value_for_a_run(record):
 
 def test_the_last_three_evaluations_are_averaged(record):
     run = record("gagpo", 0, 0.5)
-    rows = [{"label": f"step-{step}", "step": step, "split": "heldout", "success_rate": rate}
+    rows = [{"label": f"step-{step}", "step": step, "split": "heldout", "temperature": 1.0, "success_rate": rate}
             for step, rate in ((12, 0.6), (3, 0.0), (18, 0.3), (6, 0.3))]
-    run = replace(run, evaluations=[*rows, {"label": "panel-trained", "step": 18, "success_rate": 0.9}])
+    run = replace(run, evaluations=[*rows, run.evaluations[-1]])
     (last,) = [measure for measure in measures([run]) if measure.name == "last"]
     assert last.of(run) == pytest.approx(0.4)
 
 
 def test_the_cold_start_is_none_of_the_last_evaluations(record):
-    rows = [{"label": f"step-{step}", "step": step, "split": "heldout", "success_rate": 0.5} for step in (0, 10, 20)]
+    rows = [{"label": f"step-{step}", "step": step, "split": "heldout", "temperature": 1.0, "success_rate": 0.5}
+            for step in (0, 10, 20)]
     run = replace(record("gagpo", 0, 0.5), evaluations=rows)
     assert last_evaluations(run) is None
     assert "last" not in {measure.name for measure in measures([run])}
+
+
+def test_evaluations_of_other_splits_and_temperatures_are_columns_of_their_own(record):
+    """One arm plays validation games at T = 1, the other held-out games at T = 0.4."""
+    def run(arm: str, split: str, temperature: float, rate: float):
+        rows = [{"label": label, "step": step, "split": split, "temperature": temperature, "success_rate": rate}
+                for label, step in (("step-2", 2), ("step-4", 4), ("step-6", 6), ("panel-trained", 6))]
+        return replace(record(arm, 0, 0.5), evaluations=rows)
+
+    runs = [run("gagpo", "valid", 1.0, 0.2), run("gigpo", "heldout", 0.4, 0.6)]
+    names = {measure.name: measure.title for measure in measures(runs) if measure.form == ".1%"}
+    assert names["heldout"] == "held-out (valid, T=1)"
+    assert names["step_2"] == "at 2 (heldout, T=0.4)"
+    assert names["step_2_valid_T1"] == "at 2 (valid, T=1)"
+    values = {arm: {name: cell.mean for name, cell in cells.items() if name.startswith(("heldout", "last", "step_2"))}
+              for arm, cells in means(runs, planned(runs)).items()}
+    assert values == {
+        "gagpo": pytest.approx({"heldout": 0.2, "last_valid_T1": 0.2, "step_2_valid_T1": 0.2}),
+        "gigpo": pytest.approx({"heldout_heldout_T0.4": 0.6, "last": 0.6, "step_2": 0.6})}
 
 
 def test_means_are_over_seeds(three_seeds):
