@@ -135,7 +135,7 @@ def _curves(ax: Any, records: Sequence[Record], arms: Mapping[str, Arm], subplot
 
 
 def _curve(ax: Any, runs: Sequence[Sequence[float]], arm: Arm, style: str, label: str) -> None:
-    points = [seed_interval(values) for values in zip(*map(moving_average, runs), strict=False)]
+    points = [seed_interval(values) for values in zip(*map(moving_average, runs), strict=True)]
     steps = range(1, len(points) + 1)
     ax.plot(steps, [mean for mean, _, _ in points], style, color=arm.colour, linewidth=1.6, label=label)
     if len(runs) > 1:

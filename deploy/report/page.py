@@ -13,7 +13,7 @@ import yaml
 
 from deploy.report import advantages, losses, state_sizes, tables
 from deploy.report.figures import FIGURES, PAPER, pyplot, save, write_figures
-from deploy.report.runs import Compared, ReportedRun, applicable, compare_runs, read_run
+from deploy.report.runs import Compared, ReportedRun, applicable, compare_runs, in_common, read_run
 from deploy.runs.comparison import TITLES, Comparison, compare
 from deploy.runs.health import warnings
 from deploy.runs.history import damage
@@ -40,7 +40,7 @@ def write_report(paths: Sequence[Path], out: Path, steps: Sequence[int] = ()) ->
     """
     runs = [read_run(path) for path in paths]
     out.mkdir(parents=True, exist_ok=True)
-    compared = compare_runs(runs)
+    compared, cut = in_common(compare_runs(runs))
     design = _design(compared)
     single = runs[0] if len(runs) == 1 else None
     title = single.name if single else f"{len(runs)} runs"
@@ -54,7 +54,7 @@ def write_report(paths: Sequence[Path], out: Path, steps: Sequence[int] = ()) ->
         figure = _comparison(out / "figures" / "comparison.png", comparison)
         sections.append(f"<h2>Before and after</h2>{_images([figure])}{_before_and_after(comparison)}")
     sections.append(_facts(single) if single else _overview(compared) + _costs(runs))
-    sections += _numbers(compared, design)
+    sections += [_marked([cut] if cut else []), *_numbers(compared, design)]
     lost, gone = _lost(single)
     pictures, unread = _pictures(compared, out / "figures", steps)
     sections += [_tables(losses.grids(lost)) if lost else "", _marked([*gone, *unread]), *pictures]

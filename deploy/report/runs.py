@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, takewhile
 from pathlib import Path
 from typing import Any
@@ -129,6 +129,23 @@ def compare_runs(runs: Sequence[ReportedRun]) -> Compared:
     paths = {title: [run.folder.path for run in members]
              for title, members in zip(titles, groups.values(), strict=True)}
     return Compared(arms=arms, records=records, paths=paths, differing=differing)
+
+
+def in_common(compared: Compared) -> tuple[Compared, str]:
+    """Returns the runs with curves of the learner steps that all have, and a sentence that says so, or "" if all have
+    the same.
+
+    Means over other steps, and last quarters of them, are other measures. A run without any step has no curve to cut.
+    """
+    lengths = sorted(len(curve) for record in compared.records for curve in [*record.curves.values()][:1])
+    if not lengths or lengths[0] == lengths[-1]:
+        return compared, ""
+    fewest = lengths[0]
+    records = [replace(record, curves={key: curve[:fewest] for key, curve in record.curves.items()})
+               for record in compared.records]
+    return replace(compared, records=records), (
+        f"The runs have {fewest} to {lengths[-1]} learner steps. Curves and the columns made from them are of the "
+        f"first {fewest}, which all runs have; evaluations and costs are of the whole runs.")
 
 
 def _settings(run: ReportedRun) -> dict[str, Any]:
