@@ -73,7 +73,7 @@ class GagpoGraph:
         deltas: Nested = []
         raw: Nested = []
         for i, episode in enumerate(group):
-            v, visits = graph.along(episode, solved[i])
+            v, visits = graph.along(i, solved[i])
             after = v[1:] if options.bootstrap and episode[-1].cut_in is not None else [*v[1:len(episode)], 0.0]
             deltas.append([r + gamma * next_v - here for r, next_v, here in zip(given[i], after, v, strict=False)])
             raw.append(backward_by_step(deltas[-1], _decays(visits, options)))
@@ -94,16 +94,16 @@ class GagpoGraph:
     def explain(self, group: Group, credit: Credit, options: GraphOptions, episode: int) -> Explanation:
         """Shows one equation of the system for each step; the penalty comes off A."""
         steps, raw, scale = group[episode], credit.raw_advantages[episode], GroupScale.of(credit, options)
-        graph, without = _graph_of(group, options, discounted(group, options)), episode if options.leave_out else None
-        solved = graph.values(without)
-        _, visits = graph.along(steps, solved)
+        graph = _graph_of(group, options, discounted(group, options))
+        solved = graph.values(episode if options.leave_out else None)
+        _, visits = graph.along(episode, solved)
         decays = _decays(visits, options)
         lines: Explanation = []
         for t, (step, delta) in enumerate(zip(steps, family_deltas(group, credit, options, episode), strict=True)):
             last = t + 1 == len(steps)
             decay = 0.0 if last else decays[t + 1]
             before = value_at(credit, episode, t - 1) if t else None
-            lines.append([_value_line(graph, solved, step.state, without, before), delta, recursion_line(
+            lines.append([_value_line(graph, solved, step.state, before), delta, recursion_line(
                 (credit.deltas or [])[episode][t], None if last else raw[t + 1], decay,
                 named=f"γλ Â(next), λ = {decay / options.gamma if options.gamma else 0.0:.3g}")])
             if options.normalize != "batch":
@@ -116,10 +116,9 @@ def _graph_of(group: Group, options: GraphOptions, returns: Nested) -> Transitio
                            prior=options.prior)
 
 
-def _value_line(graph: TransitionGraph, solved: Solution, state: str, without: int | None,
-                before: float | None) -> CalculationLine:
+def _value_line(graph: TransitionGraph, solved: Solution, state: str, before: float | None) -> CalculationLine:
     """Returns the line of V̄ of a state; `before`: V̄ of the step before, None at the first step."""
-    found, prior, mean = graph.outcomes(state, solved, without), graph.prior, solved.mean
+    found, prior, mean = graph.outcomes(state, solved), graph.prior, solved.mean
     if not found:
         value = mean if before is None else before
         named = "mean first R̂" if before is None else "V̄(before)"

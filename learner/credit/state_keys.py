@@ -68,12 +68,24 @@ def keys_of_group(group: Sequence[Episode], options: CreditSection) -> Keys:
 
 def state_key(group: str, task: str, anchor: str | bytes) -> str:
     """Returns 32 hexadecimal digits. Each part is preceded by its length, so no two triples give the same bytes."""
-    digest = hashlib.blake2b(digest_size=16)
-    for part in (group, task, anchor):
-        data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
-        digest.update(len(data).to_bytes(8, "big"))
-        digest.update(data)
-    return digest.hexdigest()
+    return state_keys_of(group, task)(anchor)
+
+
+def state_keys_of(group: str, task: str) -> Callable[[str | bytes], str]:
+    """Returns `state_key` of one task, with what all its keys share hashed once."""
+    shared = hashlib.blake2b(_measured(group) + _measured(task), digest_size=16)
+
+    def key(anchor: str | bytes) -> str:
+        digest = shared.copy()
+        digest.update(_measured(anchor))
+        return digest.hexdigest()
+
+    return key
+
+
+def _measured(part: str | bytes) -> bytes:
+    data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
+    return len(data).to_bytes(8, "big") + data
 
 
 def stayed(found: Keys, unchanged: Sequence[Sequence[bool]]) -> Keys:
@@ -175,7 +187,8 @@ def _text_keys(text: StateText, pool: Pool, group: Sequence[Episode], threshold:
     for episode, row, cut in zip(group, rows, cuts, strict=True):
         of = episode.ticket.group, episode.ticket.task
         if of not in keys:
-            hashed = {text: state_key(*of, text) for text in set(stand_in.values())}
+            key = state_keys_of(*of)
+            hashed = {text: key(text) for text in set(stand_in.values())}
             keys[of] = {text: hashed[stand] for text, stand in stand_in.items()}
         steps.append([keys[of][text] for text in row])
         cut_in.append(keys[of][cut] if cut else None)
@@ -190,8 +203,9 @@ class PromptKey:
 
     def keys(self, group: Sequence[Episode], options: Any) -> Keys:  # noqa: ARG002 the protocol's form
         """Returns the keys."""
-        steps = [[state_key(episode.ticket.group, episode.ticket.task, step.prompt_ids.astype("<i4").tobytes())
-                  for step in episode.steps] for episode in group]
+        makers = [state_keys_of(episode.ticket.group, episode.ticket.task) for episode in group]
+        steps = [[key(step.prompt_ids.astype("<i4").tobytes()) for step in episode.steps]
+                 for key, episode in zip(makers, group, strict=True)]
         return Keys(steps=steps, cut_in=[None] * len(group))
 
 

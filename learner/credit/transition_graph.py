@@ -24,7 +24,7 @@ from itertools import chain
 import numpy as np
 
 from learner.credit.group_operations import average
-from learner.credit.types import Array, CreditStep, Group, Nested
+from learner.credit.types import Array, Group, Nested
 
 SHARED = -1
 """Owner of a state that several episodes visit."""
@@ -32,12 +32,14 @@ SHARED = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """Values without one episode. Arrays are over all states, in the order of TransitionGraph.index."""
+    """Values without one episode, on the shared states; those of the other states follow from them (`value`)."""
 
-    values: Array
-    """V, [K·X + S]; m for a state that no kept episode visited."""
+    without: int | None
+    """The episode that is left out; None: none is."""
+    shared: Array
+    """V_S, [S]."""
     visits: Array
-    """N, [K·X + S]."""
+    """N_S, [S]."""
     mean: float
     """m, the mean start return of the kept episodes."""
 
@@ -61,14 +63,14 @@ class TransitionGraph:
             place[state] = numbers[owner[state]]
             numbers[owner[state]] += 1
         shared, own = numbers.pop(SHARED), max(numbers.values())
-        self.index = {state: place[state] + (len(group) if of == SHARED else of) * own for state, of in owner.items()}
-        """State -> its number in the arrays of a Solution."""
-        local = {state: place[state] + own * (of == SHARED) for state, of in owner.items()}
-        self._count([[local[state] for state in path] for path in paths], own + shared)
+        self._place = {state: (of, place[state] + own * (of == SHARED)) for state, of in owner.items()}
+        self._paths = [[self._place[state][1] for state in path] for path in paths]
+        self._count(own + shared)
         self._eliminate(own, shared)
 
-    def _count(self, paths: Sequence[Sequence[int]], size: int) -> None:
+    def _count(self, size: int) -> None:
         """Sets N, g [K, X + S] and γM [K, X + S, X + S] of each episode. Paths number its own states first."""
+        paths = self._paths
         episodes = len(paths)
         flat = np.fromiter(chain.from_iterable(paths), dtype=np.intp)
         whose = np.repeat(np.arange(episodes), [len(path) for path in paths])
@@ -110,40 +112,48 @@ class TransitionGraph:
         systems = np.stack([self._all_parts if without is None else self._all_parts - self._parts[without]
                             for without in withouts])
         shared = np.linalg.solve(systems, right[..., None])[..., 0]
-        own = (self._own[:, :, 0, None] + self._own[:, :, 1, None] * priors
-               + self._own[:, :, 2:] @ shared.T)  # [K, X, W]
-        visits, width = self._visits, self._own.shape[1]
-        total = visits[:, width:].sum(0)
-        found: list[Solution] = []
-        for w, without in enumerate(withouts):
-            values, counts, rest = own[:, :, w].copy(), visits[:, :width].copy(), total
-            if without is not None:
-                values[without], counts[without], rest = means[w], 0.0, total - visits[without, width:]
-            found.append(Solution(values=np.concatenate([values.ravel(), shared[w]]),
-                                  visits=np.concatenate([counts.ravel(), rest]), mean=means[w]))
-        return found
+        visits = self._visits[:, self._own.shape[1]:]
+        return [Solution(without=without, shared=values, mean=mean, visits=visits[some].sum(0))
+                for without, some, values, mean in zip(withouts, kept, shared, means, strict=True)]
 
-    def outcomes(self, state: str, solution: Solution, without: int | None) -> list[float]:
+    def value(self, state: str, solution: Solution) -> tuple[float, float]:
+        """Returns V and N of a state; N = 0 and V = m if no kept episode visited it."""
+        owner, at = self._place.get(state, (solution.without, 0))
+        if owner is None or owner == solution.without:
+            return solution.mean, 0.0
+        if owner == SHARED:
+            at -= self._own.shape[1]
+            return float(solution.shared[at]), float(solution.visits[at])
+        return float(self._own_values(owner, solution)[at]), float(self._visits[owner, at])
+
+    def _own_values(self, episode: int, solution: Solution) -> Array:
+        """Returns V_X of a kept episode, [X]."""
+        return self._own[episode] @ np.concatenate([[1.0, self.prior * solution.mean], solution.shared])
+
+    def outcomes(self, state: str, solution: Solution) -> list[float]:
         """Returns r + γ V(s') for each visit of a state by an episode that is kept."""
-        return [self._given[i][t] + (self._gamma * float(solution.values[self.index[episode[t + 1].state]])
+        return [self._given[i][t] + (self._gamma * self.value(episode[t + 1].state, solution)[0]
                                      if t + 1 < len(episode) else 0.0)
-                for i, episode in enumerate(self._group) if i != without
+                for i, episode in enumerate(self._group) if i != solution.without
                 for t, step in enumerate(episode) if step.state == state]
 
-    def along(self, episode: Sequence[CreditStep], solution: Solution) -> tuple[list[float], list[float]]:
+    def along(self, episode: int, solution: Solution) -> tuple[list[float], list[float]]:
         """Returns V and N at each step of an episode, and at the state that it was cut in, if it was.
 
         A state without visits carries the value of the step before, m at the first step.
         """
-        values, counted, value = solution.values.tolist(), solution.visits.tolist(), solution.mean
-        cut = episode[-1].cut_in
+        width = self._own.shape[1]
+        kept = episode != solution.without
+        own = self._own_values(episode, solution) if kept else np.zeros(width)
+        values = [*own.tolist(), *solution.shared.tolist()]
+        visits = [*(self._visits[episode, :width].tolist() if kept else own.tolist()), *solution.visits.tolist()]
+        found = [(values[at], visits[at]) for at in self._paths[episode]]
+        cut = self._group[episode][-1].cut_in
+        if cut is not None:
+            found.append(self.value(cut, solution))
         row: list[float] = []
-        counts: list[float] = []
-        for state in [*(step.state for step in episode), *([] if cut is None else [cut])]:
-            found = self.index.get(state)
-            count = 0.0 if found is None else counted[found]
-            if found is not None and count:
-                value = values[found]
+        value = solution.mean
+        for here, count in found:
+            value = here if count else value
             row.append(value)
-            counts.append(count)
-        return row, counts
+        return row, [count for _, count in found]

@@ -62,15 +62,16 @@ def test_any_graph_solves_its_own_equations(seed: int, states: int):
     for without in (None, 0, 3):
         solved = graph.values(without)
         kept = [e for i, e in enumerate(group) if i != without]
-        values = dict.fromkeys(graph.index, 0.0)
+        every = {step.state for steps in group for step in steps}
+        values = dict.fromkeys(every, 0.0)
         for _ in range(2000):
-            total = dict.fromkeys(graph.index, options.prior * solved.mean)
+            total = dict.fromkeys(every, options.prior * solved.mean)
             for steps in kept:
                 for t, step in enumerate(steps):
                     after = values[steps[t + 1].state] if t + 1 < len(steps) else 0.0
                     total[step.state] += step.reward + options.gamma * after
-            values = {state: total[state] / (solved.visits[i] + options.prior) for state, i in graph.index.items()}
-        assert [solved.values[i] for i in graph.index.values()] == pytest.approx(list(values.values()), abs=1e-9)
+            values = {state: total[state] / (graph.value(state, solved)[1] + options.prior) for state in every}
+        assert {state: graph.value(state, solved)[0] for state in every} == pytest.approx(values, abs=1e-9)
 
 
 @pytest.mark.parametrize("won", [0.0, 1.0])
