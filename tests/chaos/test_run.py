@@ -19,6 +19,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 from collector import Collector
+from processes import gone
 from prometheus_api import ask, shows
 
 from deploy.launch.task_sets import open_task_sets
@@ -122,7 +123,7 @@ def test_resumed_it_outlives_the_death_of_ray_redis_its_server_learner_and_sampl
     run.find("ray::RolloutHost").kill()
     psutil.wait_procs([engine], 60)
     hold_after(STEPS)
-    assert not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE, "the engine outlived its worker"
+    assert gone(engine.pid), "the engine outlived its worker"
     assert run.end() == 0, run.tail()
     assert run.survivors() == []
     assert "rollout worker 0 died" in run.said
@@ -202,7 +203,8 @@ def test_each_ticket_has_one_trace_through_all_processes(runs_dir: Path, collect
         assert {episode.parent, trained.parent} == {root.id}
         assert (episode.run, trained.run, root.run) == (run, run, run)
         assert trained.facts["step"] == group // 2 + 1
-        assert [len(names[name]) for name in ("turn", "environment step", "serve step")] == 3 * [episode.facts["steps"]]
+        assert [len(names[name]) for name in ("turn", "environment step")] == 2 * [episode.facts["steps"]]
+        # A server that is slow to answer is asked twice, and may serve both.
         assert {span.parent for span in names["serve step"]} == {span.id for span in names["environment step"]}
 
 

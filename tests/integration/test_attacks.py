@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -22,11 +21,11 @@ DRY = ("train", "--config", "alfworld-tiny", "--dry-run")
 
 
 def gagpo(*arguments: object) -> subprocess.CompletedProcess[str]:
+    # The shell sets the bound: Python that ran between fork and exec could hang, since this process has threads.
+    bounded = ["sh", "-c", f'ulimit -v {MEMORY >> 10} && exec "$@"', "sh", sys.executable, "-m", "deploy.cli"]
     return subprocess.run(
-        [sys.executable, "-m", "deploy.cli", *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True,
-        text=True, timeout=150, check=False,
-        env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"},
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY)))
+        [*bounded, *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=150,
+        check=False, env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"})
 
 
 def refused(*arguments: object) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
+from processes import name_of, words_of
 
 from services.store.redis_server import url_served_from
 
@@ -59,29 +60,13 @@ class Watch(threading.Thread):
                         continue
                     self.found.update(f"{secret} in the {name} of {process.name}: {data[:200]!r}"
                                       for secret, text in self._secrets.items() if text.encode() in data)
-            self.names |= set(filter(None, map(_name, children)))
+            self.names |= set(filter(None, map(name_of, children)))
             self._done.wait(PERIOD_S)
 
     def end(self) -> None:
         """Returns when the last sample is taken."""
         self._done.set()
         self.join(60)
-
-
-def _name(process: psutil.Process) -> str:
-    """Returns the name of a process; empty if it has just ended."""
-    try:
-        return process.name()
-    except psutil.NoSuchProcess:
-        return ""
-
-
-def _words(process: psutil.Process) -> list[str]:
-    """Returns the command line of a process; none if it has just ended."""
-    try:
-        return process.cmdline()
-    except psutil.NoSuchProcess:
-        return []
 
 
 def listening(processes: Iterable[psutil.Process]) -> set[str]:
@@ -102,8 +87,8 @@ def private_secrets(root: int, folder: Path) -> tuple[dict[str, str], int] | Non
     They are read where only its owner can: in files of mode 0600 and in the environments of its processes.
     """
     below = psutil.Process(root).children(recursive=True)
-    server = next((process for process in below if "serve-env" in _words(process)), None)
-    raylet = next((process for process in below if _name(process) == "raylet"), None)
+    server = next((process for process in below if "serve-env" in words_of(process)), None)
+    raylet = next((process for process in below if name_of(process) == "raylet"), None)
     url = url_served_from(folder / "redis")
     if server is None or raylet is None or url is None:
         return None

@@ -5,11 +5,13 @@ The last publication does not see at first that the raylet is dead: Ray must not
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from services.store.redis_server import private_redis
 
+TOYS = Path(__file__).parents[2] / "toys"
 pytestmark = pytest.mark.ray
 
 PUBLISHING = """
@@ -17,12 +19,13 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-import psutil
+sys.path.insert(0, sys.argv[3])
 from deploy.launch.publishing import publish_folder
 from deploy.launch.ray_cluster import private_ray
 import deploy.members.private_ray as private_ray_module
 from deploy.members.private_ray import RayLost, dead_part
 from deploy.runs.configs import load_config
+from processes import only_child
 from services.store.store import Store
 
 with private_ray(log_to_driver=False, configure_logging=False):
@@ -33,12 +36,10 @@ with private_ray(log_to_driver=False, configure_logging=False):
     parts.store.acquire("learner", "test-learner", ttl_s=3600)  # of a learner that died at the end of its last step
     first = publish_folder(parts, Path(sys.argv[2]), holder="test")
     assert ray.get(parts.weights.latest.remote(), timeout=60) == first
-    (actor,) = [one for one in psutil.Process().children(recursive=True) if one.name().startswith("ray::WeightsS")]
-    actor.kill()
+    only_child("ray::WeightsS").kill()
     second = publish_folder(parts, Path(sys.argv[2]), holder="test")
     assert ray.get(parts.weights.latest.remote(), timeout=60) == second
-    (raylet,) = [one for one in psutil.Process().children() if one.name() == "raylet"]
-    raylet.kill()
+    only_child("raylet").kill()
     while not dead_part():
         time.sleep(0.01)
     unseen = [1, 2, 3]
@@ -53,7 +54,7 @@ with private_ray(log_to_driver=False, configure_logging=False):
 
 def test_a_lost_actor_gets_the_weights_again_and_a_lost_ray_is_named(tied_folder, tmp_path):
     with private_redis(tmp_path) as url:
-        done = subprocess.run([sys.executable, "-c", PUBLISHING, url, tied_folder], capture_output=True, text=True,
-                              timeout=1200, check=False)
+        done = subprocess.run([sys.executable, "-c", PUBLISHING, url, tied_folder, TOYS], capture_output=True,
+                              text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stderr
     assert "the private Ray died (raylet)\n" in done.stdout

@@ -1,5 +1,6 @@
 """A run stops everything that it started: a real Redis, Ray, environment server and weights actor."""
 
+import contextlib
 import os
 import signal
 import stat
@@ -14,6 +15,7 @@ import httpx
 import psutil
 import pytest
 from canaries import listening
+from processes import gone, words_of
 
 from deploy.runs.configs import load_config
 from services.config.file import dump_config
@@ -78,9 +80,12 @@ def answer(address: str, token: str | None, call: str = NEXT_JOB) -> str:
 
 
 def ports(process: psutil.Process) -> list[int]:
-    """The TCP ports on which a process listens."""
-    return [connection.laddr.port for connection in process.net_connections("tcp")
-            if connection.status == psutil.CONN_LISTEN]
+    """The TCP ports on which a process listens; none if it has ended."""
+    try:
+        return [connection.laddr.port for connection in process.net_connections("tcp")
+                if connection.status == psutil.CONN_LISTEN]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def http_answer(port: int, title: str) -> httpx.Response | None:
@@ -100,7 +105,7 @@ def assert_no_port_serves_strangers(processes: list[psutil.Process]) -> None:
     """
     refused: set[str] = set()
     for process in processes:
-        title = " ".join(process.cmdline())
+        title = " ".join(words_of(process))
         if any(name in title for name in ("redis-server", "serve-env")):
             continue
         for port in ports(process):
@@ -109,6 +114,8 @@ def assert_no_port_serves_strangers(processes: list[psutil.Process]) -> None:
                 assert answered.text.startswith("# HELP ") if tells_metrics else answered.status_code == 401, title
                 continue
             said = {call: answer(f"127.0.0.1:{port}", None, call) for call in CALLS}
+            if "UNAVAILABLE" in said.values() and gone(process.pid):
+                continue  # an idle worker, which Ray ends at any time
             assert set(said.values()) == {"UNAUTHENTICATED", "UNIMPLEMENTED"}, (title, said)
             refused |= {call for call, status in said.items() if status == "UNAUTHENTICATED"}
     assert refused == set(CALLS)
@@ -146,7 +153,7 @@ def test_only_its_owner_gets_in_and_a_polite_end_leaves_nothing(
         head, server = line.split()[1:]
         assert server.startswith("http://127.0.0.1:")
         started = psutil.Process(process.pid).children(recursive=True)
-        titles = " ".join(" ".join(child.cmdline()) for child in started)
+        titles = " ".join(" ".join(words_of(child)) for child in started)
         assert [name for name in ("redis-server", "raylet", "serve-env", "WeightsShelf") if name not in titles] == []
         assert listening([psutil.Process(process.pid), *started]) == {"127.0.0.1"}
         assert_no_port_serves_strangers([psutil.Process(process.pid), *started])
@@ -160,12 +167,12 @@ def test_only_its_owner_gets_in_and_a_polite_end_leaves_nothing(
         assert process.returncode == status, errors
         assert "received" not in errors
         _, alive = psutil.wait_procs(started, 60)
-        assert [child for child in alive if child.status() != psutil.STATUS_ZOMBIE] == []
+        assert [child for child in alive if not gone(child.pid)] == []
         assert [path.name for path in temporary.iterdir()] == ["ray"]
         assert [path.name for path in (temporary / "ray").iterdir()] == ["ray_current_cluster"]
     finally:
         for child in started:
-            if child.is_running():
+            with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
         process.kill()
-        process.wait(10)
+        process.wait(60)

@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from ports import held_port
+from processes import gone, words_of
 
 from envservice.client.client import EnvClient
 from envservice.scienceworld.installation import find_program
@@ -48,9 +50,8 @@ class Server:
         self.port = int(self.url.rsplit(":", 1)[1])
 
     def jvms(self) -> list[int]:
-        listed = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").parents[1].glob("*/children")
-        children = {int(pid) for thread in listed for pid in thread.read_text().split()}
-        return sorted(pid for pid in children if "GatewayServer" in Path(f"/proc/{pid}/cmdline").read_text())
+        children = psutil.Process(self.process.pid).children()
+        return sorted(child.pid for child in children if any("GatewayServer" in word for word in words_of(child)))
 
 
 @contextmanager
@@ -65,16 +66,9 @@ def served(port: int | None = None, end: signal.Signals = signal.SIGKILL) -> Ite
         server.process.wait(timeout=60)
     assert left
     until = time.monotonic() + 60
-    while any(map(runs, left)) and time.monotonic() < until:
+    while not all(map(gone, left)) and time.monotonic() < until:
         time.sleep(0.1)
-    assert not any(map(runs, left))
-
-
-def runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    assert all(map(gone, left))
 
 
 def shortest(names: tuple[str, ...]) -> list[str]:

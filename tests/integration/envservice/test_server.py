@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from processes import gone
 from toy_environment import ToyEnvironment
 
 from envservice.server.app import Settings
@@ -80,9 +81,9 @@ def test_a_server_does_not_outlive_the_process_that_started_it():
     child = int(parent.stdout.readline())
     assert any("serving toy" in line for line in parent.stderr), "the server ended before it was ready"
     parent.kill()
-    parent.wait(timeout=10)
+    parent.wait(timeout=DEADLINE_S)
     until = time.monotonic() + DEADLINE_S
-    while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text().split(") ")[1][:1]:
+    while not gone(child):
         assert time.monotonic() < until, os.kill(child, signal.SIGKILL)
         time.sleep(0.05)
 

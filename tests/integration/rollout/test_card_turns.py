@@ -11,7 +11,7 @@ from services.errors import DeadlineExceeded, LeaseLost
 from services.store import card as cards
 from services.store.card import ROLE, Card
 from services.store.store import Store
-from services.telemetry.heartbeat import Pulse
+from services.telemetry.heartbeat import Beating, Pulse
 
 ROUNDS = 3
 DEADLINE_S = 240.0
@@ -50,14 +50,15 @@ class Sampler:
 def learner_turns(store, memory, woken):
     """Trains ROUNDS times, each after the sampler has woken up."""
     card, pulse = Card(store, "run-learner"), Pulse("learner-0", "learner")
-    for _ in range(ROUNDS):
-        assert woken.wait(DEADLINE_S)
-        woken.clear()
-        with card_turn([card], pulse, check=lambda: None, wait_s=DEADLINE_S):
-            memory.fill("learner")
-            memory.clear("learner")
-        pulse.doing("waits for groups")
-        card.tell(pulse)
+    with Beating(pulse, store.beat):
+        for _ in range(ROUNDS):
+            assert woken.wait(DEADLINE_S)
+            woken.clear()
+            with card_turn([card], pulse, check=lambda: None, wait_s=DEADLINE_S):
+                memory.fill("learner")
+                memory.clear("learner")
+            pulse.doing("waits for groups")
+            card.tell(pulse)
 
 
 def test_the_two_never_fill_the_card_at_once(redis_url, run_name):
@@ -121,12 +122,13 @@ def test_the_learner_trains_once_every_sampler_that_it_shares_a_card_with_sleeps
     trained, awake = threading.Event(), None
 
     def learn():
-        with card_turn(cards, pulse, check=lambda: None, wait_s=DEADLINE_S):
-            for memory in memories:
-                memory.fill("learner")
-                memory.clear("learner")
-        pulse.doing("waits for groups")
-        cards[0].tell(pulse)
+        with Beating(pulse, store.beat):
+            with card_turn(cards, pulse, check=lambda: None, wait_s=DEADLINE_S):
+                for memory in memories:
+                    memory.fill("learner")
+                    memory.clear("learner")
+            pulse.doing("waits for groups")
+            cards[0].tell(pulse)
         trained.set()
 
     async def work(k):

@@ -17,7 +17,7 @@ from services.records import Version, VersionSpan
 from services.seeds import seed_for
 from services.store.card import Card
 from services.store.store import Store
-from services.telemetry.heartbeat import Pulse
+from services.telemetry.heartbeat import Beating, Pulse
 from services.telemetry.logs import configure_logs
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
@@ -64,10 +64,11 @@ async def test_a_worker_sleeps_while_the_learner_has_the_card_and_its_episodes_g
     await turns.take()
     async with working(world, card=turns) as worker:
         turn = card_turn([learner], pulse, check=lambda: None, wait_s=DEADLINE_S)
-        await asyncio.to_thread(turn.__enter__)
-        beats = world.store.beats
-        await until(world, lambda: beats().get("rollout-0", {}).get("doing", "").startswith("asleep"), worker)
-        await asyncio.to_thread(turn.__exit__, None, None, None)
+        with Beating(pulse, Store(world.redis_url, world.run).beat):  # its wish ends with its last heartbeat
+            await asyncio.to_thread(turn.__enter__)
+            beats = world.store.beats
+            await until(world, lambda: beats().get("rollout-0", {}).get("doing", "").startswith("asleep"), worker)
+            await asyncio.to_thread(turn.__exit__, None, None, None)
         await until(world, lambda: len(world.store.ready("train")) == 3, worker)
     await turns.give()
 

@@ -1,12 +1,11 @@
 """The current version stays fetchable, and the next one arrives, while the weights actor is killed. A real Ray."""
 
-import os
 import time
 from collections.abc import Iterator
 
 import numpy as np
-import psutil
 import pytest
+from processes import only_child
 
 from learner.publisher import Publisher
 from services.errors import DeadlineExceeded
@@ -17,12 +16,12 @@ DEADLINE_S = 240.0
 
 
 @pytest.fixture
-def weights() -> Iterator[object]:
+def weights(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
     import ray
 
     from services.weights.actor import WeightsActor
 
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False)
     yield WeightsActor.remote()
     ray.shutdown()
@@ -54,7 +53,7 @@ def test_a_killed_weights_actor_is_filled_again(weights, monkeypatch):
         publisher.publish(Version(incarnation=1, step=step, digest="d"), packed)  # whether the actor is there or not
     ray.kill(weights, no_restart=False)
     assert publisher.ask("members") == [], "a transfer goes on with the new actor, which knows no member yet"
-    (actor,) = [one for one in psutil.Process().children(recursive=True) if one.name().startswith("ray::WeightsS")]
+    actor = only_child("ray::WeightsS")
     actor.suspend()
     try:
         now[0] += 10.0

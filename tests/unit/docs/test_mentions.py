@@ -49,9 +49,13 @@ def tracked() -> frozenset[str]:
 
 @cache
 def sources() -> str:
-    """Returns the text of all code but the tests', with literals that span lines joined and each {...} left out."""
+    """Returns the text of all code, with literals that span lines joined and each {...} left out.
+
+    Of the tests it has only what all of them share, since a test may name what there is not.
+    """
     code = [ROOT / name for name in tracked() if name.endswith((".py", ".lua", ".sh")) or name.startswith("scripts/")]
-    text = "\n".join(file.read_text() for file in code if file.is_file() and "tests" not in file.parts)
+    text = "\n".join(file.read_text() for file in code if file.is_file() and (
+        "tests" not in file.parts or file == ROOT / "tests" / "conftest.py"))
     text = re.sub(r'"\s*\n\s*f?"', "", text)
     for _ in range(2):
         text = re.sub(r"\{[^{}\n]*\}", "\0", text)

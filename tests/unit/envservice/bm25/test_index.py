@@ -1,7 +1,9 @@
 import math
-import multiprocessing
 import string
+import subprocess
+import sys
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -122,23 +124,34 @@ def test_a_stale_index_is_rebuilt_and_a_fresh_one_is_not(tmp_path: Path):
     assert asked == ["one", "two"]
 
 
-def _open(folder: Path, log: Path) -> None:
-    def documents():
-        with log.open("a") as file:
-            file.write("built\n")
-        return [(str(n), "hat") for n in range(5000)]
-
-    assert len(open_or_build(folder, "x", documents)) == 5000
+OPEN = """
+import sys
+from pathlib import Path
+from envservice.bm25.build import open_or_build
+folder, log = map(Path, sys.argv[1:])
+def documents():
+    with log.open("a") as file:
+        file.write("built\\n")
+    return [(str(n), "hat") for n in range(5000)]
+print("ready", flush=True)
+input()
+assert len(open_or_build(folder, "x", documents)) == 5000
+"""
 
 
 def test_one_of_several_processes_builds(tmp_path: Path):
-    context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=_open, args=(tmp_path / "index", tmp_path / "log")) for _ in range(4)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=30)
-    assert [process.exitcode for process in processes] == [0] * 4
+    with ExitStack() as stack:
+        processes = [stack.enter_context(subprocess.Popen(
+            [sys.executable, "-c", OPEN, tmp_path / "index", tmp_path / "log"], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE)) for _ in range(4)]
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+        assert [process.wait(timeout=120) for process in processes] == [0] * 4
     assert (tmp_path / "log").read_text() == "built\n"
 
 
