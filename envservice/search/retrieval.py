@@ -73,9 +73,9 @@ class HttpRetriever:
         body = {"query": query, "queries": [query], "topk": topk, "return_scores": True}
         deadline = time.monotonic() + self._deadline_s
         pause, longest = _BACKOFF_S
-        while True:
+        failure = "none"
+        while (left := deadline - time.monotonic()) > 0:  # a pause may end late
             url = next(self._urls)
-            left = deadline - time.monotonic()
             try:
                 response = self._http.post(url, json=body, timeout=left)
                 failure = f"{url} answered {response.status_code}: {response.text[:200]}"
@@ -86,9 +86,10 @@ class HttpRetriever:
             except httpx.HTTPError as error:
                 failure = f"{url}: {type(error).__name__} {error}"
             if time.monotonic() + pause >= deadline:
-                raise EnvFault(f"no search result within {self._deadline_s:g} s; last: {failure}")
+                break
             time.sleep(pause)
             pause = min(2 * pause, longest)
+        raise EnvFault(f"no search result within {self._deadline_s:g} s; last: {failure}")
 
 
 def _contents(response: httpx.Response, url: str) -> list[str]:
