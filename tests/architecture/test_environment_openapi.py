@@ -36,7 +36,7 @@ async def test_requests_and_answers_of_the_direct_routes_match_what_is_published
     environment = AlfworldEnvironment(GeneratedGames())
     transport = httpx.ASGITransport(create_app(environment, Settings()))
     task = {"episode_id": "e", "task": environment.tasks("valid")[0]}
-    async with httpx.AsyncClient(transport=transport, base_url="http://env", timeout=20) as http:
+    async with httpx.AsyncClient(transport=transport, base_url="http://env", timeout=60) as http:
 
         async def ask(verb: str, element: dict[str, Any]) -> dict[str, Any]:
             published = api["paths"][f"/v1/episodes:{verb}"]["post"]

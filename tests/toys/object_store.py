@@ -63,7 +63,7 @@ def _serving(program: str, words: Sequence[str], port: int, environment: Mapping
             yield
         finally:
             process.kill()
-            process.wait(30)
+            process.wait(60)
 
 
 def _wait(process: subprocess.Popen[bytes], port: int) -> None:

@@ -1,5 +1,6 @@
 """The environment server as a process of a run: a real `gagpo serve-env`."""
 
+import contextlib
 import json
 import os
 import signal
@@ -52,8 +53,11 @@ def events(tmp_path: Path) -> Callable[[], list[dict[str, Any]]]:
 def pid_of(member: EnvServer) -> int:
     """Returns the process that listens on the member's port."""
     port = int(member.url.rsplit(":", 1)[1])
-    return next(child.pid for child in psutil.Process().children()
-                if any(c.laddr.port == port for c in child.net_connections("inet")))
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if any(c.laddr.port == port for c in child.net_connections("inet")):
+                return child.pid
+    raise AssertionError(f"no child listens on {port}")
 
 
 def test_a_server_answers_once_started_and_is_gone_once_stopped(server: EnvServer):
@@ -207,5 +211,5 @@ def test_a_server_ends_with_the_process_that_started_it(config_file: Path, tmp_p
         (child,) = psutil.Process(parent.pid).children()
     finally:
         parent.kill()
-        parent.wait(10)
+        parent.wait(60)
     child.wait(60)

@@ -63,7 +63,7 @@ def issue(store: Store) -> None:
 
 
 def scrape(address: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    reply = httpx.get(f"http://{address}/metrics", timeout=10)
+    reply = httpx.get(f"http://{address}/metrics", timeout=60)
     assert reply.status_code == 200
     return {(sample.name, frozenset(sample.labels.items())): sample.value
             for family in text_string_to_metric_families(reply.text) for sample in family.samples}
@@ -101,7 +101,7 @@ def test_workers_are_shown_while_they_beat_and_the_store_beside_them(
         until(address, "gagpo_store_groups_issued_total", 1, worker="controller")
         age = scrape(address)["gagpo_store_oldest_ticket_age_seconds", frozenset({("worker", "controller")})]
         assert 0 < age <= time.monotonic() - since + 1
-        assert httpx.get(f"http://{address}/", timeout=10).status_code == 404
+        assert httpx.get(f"http://{address}/", timeout=60).status_code == 404
         parts.store.beat("rollout-1", pulse.beat(), ttl_s=0.05)
         until(address, "gagpo_rollout_env_steps_total", None, worker="rollout-1")
         workers = {dict(labels)["worker"] for _, labels in scrape(address)}
@@ -144,7 +144,7 @@ def test_the_weights_actor_is_shown_with_the_version_that_it_holds(parts: Topolo
 def test_a_store_that_stays_away_fails_the_scrape():
     away = Store("redis://127.0.0.1:1/0", "run", timeout_s=0.2)
     with serving(lambda: decode(away.beats()), host="127.0.0.1", port=0) as address:
-        assert httpx.get(f"http://{address}/metrics", timeout=30).status_code == 503
+        assert httpx.get(f"http://{address}/metrics", timeout=60).status_code == 503
 
 
 def test_a_port_that_is_taken_is_the_users_to_change():

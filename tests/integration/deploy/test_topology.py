@@ -149,7 +149,7 @@ def test_only_its_owner_gets_in_and_a_polite_end_leaves_nothing(
     started: list[psutil.Process] = []
     try:
         line = process.stdout.readline()
-        assert line.startswith("up "), process.communicate(timeout=30)[1]
+        assert line.startswith("up "), process.communicate(timeout=60)[1]
         head, server = line.split()[1:]
         assert server.startswith("http://127.0.0.1:")
         started = psutil.Process(process.pid).children(recursive=True)

@@ -40,7 +40,7 @@ class ServerProcess:
     def kill(self) -> None:
         """Kills the server with SIGKILL, so that it drains nothing."""
         self.process.kill()
-        self.process.wait(timeout=10)
+        self.process.wait(timeout=60)
 
 
 StartServer = Callable[..., ServerProcess]

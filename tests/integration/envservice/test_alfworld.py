@@ -34,7 +34,7 @@ def serve_env(port: int) -> Iterator[str]:
         yield process.stdout.readline().rpartition(" on ")[2].strip()
     finally:
         process.kill()
-        process.wait(timeout=10)
+        process.wait(timeout=60)
 
 
 def walk(environment: AlfworldEnvironment, task: str) -> tuple[list[str], list[dict[str, Any]]]:

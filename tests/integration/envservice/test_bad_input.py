@@ -52,7 +52,7 @@ def served(name: str) -> Iterator[str]:
         yield server.stdout.readline().rpartition(" on ")[2].strip()
     finally:
         server.terminate()
-        server.wait(timeout=30)
+        server.wait(timeout=60)
 
 
 @pytest.fixture(scope="module", params=["process", "container"])

@@ -210,7 +210,7 @@ async def test_no_server_is_a_fault_within_the_deadline():
             await client.episode("e", "toy/train/00").reset()
         with pytest.raises(EnvFault, match=r"no answer within .* \(env\.call_seconds\)"):
             await client.info()
-        assert time.monotonic() - since < 30
+        assert time.monotonic() - since < 60
 
 
 async def test_the_client_reads_the_servers_info_and_task_lists(start: Start):

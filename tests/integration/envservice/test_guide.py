@@ -52,7 +52,7 @@ def serve(folder: Path):
     yield start
     for server in servers:
         server.terminate()
-        server.wait(timeout=20)
+        server.wait(timeout=60)
 
 
 def commands(block: str) -> Iterator[tuple[str, list[str]]]:

@@ -71,7 +71,7 @@ def test_one_client_cannot_take_all_sessions(start: Start):
     def reset(address: str, count: int) -> set[str]:
         """Starts `count` episodes of a client at this address. Returns the types of problems, `ok` for results."""
         transport = httpx.HTTPTransport(local_address=address)
-        with httpx.Client(base_url=server.url, transport=transport, timeout=30) as http:
+        with httpx.Client(base_url=server.url, transport=transport, timeout=60) as http:
             found: set[str] = set()
             for first in range(0, count, 256):
                 body = [{"episode_id": f"{address}/{number}", "task": "toy/train/00"}

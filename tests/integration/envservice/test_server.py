@@ -17,6 +17,7 @@ import httpx
 import pytest
 from processes import gone
 from toy_environment import ToyEnvironment
+from waiting import wait_until
 
 from envservice.server.app import Settings
 from envservice.server.process import serve
@@ -96,13 +97,13 @@ def test_a_server_whose_parent_died_while_it_started_does_not_begin():
 def test_a_reply_does_not_wait_for_a_delayed_ack(start: Start):
     """Head and body of a reply are two writes: 40 ms and more with Nagle's algorithm, much less without."""
     server = start()
-    seconds: list[float] = []
-    with httpx.Client(base_url=server.url, trust_env=False) as http:
-        for _ in range(20):
+    with httpx.Client(base_url=server.url, trust_env=False, timeout=DEADLINE_S) as http:
+        def quick() -> bool:
             since = time.monotonic()
             http.post("/v1/episodes:reset", json=[{"episode_id": "e", "task": "toy/train/00"}])
-            seconds.append(time.monotonic() - since)
-    assert min(seconds) < 0.03
+            return time.monotonic() - since < 0.03
+
+        wait_until(quick)  # one of many, since a busy machine may delay any
 
 
 def test_a_terminal_gets_short_lines_and_each_thing_once():
@@ -133,7 +134,7 @@ def test_a_terminal_gets_short_lines_and_each_thing_once():
 def test_an_engine_fault_is_one_log_line_with_its_traceback(start: Start):
     server = start()
     body = [{"episode_id": "e", "task": "toy/train/broken"}]
-    (answer,) = httpx.post(f"{server.url}/v1/episodes:reset", json=body, trust_env=False, timeout=20).json()
+    (answer,) = httpx.post(f"{server.url}/v1/episodes:reset", json=body, trust_env=False, timeout=60).json()
     assert answer["type"] == "env_fault"
     (line,) = [line for line in server.log() if line["level"] == "error"]
     assert (line["event"], line["task"], line["role"]) == ("the engine failed", "toy/train/broken", "environment")

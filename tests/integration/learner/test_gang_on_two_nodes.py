@@ -47,4 +47,4 @@ def test_they_meet_at_the_address_of_the_node_and_not_at_that_of_its_hostname(tm
         finally:
             for rank in ranks:
                 rank.kill()
-                rank.wait(10)
+                rank.wait(60)

@@ -51,7 +51,7 @@ def serve_toy():
     yield start
     for process in started:
         process.kill()
-        process.wait(timeout=10)
+        process.wait(timeout=60)
 
 
 @pytest.fixture

@@ -197,7 +197,7 @@ async def test_a_client_that_does_everything_wrong_yields_only_rows_that_were_sa
         keys.append(llm.api_key)
         draw = random.Random(len(keys))
         history = [SAID]
-        async with httpx.AsyncClient(base_url=llm.base_url.removesuffix("/v1"), timeout=30) as http:
+        async with httpx.AsyncClient(base_url=llm.base_url.removesuffix("/v1"), timeout=60) as http:
             for _ in range(12):
                 key = draw.choice([llm.api_key] * 3 + ["wrong"])
                 body = {"messages": history, "model": "policy"}

@@ -59,7 +59,7 @@ async def test_a_killed_environment_server_costs_no_episode(world):
     async with working(world, held=held, call_s=6) as worker:
         await until(world, lambda: world.store.turns("train/0#3"), worker)
         world.server.kill()
-        await asyncio.to_thread(world.server.wait, 10)
+        await asyncio.to_thread(world.server.wait, 60)
         held.free.set()
         await until(world, lambda: said(world) == NO_SERVERS, worker)
         await asyncio.sleep(7)  # longer than a call may take

@@ -74,11 +74,11 @@ def test_leases_claims_and_heartbeats_outlive_a_jump_of_the_clock(store, set_clo
 
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])
 def test_claims_and_leases_of_a_dead_process_expire_on_time_although_the_clock_jumped(store, set_clock, jump):
-    dead = store.acquire("controller", "dead", ttl_s=0.3)
-    store.issue(dead, tickets(), capacity=9)
+    store.issue(store.acquire("controller", "dead", ttl_s=600.0), tickets(), capacity=9)
     first, second = store.claim("dead", 2)
     store.beat("dead", {}, ttl_s=0.3)
     assert store.fail(second, "its server broke") == "retry"
+    dead = store.acquire("controller", "dead", ttl_s=0.3)
     set_clock(jump)
     assert [claim.ticket.k for claim in store.claim("living", 2, min_idle_s=30.0)] == [second.ticket.k]
     time.sleep(0.5)

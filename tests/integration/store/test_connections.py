@@ -50,7 +50,7 @@ def start(tmp_path):
     yield run
     for process in started:
         process.kill()
-        process.wait(10)
+        process.wait(60)
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_sentinels_lead_to_the_new_master_when_the_old_one_dies(start):
                   settings=RedisSection(outage_seconds=60))
     store.check()
     lease = store.acquire("controller", "c")
-    replica = redis.Redis(port=second, password=PASSWORD, socket_timeout=5)
+    replica = redis.Redis(port=second, password=PASSWORD, socket_timeout=60)
     deadline = time.monotonic() + START_S
     while not replica.exists(store.key("lease:controller")) or not sees_replica(watch):
         assert time.monotonic() < deadline
@@ -107,7 +107,7 @@ def test_sentinels_lead_to_the_new_master_when_the_old_one_dies(start):
 
 def sees_replica(watch: int) -> bool:
     """Whether the sentinel knows a replica that it can promote."""
-    return redis.Redis(port=watch, socket_timeout=5).sentinel_master("runs")["num-slaves"] == 1
+    return redis.Redis(port=watch, socket_timeout=60).sentinel_master("runs")["num-slaves"] == 1
 
 
 def no_memory(admin: redis.Redis, _folder: Path) -> Callable[[], object]:
@@ -171,7 +171,7 @@ def test_an_address_that_is_none_says_how_one_looks():
 def test_a_redis_that_evicts_keys_is_refused(start):
     port = held_port()
     start("evicting", port, [f"port {port}", "maxmemory 100mb", "maxmemory-policy volatile-lru"])
-    store, admin = Store(f"redis://127.0.0.1:{port}/0", "run"), redis.Redis(port=port, socket_timeout=5)
+    store, admin = Store(f"redis://127.0.0.1:{port}/0", "run"), redis.Redis(port=port, socket_timeout=60)
     with pytest.raises(UserError, match=r"policy volatile-lru, .*; set maxmemory-policy to noeviction, or leave"):
         store.check()
     admin.config_set("maxmemory", 0)

@@ -107,7 +107,7 @@ def start_sleeper(*prefix: str) -> subprocess.Popen[str]:
     code = (
         "import time\nfrom deploy import cli\n"
         "def run(args):\n"
-        "    try:\n        print('ready', flush=True); time.sleep(60)\n"
+        "    try:\n        print('ready', flush=True); time.sleep(600)\n"
         "    finally:\n        print('cleaned', flush=True)\n"
         "def add(subparsers): subparsers.add_parser('work').set_defaults(run=run)\n"
         "cli.COMMANDS = (add,)\nraise SystemExit(cli.main(['work']))\n"
@@ -123,7 +123,7 @@ def test_a_polite_kill_cleans_up(number: signal.Signals):
     process = start_sleeper()
     try:
         process.send_signal(number)
-        assert process.communicate(timeout=20)[0] == "cleaned\n"
+        assert process.communicate(timeout=60)[0] == "cleaned\n"
         assert process.returncode == 128 + number
     finally:
         process.kill()
@@ -137,7 +137,7 @@ def test_under_nohup_a_closed_terminal_ends_nothing():
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(1)
         process.terminate()
-        assert process.wait(20) == 143
+        assert process.wait(60) == 143
     finally:
         process.kill()
         process.wait()
@@ -154,7 +154,7 @@ def test_a_reader_that_leaves_is_no_traceback():
     process = subprocess.Popen([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, text=True)
     os.close(write)
     os.close(read)
-    assert process.communicate(timeout=20)[1] == ""
+    assert process.communicate(timeout=60)[1] == ""
     assert process.returncode == 141
 
 

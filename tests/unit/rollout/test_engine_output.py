@@ -45,5 +45,5 @@ def test_a_process_that_prints_into_it_is_heard_also_after_its_end():
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=output.descriptor,
                                stderr=output.descriptor)
     assert output.last_error() is None
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     assert output.last_error() == "torch.OutOfMemoryError: tried to allocate 2 GiB"

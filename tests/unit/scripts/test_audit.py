@@ -52,7 +52,7 @@ def osv() -> Iterator[Osv]:
     yield made
     made.server.shutdown()
     made.server.server_close()
-    thread.join(10)
+    thread.join(60)
 
 
 @pytest.fixture

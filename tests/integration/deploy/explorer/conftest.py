@@ -48,7 +48,7 @@ def browser():
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    driver.set_page_load_timeout(30)
+    driver.set_page_load_timeout(120)
     driver.set_window_size(1280, 900)
     yield driver
     driver.quit()

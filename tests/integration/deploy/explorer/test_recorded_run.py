@@ -78,7 +78,7 @@ def test_the_numbers_of_a_recorded_episode_are_those_of_gagpo_credit(browser, re
         if not k:
             note = browser.find_element(By.PARTIAL_LINK_TEXT, "the group as JSON")
             words = shlex.split(note.find_element(By.XPATH, "following-sibling::code").text)
-            with urllib.request.urlopen(note.get_attribute("href"), timeout=20) as reply:
+            with urllib.request.urlopen(note.get_attribute("href"), timeout=60) as reply:
                 group = json.load(reply)
             (tmp_path / words[2]).write_text(json.dumps(group))
             monkeypatch.chdir(tmp_path)

@@ -190,7 +190,7 @@ def living(folder: RunFolder):
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(10)
+        thread.join(60)
 
 
 @pytest.fixture
@@ -264,7 +264,7 @@ def test_watch_says_it_again_until_it_is_interrupted(folder):
     with living(folder), subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         looks = [json.loads(process.stdout.readline()) for _ in range(2)]
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
+        assert process.wait(60) == 130
     for look_ in looks:
         assert next(one for one in look_["processes"] if one["name"] == "rollout-0")["rate"] == pytest.approx(
             500, rel=0.01)

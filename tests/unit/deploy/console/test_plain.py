@@ -80,11 +80,13 @@ def test_unlike_parts_have_no_time_left_and_a_silent_one_says_how_long_it_took()
         clock.now = 1.0
         parts.at("ranking", 1, 2)
         for clock.now in (11.0, 26.0):
-            end, known = time.monotonic() + 20, len(out.file.getvalue())
+            end, known = time.monotonic() + 120, len(out.file.getvalue())
             while len(out.file.getvalue()) == known:
                 assert time.monotonic() < end
                 time.sleep(0.01)
-    assert out.file.getvalue().splitlines() == [
+    lines = out.file.getvalue().splitlines()
+    lines = [line for line in lines if line != "bench webshop 0/2 parts  pages  1 s so far"]  # if a look came between
+    assert lines == [
         "bench webshop 0/2 parts  pages", "bench webshop 1/2 parts  ranking  1 s so far",
         "bench webshop 1/2 parts  ranking  11 s so far", "bench webshop 1/2 parts  ranking  26 s so far"]
 

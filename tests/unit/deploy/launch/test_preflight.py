@@ -152,7 +152,7 @@ def test_a_retriever_is_asked_once_in_both_forms_and_a_wrong_url_is_refused():
             said = refusal(*played, f"env.search.url=[{url}/query,{url}]")
         finally:
             server.shutdown()
-            thread.join(timeout=10)
+            thread.join(timeout=60)
     fix = "give env.search.url in full, such as [http://HOST:8000/retrieve], or leave it out"
     assert said == f"no retriever answers at {url} ({url} answered 404: no such); {fix}"
     assert refusal(*played, "env.search.url=['http://[']").endswith(fix)

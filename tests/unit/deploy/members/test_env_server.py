@@ -52,7 +52,7 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         thread.start()
         yield server.server_port
         server.shutdown()
-        thread.join(timeout=10)
+        thread.join(timeout=60)
 
 
 def test_only_status_200_counts_as_an_answer(port: int):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from processes import words_of
 from waiting import wait_until
 
 from deploy.training.child_runs import Child, ChildFailed, failed, run_child
@@ -11,15 +12,7 @@ from deploy.training.child_runs import Child, ChildFailed, failed, run_child
 
 def servers() -> list[psutil.Process]:
     """Returns the living environment servers that this process has started."""
-    return [child for child in psutil.Process().children() if "serve-env" in words(child)]
-
-
-def words(process: psutil.Process) -> list[str]:
-    """Returns the command line; an empty list if the process has ended, or executes its program only now."""
-    try:
-        return process.cmdline()
-    except psutil.NoSuchProcess:  # also a zombie
-        return []
+    return [child for child in psutil.Process().children() if "serve-env" in words_of(child)]
 
 
 def test_a_command_that_ends_well_leaves_its_output(tmp_path: Path):

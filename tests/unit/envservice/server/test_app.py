@@ -16,7 +16,7 @@ TASK = "toy/train/00"
 
 def client_of(**settings: Any) -> httpx.AsyncClient:
     app = create_app(ToyEnvironment(), Settings(**settings))
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://toy", timeout=10)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://toy", timeout=60)
 
 
 @pytest.fixture(params=[False, True], ids=["inline", "threaded"])

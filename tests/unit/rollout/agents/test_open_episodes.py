@@ -29,7 +29,7 @@ async def served(text, answers, *, out=None, token=None, with_env=True, keys=())
     policy = ServedPolicy(config=config, model=Path(), host="127.0.0.1", port=0, token=token, with_env=with_env,
                           out=out)
     serving = agents_url(policy, text, ScriptedEngine(text, answers), bind("127.0.0.1", 0))
-    async with serving as url, httpx.AsyncClient(base_url=url, timeout=30) as http:
+    async with serving as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
         yield http
 
 

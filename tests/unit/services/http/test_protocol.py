@@ -55,7 +55,7 @@ class Endpoint:
             interface="asgi3", log_config=None))
         life = asyncio.create_task(server.serve(sockets=[listener]))
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 yield self
         finally:
             self.release.set()

@@ -34,7 +34,7 @@ def test_a_killed_worker_leaves_neither_child_nor_folder(tmp_path: Path):
     assert worker.stdout.readline() == "started\n"
     wait_until(lambda: len(processes_in(str(folder))) == 1)
     os.kill(worker.pid, signal.SIGKILL)
-    worker.wait(10)
+    worker.wait(60)
     wait_until(lambda: not folder.exists())
     assert processes_in(str(folder)) == []
 
@@ -54,9 +54,9 @@ def test_an_engine_ends_with_its_cluster_even_if_its_guard_goes_first(tmp_path: 
         assert processes_in(str(folder)) == []
         assert other.poll() is None
     finally:
-        worker.wait(10)
+        worker.wait(60)
         other.kill()
-        other.wait(10)
+        other.wait(60)
 
 
 def test_a_process_that_cannot_be_killed_is_named_and_left(tmp_path: Path, monkeypatch, capsys):
@@ -72,7 +72,7 @@ def test_a_process_that_cannot_be_killed_is_named_and_left(tmp_path: Path, monke
         assert child.poll() is None
     finally:
         child.kill()
-        child.wait(10)
+        child.wait(60)
 
 
 def test_a_released_guard_touches_nothing(tmp_path: Path):
@@ -84,4 +84,4 @@ def test_a_released_guard_touches_nothing(tmp_path: Path):
         assert tmp_path.exists()
     finally:
         child.kill()
-        child.wait(10)
+        child.wait(60)
