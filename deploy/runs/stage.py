@@ -40,7 +40,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """Where the process id `pid` counts: this_host() of the driver."""
     pid: int
     born: float
-    """Start time of the driver's process, because its process id may be reused."""
+    """Start of the driver's process as _start gives it, because its process id may be reused."""
     ended: str = ""
     """How the driver ended. Empty while it runs, and if it was killed."""
 
@@ -52,8 +52,8 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
         if self.host != this_host():
             return time.time() - self.at < SILENT_S
         try:
-            return psutil.Process(self.pid).create_time() == self.born
-        except psutil.NoSuchProcess:
+            return _start(self.pid) == self.born
+        except (ProcessLookupError, FileNotFoundError, psutil.NoSuchProcess):
             return False
 
 
@@ -67,6 +67,18 @@ def this_host() -> str:
         words.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
         words.append(str(Path("/proc/self/ns/pid").readlink()))
     return " ".join(words)
+
+
+def _start(pid: int) -> float:
+    """Returns when a process of this machine started: in clock ticks since boot on Linux, else as a Unix time.
+
+    A Unix time would be no mark of a process on Linux: it is computed from the present clock, so it changes if
+    somebody sets the clock.
+    """
+    if not Path("/proc/self/stat").exists():
+        return psutil.Process(pid).create_time()
+    after_name = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2]  # a name may hold spaces and brackets
+    return float(after_name.split()[19])  # field 22 of proc(5), and this begins with field 3
 
 
 def read_stage(path: Path) -> Stage | None:
@@ -84,7 +96,7 @@ class StageRecord:
         self._path = path
         now = time.time()
         self._stage = Stage(since=now, at=now, host=this_host(), pid=os.getpid(),
-                            born=psutil.Process().create_time())
+                            born=_start(os.getpid()))
         self._lock = threading.Lock()
         self._told = False
         self._done = threading.Event()
