@@ -22,9 +22,41 @@ from services.telemetry.logs import get_logger
 from services.telemetry.tickets import reason_class, trace_drop
 
 POLL_S = 0.1
+SILENT_S = 60.0
+"""Seconds without a heartbeat of any rollout worker after which that is told. Workers beat also while they start."""
+LOOK_S = 2.0
+WAITS, NO_WORKERS = "waits for groups", "waits for groups; no rollout worker has been heard"
+"""The learner's activity, as `gagpo status` shows it."""
 UNIFORM = "uniform reward"
 """First words of the reason of a drop by dynamic sampling."""
 log = get_logger("learner")
+
+
+class _Workers:
+    """The heartbeats of the rollout workers, while the learner waits for groups."""
+
+    def __init__(self, store: Store, pulse: Pulse) -> None:
+        self._store, self._pulse = store, pulse
+        self._looked_at = self._heard_at = time.monotonic()
+        self._told = False
+
+    def silent_s(self) -> float:
+        """Returns for how many seconds no worker has been heard; 0 up to SILENT_S. The first silence is logged."""
+        now = time.monotonic()
+        if now - self._looked_at > LOOK_S:
+            self._looked_at = now
+            if any(beat.get("role") == "rollout" for beat in self._store.beats().values()):
+                self._heard_at = now
+        silent_s = now - self._heard_at
+        if silent_s <= SILENT_S:
+            self._pulse.doing(WAITS)
+            self._told = False
+            return 0.0
+        if not self._told:
+            log.warning(f"no rollout worker has been heard for {silent_s:.0f} s; waiting for one")
+            self._pulse.doing(NO_WORKERS)
+        self._told = True
+        return silent_s
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,7 +72,7 @@ class GroupCollector:
 
     def collect(self, step: int) -> list[str]:
         """Returns the groups that learner step `step` trains on, oldest first. Raises DeadlineExceeded."""
-        learner, seen, since = self.config.learner, None, time.monotonic()
+        learner, seen, since, workers = self.config.learner, None, time.monotonic(), _Workers(self.store, self.pulse)
         while True:
             self.check()
             supply = self.store.supply()
@@ -54,13 +86,15 @@ class GroupCollector:
             waited = time.monotonic() - since
             if waited > min(learner.overdue_s, learner.wait_s) and all_do(self.store.beats(), "rollout", NO_SERVERS):
                 since, waited = time.monotonic(), 0.0  # env.outage_seconds limits how long this may last
-            if ready and waited > learner.overdue_s:
+            silent_s = workers.silent_s()
+            if ready and waited > learner.overdue_s and not silent_s:
                 # Other groups are finished, so the samplers work, and only these groups hang.
                 for group in overdue:
                     self.drop(group, f"over-age: unfinished {learner.overdue_s:g} s after the last group was finished")
             if waited > learner.wait_s:
+                silence = f"; no rollout worker has been heard for {silent_s:.0f} s" if silent_s else ""
                 raise DeadlineExceeded(f"learner step {step}: {len(ready)} of {learner.groups_per_step} groups are "
-                                       f"finished, and none more was in {learner.wait_s:g} s (learner.wait_s)")
+                                       f"finished, and none more was in {learner.wait_s:g} s (learner.wait_s){silence}")
             time.sleep(POLL_S)
 
     def _only_now(self, supply: Supply) -> list[str]:

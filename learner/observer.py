@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from learner.batch import Groups
+from learner.collect import WAITS
 from learner.step_metrics import metrics_row
 from learner.telemetry import step_taken, trace_step
 from learner.trainer import StepReport
@@ -61,7 +62,7 @@ class Observer:
 
     def waiting(self) -> None:
         """The loop waits for the groups of its next step."""
-        self._enter("wait", "waits for groups")
+        self._enter("wait", WAITS)
 
     def training(self, manifest: Manifest, groups: Groups) -> None:
         """The loop trains on these groups."""

@@ -5,10 +5,12 @@ import time
 import msgspec
 import pyarrow.parquet as pq
 import pytest
+import structlog
 from learner_tiny import make_config
 from loop_tiny import episode, issue, play
 
-from learner.collect import GroupCollector
+from learner import collect
+from learner.collect import NO_WORKERS, WAITS, GroupCollector
 from services.errors import DeadlineExceeded
 from services.records import Manifest
 from services.store.archive import EpisodeArchive
@@ -132,6 +134,33 @@ def test_no_group_hangs_while_the_workers_wait_for_environment_servers(collector
 
     made.check = servers_return_after_a_second
     assert made.collect(1) == [group(0), group(1)]
+
+
+def test_no_group_is_dropped_while_no_worker_is_heard_and_that_is_told(collector, monkeypatch):
+    """All workers are gone: their groups do not hang. Once one is heard, the learner waits as before."""
+    monkeypatch.setattr(collect, "SILENT_S", 0.1)
+    monkeypatch.setattr(collect, "LOOK_S", 0.05)
+    made = collector(overdue_s=0.3, wait_s=1.0)
+    issue(made.store, range(2))
+    finish(made.store, [1])
+    doing = []
+    made.check = lambda: doing.append(made.pulse.beat()["doing"])
+    with (structlog.testing.capture_logs() as told,
+          pytest.raises(DeadlineExceeded, match=r"\(learner.wait_s\); no rollout worker has been heard for \d+ s")):
+        made.collect(1)
+    assert made.store.counts().dropped == 0
+    assert doing[-1] == NO_WORKERS
+    assert [line["log_level"] for line in told] == ["warning"]
+
+    def a_worker_comes():
+        doing.append(made.pulse.beat()["doing"])
+        made.store.beat("rollout-0", {"role": "rollout", "doing": "playing"})
+        if doing[-1] == WAITS:
+            finish(made.store, [0])
+
+    made.check = a_worker_comes
+    assert made.collect(1) == [group(0), group(1)]
+    assert made.store.counts().dropped == 0
 
 
 def test_an_earlier_incarnation_of_the_same_step_is_as_good(collector):
