@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import shutil
 import socket
+import time
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -53,11 +54,14 @@ class Mirror:
         self._remote = ObjectFolder(f"{config.storage.url}/{config.name}")
         self._checkpoints = Checkpoints(config.run_dir / "checkpoints", config.checkpoint.keep)
         self._state = read_json(config.run_dir / MIRROR, MirrorState)
+        self.failing: dict[str, float] = {}
+        """File -> time.monotonic() of the first failure to upload it. Without those that succeeded since."""
 
     def push(self) -> None:
         """Uploads what has changed since the last call. Raises LeaseLost if another copy of the run has gone on."""
         pointers = {name: read_bounded(path) for name in POINTERS if (path := self._folder / name).exists()}
         newest = self._checkpoints.latest()
+        self.failing = {name: since for name, since in self.failing.items() if (self._folder / name).exists()}
         self._send(_files(self._folder))
         for step in self._checkpoints.steps():
             self._send_checkpoint(self._checkpoints.folder(step))
@@ -94,9 +98,15 @@ class Mirror:
             self._upload(path)
 
     def _upload(self, path: Path) -> None:
-        marks = marks_of(path)  # before it is read: a file that grows meanwhile is uploaded again
-        self._remote.upload(path, self._name(path))
-        self._state.files[self._name(path)] = marks
+        name = self._name(path)
+        try:
+            marks = marks_of(path)  # before it is read: a file that grows meanwhile is uploaded again
+            self._remote.upload(path, name)
+        except OSError:
+            self.failing.setdefault(name, time.monotonic())
+            raise
+        self.failing.pop(name, None)
+        self._state.files[name] = marks
 
     def _changed(self, files: Sequence[Path]) -> list[Path]:
         return [path for path in files if self._state.files.get(self._name(path)) != marks_of(path)]

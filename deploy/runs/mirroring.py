@@ -34,6 +34,7 @@ class Mirroring:
         self._note = note
         self._mirror = Mirror(config) if config.storage.url else None
         self._ending = threading.Event()
+        self._seen: list[tuple[int, int] | None] = []
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
 
@@ -54,37 +55,43 @@ class Mirroring:
         self._thread.join(None if kind is None else LEAVES_S)
         if kind is None:
             self.check()
-            self._patiently(self._mirror)
+            self._patiently(self._mirror, Mirror.push)
 
     def _run(self) -> None:
         assert self._mirror is not None
-        seen: list[tuple[int, int] | None] = []
         try:
             while not self._ending.is_set():
-                now = [_marks(self._folder / name) for name in SIGNS]
-                if now != seen:
-                    self._patiently(self._mirror)
-                    seen = now
+                self._patiently(self._mirror, self._push_if_changed)
                 self._ending.wait(LOOK_S)
         except Exception as error:
             self._error = error
 
-    def _patiently(self, mirror: Mirror) -> None:
-        """Pushes until it succeeds. Raises DeadlineExceeded after storage.outage_seconds of failures."""
-        since, pause = time.monotonic(), 1.0
+    def _push_if_changed(self, mirror: Mirror) -> None:
+        now = [_marks(self._folder / name) for name in SIGNS]
+        if now != self._seen:
+            mirror.push()
+            self._seen = now
+
+    def _patiently(self, mirror: Mirror, push: Callable[[Mirror], None]) -> None:
+        """Calls `push` until it succeeds. Raises DeadlineExceeded after storage.outage_seconds of failures.
+
+        They count from the first failure of a file that still fails, so an upload may take longer, and a slow network
+        that takes some files in each attempt ends no run. If no file has failed, another call has: a read, a list.
+        """
+        others_since, pause = None, 1.0
         while True:
             try:
-                mirror.push()
+                return push(mirror)
             except OSError as error:  # also of a local file that was replaced meanwhile
-                if (lasted := time.monotonic() - since) > self._patience_s:
+                since, now = min(mirror.failing.values(), default=None), time.monotonic()
+                others_since = (others_since or now) if since is None else None
+                if (lasted := now - (since or others_since or now)) > self._patience_s:
                     raise DeadlineExceeded(f"{self._url} has failed for {lasted:.0f} s ({reason(error)}; "
                                            "storage.outage_seconds)") from error
                 self._note(f"warning: {self._url} does not take the run's files ({reason(error)}); "
                            f"tries again in {pause:g} s")
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE_S)
-            else:
-                return
 
 
 def _marks(path: Path) -> tuple[int, int] | None:
