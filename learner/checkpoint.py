@@ -20,14 +20,16 @@ from typing import TypeVar
 
 import msgspec
 
-from services.errors import LearnerFault, UserError
+from services.errors import DeadlineExceeded, LearnerFault, UserError
 from services.files import Damaged, read_json, sync, sync_tree, write_whole
+from services.store.patience import patiently
 from services.telemetry.logs import get_logger
 
 FORMAT = 2
 PICKLED = 1
 """An older format. Its state was pickled, so it is never loaded."""
 EXPORT = "hf"
+LONGEST_PAUSE_S = 10.0
 _FOLDER = re.compile(r"step-(\d{8,12})")
 log = get_logger("checkpoints")
 
@@ -91,7 +93,7 @@ class Checkpoints:
     def latest(self) -> Position | None:
         """Returns the position of the newest checkpoint whose meta.json can be read; None before the first.
 
-        Raises UserError if there are checkpoints, but none of them can be read.
+        Raises UserError if there are checkpoints, but all of them are damaged, and OSError if the folder is away.
         """
         readable = (meta.position for step in self._newest_first() if (meta := self._meta(step)) is not None)
         found = next(readable, None)
@@ -99,12 +101,24 @@ class Checkpoints:
             raise UserError(f"no checkpoint in {self.root} can be read", "restore one, or start a new run (name=...)")
         return found
 
-    def newest_whole(self) -> Position | None:
+    def newest_whole(self, *, wait_s: float = 0.0) -> Position | None:
         """Returns the position of the newest checkpoint whose files all have their digests; None before the first.
 
         Newer checkpoints that are damaged are set aside. Raises UserError if there are checkpoints, but none is whole;
-        then all stay as they are.
+        then all stay as they are. A shared folder that is away damages none: it is read again until `wait_s` seconds
+        have passed, and then this raises DeadlineExceeded.
         """
+        def tell(error: Exception) -> None:
+            log.warning("checkpoints cannot be read; waiting for their folder", reason=str(error), at_most_s=wait_s)
+
+        try:
+            return patiently(self._newest_whole, seconds=wait_s, tell=tell, longest_pause_s=LONGEST_PAUSE_S,
+                             away=lambda error: isinstance(error, OSError))
+        except OSError as error:
+            raise DeadlineExceeded(f"{self.root} could not be read for {wait_s:g} s ({error}; learner.collective_s)"
+                                   ) from error
+
+    def _newest_whole(self) -> Position | None:
         damaged: dict[int, str] = {}
         for step in self._newest_first():
             try:
@@ -211,8 +225,8 @@ class Checkpoints:
     def _read(self, folder: Path) -> _Meta:
         try:
             return read_json(folder / "meta.json", _Meta)
-        except OSError as error:
-            raise Damaged(f"{folder / 'meta.json'} cannot be read ({error.strerror})", "restore it") from None
+        except FileNotFoundError:  # another OSError says nothing about the checkpoint: a shared folder may be away
+            raise Damaged(f"{folder / 'meta.json'} is not there", "restore it") from None
 
     def _pointer(self, name: str, kind: type[_Found]) -> _Found | None:
         try:

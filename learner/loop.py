@@ -114,7 +114,7 @@ class TrainingLoop:
 
     def restore(self) -> None:
         """Loads the newest whole checkpoint and begins an incarnation. If the store disagrees, it is reset."""
-        found = self.checkpoints.newest_whole()
+        found = self.checkpoints.newest_whole(wait_s=self.config.learner.collective_s)
         if found is not None:
             self.position = found
             self.learner.load(self.checkpoints.folder(found.step))

@@ -94,7 +94,7 @@ class TrainingRun:
         """Drops the evaluations of lost weights: RL continues from the newest complete checkpoint."""
         if self.rl_is_done():
             return
-        found = self._checkpoints().newest_whole()
+        found = self._checkpoints().newest_whole(wait_s=self.config.learner.collective_s)
         drop_rows(self.folder.evaluations, after_step=found.step if found else 0)
 
     def _run(self, cold: Path) -> None:

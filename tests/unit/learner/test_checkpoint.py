@@ -1,10 +1,11 @@
 import json
 import os
+import threading
 
 import pytest
 
 from learner.checkpoint import Checkpoints, Position
-from services.errors import LearnerFault, UserError
+from services.errors import DeadlineExceeded, LearnerFault, UserError
 from services.files import Damaged
 
 
@@ -104,6 +105,28 @@ def test_a_damaged_newest_one_is_set_aside_for_the_newest_whole_one(tmp_path, na
     assert checkpoints.steps() == [1, 2]
     assert checkpoints.latest() == position(2)
     assert (tmp_path / "damaged-step-00000003").is_dir()
+
+
+def away(file):
+    """Puts the file aside. Reads of the link in its place end with EIO, as those of a shared folder that is away.
+
+    Returns a function that puts it back.
+    """
+    aside = file.rename(file.parent.parent / f"aside-{file.name}")
+    file.symlink_to("/proc/self/mem")
+    return lambda: aside.rename(file)
+
+
+def test_a_checkpoint_that_cannot_be_read_just_now_is_not_passed_over(tmp_path):
+    checkpoints = kept(tmp_path, 1, 2)
+    back = away(checkpoints.folder(2) / "meta.json")
+    with pytest.raises(DeadlineExceeded, match=r"could not be read for 0 s \(\[Errno 5\] .*; learner.collective_s\)"):
+        checkpoints.newest_whole()
+    with pytest.raises(OSError, match="Errno 5"):
+        checkpoints.latest()
+    assert checkpoints.steps() == [1, 2]
+    threading.Timer(0.2, back).start()
+    assert checkpoints.newest_whole(wait_s=60) == checkpoints.latest() == position(2)
 
 
 def test_where_none_is_whole_all_stay_and_one_line_says_so(tmp_path):
