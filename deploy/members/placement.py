@@ -17,6 +17,8 @@ from deploy.members import private_ray
 Resources = Mapping[str, float]
 LOOK_AGAIN_S = 5.0
 """Seconds after which a place on one node is asked for again on several nodes, if that node has filled up meanwhile."""
+STRICT_PACK = "STRICT_PACK"
+"""Ray's strategy of a place whose bundles must all be on one node."""
 NODE_SHARE = 0.001
 """Amount that a process takes of a custom resource. Such a resource only marks the nodes to run on."""
 _TINY = {"memory": 1}
@@ -45,7 +47,7 @@ def fitting(asked: Sequence[Resources], nodes: Sequence[Resources]) -> int:
 def strategy(asked: Sequence[Resources], free: Sequence[Resources]) -> str:
     """Returns STRICT_PACK if some node has room for all bundles now, else PACK."""
     alone = any(fitting(asked, [node]) == len(asked) for node in free)
-    return "STRICT_PACK" if alone else "PACK"
+    return STRICT_PACK if alone else "PACK"
 
 
 def lacking(asked: Sequence[Resources], free: Sequence[Resources], total: Sequence[Resources]) -> str:
@@ -98,10 +100,14 @@ class ClusterPlace:
 
         self._granted = placement_group_table(self._group).get("state") == "CREATED"
         late = time.monotonic() - self._asked_at > LOOK_AGAIN_S
-        if not self._granted and late and self._strategy != strategy(self.asked, free_nodes()):
-            self.release()
+        if not self._granted and late and self._misfits(strategy(self.asked, free_nodes())):
+            self._remove()
             self.ask()
         return self._granted
+
+    def _misfits(self, better: str) -> bool:
+        """Whether a place that is not granted is asked for again. `better`: the strategy that fits the nodes now."""
+        return self._strategy != better
 
     def lacks(self) -> str:
         """Returns what the cluster lacks, as text; an empty string once the place is granted."""
@@ -119,6 +125,9 @@ class ClusterPlace:
 
     def release(self) -> None:
         """Gives the resources back. Ray ends the processes that still use them."""
+        self._remove()
+
+    def _remove(self) -> None:
         from ray.util.placement_group import remove_placement_group
 
         if self._group is not None:

@@ -2,15 +2,17 @@
 
 Ray puts two processes that ask for shares of a GPU on any GPU with room. Here each GPU is one bundle of a placement
 group, and both processes run in that bundle. The bundles are kept until the run ends: a process that starts again finds
-its GPU, and Ray moves bundles whose node is lost.
+its GPU, and Ray moves bundles whose node is lost. If all bundles were on one node and no other node has room for all,
+Ray cannot move them: then they are asked for again, on several nodes.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
-from deploy.members.placement import ClusterPlace, Resources
+from deploy.members.placement import STRICT_PACK, ClusterPlace, Resources
 
 
 class SharedCards(ClusterPlace):
@@ -23,7 +25,15 @@ class SharedCards(ClusterPlace):
         """Asks once. Later calls look again whether all bundles have their place."""
         if self._group is None:
             super().ask()
-        self._granted = False
+        elif self._granted:
+            self._granted, self._asked_at = False, time.monotonic()  # Ray gets time to move bundles of a lost node
+
+    def _misfits(self, better: str) -> bool:
+        """Whether all bundles must be on one node and none has room: no process can be in any of them.
+
+        Bundles on several nodes stay: processes may be in some of them, and Ray moves the others to any node.
+        """
+        return self._strategy == STRICT_PACK != better
 
     def release(self) -> None:
         """Keeps the bundles, because other processes use them."""

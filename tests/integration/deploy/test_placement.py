@@ -18,7 +18,7 @@ from ray.cluster_utils import Cluster
 from deploy.members import learner_gang
 from deploy.members.learner_gang import LearnerGang
 from deploy.members.placed_server import PlacedServer
-from deploy.members.placement import ClusterPlace, bundle
+from deploy.members.placement import ClusterPlace, bundle, total_nodes
 from deploy.members.server_actor import ServerActor
 from deploy.members.shared_cards import CardShare, SharedCards
 from deploy.runs.configs import load_config
@@ -218,3 +218,24 @@ def test_each_worker_shares_its_gpu_with_one_rank_also_after_a_restart(cluster: 
     assert workers[2].granted()
     again = holder.options(**workers[2].options(0)).remote()
     assert ray.get(again.gpus.remote(), timeout=DEADLINE_S) == learner[2]
+
+
+def test_shared_gpus_of_one_lost_node_are_asked_for_again_on_several(cluster: Cluster):
+    """Ray looks for one node with room for all of them, and there is none any more."""
+    large = cluster.add_node(num_cpus=2, num_gpus=2)
+    workers = [CardShare(cards, [bundle(cpus=1, gpus=0.4)], first=k)
+               for cards in [SharedCards(bundle(cpus=1), 2)] for k in range(2)]
+    for worker in workers:
+        worker.ask()
+    until(lambda: all(worker.granted() for worker in workers))
+    for _ in range(2):
+        cluster.add_node(num_cpus=1, num_gpus=1)
+    cluster.remove_node(large, allow_graceful=False)
+    holder: Any = ray.remote(Holder)
+    until(lambda: len(total_nodes()) == 3)
+    for worker in workers:
+        worker.release()
+        worker.ask()
+    until(lambda: all(worker.granted() for worker in workers))
+    made = [holder.options(**worker.options(0)).remote() for worker in workers]
+    assert ray.get([one.gpus.remote() for one in made], timeout=DEADLINE_S) == [[0], [0]]
