@@ -21,6 +21,7 @@ from deploy.runs.wanted import NOTHING_WANTED, numbers, read_wanted, write_wante
 from services.controller.autoscale import environment_servers, rollout_workers
 from services.controller.fleet import Fleet
 from services.files import Damaged
+from services.last_value import LastValue
 from services.store.lease import Lease
 
 LOOK_S = 1.0
@@ -36,6 +37,7 @@ class Scaling:
         self._parts, self._lease, self._note, self._clock = parts, lease, note, clock
         self._folder = RunFolder(parts.folder)
         self._wanted = NOTHING_WANTED
+        self._file = LastValue(lambda: read_wanted(self._folder), seconds=parts.config.learner.collective_s)
         self._damage = ""
         self._published: tuple[str, ...] = ()
         self._looked_at = float("-inf")
@@ -45,7 +47,7 @@ class Scaling:
     def start(self) -> None:
         """Brings both fleets to their wanted numbers. A resumed run uses those that it had before, and says so."""
         self._looked_at = self._clock()
-        self._wanted = read_wanted(self._folder)
+        self._wanted = self._file.now()
         config = self._parts.config
         kept = [f"{role} {now}" for role, now, first in zip(
             ("rollout", "env"), numbers(config, self._wanted), numbers(config), strict=True) if now != first]
@@ -68,7 +70,7 @@ class Scaling:
     def _follow(self) -> None:
         """Reads wanted.json. If it is damaged, the numbers stay as they are, and one warning says so."""
         try:
-            self._wanted, self._damage = read_wanted(self._folder), ""
+            self._wanted, self._damage = self._file.now(), ""
         except Damaged as error:
             if str(error) != self._damage:
                 self._damage = str(error)
@@ -95,6 +97,7 @@ class Scaling:
         self._note(f"autoscale: {role} {fleet.wanted} -> {count}")
         self._wanted = msgspec.structs.replace(self._wanted, **{role: count})
         write_wanted(self._folder, self._wanted)
+        self._file.keep(self._wanted)
 
     def _fill(self) -> None:
         workers, servers = numbers(self._parts.config, self._wanted)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from deploy.runs.folder import RunFolder
 from services.files import Damaged
+from services.last_value import LastValue
 from services.telemetry.metrics_file import (
     FILE_BYTES,
     MetricsRow,
@@ -40,13 +41,13 @@ class GrowingRows:
         self._rows: list[MetricsRow] = []
 
     def rows(self) -> list[MetricsRow]:
-        """Returns the rows of all whole lines, in order, or [] without a file."""
+        """Returns the rows of all whole lines, in order. Without a file, those that it had when it was there."""
         with self._lock:
             try:
                 stream = self._path.open("rb")
             except FileNotFoundError:
-                self._forget(file=0)
-                return []
+                self._file = 0  # a new file is read from its beginning
+                return list(self._rows)
             with stream:
                 if not self._path.is_file() or os.fstat(stream.fileno()).st_size > FILE_BYTES:
                     raise Damaged(f"{self._path} is not a plain file of at most {FILE_BYTES >> 20} MiB", "restore it")
@@ -77,20 +78,24 @@ def damage(folder: RunFolder) -> list[str]:
 
 
 class RunHistory:
-    """The rows of a run, for the console, `status`, the explorer, reports and records."""
+    """The rows of a run, for the console, `status`, the explorer, reports and records.
 
-    def __init__(self, folder: RunFolder) -> None:
-        self._metrics, self._evaluations = GrowingRows(folder.metrics), GrowingRows(folder.evaluations)
+    `outage_s`: seconds for which the last rows hold while the folder cannot be read (services/last_value.py).
+    """
+
+    def __init__(self, folder: RunFolder, *, outage_s: float = 0.0) -> None:
+        self._metrics, self._evaluations = (
+            LastValue(GrowingRows(path).rows, seconds=outage_s) for path in (folder.metrics, folder.evaluations))
 
     @property
     def metrics(self) -> list[MetricsRow]:
         """Returns one row per learner step, in order. If a resumed run repeated a step, its last row counts."""
-        return last_of_each_step(self._metrics.rows())
+        return last_of_each_step(self._metrics.now())
 
     @property
     def evaluations(self) -> list[MetricsRow]:
         """Returns one row per label and temperature, in order. If an evaluation was repeated, its last row counts."""
-        return last_of_each_evaluation(self._evaluations.rows())
+        return last_of_each_evaluation(self._evaluations.now())
 
 
 def unreadable(path: Path, error: Exception) -> str:

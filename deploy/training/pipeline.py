@@ -11,7 +11,7 @@ import json
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,11 @@ from deploy.report.page import write_report
 from deploy.runs.comparison import COLD, MORE, TITLES, TRAINED, as_lines, compare
 from deploy.runs.folder import RunFolder
 from deploy.runs.health import warnings
-from deploy.runs.history import GrowingRows, RunHistory
+from deploy.runs.history import RunHistory
 from deploy.runs.sinks import Sinks, sinks
 from deploy.runs.verdict import next_commands, verdicts
 from deploy.training.loading import Loading
+from deploy.training.metrics_follower import MetricsFollower
 from learner.checkpoint import Checkpoints
 from services.config.tree import Config
 from services.controller.controller import Controller, Hooks
@@ -39,10 +40,11 @@ from services.controller.skip import skip_step
 from services.controller.tickets import EvalRequest, TaskStream, TrainTickets
 from services.errors import UserError
 from services.files import write_whole
+from services.last_value import LastValue
 from services.records import Episode, Version
 from services.store.archive import ArchiveRow, EpisodeArchive, evaluation_part
 from services.store.lease import Lease
-from services.telemetry.metrics_file import append_row, drop_rows, read_evaluations, read_metrics, read_rows
+from services.telemetry.metrics_file import MetricsRow, append_row, drop_rows, read_evaluations, read_metrics, read_rows
 
 CONTROLLER_LEASE_S = 30.0
 
@@ -64,6 +66,11 @@ class TrainingRun:
     check: Callable[[], None] = lambda: None  # raises what has ended the copying to an object store
     skip_step: int | None = None
     """The learner step whose groups are left out, because it cannot be trained."""
+    _durable: LastValue[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_durable", LastValue(
+            self._read_durable_step, seconds=self.config.learner.collective_s))
 
     def execute(self) -> list[str]:
         """Runs all stages. Returns the lines to print at the end."""
@@ -139,11 +146,12 @@ class TrainingRun:
         parts.store.reissue(lease)
         clear(parts.store, lease)
         archive = EpisodeArchive(self.folder.path / "episodes", deadline_s=self.config.learner.collective_s)
-        history = RunHistory(self.folder)  # one for all: to read the files again at each step takes ever longer
-        follow = self._follow_metrics(tell, history)
+        history = RunHistory(self.folder, outage_s=self.config.learner.collective_s)  # one for all
+        follower = MetricsFollower(self.folder.metrics, lambda lines: self._show(lines, tell, history),
+                                   outage_s=self.config.learner.collective_s)
 
         def tick() -> None:
-            for one in (self.check, loading.tick, scaling.tick, follow):
+            for one in (self.check, loading.tick, scaling.tick, follower.tick):
                 one()
 
         def evaluated(summary: dict[str, Any], episodes: list[Episode]) -> None:
@@ -179,26 +187,18 @@ class TrainingRun:
         return Checkpoints(self.folder.path / "checkpoints", self.config.checkpoint.keep)
 
     def _durable_step(self) -> int:
+        return self._durable.now()
+
+    def _read_durable_step(self) -> int:
         newest = self._checkpoints().latest()
         return 0 if newest is None else newest.step
 
-    def _follow_metrics(self, tell: Sinks, history: RunHistory) -> Callable[[], None]:
-        """Returns a function that shows the lines that were added to metrics.jsonl since its last call."""
-        growing = GrowingRows(self.folder.metrics)
-        shown = len(growing.rows())
-
-        def tick() -> None:
-            nonlocal shown
-            lines = growing.rows()
-            new = lines[min(shown, len(lines)):]  # a restarted learner repeats steps, so there may be fewer lines
-            for line in new:
-                self.progress.step(line)
-                tell.step(line)
-            if new:
-                self._warn(history)
-            shown = len(lines)
-
-        return tick
+    def _show(self, lines: list[MetricsRow], tell: Sinks, history: RunHistory) -> None:
+        """Shows new lines of metrics.jsonl."""
+        for line in lines:
+            self.progress.step(line)
+            tell.step(line)
+        self._warn(history)
 
     def evaluation_of(self, version: Version) -> EvalRequest | None:
         """Returns the learning curve's evaluation of a version if it is due, else None.

@@ -45,6 +45,19 @@ def test_a_version_is_evaluated_once_its_checkpoint_is_there(training: TrainingR
     assert found == [[0], [0], [0, 3], [0, 3, 6, 7]]
 
 
+def test_an_evaluation_waits_while_the_checkpoints_cannot_be_read(training: TrainingRun):
+    """A link to itself cannot be read, as a file of a shared folder that is away."""
+    checkpoints = Checkpoints(training.folder.path / "checkpoints", keep=1)
+    assert due(training) == [0]
+    checkpoints.draft(3)
+    meta = checkpoints.commit(Position(step=3, incarnation=1, next_group=3, trained=3)) / "meta.json"
+    aside = meta.rename(training.folder.path / "aside")
+    meta.symlink_to(meta)
+    assert due(training) == [0]
+    aside.rename(meta)
+    assert due(training) == [0, 3]
+
+
 def test_evaluations_and_the_summary_say_which_version_of_which_environment_played(training: TrainingRun):
     row = {"label": "panel-trained", "step": 7, "temperature": 1.0, "split": "test", "tasks": 1, "dropped": 0,
            "success_rate": 1.0, "success_low": 1.0, "success_high": 1.0, "success_by_task": {"toy/test/0": 1.0}}
