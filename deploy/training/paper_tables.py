@@ -82,17 +82,22 @@ SWEEPS: Mapping[str, Callable[[Config], tuple[Variant, ...]]] = {
 }
 
 
+Spread = tuple[float, float | None]
+"""Mean, and sample standard deviation."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodLine:
-    """Final success of one method over its seeds. Each value is a pair: mean and sample standard deviation."""
+    """Final success of one method over its seeds. Each value is a pair: mean, and sample standard deviation, which one
+    seed does not have."""
 
     method: str
     panel: str
     temperature: float
     seeds: int
-    success: tuple[float, float]
-    by_type: Mapping[str, tuple[float, float]]
-    score: tuple[float, float] | None
+    success: Spread
+    by_type: Mapping[str, Spread]
+    score: Spread | None
     """The environment's own score; None if it has none."""
 
 
@@ -116,8 +121,8 @@ def _line(method: str, temperature: float, rows: Sequence[dict[str, Any]]) -> Me
         score=_pair(scores) if len(scores) == len(rows) else None)
 
 
-def _pair(values: Sequence[float]) -> tuple[float, float]:
-    return sum(values) / len(values), spread(values) if len(values) > 1 else 0.0
+def _pair(values: Sequence[float]) -> Spread:
+    return sum(values) / len(values), spread(values) if len(values) > 1 else None
 
 
 def as_text(lines: Sequence[MethodLine]) -> list[str]:
@@ -125,17 +130,20 @@ def as_text(lines: Sequence[MethodLine]) -> list[str]:
     if not lines:
         return []
     types = list(lines[0].by_type)
-    out = [f"Mean and standard deviation over {lines[0].seeds} seeds, in percent:",
-           "  " + f"{'':<34}" + "".join(f"{name[:12]:>13}" for name in [*types, "all", "score"])]
+    out = ["Mean and standard deviation over seeds, in percent:",
+           "  " + f"{'':<34}{'seeds':>7}" + "".join(f"{name[:12]:>13}" for name in [*types, "all", "score"])]
     for line in lines:
         cells = [*(line.by_type.get(name) for name in types), line.success, line.score]
         shown = "".join(f"{_percent(cell):>13}" for cell in cells)
-        out.append(f"  {line.method:<26} T={line.temperature:<5g}{shown}")
+        out.append(f"  {line.method:<26} T={line.temperature:<5g}{line.seeds:>7}{shown}")
     return out
 
 
-def _percent(cell: tuple[float, float] | None) -> str:
-    return "-" if cell is None else f"{100 * cell[0]:.1f} ± {100 * cell[1]:.1f}"
+def _percent(cell: Spread | None) -> str:
+    if cell is None:
+        return "-"
+    mean, deviation = cell
+    return f"{100 * mean:.1f} ± {'-' if deviation is None else f'{100 * deviation:.1f}'}"
 
 
 def write(folder: Path, lines: Sequence[MethodLine]) -> list[str]:

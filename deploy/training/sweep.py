@@ -1,7 +1,7 @@
 """`gagpo train --sweep NAME`: trains one run per variant of a config, all from one cold start, and compares them.
 
     runs/<name>/<variant>/   a whole run: its folder, report and figures
-    runs/<name>/sweep.json   the table, paired by game against the first variant; sweep.txt for people
+    runs/<name>/sweep.json   the table, paired by game against the first variant of the same seed; sweep.txt for people
 
 All variants share the tasks and the first variant's cold start. They differ only in their overrides: also the seed is
 the config's, unless they set it. paper_tables.py has the sweeps that come with the package.
@@ -43,7 +43,8 @@ class Variant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepLine:
-    """Final success of one variant, in [0, 1], and its paired gain over the first variant (None for the first)."""
+    """Final success of one variant, in [0, 1], and its paired gain over the first variant of its seed (None for that).
+    """
 
     variant: str
     title: str
@@ -169,16 +170,22 @@ def final(folder: RunFolder) -> list[dict[str, Any]]:
 
 
 def table(made: Mapping[str, Config], variants: Sequence[Variant]) -> list[SweepLine]:
-    """Returns the lines by temperature and variant. A gain uses only games that both runs finished without a fault."""
-    first: dict[float, dict[str, float]] = {}
+    """Returns the lines by temperature and variant. A gain uses only games that both runs finished without a fault.
+
+    It is over the first variant, or over that variant's method at the same seed: a difference of seeds is none of
+    methods. If that run has not finished, there is no gain.
+    """
+    first: dict[tuple[float, int], dict[str, float]] = {}
     lines: list[SweepLine] = []
     for variant in variants:
         for row in final(RunFolder(made[variant.name].run_dir)):
             mine, temperature = row["success_by_task"], row["temperature"]
             mean, low, high = success_interval(list(mine.values()), round(row["episodes"] / row["tasks"]))
-            full = first.setdefault(temperature, mine)
-            gain = None
-            if full is not mine:
+            at = temperature, made[variant.name].seed
+            if variant.method == variants[0].method:
+                first.setdefault(at, mine)
+            full, gain = first.get(at), None
+            if full is not None and full is not mine:
                 both = full.keys() & mine.keys()
                 gain = paired_gain({task: full[task] for task in both}, {task: mine[task] for task in both})
             gains = dict(zip(("gain", "gain_low", "gain_high"), gain, strict=True)) if gain else {}
@@ -189,7 +196,8 @@ def table(made: Mapping[str, Config], variants: Sequence[Variant]) -> list[Sweep
 
 def as_text(lines: Sequence[SweepLine]) -> list[str]:
     """Returns the table as lines of text."""
-    out = ["Success at the end, mean and 95% interval over games; gain over the first, paired by game:"]
+    out = ["Success at the end, mean and 95% interval over games; gain over the first of its seed, paired by "
+           "game:"]
     for line in lines:
         gain = "" if line.gain is None else f"  {line.gain:+6.1%} [{line.gain_low:+6.1%}, {line.gain_high:+6.1%}]"
         out.append(f"  {line.title:<32} T={line.temperature:<4g} {line.success:6.1%} "

@@ -75,6 +75,40 @@ def test_means_over_seeds_by_hand(config: Config):
     assert "35.0 ± 10.0" in (config.run_dir / "sweep.txt").read_text()
 
 
+def finished(config: Config, rate: float, by_task: dict[str, float]) -> None:
+    append_row(RunFolder(config.run_dir).evaluations, {
+        "label": "panel-trained", "step": 3, "temperature": 1.0, "split": "heldout", "tasks": 2, "episodes": 2,
+        "success_rate": rate, "success_by_type": {}, "success_by_task": by_task})
+
+
+def test_gains_are_over_the_first_method_at_the_same_seed(config: Config):
+    """Seed 0: both win a, and the second b too: +.5. Seed 1: the first wins both, the second none: -1. Seed 2 of the
+    first has not finished, so the second's has no gain; over seed 0 all of them would have had one."""
+    variants = with_seeds(ABLATIONS[:2], 0)
+    made = sweep.configs(config, variants)
+    won = {"full-seed0": (1, 0), "no-temporal-seed0": (1, 1), "full-seed1": (1, 1), "no-temporal-seed1": (0, 0),
+           "no-temporal-seed2": (1, 1)}
+    for name, (a, b) in won.items():
+        finished(made[name], (a + b) / 2, {"a": float(a), "b": float(b)})
+    lines = sweep.table(made, [variant for variant in variants if variant.name in won])
+    assert {line.variant: line.gain for line in lines} == {
+        "full-seed0": None, "no-temporal-seed0": 0.5, "full-seed1": None, "no-temporal-seed1": -1.0,
+        "no-temporal-seed2": None}
+
+
+def test_each_line_has_its_number_of_seeds_and_one_seed_has_no_deviation(config: Config):
+    """.5 and .7: mean .6, deviation sqrt(.02). One seed alone: ± -, and null for machines, never 0."""
+    variants = with_seeds(ABLATIONS[:2], 0)
+    made = sweep.configs(config, variants)
+    for name, rate in (("full-seed0", 0.5), ("full-seed1", 0.7), ("no-temporal-seed0", 0.4)):
+        finished(made[name], rate, {"a": rate})
+    first, second = over_seeds(made, variants)
+    assert (second.seeds, second.success) == (1, (0.4, None))
+    shown = [line.split() for line in paper_tables.as_text([first, second])[1:]]
+    assert shown == [["seeds", "all", "score"], ["full", "T=1", "2", "60.0", "±", "14.1", "-"],
+                     ["without", "temporal", "credit", "(λ", "=", "0)", "T=1", "1", "40.0", "±", "-", "-"]]
+
+
 def test_variants_without_a_method_are_in_no_mean(config: Config):
     variants = (Variant(name="full", title="full", overrides={}),)
     assert over_seeds(sweep.configs(config, variants), variants) == []
