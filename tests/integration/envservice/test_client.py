@@ -51,7 +51,7 @@ async def test_many_games_at_once_go_in_few_requests(start: Start):
         games = await asyncio.gather(*(play(client, f"{task}.{i}", task) for task in tasks for i in range(4)))
         assert [game for game, _ in games] == [expected(task) for task in tasks for _ in range(4)]
         assert sum(replays for _, replays in games) == 0
-        async with httpx.AsyncClient() as http:
+        async with httpx.AsyncClient(timeout=60) as http:
             text = (await http.get(f"{server.url}/metrics")).text
     lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     steps = sum(len(game) - 1 for game, _ in games)

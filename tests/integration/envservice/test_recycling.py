@@ -120,7 +120,7 @@ def test_a_limit_below_what_the_environment_alone_takes_is_a_mistake():
 
 async def test_an_idle_server_drops_the_sessions_whose_lease_has_ended(start: Start):
     server = start("--lease-s", "0.5")
-    async with EnvClient([server.url]) as client, httpx.AsyncClient(trust_env=False) as http:
+    async with EnvClient([server.url]) as client, httpx.AsyncClient(trust_env=False, timeout=60) as http:
         await client.episode("e", "toy/train/00").reset()
         until = time.monotonic() + 60
         while "gagpo_env_sessions 0.0" not in (await http.get(f"{server.url}/metrics")).text.splitlines():

@@ -97,7 +97,7 @@ async def test_a_stream_and_a_reward_by_http_without_an_environment(world):
         assert pieces[-1].usage.completion_tokens == len(llm.steps[0].response_ids)
         assert pieces[0].choices[0].delta.content == llm.steps[0].action
         await ask(llm, extra_headers={"x-gagpo-state": "the end"})
-        async with httpx.AsyncClient(headers={"authorization": f"Bearer {llm.api_key}"}) as http:
+        async with httpx.AsyncClient(timeout=60, headers={"authorization": f"Bearer {llm.api_key}"}) as http:
             base = llm.base_url.removesuffix("/v1")
             reply = await http.post(f"{base}/reward", json={"reward": 0.5, "won": True})
             assert reply.json() == {"steps": 2, "total": 5.0}

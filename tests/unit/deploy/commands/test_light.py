@@ -44,13 +44,13 @@ def test_a_server_answers_and_asks_for_the_token_of_its_config(tmp_path: Path):
                 assert process.poll() is None, process.communicate()[1]
                 assert time.monotonic() < deadline
                 try:
-                    assert httpx.get(f"http://127.0.0.1:{port}/healthz", trust_env=False).status_code == 200
+                    assert httpx.get(f"http://127.0.0.1:{port}/healthz", trust_env=False, timeout=60).status_code == 200
                     break
                 except httpx.TransportError:
                     time.sleep(0.1)
             info = f"http://127.0.0.1:{port}/v1/info"
-            assert httpx.get(info, trust_env=False).status_code == 401
+            assert httpx.get(info, trust_env=False, timeout=60).status_code == 401
             headers = {"authorization": "Bearer not-a-secret"}
-            assert httpx.get(info, headers=headers, trust_env=False).status_code == 200
+            assert httpx.get(info, headers=headers, trust_env=False, timeout=60).status_code == 200
         finally:
             process.kill()
