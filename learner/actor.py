@@ -140,7 +140,7 @@ class LearnerRank:
             if self._leaving.is_set():
                 raise Leaving
 
-        def before_publish(replaced: Version) -> None:
+        def before_publish(replaced: Version, check: Callable[[], None]) -> None:
             started = time.monotonic()
             while config.evaluates(replaced.step) and store.evaluated() < replaced.step:
                 check()

@@ -41,6 +41,8 @@ from services.store.store import Store
 from services.telemetry.logs import bind, get_logger
 from services.weights.pack import Packed, unpack
 
+LOOK_EVERY_S = 5.0
+"""Seconds between two looks whether the store still names the current version."""
 RETAINED_BYTES = 2 << 30
 """Bytes of episodes in Redis beyond which a checkpoint is made early, so that episodes can be retired."""
 log = get_logger("learner")
@@ -54,7 +56,8 @@ class Leaving(Exception):
 class TrainingLoop:
     """Trains, publishes and persists, step by step.
 
-    `publish` hands packed weights to the samplers. `before_publish` returns once the current version may be replaced.
+    `publish` hands packed weights to the samplers. `before_publish` returns once the current version may be replaced,
+    and calls the function that it is given while it waits.
     `check` raises if this process has lost its role, and Leaving if the run was asked to end.
     """
 
@@ -66,7 +69,7 @@ class TrainingLoop:
     checkpoints: Checkpoints
     observer: Observer
     publish: Callable[[Version, Packed], None]
-    before_publish: Callable[[Version], None]
+    before_publish: Callable[[Version, Callable[[], None]], None]
     check: Callable[[], None] = lambda: None
     mirrored: Callable[[int], None] = lambda _: None
     """Returns once the checkpoint of a step is in the object store, if there is one."""
@@ -83,6 +86,7 @@ class TrainingLoop:
     """The newest checkpoint's model; None before the first, when it is the learner's first model."""
     writing: Background = field(init=False)
     _pointing: threading.Lock = field(default_factory=threading.Lock)
+    _looked: float = 0.0
 
     def __post_init__(self) -> None:
         self.writing = Background("checkpoint", deadline_s=self.config.learner.collective_s)
@@ -163,6 +167,11 @@ class TrainingLoop:
     def _check(self) -> None:
         self.check()
         self.writing.check()
+        if self.version.incarnation and time.monotonic() - self._looked >= LOOK_EVERY_S:
+            self._looked, found = time.monotonic(), self.store.version()
+            if found is None or found[0] != self.version:  # Redis may lose the last second before its machine died
+                log.warning("Redis has lost the current version; it is named again", version=self.version.short)
+                self._point()
 
     def gather(self) -> Packed | None:
         """Returns the learner's weights for the sampler in host memory; None if they go from GPU to GPU first."""
@@ -177,7 +186,7 @@ class TrainingLoop:
         if self.config.evaluates(self.version.step):
             self.writing.wait()  # its evaluation begins with its checkpoint, and the next lines wait for that
         if self.version.incarnation:
-            self.before_publish(self.version)
+            self.before_publish(self.version, self._check)
         if packed is None:
             assert self.transfer is not None
             version, everywhere = self.transfer.send(self.incarnation, self.learner.step)

@@ -33,6 +33,8 @@ from services.telemetry.heartbeat import NO_SERVERS
 from services.telemetry.tickets import trace_drop, trace_issue
 
 TICK_S = 0.2
+LOOK_EVERY_S = 5.0
+"""Seconds between two looks whether the store still has what the controller told it about evaluations."""
 MAX_FAILED_SHARE = 0.01
 MIN_FAILED_TO_STOP = 3
 """A run is stopped only from this number of failed groups on: a single one does not make a short run broken."""
@@ -76,6 +78,7 @@ class Controller:
     _signature: object = None
     _moved_at: float = 0.0
     _no_servers: bool = False
+    _looked_at: float = 0.0
 
     def run(self, learner: Member) -> None:
         """Runs until the learner and the last evaluation have finished. Raises Fault if the run is stuck or broken."""
@@ -90,10 +93,21 @@ class Controller:
         self.store.renew(self.lease)
         self.supervisor.check()
         self.drop_failed()
+        self.restore_lost()
         self.evaluate()
         self.issue()
         self.watch()
         self.hooks.tick()
+
+    def restore_lost(self) -> None:
+        """Tells a Redis that has lost its last second again what nobody else would: evaluated steps, evaluations."""
+        if self.clock() - self._looked_at < LOOK_EVERY_S:
+            return
+        self._looked_at = self.clock()
+        if self._evaluation is not None:
+            self._evaluation.issue_lost()
+        if self.store.evaluated() < self._eval_done:
+            self.store.mark_evaluated(self.lease, self._eval_done)
 
     def issue(self) -> None:
         """Issues whole groups in order while there is capacity, and never more groups than the run will train."""
@@ -229,6 +243,7 @@ class Controller:
                 self.store.renew(self.lease)
                 self.supervisor.check()
                 self.drop_failed()
+                self.restore_lost()
                 self.watch()
                 self.hooks.tick()
                 time.sleep(TICK_S)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from services.controller.tickets import EvalRequest, typed
@@ -12,7 +12,10 @@ from services.statistics import success_interval
 from services.store.lease import Lease
 from services.store.step_log import whole
 from services.store.store import Store
+from services.telemetry.logs import get_logger
 from services.telemetry.tickets import reason_class, trace_drop, trace_issue
+
+log = get_logger("controller")
 
 
 class Evaluation:
@@ -34,7 +37,20 @@ class Evaluation:
 
     def issue(self) -> None:
         """Issues all tickets at once. Evaluation does not count against the training capacity."""
+        self._issue(self._pending)
+
+    def issue_lost(self) -> None:
+        """Issues the groups again that the store has lost: Redis may lose the last second before its machine died."""
+        unfinished = self._store.outstanding_groups()  # first: a group that finishes meanwhile is then among the ready
+        if lost := self._pending.difference(unfinished, self._store.ready("eval")):
+            log.warning("Redis has lost groups of an evaluation; they are issued again",
+                        label=self.request.label, groups=len(lost))
+            self._issue(lost)
+
+    def _issue(self, groups: Collection[str]) -> None:
         for group in self.request.tickets():
+            if group[0].group not in groups:
+                continue
             tickets = typed(group, self._task_type)
             self._store.issue(self._lease, tickets, capacity=0)
             trace_issue(tickets)

@@ -3,6 +3,7 @@
 import pytest
 from scripted_member import Acting
 
+from services.controller.controller import LOOK_EVERY_S
 from services.controller.evaluation import clear
 from services.controller.member import End
 from services.errors import Fault
@@ -151,6 +152,28 @@ def test_an_evaluation_begins_anew_if_nobody_has_its_weights_any_more(world):
     assert (summary["version"], summary["tasks"], summary["dropped"]) == ("2.0", 2, 0)
     assert [e.ticket.exact_version for e in episodes] == [version] * 4
     assert f"evaluation step-0 begins anew: {gone}" in run.notes
+
+
+def test_an_evaluation_that_redis_has_lost_is_issued_again_and_its_mark_is_set_again(world):
+    """Redis loses its last second if its machine dies: here the games that were just issued, later the mark."""
+    run = world()
+    run.publish(0)
+    controller = run.controller()
+    controller.tick()
+    lost = [group for group in run.store.outstanding_groups() if group.startswith("eval/")]
+    run.store.redis.zrem(run.store.key("groups"), *lost)
+    run.store.redis.hdel(run.store.key("outstanding"), *(f"{group}#{k}" for group in lost for k in range(2)))
+    run.store.redis.delete(run.store.key("evals"))
+    run.now += LOOK_EVERY_S
+    controller.tick()
+    run.play()
+    controller.tick()
+    run.store.redis.hdel(run.store.key("counters"), "evaluated")
+    run.now += LOOK_EVERY_S
+    controller.tick()
+    assert run.store.evaluated() == 0
+    ((summary, episodes),) = run.results
+    assert (summary["step"], len(lost), len(episodes)) == (0, 2, 4)
 
 
 def test_an_evaluated_step_is_not_evaluated_again_after_a_restart(world):

@@ -52,11 +52,13 @@ class Crash(Exception):
     pass
 
 
-def run(store, folder, model_path, gang, *, crash_at=None, leave_at=None, parks=False, ask=None, **sections):
+def run(store, folder, model_path, gang, *, crash_at=None, leave_at=None, parks=False, ask=None,
+        meanwhile=lambda check: None, **sections):
     """One life of a learner: up to the end, to the publication of `crash_at`, or until it is asked to leave.
 
     `leave_at`: "waiting 2" asks while it waits for groups after the publication of step 2, "publishing 2" before it.
     `parks`: outside its turns the learner's states wait in host memory. `ask` calls the meeting of transfers.
+    `meanwhile` takes the loop's own check while the loop waits until the current version may be replaced.
     """
     config = make_config(staleness=STEPS).model_copy(update={"runs_dir": folder})
     config = type(config).model_validate(
@@ -72,8 +74,9 @@ def run(store, folder, model_path, gang, *, crash_at=None, leave_at=None, parks=
         if leave_at == f"waiting {published[-1][0].step}":
             raise Leaving
 
-    def before_publish(version):
+    def before_publish(version, check):
         replaced.append(version)
+        meanwhile(check)
         if leave_at == f"publishing {version.step + 1}":
             raise Leaving
 

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from deploy.commands import export as command_export
 from deploy.runs.policies import resolve
+from learner import loop
 from learner.checkpoint import Checkpoints
 from learner.cold_start.tokenizer import END
 from services.config.file import dump_config
@@ -204,6 +205,22 @@ def test_an_emptied_redis_goes_on_from_the_checkpoint(redis_url, model_path, gan
     _, published, _ = run(empty, tmp_path, model_path, gang)
     assert [version.step for version, _ in published] == [2, 3, 4]
     assert published[0][0].incarnation > 1
+
+
+def test_a_version_that_redis_has_lost_is_named_again(redis_url, model_path, gang, tmp_path, monkeypatch):
+    """Redis loses its last second if its machine dies. Without the version no worker plays and no evaluation begins."""
+    monkeypatch.setattr(loop, "LOOK_EVERY_S", 0.0)
+    store, named = Store(redis_url, "lost-version"), []
+
+    def redis_loses_it(check):
+        store.redis.hdel(store.key("counters"), "version")
+        check()
+        named.append(store.version()[0])
+
+    play(store, range(2 * STEPS))
+    _, _, replaced = run(store, tmp_path, model_path, gang, meanwhile=redis_loses_it)
+    assert named == replaced
+    assert len(named) == STEPS
 
 
 def test_export_gives_the_learners_weights(uninterrupted, tmp_path, capsys):
