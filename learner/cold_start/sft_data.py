@@ -29,6 +29,8 @@ class Example:
     prompt: str | Sequence[Message]
     """The text of one user message, or a whole conversation before the answer."""
     response: str
+    learn_prompt: bool = True
+    """Whether the loss on prompts counts this one. It must not if the prompt holds an answer not to learn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,8 @@ class TokenRow:
     """int32 [L], prompt then response."""
     prompt_tokens: int
     """P: positions [P, L) are the response."""
+    learn_prompt: bool = True
+    """Whether the loss on prompts counts positions [0, P)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +52,7 @@ class Batch:
     ids: np.ndarray
     """int64 [B, T]."""
     targets: np.ndarray
-    """int64 [B, T]: the next token, IGNORE at positions without one."""
+    """int64 [B, T]: the next token, IGNORE at positions without one and where it should not be learned."""
     is_response: np.ndarray
     """bool [B, T]: the target belongs to the response."""
 
@@ -72,8 +76,9 @@ def encode(
     prompt_ids = _ids(tokenizer, prompts)
     response_ids = _ids(tokenizer, responses)
     rows = [
-        TokenRow(ids=np.asarray([*prompt, *response, *ending], dtype=np.int32), prompt_tokens=len(prompt))
-        for prompt, response in zip(prompt_ids, response_ids, strict=True)
+        TokenRow(ids=np.asarray([*prompt, *response, *ending], dtype=np.int32), prompt_tokens=len(prompt),
+                 learn_prompt=example.learn_prompt)
+        for example, prompt, response in zip(examples, prompt_ids, response_ids, strict=True)
     ]
     return [row for row in rows if len(row.ids) <= max_tokens]
 
@@ -115,4 +120,6 @@ def _pad(rows: Iterable[TokenRow], pad_id: int) -> Batch:
         ids[at, :length] = row.ids
         targets[at, : length - 1] = row.ids[1:]
         is_response[at, row.prompt_tokens - 1 : length - 1] = True
+        if not row.learn_prompt:
+            targets[at, : row.prompt_tokens - 1] = IGNORE
     return Batch(ids=ids, targets=targets, is_response=is_response)

@@ -2,7 +2,7 @@
 
     {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}, ...]}
         a conversation; each answer of the assistant is trained on, after all messages before it. An answer with
-        "weight": 0 is read and not trained on.
+        "weight": 0 is read and not trained on, nor are prompts that contain it.
     {"steps": [{"prompt": "...", "response": "..."}, ...]}
         turns with prompts of their own, as this system plays them
 
@@ -121,8 +121,12 @@ def _of_messages(messages: list[_Message], where: str) -> Iterator[Example]:
         raise UserError(f"{where} has no message of the assistant", "leave the line out, or add its answers")
     if answers[0] == 0:
         raise UserError(f"{where} begins with the assistant, so nothing is asked", "put the prompt before it")
+    unlearned = False
     for number in answers:
         if not messages[number].content:
             raise UserError(f"{where}, message {number + 1} is an empty answer", "leave the rest of the line out")
         if messages[number].weight:
-            yield Example(prompt=tuple(each.written() for each in messages[:number]), response=messages[number].content)
+            yield Example(prompt=tuple(each.written() for each in messages[:number]),
+                          response=messages[number].content, learn_prompt=not unlearned)
+        else:
+            unlearned = True

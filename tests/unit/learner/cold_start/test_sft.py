@@ -1,6 +1,7 @@
 """The cold start's training: what it trains on, when it ends, and that it learns."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -82,6 +83,14 @@ def test_targets_are_the_next_tokens_and_padding_has_none():
     assert batch.ids[short].tolist() == [5, 9, 0, 0]
     assert batch.targets[short].tolist() == [9, IGNORE, IGNORE, IGNORE]
     assert batch.is_response[short].tolist() == [True, False, False, False]
+
+
+def test_a_prompt_that_should_not_be_learned_has_no_targets(tokenizer):
+    rows = encode(tokenizer, [replace(EXAMPLES[0], learn_prompt=False)], chat=None, max_tokens=64)
+    batch = next(batches(rows, batch_rows=1, pad_id=0, seed=0))
+    assert (batch.targets != IGNORE).tolist() == batch.is_response.tolist()
+    response, prompt = losses(fresh(tokenizer), batch)
+    assert (response.item() > 1, prompt.item()) == (True, 0)
 
 
 def test_padding_does_not_change_the_loss(tokenizer, rows):

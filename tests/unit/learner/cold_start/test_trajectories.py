@@ -29,7 +29,7 @@ def test_each_answer_of_a_conversation_is_an_example(tmp_path: Path):
     found = read_trajectories(file, chat=True)
     assert found.examples == [
         Example(prompt=(system, ASKED), response=SAID["content"]),
-        Example(prompt=(system, ASKED, SAID, ASKED, bad, ASKED), response=SAID["content"])]
+        Example(prompt=(system, ASKED, SAID, ASKED, bad, ASKED), response=SAID["content"], learn_prompt=False)]
     assert found.episodes == 1
 
 
