@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from services.records import EpisodeEnd
 
 Replay = Literal["pure", "transcript", "live"]
 
@@ -32,6 +35,16 @@ class Outcome:
     task mean equal states. Empty: the environment gives none. It is never shown to the policy."""
     unchanged: bool = False
     """Whether the environment says that the action changed nothing, as an inadmissible one does in ALFWorld."""
+    truncated: bool = False
+    """Whether `done` is a limit of the environment's own, such as its time, and not an end of the task."""
+
+    def ended(self, cut: EpisodeEnd) -> EpisodeEnd:
+        """Returns how an episode with this last outcome ended. `cut`: how, if the environment would have gone on."""
+        if not self.done:
+            return cut
+        if self.won:
+            return "won"
+        return "turns" if self.truncated else "lost"
 
     def admits(self, action: str) -> bool:
         """Says whether the action is listed. `<words>` in a listed action, as in `search[<query>]`, match any text.

@@ -35,7 +35,7 @@ class TextGame(Protocol):
 
 
 class TextSession:
-    """One play of a game. Truncation ends it as termination does."""
+    """One play of a game. Truncation ends it, and the outcome says so: credit may go on from the state of a cut."""
 
     def __init__(self, game: TextGame, seed: int) -> None:
         self._game = game
@@ -50,7 +50,7 @@ class TextSession:
         won = bool(info.get("won", terminated and reward > 0))
         return Outcome(observation=text, admissible_actions=_admissible(info), reward=float(reward),
                        done=bool(terminated or truncated), won=won, state=str(info.get("state_id", "")),
-                       unchanged=bool(info.get("unchanged", False)))
+                       unchanged=bool(info.get("unchanged", False)), truncated=bool(truncated and not terminated))
 
 
 class TextEnvironment:

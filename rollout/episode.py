@@ -95,7 +95,7 @@ class EpisodeRunner:
                 seen.append(now)
                 now = after
         return Episode(
-            ticket=ticket, steps=steps, won=now.won, end=("won" if now.won else "lost") if now.done else end,
+            ticket=ticket, steps=steps, won=now.won, end=now.ended(end),
             worker=self.worker, attempt=attempt, seconds=time.monotonic() - started, engine=self.env_engine,
             replays=game.replays, final_observation=now.observation, task_score=score_of(now),
             final_choices=choices_digest(now.admissible_actions), final_state=now.state,

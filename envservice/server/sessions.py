@@ -262,7 +262,7 @@ def _size(answer: Answer) -> int:
 
 
 def _encode(outcome: Outcome, digest: str) -> Answer:
-    told = {"state": outcome.state, "unchanged": outcome.unchanged}
+    told = {"state": outcome.state, "unchanged": outcome.unchanged, "truncated": outcome.truncated}
     body = msgspec.json.encode({
         "observation": outcome.observation, "admissible_actions": outcome.admissible_actions,
         "reward": float(outcome.reward), "done": outcome.done, "won": outcome.won, "info": outcome.info,

@@ -4,8 +4,8 @@
     d_i = H(d_{i-1}, action_i, outcome_i)
 
 H is blake2b-128 over compact UTF-8 JSON, [link, action, observation, admissible, reward, done, won], so that any
-language can check it. `info`, `state` and `unchanged` are left out: they explain an outcome and may grow without
-changing the game.
+language can check it. `info`, `state`, `unchanged` and `truncated` are left out: they explain an outcome and may grow
+without changing the game.
 A digest is written `<engine>@<version>:<hex>`. The prefix distinguishes another engine from a diverged game.
 """
 

@@ -58,6 +58,8 @@ class StepResult(WireModel):
     """The environment's own id of the state. Empty if it gives none."""
     unchanged: bool = False
     """Whether the environment says that the action changed nothing."""
+    truncated: bool = False
+    """Whether `done` is a limit of the environment's own, and not an end of the task."""
     digest: str
 
 

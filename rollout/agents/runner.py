@@ -101,7 +101,9 @@ def episode_of(llm: AgentSession, world: AgentWorld | None, *, worker: str, atte
     last = None if world is None else world.last
     won = llm.won if llm.won is not None else last.won if last is not None else llm.total_reward > 0
     end: EpisodeEnd = "won" if won else "lost"
-    if llm.over is not None and not (last is not None and last.done):
+    if last is not None and last.done:
+        end = "turns" if last.truncated and not won else end
+    elif llm.over is not None:
         end = llm.over.end
     return Episode(
         ticket=llm.ticket, steps=llm.steps, won=won, end=end, worker=worker, attempt=attempt, seconds=seconds,

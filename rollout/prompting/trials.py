@@ -121,7 +121,7 @@ class TaskPlayer:
         if self.policy.reflects and not won and number < self.settings.trials:
             reflection = await self._reflect(trial, memory, cost, task, number)
         return PlayedTrial(
-            task=task, trial=number, won=won, end=("won" if won else "lost") if trial.now.done else end,
+            task=task, trial=number, won=won, end=trial.now.ended(end),
             score=score_of(trial.now), steps=steps, reflection=reflection, calls=cost.calls,
             prompt_tokens=cost.prompt_tokens, answer_tokens=cost.answer_tokens, uncounted=cost.uncounted,
             seconds=time.monotonic() - started)

@@ -12,7 +12,7 @@ TOOLS = (tool("add", "Adds a number to the counter.", {"n": {"type": "integer"}}
 
 
 class Counter:
-    """Starts at 1 and wants 6."""
+    """Starts at 1 and wants 6. Beyond 99 it gives up, which is a limit and no end of the game."""
 
     def reset(self, *, seed: int):
         self._now = 1
@@ -28,7 +28,7 @@ class Counter:
             self._now += call.arguments["n"]
         else:
             return f"There is no {call.name} with {sorted(call.arguments)}.", 0.0, False, False, {}
-        return f"{self._now}", 0.25 + (self._now == 6), self._now >= 6, False, {"won": self._now == 6}
+        return f"{self._now}", 0.25 + (self._now == 6), 6 <= self._now <= 99, self._now > 99, {"won": self._now == 6}
 
 
 def counter_spec(*, replayable: bool = True):

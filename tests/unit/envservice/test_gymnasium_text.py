@@ -86,7 +86,17 @@ def test_truncation_ends_an_episode_without_winning_it():
     for _ in range(3):
         assert not session.step("no").done
     last = session.step("no")
-    assert (last.done, last.won) == (True, False)
+    assert (last.done, last.won, last.truncated, last.ended("context")) == (True, False, True, "turns")
+
+
+def test_a_game_that_ends_at_its_limit_was_not_cut():
+    """The fourth throw, the last one, is guessed right."""
+    session = environment().open("dice/train/00000000")
+    session.reset()
+    throws = random.Random(0)
+    last_throw = [str(throws.randint(1, 6)) for _ in range(4)][-1]
+    last = [session.step(guess) for guess in ("no", "no", "no", last_throw)][-1]
+    assert (last.done, last.truncated, last.ended("context")) == (True, False, "won")
 
 
 def test_digests_are_those_of_version_and_seed():

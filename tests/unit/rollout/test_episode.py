@@ -9,8 +9,10 @@ import pytest
 
 from envservice.base import Outcome, ParsedAction
 from envservice.client.client import Result
+from learner.credit.state_keys import keys_of_group
 from rollout.engine import Sample
 from rollout.episode import EpisodeRunner, Limits
+from services.config.credit import CreditSection
 from services.errors import EngineFault, EnvFault, ReplayDiverged
 from services.records import PlayedTurn, Ticket, Version, VersionSpan, decode_turn, encode_episode, encode_turn
 from services.seeds import seed_for
@@ -20,9 +22,10 @@ TICKET = Ticket(group="train/00000001", k=2, size=4, task="toy/train/01", seed=1
                 max_steps=4)  # fmt: skip
 
 
-def result(observation: str, *, reward: float = 0.0, done: bool = False, won: bool = False) -> Result:
+def result(observation: str, *, reward: float = 0.0, done: bool = False, won: bool = False,
+           truncated: bool = False) -> Result:
     return Result(observation=observation, admissible_actions=["go", "help"], reward=reward, done=done, won=won,
-                  digest=observation)  # fmt: skip
+                  truncated=truncated, digest=observation)  # fmt: skip
 
 
 @dataclass
@@ -124,6 +127,15 @@ async def test_a_game_that_ends_without_a_win_is_lost():
     """Lost is an end of its own, with whatever reward there was."""
     episode = await play(Game([result("s0"), result("s1", done=True)]), Sampler(["go"]))
     assert (episode.end, episode.won, episode.total_reward) == ("lost", False, 0.0)
+
+
+async def test_a_game_that_reached_its_own_limit_was_cut_and_may_be_bootstrapped():
+    """A limit of the game's own counts as one of ours: credit knows the state in which the episode was cut."""
+    for truncated, end, knows_cut in ((True, "turns", True), (False, "lost", False)):
+        episode = await play(Game([result("s0"), result("s1", done=True, truncated=truncated)]), Sampler(["go"]))
+        assert (episode.end, episode.won) == (end, False)
+        cut = keys_of_group([episode], CreditSection()).cut_in
+        assert (cut != [None]) == knows_cut
 
 
 async def test_turns_of_another_worker_are_not_taken_again_in_a_live_game():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from envservice.base import Outcome, Turn
+from envservice.client.client import Result
 from rollout.engine import Sample
 from rollout.episode import EpisodeRunner, Limits
 from rollout.judge import Judge, chosen, labels
@@ -109,11 +110,8 @@ class Sampler:
 
 def game(observations: str, *, won: bool):
     """Shows these observations, and ends after the last."""
-    outcomes = iter([SimpleNamespace(observation=each, admissible_actions=[], done=False, won=False, reward=0.0,
-                                     state="", unchanged=False, info={}, digest=each, admits=lambda action: True)
-                     for each in observations])
-    over = SimpleNamespace(observation="over", admissible_actions=[], done=True, won=won, reward=float(won), state="",
-                           unchanged=False, info={}, digest="over", admits=lambda action: True)
+    outcomes = iter([Result(observation=each, admissible_actions=[], digest=each) for each in observations])
+    over = Result(observation="over", admissible_actions=[], done=True, won=won, reward=float(won), digest="over")
 
     async def following(*_):
         return next(outcomes, over)

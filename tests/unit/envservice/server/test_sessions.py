@@ -158,6 +158,6 @@ def test_no_interleaving_of_retries_kills_and_moves_changes_the_transcript(actio
             stores.reverse()
         answers.append(stores[0].step(wanted))
     got = [msgspec.json.decode(answer.body) for answer in answers]
-    unsaid = {"state": "", "unchanged": False}  # left out of the answer where the environment does not give them
+    unsaid = {"state": "", "unchanged": False, "truncated": False}  # left out of the answer where they are not given
     assert [unsaid | {k: v for k, v in one.items() if k != "digest"} for one in got] == [
         dataclasses.asdict(one) for one in expected]

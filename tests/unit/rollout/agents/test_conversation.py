@@ -94,6 +94,14 @@ async def test_a_lost_live_session_is_a_fault_and_no_reward(counting, ticket):
             await runner.play(ticket, 1)
 
 
+async def test_a_game_that_reached_its_own_limit_was_cut(counting, ticket):
+    """The counter gives up beyond 99. At 9, more than it wants, the game is lost."""
+    for n, end in ((99, "turns"), (8, "lost")):
+        async with counting([call("add", n=n)], agent) as (runner, _):
+            episode = await runner.play(ticket, 1)
+        assert (episode.end, episode.won, len(episode.steps)) == (end, False, 1)
+
+
 async def test_an_edited_history_starts_a_row_of_its_own_and_is_counted(counting, ticket):
     """A thought that is taken out of the history, as some templates do; then a new conversation, which is no break."""
     async def edits(task, llm, env):
