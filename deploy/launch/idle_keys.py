@@ -1,20 +1,54 @@
-"""Finds keys that the user has set but that the chosen estimator ignores. Each estimator declares the keys it reads."""
+"""Finds keys that the user has set but that nothing reads under the other settings. Each estimator declares its own."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
+from services.config.env import Section
 from services.config.file import as_yaml
-from services.config.tree import Config, CriticSection
+from services.config.tree import Config
 
 
 def idle_keys(config: Config) -> list[str]:
-    """Returns one line for each credit or critic key that differs from its default and is ignored."""
+    """Returns one line for each key that differs from its default and is ignored."""
+    reasons: dict[str, tuple[Any, str]] = {}
+    for key, value, why in (*_of_the_estimator(config), *_of_parts_that_are_off(config)):
+        reasons.setdefault(key, (value, why))
+    return [f"{key}={as_yaml(value)} does nothing {why}" for key, (value, why) in reasons.items()]
+
+
+def _of_the_estimator(config: Config) -> Iterator[tuple[str, Any, str]]:
     from learner.credit.registry import declared, estimator, keys_read
 
     learner, name = config.learner, config.learner.credit.estimator
-    credit, critic = (section.model_dump(mode="json") for section in (learner.credit, learner.critic))
-    idle = {f"learner.credit.{key}": value for key, value in credit.items()
-            if value != declared(learner.credit)[key] and key not in keys_read(learner.credit)}
+    why, given = f"under the estimator {name}", learner.credit.model_dump(mode="json")
+    for key, value in given.items():
+        if value != declared(learner.credit)[key] and key not in keys_read(learner.credit):
+            yield f"learner.credit.{key}", value, why
     if not estimator(name).needs_critic:
-        idle |= {f"learner.critic.{key}": value for key, value in critic.items()
-                 if value != CriticSection().model_dump(mode="json")[key]}
-    return [f"{key}={as_yaml(value)} does nothing under the estimator {name}" for key, value in idle.items()]
+        for key, value in _changed(learner.critic).items():
+            yield f"learner.critic.{key}", value, why
+
+
+def _of_parts_that_are_off(config: Config) -> Iterator[tuple[str, Any, str]]:
+    learner, loss, epochs = config.learner, config.learner.loss, config.sft.epochs
+    on_policy = learner.staleness == 0 and loss.corrected_rows == "stale"
+    for name, section, keys, off, why in (
+        ("learner.loss", loss, ("correction", "is_cap"), on_policy, "at learner.staleness=0"),
+        ("learner.loss", loss, ("is_cap",), loss.correction != "decoupled",
+         f"under learner.loss.correction={loss.correction}"),
+        ("learner.judge", learner.judge, ("answers", "weight"), not learner.judge.questions,
+         "at learner.judge.questions=0"),
+        ("learner.lora", learner.lora, ("alpha", "targets"), not learner.lora.rank, "at learner.lora.rank=0"),
+        ("sft", config.sft, ("minutes",), epochs is not None, f"beside sft.epochs={epochs}"),
+    ):
+        for key, value in _changed(section).items():
+            if off and key in keys:
+                yield f"{name}.{key}", value, why
+
+
+def _changed(section: Section) -> dict[str, Any]:
+    """Returns the keys of a section that differ from their defaults, with their values."""
+    defaults = type(section)().model_dump(mode="json")
+    return {key: value for key, value in section.model_dump(mode="json").items() if value != defaults[key]}

@@ -100,11 +100,19 @@ def _facts(run: ReportedRun) -> str:
         "seed": run.config.get("seed", ""),
         "learner steps": f"{run.metrics[-1]['step'] if run.metrics else 0} of {run.config.get('steps', '?')}",
         **_cost(run),
-        "cold-start minutes": f"{run.config['sft.minutes']:g}" if run.config.get("sft.enabled") else "none",
+        **_cold_start(run.config),
         "held-out games": (f"{heldout['games']} of {heldout['split']}, digest {heldout['digest'][:16]}" if heldout
                            else ""),
     }
     return _grid([], [[key, str(value)] for key, value in facts.items() if value != ""])
+
+
+def _cold_start(config: Mapping[str, Any]) -> dict[str, str]:
+    if not config.get("sft.enabled"):
+        return {"cold-start minutes": "none"}
+    if epochs := config.get("sft.epochs"):
+        return {"cold-start epochs": f"{epochs}"}
+    return {"cold-start minutes": f"{config['sft.minutes']:g}"}
 
 
 def _cost(run: ReportedRun) -> dict[str, str]:

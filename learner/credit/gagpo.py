@@ -46,13 +46,17 @@ from learner.credit.group_operations import (
     state_values,
     states,
 )
-from learner.credit.grpo import EPISODE, episode_term
+from learner.credit.grpo import episode_keys, episode_term
 from learner.credit.options import EpisodeOptions, RecursionOptions
 from learner.credit.types import Credit, CreditStep, Group, Nested
 
 Values = dict[str, tuple[float, int]]
-RECURSION = frozenset({"gamma", "lam", "penalty", "penalty_mode", "normalize", "ddof", "bootstrap", "state_key"})
-"""The keys that GAGPO and its variants read."""
+
+
+def recursion_keys(options: RecursionOptions) -> frozenset[str]:
+    """Returns the keys that GAGPO and its variants read: `ddof` only if they divide by a spread."""
+    spread = () if options.normalize == "none" else ("ddof",)
+    return frozenset({"gamma", "lam", "penalty", "penalty_mode", "normalize", "bootstrap", "state_key", *spread})
 
 
 class GagpoOptions(RecursionOptions, EpisodeOptions):
@@ -71,8 +75,8 @@ class Gagpo:
 
     def reads(self, options: GagpoOptions) -> frozenset[str]:
         """Returns the keys of the recursion, and GRPO's keys if its term is added."""
-        own = RECURSION | {"broadcast"}
-        return own | EPISODE if options.broadcast else own
+        own = recursion_keys(options) | {"broadcast"}
+        return own | episode_keys(options) if options.broadcast else own
 
     def group(self, group: Group, options: GagpoOptions) -> Credit:
         """Returns the credit of one group; see the module's formulas."""

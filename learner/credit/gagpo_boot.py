@@ -25,7 +25,7 @@ from learner.credit.explanation import (
     scaled_line,
     value_at,
 )
-from learner.credit.gagpo import RECURSION, family_deltas, family_legend
+from learner.credit.gagpo import family_deltas, family_legend, recursion_keys
 from learner.credit.group_operations import (
     backward,
     by_state,
@@ -48,9 +48,9 @@ class GagpoBootstrapped:
     needs_tokens: ClassVar[bool] = False
     needs_critic: ClassVar[bool] = False
 
-    def reads(self, options: RecursionOptions) -> frozenset[str]:  # noqa: ARG002 the same keys under all options
+    def reads(self, options: RecursionOptions) -> frozenset[str]:
         """Returns the keys of GAGPO's recursion."""
-        return RECURSION
+        return recursion_keys(options)
 
     def group(self, group: Group, options: RecursionOptions) -> Credit:
         """Returns the credit of one group; see the module's formulas."""

@@ -28,7 +28,7 @@ from learner.credit.explanation import (
     scaled_line,
     value_at,
 )
-from learner.credit.gagpo import RECURSION, family_deltas, family_legend
+from learner.credit.gagpo import family_deltas, family_legend, recursion_keys
 from learner.credit.group_operations import (
     backward_by_step,
     discounted,
@@ -59,9 +59,9 @@ class GagpoGraph:
     needs_tokens: ClassVar[bool] = False
     needs_critic: ClassVar[bool] = False
 
-    def reads(self, options: GraphOptions) -> frozenset[str]:  # noqa: ARG002 the same keys under all options
+    def reads(self, options: GraphOptions) -> frozenset[str]:
         """The keys of GAGPO's recursion and those of its values."""
-        return RECURSION | {"prior", "leave_out"}
+        return recursion_keys(options) | {"prior", "leave_out"}
 
     def group(self, group: Group, options: GraphOptions) -> Credit:
         """Returns the credit of one group; see the module's formulas."""

@@ -33,7 +33,7 @@ from learner.credit.explanation import (
     scaled_line,
     value_at,
 )
-from learner.credit.gagpo import RECURSION, family_deltas, family_legend
+from learner.credit.gagpo import family_deltas, family_legend, recursion_keys
 from learner.credit.group_operations import (
     backward_by_step,
     by_state,
@@ -62,9 +62,9 @@ class GagpoLeaveOneOut:
     needs_tokens: ClassVar[bool] = False
     needs_critic: ClassVar[bool] = False
 
-    def reads(self, options: LeaveOneOutOptions) -> frozenset[str]:  # noqa: ARG002 the same keys under all options
+    def reads(self, options: LeaveOneOutOptions) -> frozenset[str]:
         """Returns the keys of GAGPO's recursion and the prior of the values."""
-        return RECURSION | {"prior"}
+        return recursion_keys(options) | {"prior"}
 
     def group(self, group: Group, options: LeaveOneOutOptions) -> Credit:
         """Returns the credit of one group; see the module's formulas."""

@@ -1,10 +1,12 @@
 """Keys without an effect are reported, and keys with an effect are not."""
 
+from pathlib import Path
+
 import pytest
 
 from deploy.launch import plan
 from deploy.launch.idle_keys import idle_keys
-from deploy.runs.configs import load_config
+from deploy.runs.configs import SHIPPED, load_config
 
 
 def idle(*overrides: str) -> list[str]:
@@ -21,7 +23,13 @@ def test_a_key_of_another_estimator_is_told():
 @pytest.mark.parametrize("overrides", [
     [], ["learner.credit.lam=0.5"], ["learner.credit.estimator=gigpo", "learner.credit.omega=2"],
     ["learner.credit.estimator=ppo", "learner.critic.lr=1e-3"],
-    ["learner.credit.state_key=similarity", "learner.credit.similarity=0.9"]])
+    ["learner.credit.state_key=similarity", "learner.credit.similarity=0.9"],
+    ["learner.staleness=1", "learner.loss.is_cap=3", "learner.loss.correction=decoupled"],
+    ["learner.loss.corrected_rows=all", "learner.loss.is_cap=3"],
+    ["learner.judge.questions=1", "learner.judge.answers=8", "learner.judge.weight=2"],
+    ["learner.lora.rank=8", "learner.lora.alpha=16", "learner.lora.targets=[q_proj]"], ["sft.minutes=1"],
+    ["learner.credit.ddof=0"],
+    ["learner.credit.ddof=0", "learner.credit.normalize=none", "learner.credit.broadcast=0.5"]])
 def test_a_key_that_is_read_is_not_called_idle(overrides: list[str]):
     assert idle(*overrides) == []
 
@@ -29,6 +37,30 @@ def test_a_key_that_is_read_is_not_called_idle(overrides: list[str]):
 def test_a_key_of_a_setting_that_is_off_is_told():
     assert idle("learner.credit.similarity=0.9") == [
         "learner.credit.similarity=0.9 does nothing under the estimator gagpo"]
+
+
+@pytest.mark.parametrize(("overrides", "line"), [
+    (["learner.loss.correction=none"], "learner.loss.correction=none does nothing at learner.staleness=0"),
+    (["learner.loss.is_cap=3"], "learner.loss.is_cap=3.0 does nothing at learner.staleness=0"),
+    (["learner.loss.correction=coupled", "learner.staleness=1", "learner.loss.is_cap=3"],
+     "learner.loss.is_cap=3.0 does nothing under learner.loss.correction=coupled"),
+    (["learner.judge.answers=8"], "learner.judge.answers=8 does nothing at learner.judge.questions=0"),
+    (["learner.judge.weight=2"], "learner.judge.weight=2.0 does nothing at learner.judge.questions=0"),
+    (["learner.lora.alpha=16"], "learner.lora.alpha=16.0 does nothing at learner.lora.rank=0"),
+    (["learner.lora.targets=[q_proj]"], "learner.lora.targets=[q_proj] does nothing at learner.lora.rank=0"),
+    (["sft.minutes=1", "sft.epochs=2"], "sft.minutes=1.0 does nothing beside sft.epochs=2"),
+    (["learner.credit.ddof=0", "learner.credit.normalize=none"],
+     "learner.credit.ddof=0 does nothing under the estimator gagpo")])
+def test_a_key_of_a_part_that_is_off_is_told(overrides: list[str], line: str):
+    assert idle(*overrides) == [line]
+
+
+@pytest.mark.parametrize("file", sorted(SHIPPED.rglob("*.yaml")), ids=lambda file: file.stem)
+def test_no_shipped_config_sets_a_key_without_effect(file: Path):
+    """But one: the credit experiments set the critic of their arm with PPO."""
+    if file.parent.name != "parts":
+        lines = idle_keys(load_config(file, ["model.path=null", "sft.enabled=true"]))
+        assert [line for line in lines if "learner.critic.lr=0.0005" not in line] == []
 
 
 def test_the_plan_names_a_key_without_effect(monkeypatch: pytest.MonkeyPatch):

@@ -58,6 +58,17 @@ def test_gpu_hours_count_every_gpu_of_a_sampler(run, parallel: dict[str, int], h
     assert f"<th>GPU hours of RL</th><td>{hours}</td>" in write_report([folder], folder)[0].read_text()
 
 
+def test_a_cold_start_is_told_in_what_it_was_counted_in(run):
+    """Epochs take the place of minutes."""
+    for number, (sft, fact) in enumerate((({"enabled": True, "minutes": 3.0, "epochs": 5}, "epochs</th><td>5</td>"),
+                                          ({"enabled": False, "minutes": 3.0}, "minutes</th><td>none</td>"))):
+        folder = run(f"run-{number}")
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        (folder / "config.yaml").write_text(yaml.safe_dump({**config, "sft": sft}))
+        text = write_report([folder], folder)[0].read_text()
+        assert re.findall("<th>cold-start (.*?</td>)", text) == [fact]
+
+
 def test_advantages_are_shown_at_chosen_steps(run):
     """At step n the archive has -2n, -1/2, 1/2 and 2. The quartiles are -1/2 - (2n - 1/2) / 4 and 7/8."""
     folder = run("one")
