@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from learner.credit.registry import ESTIMATORS
 from learner.credit.state_keys import LISTED_KEY
-from learner.logged_groups.form import LoggedEpisode, LoggedGroup, LoggedStep, credit_of, credit_options
+from learner.logged_groups.form import LoggedEpisode, LoggedGroup, LoggedStep, check_read, credit_of, credit_options
 from services.config.credit import CreditSection
 from services.errors import UserError
 
@@ -69,10 +69,8 @@ def step_advantages(uids: Sequence[str], rewards: Sequence[float], options: Cred
         if not isinstance(uid, StepUid):
             raise UserError(f"the group id {uid!r} of a row does not say which step the row is",
                             "make it a gagpo.integrations.steps.StepUid")
-        if uid.action is None and options.estimator == "adastep":
-            raise UserError(f"turn {uid.turn} of the episode {uid.episode} has no action, and adastep compares actions",
-                            "give StepUid its action")
         step = LoggedStep(state=uid.observation, reward=float(reward), invalid=uid.invalid, action=uid.action)
+        check_read([(f"turn {uid.turn} of the episode {uid.episode}", step)], options.estimator)
         rows.setdefault(str(uid), {}).setdefault(uid.episode, {}).setdefault(uid.turn, step)
     credits = credit_of([_group(group, episodes) for group, episodes in rows.items()], options)
     advantages = {(group, episode): row for (group, episodes), credit in zip(rows.items(), credits, strict=True)

@@ -29,6 +29,8 @@ class Adastep(WithinGroup):
     """Episode-level credit, and step-level credit as far as actions explain returns."""
 
     Options: ClassVar = EpisodeOptions
+    compares_actions: ClassVar[bool] = True
+    """Whether every step needs its action. Estimators without this attribute need none."""
 
     def reads(self, options: EpisodeOptions) -> frozenset[str]:
         """Returns GRPO's keys and those of the step-level term."""

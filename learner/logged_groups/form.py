@@ -11,7 +11,7 @@ All fields except `episodes`, `steps`, `state` and `reward` may be left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, cast
 
 import msgspec
@@ -105,12 +105,32 @@ def credit_options(given: Mapping[str, Any]) -> CreditSection:
 def credit_of(groups: Sequence[LoggedGroup], options: CreditSection) -> list[Credit]:
     """Returns one credit per group. The groups count as one learner step: `normalize: batch` is over all of them.
 
-    Raises UserError if an estimator of the user's own returns anything but one finite advantage for each step.
+    Raises UserError as check_read does, and if an estimator of the user's own returns anything but one finite advantage
+    for each step.
     """
     chosen = estimator(options.estimator)
+    check_read(((f"step {t} of episode {k} of group {group.id or number}", step)
+                for number, group in enumerate(groups, 1) for k, episode in enumerate(group.episodes)
+                for t, step in enumerate(episode.steps)), options.estimator)
     credits = chosen.batch([chosen.group(_steps(group, options), options) for group in groups], options)
     check_credit(credits, [[episode.steps for episode in group.episodes] for group in groups], options.estimator)
     return credits
+
+
+def check_read(steps: Iterable[tuple[str, LoggedStep]], name: str) -> None:
+    """Raises UserError if the estimator of that name reads from steps what these do not say. `steps`: each step after
+    the words for its place."""
+    chosen = estimator(name)
+    compares, rewards = (getattr(chosen, trait, False) for trait in ("compares_actions", "rewards_tags"))
+    tagged = not rewards
+    for where, step in steps if compares or rewards else ():
+        if compares and step.action is None:
+            raise UserError(f"{where} has no action, and the estimator {name} compares actions",
+                            "give each step its action, or choose another estimator")
+        tagged = tagged or bool(step.tag)
+    if not tagged:
+        raise UserError(f"no step has a tag, and the estimator {name} rewards kinds of reasoning by their tags",
+                        "give each step its tag, or choose another estimator")
 
 
 def _as_builtin(value: object) -> object:

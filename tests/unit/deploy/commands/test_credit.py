@@ -92,6 +92,20 @@ def test_weight_and_mode_reach_the_estimator(monkeypatch, capsys):
     assert first("--omega", "0", "--statistics", "trajectories") == pytest.approx([5.0] * 3)
 
 
+@pytest.mark.parametrize(("estimator", "missing", "said"), [
+    ("adastep", "action", "step 1 of episode 0 of group 7 has no action, and the estimator adastep compares actions"),
+    ("rlvmr", "tag", "no step has a tag, and the estimator rlvmr rewards kinds of reasoning by their tags")])
+def test_an_estimator_is_refused_if_the_input_lacks_what_it_compares(monkeypatch, capsys, estimator, missing, said):
+    """An answer may lack a tag; that all answers lack one means that nobody logged them."""
+    steps = [{"state": "S", "reward": 0, "action": "a", "tag": ""},
+             {"state": "X", "reward": 8, "action": "b", "tag": "explore"}]
+    run(monkeypatch, capsys, json.dumps({"id": "7", "episodes": [{"steps": steps}]}), "--estimator", estimator)
+    del steps[1][missing]
+    with pytest.raises(UserError) as refused:
+        run(monkeypatch, capsys, json.dumps({"id": "7", "episodes": [{"steps": steps}]}), "--estimator", estimator)
+    assert said in str(refused.value)
+
+
 def test_a_state_key_pools_texts(monkeypatch, capsys):
     """Both drawers are one state, named by their common text. A text with another word keeps its own state."""
     texts = [[("The drawer 1 is closed.", 8), ("The fridge 1 is open.", 0)], [("the Drawer 2 is closed", 0)]]

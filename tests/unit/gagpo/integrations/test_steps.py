@@ -103,8 +103,13 @@ def test_adastep_compares_the_actions_of_the_ids():
     options = credit_options({"estimator": "adastep", "mode": "mean_norm"})
     found = step_advantages(uids, [reward for _, reward in steps], options)
     assert found == pytest.approx([20 / 3, 0, -10 / 3, -10 / 3])
-    with pytest.raises(UserError, match="turn 0 of the episode e has no action, and adastep compares actions"):
+    with pytest.raises(UserError, match="turn 0 of the episode e has no action, and the estimator adastep compares"):
         step_advantages([StepUid("g", "e", 0, "S")], [0.0], options)
+
+
+def test_rows_have_no_tags_for_an_estimator_that_rewards_them():
+    with pytest.raises(UserError, match="no step has a tag, and the estimator rlvmr rewards kinds of reasoning"):
+        step_advantages([StepUid("g", "e", 0, "S")], [0.0], credit_options({"estimator": "rlvmr"}))
 
 
 @pytest.mark.parametrize(("option", "said"), [
