@@ -220,7 +220,7 @@ def _credit(config: Config) -> None:
         whose = f"estimator {name} has a critic" if chosen.needs_critic else f"agent.name={config.agent.name} plays"
         raise UserError(f"learner.judge.questions={learner.judge.questions}, but {whose}, and there is no judge task "
                         "for that", "set learner.judge.questions=0")
-    if learner.group_size == 1 and not chosen.needs_critic:
+    if learner.group_size == 1 and not chosen.needs_critic and getattr(chosen, "needs_group", True):
         raise UserError(f"learner.group_size=1 leaves estimator {name} nothing to compare an episode with",
                         "set it to 2 or more")
     if learner.group_size == 1 and learner.dynamic_sampling:

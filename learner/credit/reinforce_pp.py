@@ -26,6 +26,8 @@ class ReinforcePlusPlus:
     Options: ClassVar = SpreadOptions
     needs_tokens: ClassVar[bool] = True
     needs_critic: ClassVar[bool] = False
+    needs_group: ClassVar[bool] = False
+    """Whether an episode is compared with others of its task. Estimators without this attribute compare it."""
 
     def reads(self, options: SpreadOptions) -> frozenset[str]:  # noqa: ARG002 the same keys under all options
         """Returns the keys of the score and the spread. Groups and states have no effect."""

@@ -77,7 +77,8 @@ class LearnerSection(Section):
     groups_per_step: int = Field(default=16, ge=1)
     """Groups that one learner step trains on."""
     group_size: int = Field(default=8, ge=1)
-    """Episodes of one group, all of the same task. 1 is allowed only for estimators with a critic."""
+    """Episodes of one group, all of the same task. 1 is only for estimators that compare no group: `ppo`, with its
+    critic, and `reinforce_pp`, whose baseline is over the batch."""
     staleness: int = Field(default=0, ge=0)
     """Learner steps by which the weights of an episode may be older than the learner's. 0: on-policy."""
     lr: float = Field(default=1e-6, gt=0)

@@ -77,6 +77,7 @@ def test_sessions_that_do_not_fit_into_memory_are_not_counted():
     (("learner.credit.estimator=gagp",), "there is no credit estimator 'gagp'"),
     (("learner.credit.estimator=ppo",), "its own advantage, and learner.loss.ratio=sequence has one ratio per action"),
     (("learner.group_size=1",), "learner.group_size=1 leaves estimator gagpo nothing to compare"),
+    (("learner.credit.estimator=reinforce_pp_baseline", "learner.group_size=1"), "leaves estimator reinforce_pp_base"),
     (("learner.credit.estimator=ppo", "learner.loss.ratio=token", "learner.judge.questions=1",
       "sft.judgements=0.1"),
      "estimator ppo has a critic, and there is no judge task for that"),
@@ -105,8 +106,9 @@ def test_the_engines_exact_state_is_a_state_key():
     preflight.check(config("learner.credit.state_key=environment", "env.alfworld.exact_state=true"))
 
 
-def test_a_critic_needs_no_group_to_compare_with():
-    preflight.check(config("learner.credit.estimator=ppo", "learner.loss.ratio=token", "learner.group_size=1"))
+@pytest.mark.parametrize("estimator", ["ppo", "reinforce_pp"])
+def test_a_critic_and_a_baseline_over_the_batch_need_no_group_to_compare_with(estimator: str):
+    preflight.check(config(f"learner.credit.estimator={estimator}", "learner.loss.ratio=token", "learner.group_size=1"))
 
 
 def test_exact_sampling_needs_float32():
