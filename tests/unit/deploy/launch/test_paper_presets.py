@@ -73,6 +73,16 @@ def tiny_commands() -> Iterator[str]:
             yield from re.findall(r"`([^`]+)`", cells[column])
 
 
+def test_the_pages_keys_for_ppo_are_those_of_its_preset():
+    """The defaults of γ and λ are for turns, and PPO takes them per token."""
+    keys = next(text for text in tiny_commands() if "estimator=ppo" in text)
+    tiny = load_config("alfworld-tiny", keys.split()).learner
+    preset = PRESETS["alfworld-1.5b-ppo"].learner
+    options, its = options_of(tiny.credit), options_of(preset.credit)
+    assert (options.gamma, options.lam, options.values) == (its.gamma, its.lam, its.values) == (1, 1, "tokens")
+    assert (tiny.loss.ratio, tiny.loss.aggregation) == (preset.loss.ratio, preset.loss.aggregation)
+
+
 @pytest.mark.parametrize("text", [text for text in tiny_commands() if "=" in text or text.startswith("gagpo")])
 def test_each_command_of_the_papers_page_is_one(text: str):
     words, config = shlex.split(text), "alfworld-tiny"
