@@ -12,26 +12,10 @@ from typing import Any
 import msgspec
 
 from services.files import read_bounded, write_whole
-from services.telemetry.names import PHASES
+from services.telemetry.metric_keys import METRIC_KEYS
 from services.telemetry.overhead import counted
 
 FORMAT = 1
-METRIC_KEYS = (
-    "step", "version", "time", "success_rate", "episode_return", "task_score", "episode_length",
-    "invalid_share", "inadmissible_share", "episodes", "env_steps", "tokens_sampled", "tokens_trained", "sequences",
-    "prefix_breaks", "staleness_mean", "staleness_max", "dropped_groups", "reissued_episodes", "replays",
-    "energy_joules",
-    *(f"seconds/{phase}" for phase in PHASES),
-    "loss/policy", "loss/value", "loss/kl", "loss/entropy", "grad_norm", "clip_fraction", "ratio_mean",
-    "is_capped_share", "logprob_difference_mean", "logprob_difference_max",
-    "credit/group_size_mean", "credit/singleton_share",
-    "credit/active_share", "credit/flat_share", "credit/advantage_iqr", "credit/share_above_one",
-    "credit/share_2_4", "credit/share_5_8", "credit/share_above_8",
-    "credit/advantage_mean", "credit/advantage_std", "credit/advantage_min", "credit/advantage_max",
-    "judge/questions", "judge/good_share", "judge/spread_share", "judge/accuracy", "judge/accuracy_good",
-    "judge/accuracy_bad", "judge/unread_share",
-)
-"""Keys of one line of metrics.jsonl. The list is frozen, because other programs read the file."""
 
 MetricsRow = dict[str, Any]
 

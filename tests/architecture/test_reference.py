@@ -12,6 +12,7 @@ from deploy.reference.pages import FOLDER, pages
 from learner.credit.registry import option_tables
 from services.config.credit import CreditSection
 from services.config.file import config_keys
+from services.telemetry.metric_keys import METRIC_KEYS
 from services.telemetry.names import CATALOGUE
 
 PAGES = pages()
@@ -44,6 +45,12 @@ def test_each_config_key_has_a_docstring():
 def test_each_metric_and_each_command_is_there():
     assert [name for name in CATALOGUE if f"| `{name}` |" not in PAGES["metrics.md"]] == []
     assert [name for name in subcommands(build_parser()) if f"## gagpo {name}\n" not in PAGES["commands.md"]] == []
+
+
+def test_each_key_of_the_metrics_file_is_there_in_one_sentence():
+    shown = dict(re.findall(r"^\| `([a-z0-9_/]+)` \| ([^|]+) \|$", PAGES["metrics.md"], re.MULTILINE))
+    assert list(shown) == list(METRIC_KEYS)
+    assert [text for text in shown.values() if not re.fullmatch(r"[A-Z][^.]*(\.[a-z_]+[^.]*)*\.", text)] == []
 
 
 def test_a_cell_cannot_break_its_table():
