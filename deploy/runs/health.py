@@ -17,6 +17,7 @@ from services.statistics import paired_gain
 Row = Mapping[str, Any]
 WINDOW = 3
 """Learner steps over which a share is averaged, so that one unlucky step is not a finding."""
+STRONGER = "start from a stronger policy (a longer cold start, or another model.path if sft.enabled is false)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +86,7 @@ def _first_and_last(rows: Sequence[Row], key: str) -> tuple[float, float]:
 
 RULES = (
     HealthRule(name="nothing to learn", find=_nothing_to_learn,
-               fix="give the cold start more minutes (sft.minutes), or choose games that are neither all won nor all "
-                   "lost"),
+               fix=f"{STRONGER}, or choose games that are neither all won nor all lost"),
     # A group without differences teaches nothing. If nine tenths have none, a step learns from a tenth of its episodes.
     HealthRule(name="flat groups", find=_share("credit/flat_share", 0.9, "groups have no spread: all their episodes "
                                                "earned the same"),
@@ -94,10 +94,10 @@ RULES = (
     HealthRule(name="no gradient", find=_no_gradient, fix="check learner.lr, learner.grad_clip and the credit options"),
     # No healthy step had more than 18%.
     HealthRule(name="invalid actions", find=_share("invalid_share", 0.2, "answers hold no well-formed action"),
-               fix="give the cold start more minutes (sft.minutes), or raise rollout.max_response_tokens"),
+               fix=f"{STRONGER}, or raise rollout.max_response_tokens"),
     # Small policies guess, so healthy runs started with up to 86%.
     HealthRule(name="inadmissible actions", find=_share("inadmissible_share", 0.9, "actions are not admissible"),
-               fix="give the cold start more minutes (sft.minutes)"),
+               fix=STRONGER),
     # Healthy runs kept more than a third of their entropy, and most gained some.
     HealthRule(name="entropy", find=_entropy, fix="raise learner.loss.entropy, or lower learner.lr"),
     # Healthy runs halved their episodes as they won more of them.

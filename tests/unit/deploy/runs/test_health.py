@@ -26,8 +26,9 @@ def test_a_healthy_run_and_a_run_without_a_step_have_no_warning():
 def test_a_run_in_which_nothing_can_be_learned_says_so_at_its_first_step():
     (only,) = warnings(rows({"credit/flat_share": 1.0, "success_rate": 0.0}), [])
     assert only.text == (
-        "nothing can be learned from step 1: in every group all episodes earned the same (0% success); give the cold "
-        "start more minutes (sft.minutes), or choose games that are neither all won nor all lost")
+        "nothing can be learned from step 1: in every group all episodes earned the same (0% success); start "
+        "from a stronger policy (a longer cold start, or another model.path if sft.enabled is false), or choose games "
+        "that are neither all won nor all lost")
 
 
 @pytest.mark.parametrize(("key", "near", "beyond", "rule"), [
