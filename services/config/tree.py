@@ -151,6 +151,11 @@ class EvalSection(Section):
     """Also trains a second cold start for as many minutes as RL took, and adds it to the before/after table. Needs
     sft.enabled: without a cold start there is no more of it."""
 
+    @property
+    def games(self) -> int:
+        """Number of games of one evaluation during training."""
+        return self.panel if self.on_panel else self.episodes
+
 
 class CheckpointSection(Section):
     """Learner state on disk."""

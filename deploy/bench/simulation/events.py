@@ -215,12 +215,12 @@ class Simulation:
         self._waits_since = self.now
         self._issue()
         if evaluated:  # after the training tickets of now, which workers take first
-            self._unevaluated += self.config.eval.episodes
+            self._unevaluated += self.config.eval.games
             self._at(self.now, self._evaluate)
         self._train()
 
     def _evaluate(self) -> None:
-        self._evaluations += self.config.eval.episodes
+        self._evaluations += self.config.eval.games
         self._claim_all()
 
     def _remember(self) -> None:

@@ -64,6 +64,12 @@ def test_a_publication_waits_for_the_evaluation_of_the_version_before():
     assert times(config, slow, 2) == [12.0, 18.0]  # published once the evaluation is done, at 12 s
 
 
+def test_an_evaluation_on_the_panel_plays_the_games_of_the_panel():
+    """As above with 2 games, however many `eval.episodes` there would be."""
+    config = a_run(eval={"every": 100, "episodes": 100, "panel": 2, "on_panel": True})
+    assert times(config, steps=2) == [12.0, 24.0]
+
+
 def test_one_server_redis_and_the_controller_do_one_thing_at_a_time():
     """A round of two turns is sampled after 2 s. The server takes a second for each and is done at 3 and 4 s. From then
     on the two episodes are a second apart, and the second one ends its third turn at 10 s."""
