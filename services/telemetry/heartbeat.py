@@ -65,6 +65,7 @@ class Pulse:
         self._version = ""
         self._sick: tuple[str, ...] = ()
         self._doing, self._since, self._progress = "starting", time.time(), 0.0
+        self._sending = threading.Lock()
 
     def doing(self, text: str) -> None:
         """Records what the loop does or waits for from now on."""
@@ -90,6 +91,11 @@ class Pulse:
             role=self._role, version=self._version, doing=self._doing, since=self._since, progress=self._progress,
             sick=self._sick,
             metrics=self.meters.snapshot(), cost=spent(), at=time.time()))
+
+    def send(self, send: Send) -> None:
+        """Sends a heartbeat. One at a time: another thread's that was made before would arrive last, and stay."""
+        with self._sending:
+            send(self.name, self.beat())
 
 
 class Beating:
@@ -124,4 +130,4 @@ class Beating:
     @counted("metrics")
     def _tell(self) -> None:
         self._fill()
-        self._send(self._pulse.name, self._pulse.beat())
+        self._pulse.send(self._send)

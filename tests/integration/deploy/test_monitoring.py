@@ -123,7 +123,7 @@ def test_the_weights_actor_is_shown_with_the_version_that_it_holds(parts: Topolo
     from services.weights.actor import WeightsActor
 
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False)
     try:
         weights = WeightsActor.remote()
         packed = pack_tensors([("w", np.arange(4, dtype=np.float32))])

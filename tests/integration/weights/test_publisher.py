@@ -22,7 +22,7 @@ def weights(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
     from services.weights.actor import WeightsActor
 
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False)
     yield WeightsActor.remote()
     ray.shutdown()
 

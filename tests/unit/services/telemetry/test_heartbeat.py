@@ -1,0 +1,30 @@
+"""Heartbeats of one process that two threads send."""
+
+import threading
+
+from services.telemetry.heartbeat import Pulse
+
+DEADLINE_S = 60.0
+
+
+def test_a_beat_that_was_made_before_does_not_arrive_after_a_newer_one():
+    pulse, arrived = Pulse("learner-0", "learner"), []
+    under_way, may_arrive = threading.Event(), threading.Event()
+
+    def slow(_, fields):
+        under_way.set()
+        assert may_arrive.wait(DEADLINE_S)
+        arrived.append(fields["doing"])
+
+    pulse.doing("waits")
+    first = threading.Thread(target=pulse.send, args=(slow,))
+    first.start()
+    assert under_way.wait(DEADLINE_S)
+    pulse.doing("trains")
+    second = threading.Thread(target=pulse.send, args=(lambda _, fields: arrived.append(fields["doing"]),))
+    second.start()
+    second.join(0.2)  # it would have arrived by then, if it did not wait
+    may_arrive.set()
+    for thread in (first, second):
+        thread.join(DEADLINE_S)
+    assert arrived == ["waits", "trains"]
