@@ -67,6 +67,17 @@ class FullFolder(Store):
         return super().commit_episode(claim, episode)
 
 
+async def played(worker, store, *, within_s):
+    """Runs the worker until its group is complete and no claim is left, and lets it leave."""
+    work = asyncio.create_task(worker.run())
+    async with asyncio.timeout(within_s):
+        while not (await asyncio.to_thread(store.ready, "train") and not worker.playing):
+            assert not work.done()
+            await asyncio.sleep(0.02)
+        worker.drain()
+        await work
+
+
 @pytest.mark.asyncio
 async def test_claims_are_renewed_while_more_commits_wait_than_there_are_threads(store, redis_url, run_name,
                                                                                 monkeypatch):
@@ -76,13 +87,7 @@ async def test_claims_are_renewed_while_more_commits_wait_than_there_are_threads
     async with EnvClient([NO_SERVER]) as client:
         worker = simulated_worker("rollout-0", FullFolder(redis_url, run_name), client, RolloutSection(slots=64),
                                   latency_s=0.0, games=False)
-        work = asyncio.create_task(worker.run())
-        async with asyncio.timeout(2 * DEADLINE_S):
-            while not await asyncio.to_thread(store.ready, "train"):
-                assert not work.done()
-                await asyncio.sleep(0.02)
-            worker.drain()
-            await work
+        await played(worker, store, within_s=2 * DEADLINE_S)
 
 
 @pytest.mark.asyncio
@@ -96,12 +101,6 @@ async def test_a_claim_that_ends_while_claims_are_renewed_is_not_called_lost(sto
     async with EnvClient([NO_SERVER]) as client:
         worker = simulated_worker("rollout-0", SlowReplies(redis_url, run_name), client, RolloutSection(slots=4),
                                   latency_s=0.0, games=False)
-        work = asyncio.create_task(worker.run())
-        async with asyncio.timeout(DEADLINE_S):
-            while not (await asyncio.to_thread(store.ready, "train") and not worker.playing):
-                assert not work.done()
-                await asyncio.sleep(0.02)
-            worker.drain()
-            await work
+        await played(worker, store, within_s=DEADLINE_S)
     events = [json.loads(line)["event"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert "claim lost" not in events

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from deploy.launch import cards, machine
+
 TOKENIZER = Path(__file__).parents[3] / "integration/deploy/explorer/walk/model/tokenizer.json"
 QWEN = {
     "1.5b": {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2,
@@ -41,6 +43,15 @@ def sparse_model(folder: Path, size: str) -> Path:
         file.write(len(text).to_bytes(8, "little") + text)
         file.truncate(8 + len(text) + end)
     return folder
+
+
+@pytest.fixture
+def two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Provides a machine of two CPUs and 16 GiB, without GPUs and without a Ray cluster."""
+    monkeypatch.setattr(machine, "cpu_count", lambda: 2.0)
+    monkeypatch.setattr(machine, "available_memory", lambda: 16 * machine.GIB)
+    monkeypatch.setattr(cards, "visible", lambda: None)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
 
 @pytest.fixture(scope="session")

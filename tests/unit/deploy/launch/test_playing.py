@@ -4,21 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from deploy.launch import cards, machine, preflight
+from deploy.launch import cards, preflight
 from deploy.launch.cards import Cards
 from deploy.launch.playing import for_playing
 from deploy.runs.configs import load_config
 from services.config.tree import Config
 from services.errors import UserError
 
-
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch):
-    """Provides a machine of two CPUs and 16 GiB, without GPUs."""
-    monkeypatch.setattr(machine, "cpu_count", lambda: 2.0)
-    monkeypatch.setattr(machine, "available_memory", lambda: 16 * machine.GIB)
-    monkeypatch.setattr(cards, "visible", lambda: None)
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+pytestmark = pytest.mark.usefixtures("two_cpus")
 
 
 def checked(config: Config) -> tuple[Config, list[str]]:

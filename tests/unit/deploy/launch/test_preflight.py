@@ -14,20 +14,16 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from deploy.launch import cards, machine, preflight, reach
+from deploy.launch import preflight, reach
 from deploy.runs.configs import load_config
 from services.config.tree import Config, PlacementSection
 from services.errors import UserError
 
 
 @pytest.fixture(autouse=True)
-def roomy(monkeypatch: pytest.MonkeyPatch):
-    """Provides a machine that is large enough on any test machine, and generated games."""
-    monkeypatch.setattr(machine, "cpu_count", lambda: 2.0)
-    monkeypatch.setattr(machine, "available_memory", lambda: 16 * machine.GIB)
-    monkeypatch.setattr(cards, "visible", lambda: None)
+def generated_games(two_cpus: None, monkeypatch: pytest.MonkeyPatch):
+    """Provides a machine that is the same on any test machine, and generated games."""
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
 
 def config(*overrides: str) -> Config:
