@@ -66,13 +66,12 @@ def keys_of_group(group: Sequence[Episode], options: CreditSection) -> Keys:
     return stayed(found, [[step.unchanged for step in episode.steps] for episode in group]) if options.stay else found
 
 
-def state_key(group: str, task: str, anchor: str | bytes) -> str:
-    """Returns 32 hexadecimal digits. Each part is preceded by its length, so no two triples give the same bytes."""
-    return state_keys_of(group, task)(anchor)
-
-
 def state_keys_of(group: str, task: str) -> Callable[[str | bytes], str]:
-    """Returns `state_key` of one task, with what all its keys share hashed once."""
+    """Returns the function that makes a key from a stand-in: 32 hexadecimal digits.
+
+    Each part is preceded by its length, so no two triples give the same bytes. What all keys of a task share is hashed
+    once.
+    """
     shared = hashlib.blake2b(_measured(group) + _measured(task), digest_size=16)
 
     def key(anchor: str | bytes) -> str:
