@@ -20,16 +20,15 @@ from typing import TypeVar
 
 import msgspec
 
-from services.errors import DeadlineExceeded, LearnerFault, UserError
+from services.errors import LearnerFault, UserError
 from services.files import Damaged, read_json, sync, sync_tree, write_whole
-from services.store.patience import patiently
+from services.patience import while_folder_away
 from services.telemetry.logs import get_logger
 
 FORMAT = 2
 PICKLED = 1
 """An older format. Its state was pickled, so it is never loaded."""
 EXPORT = "hf"
-LONGEST_PAUSE_S = 10.0
 _FOLDER = re.compile(r"step-(\d{8,12})")
 log = get_logger("checkpoints")
 
@@ -108,15 +107,7 @@ class Checkpoints:
         then all stay as they are. A shared folder that is away damages none: it is read again until `wait_s` seconds
         have passed, and then this raises DeadlineExceeded.
         """
-        def tell(error: Exception) -> None:
-            log.warning("checkpoints cannot be read; waiting for their folder", reason=str(error), at_most_s=wait_s)
-
-        try:
-            return patiently(self._newest_whole, seconds=wait_s, tell=tell, longest_pause_s=LONGEST_PAUSE_S,
-                             away=lambda error: isinstance(error, OSError))
-        except OSError as error:
-            raise DeadlineExceeded(f"{self.root} could not be read for {wait_s:g} s ({error}; learner.collective_s)"
-                                   ) from error
+        return while_folder_away(self._newest_whole, seconds=wait_s, what=f"{self.root} could not be read")
 
     def _newest_whole(self) -> Position | None:
         damaged: dict[int, str] = {}

@@ -16,7 +16,7 @@ log = get_logger("run")
 class LastValue(Generic[T]):
     """Reads a value, and returns the last one while a read raises OSError (EIO, ESTALE: a shared folder is away).
 
-    Where a wait does no harm, services/store/patience.py repeats the call instead. `key`: the config's key that holds
+    Where a wait does no harm, services/patience.py repeats the call instead. `key`: the config's key that holds
     `seconds`. With 0 seconds errors are raised as they come.
     """
 

@@ -55,7 +55,8 @@ class Comparison:
 def compare(evaluations: Sequence[dict[str, Any]]) -> Comparison | None:
     """Builds the table from rows of evaluations.jsonl. Returns None if the run has not played the held-out games.
 
-    A paired gain leaves out games that ended in a fault on either side (the field `dropped` counts them).
+    A paired gain leaves out games that ended in a fault on either side (the field `dropped` counts them). Where no game
+    is left, there is no gain.
     """
     heldout = {(e["label"], e["temperature"]): e for e in evaluations if e["label"] in TITLES}
     if not heldout:
@@ -71,6 +72,8 @@ def compare(evaluations: Sequence[dict[str, Any]]) -> Comparison | None:
         if label == TRAINED or trained is None:
             continue
         both = e["success_by_task"].keys() & trained["success_by_task"].keys()
+        if not both:
+            continue
         gain, low, high = paired_gain(
             {task: e["success_by_task"][task] for task in both},
             {task: trained["success_by_task"][task] for task in both},

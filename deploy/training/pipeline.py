@@ -41,6 +41,7 @@ from services.controller.tickets import EvalRequest, TaskStream, TrainTickets
 from services.errors import UserError
 from services.files import write_whole
 from services.last_value import LastValue
+from services.patience import while_folder_away
 from services.records import Episode, Version
 from services.store.archive import ArchiveRow, EpisodeArchive, evaluation_part
 from services.store.lease import Lease
@@ -69,8 +70,8 @@ class TrainingRun:
     _durable: LastValue[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_durable", LastValue(
-            self._read_durable_step, seconds=self.config.learner.collective_s))
+        durable = LastValue(self._read_durable_step, seconds=self.config.learner.collective_s)
+        object.__setattr__(self, "_durable", durable)
 
     def execute(self) -> list[str]:
         """Runs all stages. Returns the lines to print at the end."""
@@ -174,10 +175,14 @@ class TrainingRun:
         archive.write(summary["step"], [ArchiveRow(episode=e, outcome="evaluated") for e in episodes],
                       part=evaluation_part(summary["label"], summary["temperature"]))
         archive.flush()
+        while_folder_away(partial(self._keep_score, summary), seconds=self.config.learner.collective_s,
+                          what=f"{self.folder.evaluations} could not be written")
+        self.progress.evaluation(summary)
+
+    def _keep_score(self, summary: dict[str, Any]) -> None:
         if summary["label"].startswith("step-") and summary["step"]:  # step 0 is the cold start: it has no checkpoint
             self._checkpoints().record_score(summary["step"], summary["success_rate"])
         append_row(self.folder.evaluations, summary)
-        self.progress.evaluation(summary)
 
     def _warn(self, history: RunHistory) -> None:
         """Shows the present health warnings of the run."""
@@ -190,8 +195,7 @@ class TrainingRun:
         return self._durable.now()
 
     def _read_durable_step(self) -> int:
-        newest = self._checkpoints().latest()
-        return 0 if newest is None else newest.step
+        return newest.step if (newest := self._checkpoints().latest()) else 0
 
     def _show(self, lines: list[MetricsRow], tell: Sinks, history: RunHistory) -> None:
         """Shows new lines of metrics.jsonl."""
@@ -216,7 +220,7 @@ class TrainingRun:
         newest, result = self._checkpoints().latest(), self.folder.trained_model / "config.json"
         if newest is None or newest.step < self.config.steps or not result.exists():
             return False
-        labels = {e["label"] for e in read_evaluations(self.folder.evaluations)}
+        labels = (e["label"] for e in read_evaluations(self.folder.evaluations))
         return not self.config.evaluates(newest.step) or curve_label(newest.step) in labels
 
     def train(self, parts: Topology, controller: Controller, cold: Path) -> None:
@@ -244,8 +248,8 @@ class TrainingRun:
         """Returns the policies of the final table, each with the temperatures at which it has not played yet."""
         more = self.config.eval.compare_cold_start and self.config.sft.enabled
         games = len(self.task_sets.heldout)
-        done = {(e["label"], e["step"], e["temperature"]) for e in read_evaluations(self.folder.evaluations)
-                if e["tasks"] + e["dropped"] == games}
+        rows = read_evaluations(self.folder.evaluations)
+        done = {(e["label"], e["step"], e["temperature"]) for e in rows if e["tasks"] + e["dropped"] == games}
         left = {label: [t for t in self.config.eval.panel_temperatures if (label, self._steps_of(label), t) not in done]
                 for label in (COLD, TRAINED, *([MORE] if more else [])) if games}
         return {label: temperatures for label, temperatures in left.items() if temperatures}
@@ -274,26 +278,22 @@ class TrainingRun:
     def _policy(self, label: str, cold: Path) -> Path:
         if label != MORE:
             return cold if label == COLD else self.folder.trained_model
-        minutes = self.rl_seconds() / 60
+        steps = read_rows(self.folder.metrics)  # their seconds include the waiting for episodes
+        minutes = sum(value for row in steps for key, value in row.items() if key.startswith("seconds/")) / 60
         self.progress.stage(f"the same {minutes:.1f} minutes of more cold start, for comparison")
         return self._sft(self.folder.more_model, minutes=minutes, continue_from=cold)
-
-    def rl_seconds(self) -> float:
-        """Returns the wall time of all learner steps in seconds, including the waiting for episodes."""
-        return sum(value for line in read_rows(self.folder.metrics)
-                   for key, value in line.items() if key.startswith("seconds/"))
 
     def report(self) -> list[str]:
         """Writes summary.json, report.html and figures. Returns the table, the verdict and the next commands."""
         evaluations = read_evaluations(self.folder.evaluations)
         comparison = compare(evaluations)
         lines = as_lines(comparison, env=self.task_sets.env_name) if comparison else []
-        heldout = {"split": self.task_sets.heldout_split, "games": len(self.task_sets.heldout),
-                 "digest": self.task_sets.heldout_digest}
-        summary = {"format": 1, "table": lines, "engine": self.task_sets.engine, "heldout": heldout}
+        sets = self.task_sets
+        heldout = {"split": sets.heldout_split, "games": len(sets.heldout), "digest": sets.heldout_digest}
+        summary = {"format": 1, "table": lines, "engine": sets.engine, "heldout": heldout}
         write_whole(self.folder.summary, json.dumps(summary, indent=1) + "\n")
         page, _ = write_report([self.folder.path], self.folder.path)
-        found = warnings(read_metrics(self.folder.metrics), evaluations)
-        return [*lines, f"report: {page.absolute()}", *(f"warning: {one.text}" for one in found),
+        return [*lines, f"report: {page.absolute()}",
+                *(f"warning: {one.text}" for one in warnings(read_metrics(self.folder.metrics), evaluations)),
                 *(f"verdict: {one.text}" for one in verdicts(evaluations)), "next:",
                 *(f"  {command}" for command in next_commands(self.folder.path, evaluations))]

@@ -18,8 +18,8 @@ from typing import Any, Literal
 
 from services.errors import DeadlineExceeded, StoreFault
 from services.files import sync
+from services.patience import patiently
 from services.records import Drop, Episode, Step, verdict_of
-from services.store.patience import patiently
 from services.telemetry.logs import get_logger
 from services.telemetry.overhead import counted
 

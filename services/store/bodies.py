@@ -24,8 +24,8 @@ from blake3 import blake3
 
 from services.errors import StoreFault
 from services.object_folder import ObjectFolder, reason
+from services.patience import patiently
 from services.records import Episode, Ticket, decode_episode, encode_episode
-from services.store.patience import patiently
 from services.telemetry.logs import get_logger
 
 AT_ONCE = 8

@@ -22,7 +22,7 @@ from redis.sentinel import Sentinel
 
 from services.config.redis import RedisSection
 from services.errors import LeaseLost, StoreFault, Unanswered, UserError
-from services.store.patience import patiently
+from services.patience import patiently
 from services.telemetry.logs import get_logger
 
 log = get_logger("store")

@@ -43,3 +43,9 @@ def test_a_game_that_a_fault_took_from_one_side_is_left_out() -> None:
     comparison = compare([line(COLD, {"a": 0.0, "b": 0.0}), line(TRAINED, {"a": 1.0})])
     assert comparison is not None
     assert comparison.gains[0].gain == 1.0
+
+
+def test_where_faults_left_no_game_on_both_sides_there_is_no_gain() -> None:
+    comparison = compare([line(COLD, {"a": 0.0}), line(TRAINED, {"b": 1.0})])
+    assert comparison is not None
+    assert (len(comparison.rows), comparison.gains) == (2, ())

@@ -1,6 +1,7 @@
 """The steps that a run evaluates."""
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from deploy.runs.folder import RunFolder
 from deploy.training.pipeline import TrainingRun
 from learner.checkpoint import Checkpoints, Position
 from services.config.tree import Config
+from services.errors import DeadlineExceeded
 from services.records import Version
 from services.store.archive import EpisodeArchive
 from services.telemetry.metrics_file import append_row, read_evaluations
@@ -58,11 +60,35 @@ def test_an_evaluation_waits_while_the_checkpoints_cannot_be_read(training: Trai
     assert due(training) == [0, 3]
 
 
+ROW = {"label": "panel-trained", "step": 7, "temperature": 1.0, "split": "test", "tasks": 1, "dropped": 0,
+       "success_rate": 1.0, "success_low": 1.0, "success_high": 1.0, "success_by_task": {"toy/test/0": 1.0}}
+
+
+def hasty(training: TrainingRun) -> TrainingRun:
+    """The same run, which hardly waits for its folder."""
+    config = Config.model_validate({"name": "t", "steps": 7, "learner": {"collective_s": 0.01}})
+    return replace(training, config=config)
+
+
+def test_a_score_waits_for_a_folder_that_cannot_be_written(training: TrainingRun):
+    """A folder stands where the file should be, so that opening it raises OSError, until it is removed."""
+    archive = EpisodeArchive(training.folder.path / "episodes")
+    training.folder.evaluations.mkdir()
+    threading.Timer(0.3, training.folder.evaluations.rmdir).start()
+    training.keep_evaluation(dict(ROW), [], archive)
+    assert [row["success_rate"] for row in read_evaluations(training.folder.evaluations)] == [1.0]
+
+
+def test_a_score_that_cannot_be_written_in_time_names_its_file_and_the_key(training: TrainingRun):
+    archive = EpisodeArchive(training.folder.path / "episodes")
+    training.folder.evaluations.mkdir()
+    with pytest.raises(DeadlineExceeded, match=r"evaluations\.jsonl could not be written for 0\.01 s .*collective_s"):
+        hasty(training).keep_evaluation(dict(ROW), [], archive)
+
+
 def test_evaluations_and_the_summary_say_which_version_of_which_environment_played(training: TrainingRun):
-    row = {"label": "panel-trained", "step": 7, "temperature": 1.0, "split": "test", "tasks": 1, "dropped": 0,
-           "success_rate": 1.0, "success_low": 1.0, "success_high": 1.0, "success_by_task": {"toy/test/0": 1.0}}
     training.folder.config_file.write_text("name: t\n")
-    training.keep_evaluation(dict(row), [], EpisodeArchive(training.folder.path / "episodes"))
+    training.keep_evaluation(dict(ROW), [], EpisodeArchive(training.folder.path / "episodes"))
     (kept,) = read_evaluations(training.folder.evaluations)
     assert (kept["env"], kept["engine"]) == ("toy", "corridor 1")
     training.report()
@@ -96,9 +122,10 @@ def test_a_score_outlives_a_kill_before_its_line_is_written(training: TrainingRu
     checkpoints.draft(3)
     checkpoints.commit(Position(step=3, incarnation=1, next_group=3, trained=3))
     training.folder.evaluations.mkdir()  # its first line cannot be written
-    with pytest.raises(IsADirectoryError):
-        training.keep_evaluation({"label": "step-000003", "step": 3, "temperature": 0.4, "success_rate": 0.5}, [],
-                                 EpisodeArchive(training.folder.path / "episodes"))
+    with pytest.raises(DeadlineExceeded):
+        hasty(training).keep_evaluation(
+            {"label": "step-000003", "step": 3, "temperature": 0.4, "success_rate": 0.5}, [],
+            EpisodeArchive(training.folder.path / "episodes"))
     assert checkpoints.best() == 3
 
 
