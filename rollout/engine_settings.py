@@ -53,6 +53,8 @@ def environment(config: RolloutSection) -> dict[str, str]:
     if device_of(config) == "cuda":
         return common | {
             "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it is never used for seeded requests with processed logprobs
+            # Attention in float32 is Triton's, whose products would keep 10 bits: the learner's probe refuses that.
+            "TRITON_F32_DEFAULT": "ieee",
         }
     return common | {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker runs in the engine's process: one process less to start
