@@ -9,6 +9,8 @@ Two choices depend on the size of the model (learner/memory.py makes them):
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -41,7 +43,8 @@ def shard(model: nn.Module, body: nn.Module, weights: Weights, mesh: DeviceMesh,
         place(layers[i])
     weights.fill(model, device, dtype)
     model.to(device)
-    fully_shard(model, mesh=mesh, mp_policy=precision)
+    # The model's own input is a pack, whose temperatures and advantages stay float32.
+    fully_shard(model, mesh=mesh, mp_policy=replace(precision, cast_forward_inputs=False))
 
 
 def give_back(model: nn.Module) -> None:

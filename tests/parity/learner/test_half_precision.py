@@ -1,0 +1,30 @@
+"""Computing in bfloat16 rounds weights and activations, and nothing of the batch."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from learner_tiny import make_groups
+
+from learner.batch import assign_credit, rows_of
+from learner.memory import Layout
+from learner.model import empty_policy
+from learner.packing import pack_rows
+from learner.sharding import shard
+from services.config.tree import LearnerSection
+
+
+def test_a_temperature_is_not_rounded_to_bfloat16(model_path, gang):
+    policy, weights = empty_policy(model_path)
+    shard(policy, policy.body, weights, gang.mesh, layout=Layout(), half=True)
+    groups = make_groups(0)
+    rows = rows_of(groups, assign_credit(groups, LearnerSection().credit), policy_step=0)
+    pack = pack_rows(rows, np.arange(2))
+
+    def logprobs(temperature: float) -> torch.Tensor:
+        with torch.no_grad():
+            return policy(replace(pack, temperatures=torch.full_like(pack.temperatures, temperature)))[0]
+
+    rounded = float(torch.tensor(0.4).bfloat16())
+    assert rounded == 0.400390625
+    assert not torch.equal(logprobs(0.4), logprobs(rounded))
