@@ -3,7 +3,7 @@
     prepare   copies this rank's weights, in the sampler's number format, into one stream, and sums them: a collective
     send      nccl: broadcasts the stream to the receivers; ipc: nothing, because they read it by themselves
     end_round ends the sending and the receiving of all processes early
-    release   gives the memory of the snapshot back
+    release   gives the memory of the snapshot back; with ipc it stays for the next one
 
 The snapshot makes the sending independent of the other ranks: nothing is gathered meanwhile, so that a receiver that
 dies holds up only the links, which rank 0 ends when it misses a member. It takes c P / R bytes on each GPU for `nccl`,
@@ -64,6 +64,7 @@ class WeightSender:
         self._offsets, self._size = places(weights.manifest, share)
         self._share = share
         self._held = ExitStack()
+        self._exported: tuple[Tensor, Callable[[], bytes]] | None = None
         self._stream: Tensor | None = None
         self._meeting: Rendezvous | None = None
         self._store: tuple[str, Any] = ("", None)
@@ -83,12 +84,17 @@ class WeightSender:
             handles=[handle for _, handle in mine] if self._way == "ipc" else [])
 
     def _allocate(self) -> bytes:
-        """Makes the stream's memory. Returns its handle, if receivers open it."""
+        """Makes the stream's memory. Returns a handle, if receivers open it.
+
+        That memory is made once: a version may have no receivers, and then torch would never free it.
+        """
         if self._way == "nccl":
             self._stream = torch.empty(self._size, dtype=torch.uint8, device=self._gang.device)
             return b""
-        self._stream, handle = self._held.enter_context(exported(self._size, self._gang.device))
-        return handle
+        if self._exported is None:
+            self._exported = self._held.enter_context(exported(self._size, self._gang.device))
+        self._stream, share = self._exported
+        return share()
 
     def _snapshot(self) -> list[int]:
         """Fills the stream. Returns its sum of each tensor, which is zero for tensors of which it has no rows."""
@@ -147,6 +153,5 @@ class WeightSender:
             self._link = None
 
     def release(self) -> None:
-        """Gives the snapshot's memory back. No receiver may read it any more."""
+        """Gives the snapshot's memory back, if no receiver has its handle."""
         self._stream = None
-        self._held.close()

@@ -6,7 +6,9 @@ On CPUs gloo stands in for NCCL, and shared host memory for CUDA IPC. All other 
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,8 +56,6 @@ async def trips(engine: Engine, model: Path, dtype: str, way: Way, *, rounds: in
 
     from learner.model import load_policy
     from learner.shared_weights import PolicyWeights
-    from learner.transfer import Transfer
-    from learner.weight_sender import WeightSender
 
     gang: Any = _Alone(device=torch.device("cpu") if gpu is None else torch.device("cuda", gpu))
     meeting = Meeting()
@@ -66,22 +66,37 @@ async def trips(engine: Engine, model: Path, dtype: str, way: Way, *, rounds: in
     receiver = Receiver(engine, Participant(worker="bench", processes=processes), ask, address="127.0.0.1")
     receiving = asyncio.create_task(receiver.run())
     try:
-        weights = PolicyWeights(load_policy(model, gang.device), getattr(torch, dtype), rank=0, gathers=way == "ipc")
-        sender = WeightSender(weights, gang, way=way, senders=[0])
-        transfer = Transfer(sender=sender, ask=lambda method, *rest: getattr(meeting, method)(*rest), way=way,
-                            seconds=SECONDS)
-        while not meeting.members():  # noqa: ASYNC110 - plain state, which nobody signals
-            await asyncio.sleep(LOOK_S)
-        found = []
-        for step in range(rounds):
-            started = time.monotonic()
-            version, everywhere = await asyncio.to_thread(transfer.send, incarnation, step)
-            sending = time.monotonic() - started
-            if not everywhere or not await receiver.swap(version):
-                raise RuntimeError(f"the version did not arrive: {meeting.outcomes() or 'nobody told anything'}")
-            found.append(Trip(size=weights.size, sending=sending, pause=engine.paused_seconds))
-        sender.unlink()
-        return found
+        return await _sent(
+            engine, receiver, meeting, gang=gang, way=way, versions=[(incarnation, step) for step in range(rounds)],
+            load=lambda: PolicyWeights(load_policy(model, gang.device), getattr(torch, dtype), rank=0,
+                                       gathers=way == "ipc"))
     finally:
         receiving.cancel()
         await asyncio.wait([receiving])
+        if gpu is not None:
+            gc.collect()
+            torch.cuda.empty_cache()  # this process goes on, beside others that use the GPU
+
+
+async def _sent(engine: Engine, receiver: Receiver, meeting: Meeting, *, gang: Any, way: Way,
+                load: Callable[[], Any], versions: Sequence[tuple[int, int]]) -> list[Trip]:
+    """Loads the weights, and lets them go at its end. `versions`: incarnation and step of each."""
+    from learner.transfer import Transfer
+    from learner.weight_sender import WeightSender
+
+    weights = load()
+    sender = WeightSender(weights, gang, way=way, senders=[0])
+    transfer = Transfer(sender=sender, ask=lambda method, *rest: getattr(meeting, method)(*rest), way=way,
+                        seconds=SECONDS)
+    while not meeting.members():  # noqa: ASYNC110 - plain state, which nobody signals
+        await asyncio.sleep(LOOK_S)
+    found = []
+    for named in versions:
+        started = time.monotonic()
+        version, everywhere = await asyncio.to_thread(transfer.send, *named)
+        sending = time.monotonic() - started
+        if not everywhere or not await receiver.swap(version):
+            raise RuntimeError(f"the version did not arrive: {meeting.outcomes() or 'nobody told anything'}")
+        found.append(Trip(size=weights.size, sending=sending, pause=engine.paused_seconds))
+    sender.unlink()
+    return found

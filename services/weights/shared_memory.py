@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -41,22 +41,22 @@ def _mapped(descriptor: int, size: int) -> np.ndarray:
 
 
 @contextmanager
-def exported(size: int, device: torch.device) -> Iterator[tuple[Tensor, bytes]]:
-    """Yields an empty uint8 tensor on `device` and its handle, by which other processes open it during the block.
+def exported(size: int, device: torch.device) -> Iterator[tuple[Tensor, Callable[[], bytes]]]:
+    """Yields an empty uint8 tensor on `device`, and a function that makes a handle, by which one other process opens it
+    during the block.
 
     On a GPU the handle is that of CUDA IPC, as torch.multiprocessing makes it. It holds numbers and bytes alone, so
-    that nothing has to be unpickled.
+    that nothing has to be unpickled. The tensor must be complete before a process opens it. torch counts the processes
+    that a handle waits for, from 1 on: if nobody opens it, its memory is never free again.
     """
     import torch
 
     if device.type == "cpu":
         with offered(size) as (buffer, path):
-            yield torch.from_numpy(buffer), path.encode()
+            yield torch.from_numpy(buffer), path.encode
         return
     flat = torch.empty(size, dtype=torch.uint8, device=device)
-    yield flat, msgspec.msgpack.encode(flat.untyped_storage()._share_cuda_())
-    del flat
-    torch.cuda.ipc_collect()
+    yield flat, lambda: msgspec.msgpack.encode(flat.untyped_storage()._share_cuda_())
 
 
 def imported(handle: bytes, device: torch.device) -> Tensor:
@@ -65,7 +65,7 @@ def imported(handle: bytes, device: torch.device) -> Tensor:
 
     if device.type == "cpu":
         return torch.from_numpy(opened(handle.decode()))
-    _, *place = msgspec.msgpack.decode(handle)
+    _, *place, _ = msgspec.msgpack.decode(handle)
     torch.cuda.set_device(device)
-    storage = torch.UntypedStorage._new_shared_cuda(device.index, *place)
+    storage = torch.UntypedStorage._new_shared_cuda(device.index, *place, False)  # no event to wait for
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)  # pyright: ignore[reportCallIssue, reportArgumentType]

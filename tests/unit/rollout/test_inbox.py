@@ -240,9 +240,9 @@ def test_a_sampler_reads_whole_tensors_from_the_memory_of_the_rank_on_its_card()
     with ExitStack() as held:
         handles = []
         for mine in tensors:
-            stream, handle = held.enter_context(exported(places(MANIFEST, WHOLE)[1], CPU))
+            stream, share = held.enter_context(exported(places(MANIFEST, WHOLE)[1], CPU))
             stream.copy_(stream_of(mine, WHOLE))
-            handles.append(handle)
+            handles.append(share())
         found = Round(version=version_of(weights(1), 1), way="ipc", manifest=MANIFEST, shares=[WHOLE, WHOLE],
                       handles=handles, members=MEMBERS, seconds=SECONDS)
         begin(inboxes, found)
