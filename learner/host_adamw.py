@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
+from learner.parking import pinned
+
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -34,11 +36,17 @@ class HostAdamW(torch.optim.AdamW):
             torch.cuda.synchronize()  # the moments are in host memory when this returns
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads the state as torch does, onto the device, then moves the moments back to host memory."""
-        super().load_state_dict(state_dict)
-        for parameter, state in self.state.items():
+        """Loads the state as torch does, but for the moments: torch would put all of them onto the device first."""
+        loaded = state_dict["state"]
+        rest = {key: {name: value for name, value in state.items() if name not in MOMENTS}
+                for key, state in loaded.items()}
+        super().load_state_dict({**state_dict, "state": rest})
+        keys = (key for group in state_dict["param_groups"] for key in group["params"])
+        parameters = (parameter for group in self.param_groups for parameter in group["params"])
+        for key, parameter in zip(keys, parameters, strict=True):
             for name in MOMENTS:
-                state[name] = _host_copy(state[name], parameter)
+                if name in loaded.get(key, ()):
+                    self.state[parameter][name] = _in_host_memory(loaded[key][name], parameter)
 
     def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
         state, weight = self.state[parameter], _local(parameter)
@@ -60,8 +68,15 @@ def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def _in_host_memory(tensor: Tensor, like: Tensor) -> Tensor:
+    """Returns the tensor itself if it lies there as `_host_copy` would put it, else such a copy."""
+    local = _local(tensor)
+    lies_there = local.device.type == "cpu" and (not _local(like).is_cuda or local.is_pinned())
+    return tensor if lies_there else _host_copy(tensor, like)
+
+
 def _host_copy(tensor: Tensor, like: Tensor) -> Tensor:
     """Returns a copy in host memory, pinned if the device is a GPU, and sharded like `like`."""
     local = _local(tensor)
-    host = torch.empty(local.shape, dtype=local.dtype, pin_memory=_local(like).is_cuda).copy_(local)
+    host = pinned(local, _local(like).device).copy_(local)
     return DTensor(host, like._spec, requires_grad=False) if isinstance(like, DTensor) else host

@@ -71,14 +71,14 @@ class Parking:
         if value.device.type != self._device.type:
             return value  # moments that always lie in host memory (learner.offload)
         if key not in self._copies:
-            self._copies[key] = _pinned(value, self._device)
+            self._copies[key] = pinned(value, self._device)
         return self._copies[key].copy_(value, non_blocking=True)
 
     def _back(self, key: tuple[int, str], value: Tensor) -> Tensor:
         return value.to(self._device, non_blocking=True, copy=True) if key in self._copies else value
 
 
-def _pinned(like: Tensor, device: torch.device) -> Tensor:
+def pinned(like: Tensor, device: torch.device) -> Tensor:
     """Returns an empty tensor in host memory, page-locked if the device is a GPU.
 
     torch's own pinned memory is not used: it rounds each tensor up to a power of two.
