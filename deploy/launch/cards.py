@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -50,14 +51,36 @@ def cards_of(config: Config) -> Cards | None:
 
 
 def visible() -> Cards | None:
-    """Returns the NVIDIA GPUs of this machine, all with the memory of the smallest; None if there are none."""
+    """Returns the NVIDIA GPUs that this process may use, with the memory of the smallest; None if there are none."""
     sizes = [int(line) for line in smi("memory.total") if line.isdigit()]
     return Cards(count=len(sizes), bytes=min(sizes) * 2**20) if sizes else None
 
 
 def smi(field: str) -> list[str]:
-    """Returns the value of nvidia-smi's `field` for each GPU, without its unit; an empty list if there is no driver."""
-    return _query(f"--query-gpu={field}")
+    """Returns the value of nvidia-smi's `field` for each GPU that this process may use, without its unit; an empty
+    list if there is no driver."""
+    values = _query(f"--query-gpu={field}")
+    return [values[place] for place in _usable(len(values))]
+
+
+def _usable(count: int) -> list[int]:
+    """Returns which of the machine's `count` GPUs CUDA_VISIBLE_DEVICES names, by numbers or by the beginnings of their
+    UUIDs. As for CUDA, the first name of no GPU ends the list. Without the variable these are all.
+
+    nvidia-smi does not know the variable, and Ray counts the GPUs that it names. A part of a GPU (MIG) counts as one.
+    """
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if names is None:
+        return list(range(count))
+    uuids = _query("--query-gpu=uuid")
+    found: list[int] = []
+    for name in map(str.strip, names.split(",")):
+        places = [place for place, uuid in enumerate(uuids) if name and uuid.startswith(name)]
+        place = int(name) if name.isdigit() else len(found) if name.startswith("MIG-") else (*places, count)[0]
+        if place >= count:
+            break
+        found.append(place)
+    return found
 
 
 def smi_processes() -> list[int]:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 
 from deploy.launch import cards as gpus
+from deploy.launch import gpu_doctor
 from deploy.launch.cards import Cards
 from deploy.launch.gpu_plan import check_memory, gpus_needed
 from deploy.launch.model_memory import model_shape
@@ -64,6 +65,8 @@ def check_builds(config: Config) -> None:
     if rollout.gpus and installed("vllm") is None:
         raise UserError(f"rollout.gpus={rollout.gpus:g}, and vLLM's build for CPUs is installed",
                         "install `.[cuda]` in a fresh virtual environment, or set rollout.gpus=0")
+    if rollout.gpus and (found := gpu_doctor.compiler()).status == "error":
+        raise UserError(f"rollout.gpus={rollout.gpus:g}, and there is {found.detail}", found.fix)
     if not rollout.gpus and installed("vllm") is not None:
         raise UserError("rollout.gpus=0, and vLLM's build for CUDA would take GPU 0 without a reservation",
                         "use a machine with a GPU, set rollout.gpus=1 or a share of a GPU, or install `.[cpu]`")

@@ -1,12 +1,16 @@
-"""The checks of `gagpo doctor` on a machine with NVIDIA GPUs: driver, NCCL, peer access, shared memory, address."""
+"""The checks of `gagpo doctor` on a machine with NVIDIA GPUs: driver, compiler, NCCL, peers, shared memory, address."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import socket
 import subprocess
+import sys
+import sysconfig
 from collections.abc import Iterator
+from pathlib import Path
 
 from deploy.launch import machine
 from deploy.launch.cards import ASK_S, smi
@@ -22,6 +26,7 @@ SHARED_GIB = 8.0
 def findings(gpus: int) -> Iterator[Finding]:
     """Yields the findings of a machine with `gpus` GPUs."""
     yield driver()
+    yield compiler()
     yield nccl()
     if gpus > 1:
         yield peers()
@@ -37,6 +42,19 @@ def driver() -> Finding:
         return Finding(check="driver", status="ok", detail=found)
     return Finding(check="driver", status="error", detail=f"{found} does not run CUDA 13",
                    fix=f"install NVIDIA driver {DRIVER} or newer")
+
+
+def compiler() -> Finding:
+    """Checks for what Triton needs when an engine first starts: it compiles launchers in C, against Python's headers.
+    """
+    python = f"python{sys.version_info.major}.{sys.version_info.minor}-dev"
+    if not (found := os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return Finding(check="compiler", status="error", detail="no C compiler, and vLLM's kernels (Triton) need one",
+                       fix=f"apt-get install gcc libc6-dev {python}")
+    if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
+        return Finding(check="compiler", status="warning", detail=f"{found}, without Python's headers (Python.h)",
+                       fix=f"apt-get install {python}")
+    return Finding(check="compiler", status="ok", detail=found)
 
 
 def nccl() -> Finding:
