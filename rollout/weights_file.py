@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,6 +26,7 @@ from services.weights.checksum import digest_like
 from services.weights.pack import Manifest
 
 MARK = "gagpo-weights-"
+SHARED = Path("/dev/shm")  # noqa: S108  # the files in it belong to this user alone
 
 
 @contextmanager
@@ -38,11 +40,12 @@ def loaded_from_file(manifest: Manifest, buffer: np.ndarray, digest: str) -> Ite
 def weights_file(manifest: Manifest, buffer: np.ndarray, digest: str, *, folder: Path | None = None) -> Iterator[Path]:
     """Yields the path of a file with the weights. Raises ValueError if the bytes of `buffer` are not those of `digest`.
 
-    `folder`: by default shared memory, or a folder for temporary files if there is none.
+    `folder`: by default shared memory, or the folder for temporary files if that has no room.
     """
-    place = folder or _shared_memory()
-    _sweep(place)
-    path = place / f"{MARK}{os.getuid()}-{digest}"
+    name = f"{MARK}{os.getuid()}-{digest}"
+    for place in {folder} if folder else {SHARED, Path(tempfile.gettempdir())}:
+        _sweep(place)
+    path = (folder or place_of(name, buffer.nbytes)) / name
     descriptor = _opened(path, manifest, buffer, digest)
     try:
         yield path
@@ -50,9 +53,12 @@ def weights_file(manifest: Manifest, buffer: np.ndarray, digest: str, *, folder:
         _leave(path, descriptor)
 
 
-def _shared_memory() -> Path:
-    shared = Path("/dev/shm")  # noqa: S108  # the files in it belong to this user alone
-    return shared if shared.is_dir() else Path(tempfile.gettempdir())
+def place_of(name: str, size: int) -> Path:
+    """Returns the folder for a file of this size: shared memory if it is there already or has room, else the folder
+    for temporary files. A container's shared memory may have 64 MB."""
+    if (SHARED / name).exists() or (SHARED.is_dir() and shutil.disk_usage(SHARED).free > size):
+        return SHARED
+    return Path(tempfile.gettempdir())
 
 
 def _opened(path: Path, manifest: Manifest, buffer: np.ndarray, digest: str) -> int:

@@ -2,13 +2,14 @@
 
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rollout.weights_file import weights_file
+from rollout.weights_file import place_of, weights_file
 from services.weights.pack import Packed, pack_tensors
 
 DEADLINE_S = 60.0
@@ -45,6 +46,12 @@ def test_the_last_user_removes_the_file(packed: Packed, tmp_path: Path):
         assert first.read_bytes() == packed.buffer.tobytes()
         assert first.stat().st_mode & 0o777 == 0o600
     assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_that_shared_memory_has_no_room_for_go_to_the_folder_for_temporary_files():
+    """A container's /dev/shm has 64 MB unless its start says otherwise."""
+    assert place_of("x", 1) == Path("/dev/shm")
+    assert place_of("x", 1 << 60) == Path(tempfile.gettempdir())
 
 
 def test_a_second_worker_neither_hashes_nor_writes(packed: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
