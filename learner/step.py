@@ -48,8 +48,9 @@ SUMS: tuple[str, ...] = (
 
 @dataclass(slots=True, kw_only=True)
 class Timer:
-    """Measures the seconds of each phase."""
+    """Measures the seconds of each phase. `device`: the GPU whose work is waited for, if there is one."""
 
+    device: torch.device | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
@@ -58,6 +59,8 @@ class Timer:
         start = time.perf_counter()
         try:
             yield
+            if self.device is not None and self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)  # a call returns before its GPU is done
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 

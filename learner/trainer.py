@@ -116,7 +116,7 @@ class Learner:
         `incarnation`: of the versions that this process publishes. The sums of a GPU come in any order, so there a
         replay makes only nearly the weights of the process before, and what those sampled counts as stale.
         """
-        timer = Timer()
+        timer = Timer(device=self.gang.device)
         with timer.phase("credit"):
             credits = assign_credit(groups, self.config.learner.credit)
             beside = judgements([episode for group in groups for episode in group], self.config.learner.judge.weight)

@@ -14,7 +14,6 @@ def main() -> int:
     """Runs all checks on the first GPU, or at a tiny size on the CPU."""
     wait_politely()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     from learner.selftest.run import run
 
     with tempfile.TemporaryDirectory(prefix="gagpo-selftest-") as folder:
