@@ -12,17 +12,17 @@ import numpy as np
 from envservice.base import Outcome, ParsedAction, PromptTemplate, Turn
 from envservice.registry import find_spec, make_template
 from envservice.response_format import ACTION_END
-from envservice.tool_calls import MISTRAL
+from envservice.tool_calls import CALL_TAGS, MISTRAL
 from rollout.judge_prompt import Verdict, question, read_verdict
 from services.chat import THINK, THINK_END, ChatFormat, chat_format, check_chat
 from services.config.tree import EnvSection, ModelSection
 from services.files import read_json
-from services.tokenizer import load_tokenizer
+from services.tokenizer import first_tokens, load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-TAGS = (THINK, THINK_END, "<action>", ACTION_END, *MISTRAL)
+TAGS = (THINK, THINK_END, "<action>", ACTION_END, *CALL_TAGS, *MISTRAL)
 """Texts that stay in an answer even if they are special tokens of the model."""
 
 
@@ -35,7 +35,7 @@ class PromptRenderer:
     stops: tuple[str, ...] = (ACTION_END,)
     """Tags that end an answer. A tag that is one token in the vocabulary ends the sampling."""
     end_ids: tuple[int, ...] = ()
-    """Further tokens that end an answer, from the model's generation config."""
+    """Further tokens that end an answer, from the model's generation config and its chat template."""
     chat: ChatFormat | None = None
     """How messages become text. None: the tokenizer's chat template as it is."""
     stop_ids: tuple[int, ...] = field(init=False)
@@ -44,6 +44,8 @@ class PromptRenderer:
     """The thought that the chat template itself opens before every answer. The parser reads it with the answer."""
     longest_token: int = field(init=False)
     """Characters of the longest token."""
+    _first: list[int] = field(init=False)
+    """Tokens with which raw text begins."""
     _hidden: frozenset[int] | None = field(init=False)
     """Special tokens to leave out of decoded answers if some tag is special too. None: no tag is."""
 
@@ -53,6 +55,7 @@ class PromptRenderer:
         object.__setattr__(self, "stop_ids", _stop_ids(self.tokenizer, self.stops, self.end_ids))
         object.__setattr__(self, "opening", chat.opening() if self.template.chat else "")
         object.__setattr__(self, "longest_token", max(map(len, self.tokenizer.get_vocab())))
+        object.__setattr__(self, "_first", first_tokens(self.tokenizer))
         object.__setattr__(self, "_hidden", _hidden_ids(self.tokenizer, {*TAGS, *self.stops}))
 
     def prompt(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> list[int]:
@@ -65,10 +68,10 @@ class PromptRenderer:
         return self._tokens(question(prompt, action, chat=self.template.chat, stops=self.stops))
 
     def _tokens(self, text: str) -> list[int]:
-        if self.template.chat:
-            assert self.chat is not None
-            text = self.chat.prompt(text)
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        if not self.template.chat:
+            return [*self._first, *self.tokenizer.encode(text, add_special_tokens=False)]
+        assert self.chat is not None
+        return self.tokenizer.encode(self.chat.prompt(text), add_special_tokens=False)
 
     def parse(self, response_ids: np.ndarray) -> ParsedAction:
         """Returns the action in an answer. `response_ids` [R]: exactly as sampled."""
@@ -94,8 +97,10 @@ def load_text(model: str, env: EnvSection, settings: ModelSection | None = None)
     chat = chat_format(tokenizer, settings or ModelSection())
     if template.chat:
         check_chat(chat, Path(model))
+    ends = generation_ends(Path(model))
+    ends += chat.ends([tokenizer.eos_token_id, *ends])
     return PromptRenderer(template=template, tokenizer=tokenizer, stops=find_spec(env.name).stops, chat=chat,
-                          end_ids=generation_ends(Path(model)))
+                          end_ids=ends)
 
 
 def generation_ends(folder: Path) -> tuple[int, ...]:

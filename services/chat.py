@@ -11,6 +11,8 @@ from services.config.tree import ModelSection
 from services.errors import UserError
 
 THINK, THINK_END = "<think>", "</think>"
+_MARK = "~gagpo-message-{}~"
+"""Text that a message gets for a look whether the template writes it."""
 Message = Mapping[str, Any]
 """One message in OpenAI's form: role, content, and what tools need."""
 
@@ -33,24 +35,44 @@ class ChatFormat:
              answering: bool = True) -> str:
         """Returns the conversation as text. `answering`: up to where the model's next answer begins.
 
-        Raises ChatRefused, also for a template that leaves the tools out: the model could not call what it never saw.
+        Raises ChatRefused, also for a template that leaves out the tools or a message: the model would not read them.
         """
-        from jinja2 import TemplateError
-
         told = list(messages)
         if self.system is not None and (not told or told[0]["role"] != "system"):
             told.insert(0, {"role": "system", "content": self.system})
-        try:
-            written = str(self.tokenizer.apply_chat_template(
-                told, tools=list(tools) if tools else None, tokenize=False, add_generation_prompt=answering,
-                **self.arguments))
-        except (TemplateError, TypeError, RecursionError) as error:
-            raise ChatRefused(str(error) or type(error).__name__) from error
+        written = self._written(told, tools, answering=answering)
+        self._check_messages(told, tools)
         names = [str(tool.get("function", {}).get("name", "")) for tool in tools or ()]
         if hidden := [name for name in names if name not in written]:
             raise ChatRefused(f"it leaves out the tools {', '.join(hidden)}: describe them in your prompt, "
                               "or set model.chat_template to a template that shows them")
         return written
+
+    def _written(self, told: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *, answering: bool) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            return str(self.tokenizer.apply_chat_template(
+                list(told), tools=list(tools) if tools else None, tokenize=False, add_generation_prompt=answering,
+                **self.arguments))
+        except (TemplateError, TypeError, RecursionError) as error:
+            raise ChatRefused(str(error) or type(error).__name__) from error
+
+    def _check_messages(self, told: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> None:
+        """Raises ChatRefused for a message that leaves no trace: Phi's template drops results of tools.
+
+        Every template writes what users say, and leaving out old thoughts of the assistant is the right of any.
+        """
+        looked = {place: _MARK.format(place) for place, message in enumerate(told)
+                  if message["role"] not in ("user", "assistant") and isinstance(message.get("content"), str)}
+        if not looked:
+            return
+        marked = self._written([{**message, "content": message["content"] + looked[place]} if place in looked
+                                else message for place, message in enumerate(told)], tools, answering=False)
+        for place, mark in looked.items():
+            if mark not in marked:
+                raise ChatRefused(f"it leaves out message {place + 1}, of the role {told[place]['role']}: say it in a "
+                                  "user's message, or set model.chat_template to a template that shows it")
 
     def prompt(self, text: str) -> str:
         """Returns one user message as the model reads it."""
@@ -67,12 +89,30 @@ class ChatFormat:
         begins = whole.removeprefix(before)
         return begins[begins.index(THINK):] if THINK in begins else ""
 
+    def ends(self, known: Sequence[int]) -> tuple[int, ...]:
+        """Returns the special token with which the template ends an answer, or () if it writes one of `known` there.
+
+        Base models of Qwen2.5 have ChatML and name <|endoftext|> as their only end: an answer would go on behind its
+        <|im_end|> to the last token that it may have.
+        """
+        if not self.tokenizer.chat_template:
+            return ()
+        mark = _MARK.format("answer")
+        try:
+            said = self.text([{"role": "user", "content": "x"}, {"role": "assistant", "content": mark}],
+                             answering=False)
+        except ChatRefused:  # such a template cannot be used, and check_chat says so where it is
+            return ()
+        special = {i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        written = self.tokenizer.encode(said.partition(mark)[2], add_special_tokens=False)
+        return () if set(written) & set(known) else tuple([i for i in written if i in special][:1])
+
 
 def check_chat(chat: ChatFormat, folder: Path) -> None:
     """Raises UserError if the tokenizer of the model in `folder` has no chat template, or one that fails."""
     if not chat.tokenizer.chat_template:
         raise UserError(f"the tokenizer in {folder} has no chat template",
-                        "use env.prompt=compact, or set model.chat_template to a Jinja file that has one")
+                        "set model.chat_template to a Jinja file that has one, or env.prompt=compact without an agent")
     try:
         chat.opening()
     except ChatRefused as error:

@@ -27,3 +27,12 @@ def load_tokenizer(folder: str | Path) -> Any:
     if made.encode(_TEXT, add_special_tokens=False) == wanted:
         return made
     return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def first_tokens(tokenizer: Any) -> list[int]:
+    """Returns the token that a text begins with by the tokenizer's own rule, or []: Gemma is lost without its <bos>.
+
+    Chat templates write it themselves, so this is for raw text.
+    """
+    begin = tokenizer.bos_token_id
+    return [begin] if begin is not None and tokenizer.encode("a")[:1] == [begin] else []

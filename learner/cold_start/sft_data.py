@@ -13,6 +13,7 @@ import numpy as np
 
 from learner.cold_start.tokenizer import STOP
 from services.chat import THINK, THINK_END, ChatFormat, Message
+from services.tokenizer import first_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -73,7 +74,8 @@ def encode(
         if opening and THINK_END not in opening:
             responses = [response.removeprefix(THINK) for response in responses]
     ending = [] if tokenizer.get_vocab().keys() >= set(stops) else [tokenizer.eos_token_id]
-    prompt_ids = _ids(tokenizer, prompts)
+    first = first_tokens(tokenizer) if chat is None else []
+    prompt_ids = [[*first, *prompt] for prompt in _ids(tokenizer, prompts)]
     response_ids = _ids(tokenizer, responses)
     rows = [
         TokenRow(ids=np.asarray([*prompt, *response, *ending], dtype=np.int32), prompt_tokens=len(prompt),

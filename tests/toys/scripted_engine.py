@@ -16,13 +16,14 @@ class ScriptedEngine:
     that was read and sampled."""
 
     def __init__(self, text: PromptRenderer, answers) -> None:
-        self._text, self._answers = text, iter(answers)
+        self._text, self._answers, self._end = text, iter(answers), text.tokenizer.eos_token_id
         self.asked: list[tuple[list[int], list[int]]] = []
 
     async def sample(self, prompt_ids, **_):
         await asyncio.sleep(0)  # as a real one, it lets other calls run
         answer = next(self._answers)
-        ids = [*(self._text.tokenizer.encode(answer) if isinstance(answer, str) else answer), 1]
+        ids = [*(self._text.tokenizer.encode(answer, add_special_tokens=False) if isinstance(answer, str) else answer),
+               self._end]
         self.asked.append((list(prompt_ids), ids))
         rng = np.random.default_rng(len(self.asked))
         return Sample(ids=np.array(ids, np.int32), logprobs=-rng.random(len(ids), np.float32), finished="stop",

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from third_party import TOKENIZERS
 
+from envservice.base import Outcome
 from envservice.tool_calls import ToolCall, parse_calls, read_call, tool, written_call
+from learner.cold_start.sft_data import Example, encode
 from rollout.agents.completions import ChatRequest, reply, templated
 from rollout.agents.session import ChatAnswer
 from rollout.engine import Sample
@@ -24,6 +26,7 @@ WITH_TOOLS = ("mistral_nemo", "qwen2_5", "qwen3")
 TEXTS = ("go to oven 1", "<think>It is in the  fridge.\n\nSo:</think><action>take apple 12 from fridge 1</action>",
          "naïve café, 3.50 €, 火", "\tx = {'a': [1, 2]}\n", "don't; it's 100% 🔥")
 TOOLS = [tool("add", "Adds a number.", {"n": {"type": "integer"}, "word": {"type": "string"}})]
+FIRST = Outcome(observation="You are in a room. Your task is to: look.", admissible_actions=["look"])
 ASKED: list[dict[str, Any]] = [{"role": "user", "content": "x"}]
 
 
@@ -62,6 +65,36 @@ def test_a_conversation_continues_the_tokens_of_the_answer(name: str):
         said = {"role": "assistant", "content": text_of(name).decode([*ids(name, answer), end])}
         again = ids(name, chat.text([*ASKED, said, {"role": "user", "content": "y"}]))
         assert again[: len(sampled)] == sampled
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "qwen2_5", "qwen3"])
+def test_answers_end_where_the_template_ends_them(name: str, tmp_path):
+    """A base model with the tokenizer's template but another end, as Qwen2.5's are; others need no further end."""
+    whole = text_of(name)
+    for file in TOKENIZERS[name].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    described = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    other = next(token.content for i, token in sorted(whole.tokenizer.added_tokens_decoder.items())
+                 if token.special and i not in whole.stop_ids)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(described | {"eos_token": other}))
+    base = load_text(str(tmp_path), EnvSection(name="alfworld"))
+    assert set(base.stop_ids) == {*whole.stop_ids, base.tokenizer.eos_token_id}
+    assert whole.stop_ids == (whole.tokenizer.eos_token_id,)
+
+
+def test_raw_text_begins_as_the_tokenizer_begins_it():
+    """In the cold start as in the run. Chat templates write <s> themselves."""
+    text = load_text(str(TOKENIZERS["mistral_nemo"]), EnvSection(name="alfworld", prompt="compact"))
+    begin = text.tokenizer.bos_token_id
+    ids_of_run = text.prompt(FIRST, [], FIRST)
+    assert ids_of_run == text.tokenizer.encode(text.template.render(FIRST, [], FIRST))
+    [row] = encode(text.tokenizer, [Example(prompt=text.template.render(FIRST, [], FIRST), response="look")],
+                   chat=None, max_tokens=999)
+    assert row.ids[:row.prompt_tokens].tolist() == ids_of_run
+    assert ids_of_run[0] == begin
+    assert ids("mistral_nemo", text_of("mistral_nemo").chat.prompt("x")).count(begin) == 1
+    other = load_text(str(TOKENIZERS["qwen2_5"]), EnvSection(name="alfworld", prompt="compact"))
+    assert other.tokenizer.decode(other.prompt(FIRST, [], FIRST)) == other.template.render(FIRST, [], FIRST)
 
 
 @pytest.mark.parametrize("arguments", [{}, {"enable_thinking": False}])
