@@ -13,7 +13,7 @@ An environment receives a call as its action, the JSON text of written_call, so 
 rebuilt and checked as all others are.
 
 An answer that opens a call and does not finish it, or whose call names no tool, is broken: the agent gets its text, and
-the step is invalid.
+the step is invalid. Tags in the thought that an answer begins with are no calls.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from typing import Any
 
 import msgspec
 
-CALL, CALL_END = "<tool_call>", "</tool_call>"
+from services.chat import THINK, THINK_END
+
+CALL, CALL_END = CALL_TAGS = ("<tool_call>", "</tool_call>")
 MISTRAL_CALLS, MISTRAL_ID, MISTRAL_ARGUMENTS = MISTRAL = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
 """Special tokens of Mistral's models."""
 _MISTRAL_ID = re.compile("[a-zA-Z0-9]{9}")
@@ -83,17 +85,26 @@ def parse_calls(text: str, tools: Sequence[Tool] = ()) -> ParsedAnswer:
 
     An answer without tags is a call only if tools were offered.
     """
-    content, begins, written = text.partition(MISTRAL_CALLS)
+    thought, said = _thought(text)
+    content, begins, written = said.partition(MISTRAL_CALLS)
     try:
         if begins:
-            return ParsedAnswer(content=content.strip(), calls=_mistral(written), whole=True)
-        calls = [_tagged(found.strip(), tools) for found in _CALLS.findall(text)]
+            return ParsedAnswer(content=(thought + content).strip(), calls=_mistral(written), whole=True)
+        calls = [_tagged(found.strip(), tools) for found in _CALLS.findall(said)]
     except msgspec.DecodeError:
         return ParsedAnswer(content=text, calls=[], whole=False)
-    if not calls and tools and (call := _whole_answer(text)) is not None:
-        return ParsedAnswer(content="", calls=[call], whole=True)
-    rest = _CALLS.sub("", text)
-    return ParsedAnswer(content=rest.strip() if calls else text, calls=calls, whole=CALL not in rest)
+    if not calls and tools and (call := _whole_answer(said)) is not None:
+        return ParsedAnswer(content=thought, calls=[call], whole=True)
+    rest = _CALLS.sub("", said)
+    return ParsedAnswer(content=(thought + rest).strip() if calls else text, calls=calls, whole=CALL not in rest)
+
+
+def _thought(text: str) -> tuple[str, str]:
+    """Returns the thought that an answer begins with, "" if it has none that ends, and the rest."""
+    if not text.lstrip().startswith(THINK) or THINK_END not in text:
+        return "", text
+    end = text.index(THINK_END) + len(THINK_END)
+    return text[:end], text[end:]
 
 
 def _mistral(written: str) -> list[ToolCall]:

@@ -107,7 +107,7 @@ class RolloutHost:
             if self._config.agent.name is not None:
                 from rollout.agents.served import agent_runner
 
-                runner = await stack.enter_async_context(agent_runner(self._config, shared))
+                runner = await stack.enter_async_context(agent_runner(self._config, shared, self._model))
             await self._begun(RolloutWorker(
                 self._worker, store=store, engine=engine, runner=runner, fetch=self._fetch, settings=rollout, card=card,
                 receiver=self._receiver(engine))).run()

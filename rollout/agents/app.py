@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel
+from starlette.exceptions import HTTPException
 
 from envservice.client.client import Result
 from envservice.tool_calls import Tool
@@ -30,6 +31,8 @@ Episode = tuple[AgentSession, AgentWorld | None]
 Finder = Callable[[Request], Episode]
 
 
+NO_SUCH = ("models are asked by POST /v1/chat/completions. There is no Responses API: openai-agents leaves it by "
+           "set_default_openai_api('chat_completions'), and ChatOpenAI by use_responses_api=False")
 MAX_BODY = 4 * 1024 * 1024
 """The most bytes of one request's body."""
 
@@ -105,9 +108,14 @@ def _errors(app: FastAPI) -> None:
         first = error.errors()[0]
         return _error(400, f"{'.'.join(map(str, first['loc'][1:]))}: {first['msg']}")
 
+    @app.exception_handler(HTTPException)
+    async def other(request: Request, error: HTTPException) -> JSONResponse:
+        unknown = f"there is no {request.method} {request.url.path} here: {NO_SUCH}"
+        return _error(error.status_code, unknown if error.status_code in (404, 405) else str(error.detail))
+
     @app.exception_handler(EpisodeOver)
     async def over(_: Request, error: EpisodeOver) -> JSONResponse:
-        return _error(400, str(error), "episode_over")
+        return _error(400, str(error), "context_length_exceeded" if error.end == "context" else "episode_over")
 
     @app.exception_handler(Fault)
     async def fault(_: Request, error: Fault) -> JSONResponse:
@@ -130,7 +138,8 @@ def _model_routes(app: FastAPI, found: Finder) -> None:
             raise Refused(400, reason)
         try:
             answer = await llm.chat(asked.conversation, tools=asked.tools, max_tokens=asked.limit,
-                                    state=request.headers.get(STATE_HEADER))
+                                    state=request.headers.get(STATE_HEADER), stop=asked.stops,
+                                    calls=asked.tool_choice != "none")
         except ChatRefused as error:
             raise Refused(400, f"the chat template refuses the messages ({error})") from None
         if await request.is_disconnected():

@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
-from envservice.tool_calls import call_id
 from rollout.agents.session import ChatAnswer
 
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="allow")
 
-    text: str = ""
+    type: str = "text"
+    text: str | None = None
 
 
 class _Function(BaseModel):
@@ -42,6 +42,11 @@ class ChatMessage(BaseModel):
     content: str | list[_Part] | None = None
     tool_calls: list[_Call] | None = None
 
+    @property
+    def parts(self) -> list[_Part]:
+        """The parts of the content, if it comes in parts."""
+        return self.content if isinstance(self.content, list) else []
+
 
 class ChatRequest(BaseModel):
     """The fields of a request that are used. The temperature is always the run's."""
@@ -52,6 +57,7 @@ class ChatRequest(BaseModel):
     model: str = "policy"
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
+    functions: Any = None
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     n: int | None = Field(default=1, ge=1)
@@ -59,17 +65,31 @@ class ChatRequest(BaseModel):
     stream: bool | None = False
     stream_options: dict[str, Any] | None = None
     logprobs: bool | None = False
+    top_logprobs: int | None = None
     response_format: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     def refusal(self) -> str | None:
         """Returns why this endpoint cannot serve the request, or None."""
         if self.n not in (None, 1):
             return f"n is {self.n}, and each call is one step: ask for one answer"
-        if self.stop:
-            return "stop is set, and answers end where the model's own end tokens are: leave it out"
         if self.response_format is not None and self.response_format.get("type", "text") != "text":
             return "response_format is set, and answers are not constrained: a policy would not be what is trained"
+        if self.top_logprobs:
+            return f"top_logprobs is {self.top_logprobs}, and only sampled tokens have logprobs: leave it out"
+        if self.functions:
+            return "functions is the older form of tools: send tools"
+        if self.chat_template_kwargs:
+            return "chat_template_kwargs is set, and they are the run's: set model.chat_template_kwargs in its config"
+        if unread := [part.type for message in self.messages for part in message.parts if part.text is None]:
+            return f"a message has a part of type {unread[0]}, and the policy reads text alone: leave it out"
         return None
+
+    @property
+    def stops(self) -> list[str]:
+        """The texts that end an answer."""
+        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return [text for text in given if text]
 
     @property
     def conversation(self) -> list[dict[str, Any]]:
@@ -83,12 +103,15 @@ class ChatRequest(BaseModel):
 
 
 def templated(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns messages as chat templates expect them: arguments of tool calls as objects, text parts as one text."""
+    """Returns messages as chat templates expect them: arguments of tool calls as objects, text parts as one text, and
+    `system` for `developer`, OpenAI's newer name of it, which most templates do not know."""
     return [_templated(message) for message in messages]
 
 
 def _templated(message: dict[str, Any]) -> dict[str, Any]:
     out = dict(message)
+    if out.get("role") == "developer":
+        out["role"] = "system"
     if isinstance(out.get("content"), list):
         out["content"] = "".join(part.get("text", "") for part in out["content"])
     if out.get("content") is None:
@@ -139,7 +162,7 @@ def _message(answer: ChatAnswer) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": answer.content or None}
     if answer.parsed.calls:
         message["tool_calls"] = [
-            {"id": call_id(call, f"{answer.prompt_tokens} {place}"), "type": "function",
+            {"id": answer.call_id(place), "type": "function",
              "function": {"name": call.name, "arguments": msgspec.json.encode(call.arguments).decode()}}
             for place, call in enumerate(answer.parsed.calls)]
     elif message["content"] is None:

@@ -7,8 +7,8 @@ the history as they were written, so most calls continue the one before and trai
 from __future__ import annotations
 
 from envservice.client.client import Result
-from envservice.tool_calls import call_id
-from rollout.agents.session import AgentSession
+from envservice.tool_calls import MISTRAL_CALLS
+from rollout.agents.session import AgentSession, ChatAnswer
 from rollout.agents.world import AgentWorld
 from services.chat import Message
 
@@ -19,16 +19,29 @@ async def agent(_task: str, llm: AgentSession, env: AgentWorld) -> None:
     said: list[Message] = [{"role": "user", "content": shown(now)}]
     while not now.done:
         answer = await llm.chat(said, tools=env.tools)
-        said.append({"role": "assistant", "content": answer.text})
+        said.append(spoken(answer))
         for place, call in enumerate(answer.parsed.calls):
             now = await env.call(call.name, call.arguments)
             said.append({"role": "tool", "name": call.name, "content": now.observation,
-                         "tool_call_id": call_id(call, f"{answer.prompt_tokens} {place}")})
+                         "tool_call_id": answer.call_id(place)})
             if now.done:
                 return
         if not answer.parsed.calls:
             now = await env.step(answer.content.strip())
             said.append({"role": "user", "content": shown(now)})
+
+
+def spoken(answer: ChatAnswer) -> Message:
+    """An answer as a message: its text as it was written, but Mistral's calls as calls.
+
+    Mistral's templates count messages, and take results of tools only after calls that they see.
+    """
+    if not answer.parsed.calls or MISTRAL_CALLS not in answer.text:
+        return {"role": "assistant", "content": answer.text}
+    calls = [{"id": answer.call_id(place), "type": "function",
+              "function": {"name": call.name, "arguments": call.arguments}}
+             for place, call in enumerate(answer.parsed.calls)]
+    return {"role": "assistant", "content": answer.content, "tool_calls": calls}
 
 
 def shown(now: Result) -> str:

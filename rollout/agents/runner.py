@@ -88,6 +88,8 @@ class AgentRunner:
             raise AgentFault(f"the agent did not end {ticket.task} within {self.settings.seconds:g} s (agent.seconds)"
                              + goes_on)
         error = asyncio.CancelledError() if running.cancelled() else running.exception()
+        if error is not None:
+            llm.over = llm.over or llm.full
         if error is not None and llm.over is None:
             raise AgentFault(f"the agent failed on {ticket.task}: {type(error).__name__}: {error}") from error
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -18,8 +20,11 @@ from rollout.agents.app import create_app
 from rollout.agents.runner import AgentRunner, find_agent
 from rollout.agents.session import AgentSession
 from rollout.agents.world import AgentWorld
+from services.chat import check_chat
 from services.config.tree import Config
 from services.http.server import STOP_S, bind, server_config
+
+HOST = "127.0.0.1"
 
 
 class Endpoint:
@@ -42,12 +47,13 @@ class Endpoint:
 
 
 @asynccontextmanager
-async def agent_runner(config: Config, shared: dict[str, Any]) -> AsyncIterator[AgentRunner]:
+async def agent_runner(config: Config, shared: dict[str, Any], model: Path) -> AsyncIterator[AgentRunner]:
     """Yields the runner of a worker whose config names an agent, and serves the agent's endpoint meanwhile.
 
-    `shared`: the arguments that EpisodeRunner takes.
+    `shared`: the arguments that EpisodeRunner takes. Raises UserError if the model's tokenizer has no chat template.
     """
     assert config.agent.name is not None
+    check_chat(shared["text"].chat, model)
     async with endpoint() as served:
         yield AgentRunner(**shared, settings=config.agent, agent=find_agent(config.agent.name), endpoint=served,
                           tools=find_spec(config.env.name).tools)
@@ -62,9 +68,12 @@ class _Server(uvicorn.Server):
 
 @asynccontextmanager
 async def endpoint() -> AsyncIterator[Endpoint]:
-    """Serves this machine until the block ends."""
+    """Serves this machine until the block ends. From now on clients of this process ask it without a proxy."""
     served = Endpoint()
-    async with listening(create_app(served.episodes), bind("127.0.0.1", 0), local_only=True) as url:
+    listed = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    if HOST not in listed.split(","):
+        os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(filter(None, [listed, HOST]))
+    async with listening(create_app(served.episodes), bind(HOST, 0), local_only=True) as url:
         served.url = url
         yield served
 

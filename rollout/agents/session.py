@@ -17,9 +17,10 @@ import msgspec
 import numpy as np
 
 from envservice.base import Outcome
-from envservice.tool_calls import ParsedAnswer, parse_calls
+from envservice.tool_calls import ParsedAnswer, call_id, parse_calls
 from rollout.agents.linked_steps import continued, without
 from rollout.prompt_renderer import PromptRenderer
+from rollout.sample import cut_at
 from services.chat import Message
 from services.errors import Fault
 from services.records import EpisodeEnd, Step, Ticket, choices_digest
@@ -58,6 +59,10 @@ class ChatAnswer:
         """The answer without its tool calls."""
         return self.parsed.content
 
+    def call_id(self, place: int) -> str:
+        """The id of its call at this place."""
+        return call_id(self.parsed.calls[place], f"{self.prompt_tokens} {place}")
+
 
 @dataclass(slots=True, kw_only=True)
 class AgentSession:
@@ -78,40 +83,40 @@ class AgentSession:
     steps: list[Step] = field(default_factory=list)
     seen: Outcome | None = None
     """The environment's latest outcome, once the agent has looked. It is the state of the next calls' credit."""
-    admitted: bool = True
     won: bool | None = None
     """Whether the episode was won, as reported with a reward. None: the environment decides."""
     over: EpisodeOver | None = None
-    """The budget that ended the episode, also if the agent caught the exception."""
+    """The budget that ended the episode, also if the agent caught the exception. A prompt that is too long ends it
+    unless a later prompt fits."""
+    full: EpisodeOver | None = None
+    """The latest refusal of a prompt that was too long, also if a later one fitted."""
     fault: Fault | None = None
     """Our fault that ended the episode, also if the agent caught the exception."""
     _begun: int = 0
+    _opening: str | None = field(init=False, default=None)
 
     async def chat(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None,
-                   state: str | None = None, max_tokens: int | None = None) -> ChatAnswer:
+                   state: str | None = None, max_tokens: int | None = None, stop: Sequence[str] = (),
+                   calls: bool = True) -> ChatAnswer:
         """Asks the model for the next message of a conversation, and records the call.
 
         `state` names the state that the call is made in, for the credit; without it, it is the state of the episode's
-        environment, and without that the conversation itself. The temperature is the run's. Raises EpisodeOver when a
+        environment, and without that the conversation itself. The answer ends before the first of the texts `stop`.
+        Its calls of `tools` are parsed unless `calls` is false. The temperature is the run's. Raises EpisodeOver when a
         budget of the episode is used up, ChatRefused if the chat template cannot write the messages, and EngineFault.
         """
         assert self.text.chat is not None
         written = self.text.chat.text(messages, tools)
-        prompt = await self._tokens(written)
-        if self.over is None and self._begun >= self.max_calls:
-            self.over = EpisodeOver("turns", f"the episode has made its {self.max_calls} calls (agent.max_calls)")
-        if self.over is None and (prompt is None or len(prompt) > self.prompt_tokens):
-            size = f"{len(written)} characters" if prompt is None else f"{len(prompt)} tokens"
-            self.over = EpisodeOver("context", f"the prompt has {size}, and rollout.max_prompt_tokens is "
-                                               f"{self.prompt_tokens}")
-        if self.over is not None:
-            raise self.over
-        assert prompt is not None
+        prompt = self._admitted(await self._tokens(written), written)
         seen = self.seen or Outcome(observation=_written(messages), admissible_actions=[])
         number, self._begun = self._begun, self._begun + 1
         sample = await self._sample(prompt, number, min(max_tokens or self.response_tokens, self.response_tokens))
-        text = self.text.opening + self.text.decode(sample.ids.tolist())
-        answer = ChatAnswer(text=text, parsed=parse_calls(text, tools or ()), prompt_tokens=len(prompt), sample=sample)
+        sample, said = cut_at(sample, stop, self.text.decode)
+        if self._opening is None:
+            self._opening = self.text.chat.opening()  # whatever env.prompt is: agents always chat
+        text = self._opening + said
+        parsed = parse_calls(text, tools) if tools and calls else ParsedAnswer(content=text, calls=[], whole=True)
+        answer = ChatAnswer(text=text, parsed=parsed, prompt_tokens=len(prompt), sample=sample)
         read = np.array(prompt, dtype=np.int32)
         follows = continued(self.steps, read)
         self.steps.append(Step(
@@ -121,6 +126,24 @@ class AgentSession:
             choices="" if state else choices_digest(seen.admissible_actions), state=state or seen.state,
             follows=follows, broke=follows is None and any(message["role"] == "assistant" for message in messages)))
         return answer
+
+    def _admitted(self, prompt: list[int] | None, written: str) -> list[int]:
+        """Returns the prompt if the episode's budgets allow it to be asked. Raises EpisodeOver.
+
+        A prompt that is too long ends the episode, unless the agent shortens it and asks again.
+        """
+        if (self.over is None or self.over is self.full) and self._begun >= self.max_calls:
+            self.over = EpisodeOver("turns", f"the episode has made its {self.max_calls} calls (agent.max_calls)")
+        if self.over is not None and self.over is not self.full:
+            raise self.over
+        if prompt is None or len(prompt) > self.prompt_tokens:
+            size = f"{len(written)} characters" if prompt is None else f"{len(prompt)} tokens"
+            self.over = self.full = EpisodeOver("context", (
+                f"the prompt has {size}, and the model's maximum context length is {self.prompt_tokens} tokens "
+                "(rollout.max_prompt_tokens)"))
+            raise self.over
+        self.over = None
+        return prompt
 
     async def _tokens(self, written: str) -> list[int] | None:
         """Returns a prompt's tokens. None: they are more than fit, even if each were the longest of the vocabulary.

@@ -24,6 +24,11 @@ class SampledModel:
     limits: RolloutSection
     temperature: float
     _asked: int = field(default=0, init=False)
+    _opening: str = field(default="", init=False)
+
+    def __post_init__(self) -> None:
+        assert self.text.chat is not None
+        self._opening = self.text.chat.opening()  # whatever env.prompt is: methods always chat
 
     async def ask(self, messages: Sequence[Message], *, seed: int) -> ModelAnswer:
         """Raises ContextFull for a prompt above rollout.max_prompt_tokens, and EngineFault."""
@@ -35,5 +40,5 @@ class SampledModel:
         sample = await self.engine.sample(
             prompt, temperature=self.temperature, seed=seed, max_tokens=self.limits.max_response_tokens,
             stop_token_ids=self.text.stop_ids, request_id=f"asked/{self._asked}")
-        return ModelAnswer(text=self.text.opening + self.text.decode(sample.ids.tolist()), prompt_tokens=len(prompt),
+        return ModelAnswer(text=self._opening + self.text.decode(sample.ids.tolist()), prompt_tokens=len(prompt),
                            answer_tokens=len(sample.ids))

@@ -151,7 +151,7 @@ async def test_failures_are_faults_and_never_rewards(world):
 
 
 @pytest.mark.parametrize(("named", "said"), [
-    ({"n": 2}, "n is 2"), ({"stop": ["x"]}, "stop is set"),
+    ({"n": 2}, "n is 2"), ({"top_logprobs": 2, "logprobs": True}, "top_logprobs is 2"),
     ({"response_format": {"type": "json_object"}}, "constrained")])
 async def test_options_under_which_training_would_differ_from_sampling_are_refused(world, named, said):
     async def agent(task, llm, env):

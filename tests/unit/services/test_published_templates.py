@@ -7,6 +7,7 @@ from byte_tokenizer import byte_tokenizer
 from third_party import TEMPLATES
 
 from envservice.tool_calls import ToolCall, parse_calls, tool
+from rollout.agents.completions import templated
 from services.chat import THINK, ChatFormat, ChatRefused
 
 pytestmark = pytest.mark.skipif(TEMPLATES is None, reason="TRL is not installed (scripts/setup --test)")
@@ -73,3 +74,34 @@ def test_a_call_that_the_template_writes_is_parsed_back(name: str):
     answer = answer.removeprefix("<|end_header_id|>").partition("<|im_end|>")[0].partition("<|eot_id|>")[0]
     assert begins
     assert parse_calls(answer, TOOLS).calls == [CALL]
+
+
+def asking(*roles: str):
+    return [{"role": role, "content": f"{role} {place}"} for place, role in enumerate(roles)]
+
+
+@pytest.mark.parametrize(("name", "roles", "lost"), [
+    ("phi3", ("user", "assistant", "tool"), "message 3, of the role tool"),
+    ("phi3_5", ("user", "assistant", "tool"), "message 3, of the role tool"),
+    ("cohere2", ("user", "assistant", "tool"), "message 3, of the role tool"),
+    ("deepseek_r1_distill", ("system", "system", "user"), "message 1, of the role system"),
+    ("gptoss", ("user", "assistant", "system", "user"), "message 3, of the role system"),
+    ("qwen2_5", ("function", "user"), "message 1, of the role function")])
+def test_a_message_that_the_template_would_leave_out_is_refused(name: str, roles: tuple[str, ...], lost: str):
+    """Else the model would act without the result of its tool, or without its instructions."""
+    with pytest.raises(ChatRefused, match=f"it leaves out {lost}: say it in a user's message"):
+        chat(name).text(asking(*roles))
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "llama3_1", "nemotron_3_nano", "deepseek_r1_distill"])
+def test_a_message_that_the_template_shows_is_not_refused(name: str):
+    """Also one that it writes as JSON, or without the spaces around it."""
+    told = [*asking("system", "user", "assistant"), {"role": "tool", "content": ' {"n": "5"}\n', "name": "add"}]
+    assert "5" in chat(name).text(told)
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "deepseek_r1_distill", "phi3", "gemma3"])
+def test_instructions_of_a_developer_are_those_of_the_system(name: str):
+    """OpenAI's clients call them so since its reasoning models; half of the templates drop a role with this name."""
+    written = chat(name).text(templated(asking("developer", "user")))
+    assert written == chat(name).text([{"role": "system", "content": "developer 0"}, *asking("", "user")[1:]])

@@ -7,10 +7,13 @@ import json
 
 import numpy as np
 import pytest
+from scripted_engine import ScriptedEngine
+from third_party import TOKENIZERS
 
 from learner.batch import assign_credit, rows_of
 from rollout.agents.conversation import agent
-from services.config.tree import CreditSection
+from rollout.prompt_renderer import load_text
+from services.config.tree import CreditSection, EnvSection
 from services.errors import EnvFault
 from services.records import decode_episode, encode_episode
 
@@ -114,3 +117,19 @@ async def test_an_edited_history_starts_a_row_of_its_own_and_is_counted(counting
     async with counting(["so I greet", "b", "c"], edits) as (runner, _):
         episode = await runner.play(ticket, 1)
     assert [(step.follows, step.broke) for step in episode.steps] == [(None, False), (None, True), (None, False)]
+
+
+MISTRALS = ['[TOOL_CALLS][{"name": "add", "arguments": {"n": 1}, "id": "0a1b2c3d4"}]',
+            '[TOOL_CALLS][{"name": "add", "arguments": {"n": 1}, "id": "0a1b2c3d5"}]',
+            '[TOOL_CALLS][{"name": "double", "arguments": {}, "id": "0a1b2c3d6"}]']
+
+
+@pytest.mark.skipif("mistral_nemo" not in TOKENIZERS, reason="scripts/setup --test has not fetched it by npm")
+async def test_mistrals_template_takes_the_results_of_tools(counting, ticket):
+    """It counts messages, and refused the second result after calls that were told as text."""
+    text = load_text(str(TOKENIZERS["mistral_nemo"]), EnvSection(name="counter:SPEC"))
+    async with counting([], agent) as (runner, _):
+        mistral = dataclasses.replace(runner, text=text, engine=ScriptedEngine(text, MISTRALS))
+        episode = await mistral.play(ticket, 1)
+    assert (episode.won, len(episode.steps)) == (True, 3)
+    assert [step.follows for step in episode.steps] == [None, 0, 1]

@@ -46,3 +46,21 @@ async def test_an_agent_that_cancels_itself_has_failed(counting, ticket):
     async with counting([], quitter) as (runner, _):
         with pytest.raises(AgentFault, match=r"the agent failed on .*: CancelledError"):
             await runner.play(ticket, 1)
+
+
+@pytest.mark.parametrize(("recovers", "end"), [(True, "lost"), (False, "context")])
+async def test_an_agent_that_fails_after_a_prompt_was_too_long_ended_by_it(counting, ticket, recovers, end):
+    """Whether another call of it fitted meanwhile or not, its failure is no fault. One that goes on has its own end."""
+    async def summarises(_task, llm, _env):
+        first = {"role": "user", "content": "x"}
+        await llm.chat([first])
+        try:
+            await llm.chat([{"role": "user", "content": "x" * 9000}])
+        except EpisodeOver as over:
+            await llm.chat([first])
+            if not recovers:
+                raise RuntimeError from over
+
+    async with counting(["so", "then"], summarises) as (runner, _):
+        episode = await runner.play(ticket, 1)
+    assert (len(episode.steps), episode.end, episode.won) == (2, end, False)

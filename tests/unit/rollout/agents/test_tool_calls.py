@@ -63,6 +63,18 @@ def test_an_answer_with_a_broken_call_is_not_whole(text):
     assert not parse_calls(text).whole
 
 
+@pytest.mark.parametrize("said", [
+    CALL, 'add', '{"name": "add", "parameters": {"a": 7, "b": 3}}',
+    '[TOOL_CALLS][{"name": "add", "arguments": {"a": 7, "b": 3}}]'])
+def test_tags_in_a_thought_are_no_calls(said):
+    """A reasoning model thinks about the form before it uses it, and may think of a call that it does not make."""
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    for thought in ("<think>I need <tool_call> tags.</think>", f"<think>\nShall I? {CALL} No.\n</think>"):
+        parsed = parse_calls(thought + said, tools)
+        assert parsed.calls == ([] if said == "add" else [ToolCall("add", {"a": 7, "b": 3})])
+        assert (parsed.content, parsed.whole) == (thought + (said if said == "add" else ""), True)
+
+
 def answer(text):
     ids = np.array([5, 6], dtype=np.int32)
     sample = Sample(ids=ids, logprobs=np.array([-0.5, -1.5], dtype=np.float32), spans=[], finished="stop")
@@ -86,6 +98,7 @@ def test_messages_reach_the_template_as_templates_expect_them():
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 7}'}}
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     asked = {"role": "assistant", "content": None, "tool_calls": [call]}
+    assert templated([{"role": "developer", "content": "x"}]) == [{"role": "system", "content": "x"}]
     assert templated([asked, {"role": "user", "content": parts}]) == [
         {"role": "assistant", "content": "", "tool_calls": [
             {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"a": 7}}}]},

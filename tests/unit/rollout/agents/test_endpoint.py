@@ -1,0 +1,124 @@
+"""The endpoint as OpenAI's clients and the frameworks on top of them use it."""
+
+from __future__ import annotations
+
+import os
+
+import httpx
+import openai
+import pytest
+from byte_tokenizer import byte_tokenizer
+from scripted_engine import ScriptedEngine
+
+from envservice.plain_prompts import PLAIN
+from envservice.tool_calls import tool
+from rollout.agents.app import create_app
+from rollout.agents.served import HOST, endpoint
+from rollout.agents.session import AgentSession
+from rollout.prompt_renderer import PromptRenderer
+
+CALL = '<tool_call>{"name": "add", "arguments": {"n": 2}}</tool_call>'
+TOOLS = [tool("add", "Adds.", {"n": {"type": "integer"}})]
+USER = {"role": "user", "content": "7 plus 2"}
+
+
+@pytest.fixture
+def asked(text, ticket):
+    """`asked(*answers)` returns a client of an endpoint that gives these answers, and its session."""
+    def made(*answers, prompt_tokens=1000, renderer=text):
+        llm = AgentSession(ticket=ticket, engine=ScriptedEngine(renderer, answers), text=renderer, max_calls=5,
+                           prompt_tokens=prompt_tokens, response_tokens=64)
+        transport = httpx.ASGITransport(create_app({"key": (llm, None)}))
+        client = openai.AsyncOpenAI(base_url="http://episode/v1", api_key="key", max_retries=0,
+                                    http_client=httpx.AsyncClient(transport=transport))
+        return client, llm
+
+    return made
+
+
+async def said(client, *messages, **named):
+    reply = await client.chat.completions.create(model="policy", messages=list(messages) or [USER], **named)
+    return reply.choices[0].message
+
+
+async def test_an_answer_ends_at_the_texts_that_the_client_names(asked, text):
+    """smolagents sends some with every call. The row ends there too: nothing is trained that the agent did not get."""
+    client, llm = asked("Thought: so\nObservation: 9\nThought: done")
+    reply = await client.chat.completions.create(model="policy", messages=[USER], stop=["Observation:", "Calling:"])
+    assert (reply.choices[0].message.content, reply.choices[0].finish_reason) == ("Thought: so\n", "stop")
+    [step] = llm.steps
+    assert text.decode(step.response_ids.tolist()) == "Thought: so\nObservation:"
+    assert len(step.logprobs) == len(step.response_ids) == step.spans[-1].end == reply.usage.completion_tokens
+    assert step.valid
+
+
+async def test_without_tools_an_answer_is_text(asked):
+    """An agent that tells the model of its tools in its own words reads the calls itself."""
+    client, llm = asked(CALL, "<tool_call>add 2", CALL, CALL)
+    for wanted in (CALL, "<tool_call>add 2"):
+        message = await said(client)
+        assert (message.content, message.tool_calls) == (wanted, None)
+    assert (await said(client, tools=TOOLS, tool_choice="none")).content == CALL
+    message = await said(client, tools=TOOLS)
+    assert message.tool_calls[0].function.arguments == '{"n":2}'
+    assert all(step.valid for step in llm.steps)
+
+
+async def test_instructions_of_a_developer_are_read(asked, text):
+    client, llm = asked("so")
+    await said(client, {"role": "developer", "content": "Be brief."}, USER)
+    assert "[system]Be brief." in text.tokenizer.decode(llm.steps[0].prompt_ids.tolist())
+
+
+IMAGE = {"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "x"}}]}
+
+
+@pytest.mark.parametrize(("messages", "named", "refusal"), [
+    ([IMAGE], {}, "a message has a part of type image_url, and the policy reads text alone"),
+    ([USER], {"logprobs": True, "top_logprobs": 3}, "only sampled tokens have logprobs"),
+    ([USER], {"functions": [TOOLS[0]["function"]]}, "functions is the older form of tools"),
+    ([USER], {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}, "set model.chat_template_kwargs")])
+async def test_a_field_that_would_do_nothing_is_refused(asked, messages, named, refusal):
+    client, llm = asked("so")
+    with pytest.raises(openai.BadRequestError, match=refusal):
+        await said(client, *messages, **named)
+    assert llm.steps == []
+
+
+async def test_a_prompt_that_is_too_long_may_be_shortened(asked):
+    """The error has the code by which frameworks know that they have to summarise."""
+    client, llm = asked("a", "b", prompt_tokens=60)
+    long = {"role": "user", "content": "x" * 100}
+    for _ in range(2):
+        await said(client)
+        with pytest.raises(openai.BadRequestError, match="the model's maximum context length is 60 tokens") as full:
+            await said(client, USER, long)
+        assert (full.value.code, llm.over.end) == ("context_length_exceeded", "context")
+    assert len(llm.steps) == 2
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/completions"])
+async def test_another_interface_names_the_one_that_is_served(asked, path):
+    """openai-agents asks /v1/responses unless it is told not to."""
+    client, _ = asked()
+    with pytest.raises(openai.NotFoundError, match=r"POST /v1/chat/completions.*set_default_openai_api"):
+        await client.post(path.removeprefix("/v1"), body={}, cast_to=object)
+
+
+async def test_a_thought_that_the_template_opens_is_in_the_answer_whatever_the_games_prompt(asked):
+    """With env.prompt=compact the environment's own prompt is no chat, but an agent's is."""
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template += "{% if add_generation_prompt %}<think>\n{% endif %}"
+    client, _ = asked("so</think>nine", renderer=PromptRenderer(template=PLAIN["compact"](2), tokenizer=tokenizer))
+    assert (await said(client)).content == "<think>\nso</think>nine"
+
+
+async def test_clients_ask_this_machine_without_a_proxy(monkeypatch):
+    for name in ("HTTP_PROXY", "http_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "cluster.local")
+    monkeypatch.setenv("NO_PROXY", "cluster.local")
+    async with endpoint() as served:
+        client = openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="x", max_retries=0)
+        assert [model.id async for model in client.models.list()] == ["policy"]
+    assert os.environ["no_proxy"] == f"cluster.local,{HOST}"
