@@ -14,6 +14,7 @@ from ray.exceptions import RayError
 from rollout.card_turns import CardTurns
 from services.config.tree import Config
 from services.process.packages import check_one_installation
+from services.process.rendezvous import use_interface
 from services.process.shared_storage import check_seen
 from services.records import Version
 from services.store.card import Card
@@ -73,7 +74,6 @@ class RolloutHost:
 
     async def _work(self, log: Any) -> None:
         from envservice.client.client import EnvClient
-        from rollout.engine import Engine
         from rollout.episode import EpisodeRunner, Limits
         from rollout.judge import Judge
         from rollout.prompt_renderer import load_text
@@ -81,8 +81,8 @@ class RolloutHost:
         from services.store.store import Store
 
         check_seen(self._model)
-        env, rollout, dtype = self._config.env, self._config.rollout, self._config.model.dtype
-        engine = Engine(self._model, UNPUBLISHED, config=rollout, dtype=dtype, seed=self._config.seed, load=False)
+        env, rollout = self._config.env, self._config.rollout
+        engine = self._engine()
         store = Store(self._store_url, self._run, settings=self._config.redis)
         async with AsyncExitStack() as stack:
             card = await self._card(store, stack)
@@ -111,6 +111,14 @@ class RolloutHost:
             await self._begun(RolloutWorker(
                 self._worker, store=store, engine=engine, runner=runner, fetch=self._fetch, settings=rollout, card=card,
                 receiver=self._receiver(engine))).run()
+
+    def _engine(self) -> Engine:
+        from rollout.engine import Engine
+
+        if self._config.rollout.gpus:  # NCCL chooses once in a process, and an engine over several GPUs begins with it
+            use_interface(ray.util.get_node_ip_address())
+        return Engine(self._model, UNPUBLISHED, config=self._config.rollout, dtype=self._config.model.dtype,
+                      seed=self._config.seed, load=False)
 
     def _begun(self, worker: RolloutWorker) -> RolloutWorker:
         """Takes the worker's loop, and drains it if that was asked before the worker had one."""

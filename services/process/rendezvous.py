@@ -43,7 +43,7 @@ class Rendezvous:
         """Returns the torch store of all ranks, which rank 0 serves."""
         from torch._C._distributed_c10d import FileStore, HashStore, TCPStore
 
-        _use_interface(self._address)
+        use_interface(self._address)
         if self._world == 1:
             return HashStore()
         if where.startswith("/"):
@@ -53,7 +53,7 @@ class Rendezvous:
                         wait_for_workers=False, master_listen_fd=self._listener.detach() if self._listener else None)
 
 
-def _use_interface(address: str) -> None:
+def use_interface(address: str) -> None:
     """Makes gloo and NCCL use the interface that has `address`, unless the environment names others.
 
     Otherwise gloo takes the address of the hostname, which is 127.0.0.1 on many machines, and NCCL takes an interface
