@@ -196,12 +196,12 @@ def is_whole(shape: Shape) -> bool:
     return 8 * shape.parameters <= WHOLE
 
 
-def training_of(config: Config, *, critic: bool, shards: int | None = None, adapters: int = 0) -> Training:
-    """Returns the settings of a run. `shards`: by default its number of ranks. Checkpointing `auto` counts as off."""
+def training_of(config: Config, *, critic: bool, adapters: int = 0) -> Training:
+    """Returns the settings of a run, sharded over all of its ranks. Checkpointing `auto` counts as off."""
     learner, half = config.learner, config.model.dtype == "bfloat16"
     return Training(
         tokens=max(learner.token_budget, config.rollout.max_prompt_tokens + config.rollout.max_response_tokens),
-        shards=shards or learner.ranks, ranks=learner.ranks, half=half, checkpointing=learner.checkpointing is True,
+        shards=learner.ranks, ranks=learner.ranks, half=half, checkpointing=learner.checkpointing is True,
         reference=learner.loss.kl > 0, critic=critic, offload=learner.offload, adapters=adapters,
         grid=not learner.gpus or not half)
 
@@ -229,10 +229,14 @@ def fits(training: Training, shape: Shape, device_bytes: int | None) -> bool:
     return device_bytes is None or memory(shape, training).total <= SHARE * device_bytes
 
 
-def layout_of(config: Config, shape: Shape, *, critic: bool, per_node: int, device_bytes: int | None) -> Layout:
-    """Returns the layout of a model: sharded over the ranks of one machine if it fits there, else over all ranks."""
-    options = [training_of(config, critic=critic, shards=shards, adapters=adapter_parameters(shape, config))
-               for shards in (per_node, config.learner.ranks)]
+def layout_of(config: Config, shape: Shape, *, critic: bool, per_node: int, ranks: int,
+              device_bytes: int | None) -> Layout:
+    """Returns the layout of a model: sharded over the ranks of one machine if it fits there, else over all ranks.
+
+    `ranks`: those that there are, which may be fewer than the config asks for (learner.fewest_ranks).
+    """
+    plain = replace(training_of(config, critic=critic, adapters=adapter_parameters(shape, config)), ranks=ranks)
+    options = (replace(plain, shards=shards) for shards in (per_node, ranks))
     within, across = (settled(training, shape, config, device_bytes) for training in options)
     chosen = within if per_node > 1 and fits(within, shape, device_bytes) else across
     return Layout(checkpointing=chosen.checkpointing, whole=is_whole(shape), shards=chosen.shards)

@@ -84,7 +84,7 @@ class Learner:
         needs_critic = estimator(section.credit.estimator).needs_critic
         policy, weights = empty_policy(model_path)
         self.shape = shape_in(policy)
-        self.layout = layout_of(config, self.shape, critic=needs_critic, per_node=gang.per_node,
+        self.layout = layout_of(config, self.shape, critic=needs_critic, per_node=gang.per_node, ranks=gang.world,
                                 device_bytes=gang.device_bytes(min(1.0, section.gpus)))
         mesh, reference = gang.mesh_of(self.layout.shards), None
         if section.lora.rank:

@@ -155,6 +155,13 @@ def test_several_ranks_train_the_same_weights_as_one(model_path, gang, request, 
         alone.slack[0].check(weights(alone), exported)
 
 
+def test_a_gang_with_fewer_ranks_than_the_config_asks_for_trains_the_same_weights(model_path, gang):
+    """learner.fewest_ranks, after a node was lost."""
+    fewer, alone = (trained(model_path, gang, ranks=ranks, fewest_ranks=1)[0] for ranks in (2, 1))
+    found, expected = weights(fewer), weights(alone)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
 def test_ranks_that_park_their_states_between_steps_end_with_the_same_bits(pair):
     """97 tokens over two ranks: their shards differ in size, and FSDP pads one of them."""
     plain, parked = (torch.load(pair / case / "after.pt") for case in ("critic", "critic-parked"))
