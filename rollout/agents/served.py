@@ -17,14 +17,17 @@ from starlette.types import ASGIApp
 
 from envservice.registry import find_spec
 from rollout.agents.app import create_app
+from rollout.agents.held_loop import telling_if_held
 from rollout.agents.runner import AgentRunner, find_agent
 from rollout.agents.session import AgentSession
 from rollout.agents.world import AgentWorld
 from services.chat import check_chat
 from services.config.tree import Config
 from services.http.server import STOP_S, bind, server_config
+from services.telemetry.logs import get_logger
 
 HOST = "127.0.0.1"
+log = get_logger("agents")
 
 
 class Endpoint:
@@ -55,8 +58,9 @@ async def agent_runner(config: Config, shared: dict[str, Any], model: Path) -> A
     assert config.agent.name is not None
     check_chat(shared["text"].chat, model)
     async with endpoint() as served:
-        yield AgentRunner(**shared, settings=config.agent, agent=find_agent(config.agent.name), endpoint=served,
-                          tools=find_spec(config.env.name).tools)
+        with telling_if_held(log.error):
+            yield AgentRunner(**shared, settings=config.agent, agent=find_agent(config.agent.name), endpoint=served,
+                              tools=find_spec(config.env.name).tools)
 
 
 class _Server(uvicorn.Server):

@@ -1,0 +1,54 @@
+"""Tells which line of an agent holds the event loop, so that nobody has to guess why a worker is silent.
+
+The loop also answers the agents' own calls. A blocking client in an async function therefore waits for an answer that
+cannot come, and the worker is killed for its silence after `supervision.silence_seconds`, again and again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+HELD_S = 10.0
+"""After so many seconds it is told. Claims are lost after 30."""
+PAUSE_S, LOOK_S = 1.0, 0.1
+
+
+@contextmanager
+def telling_if_held(tell: Callable[[str], object], *, held_s: float = HELD_S) -> Iterator[None]:
+    """Watches this thread's event loop from another one until the block ends. `tell` takes one line for each hold."""
+    loop, thread, ended = asyncio.get_running_loop(), threading.get_ident(), threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(PAUSE_S):
+            heard, since, told = threading.Event(), time.monotonic(), False
+            loop.call_soon_threadsafe(heard.set)
+            while not heard.wait(LOOK_S) and not ended.is_set():
+                if not told and time.monotonic() - since > held_s:
+                    told = True
+                    tell(_line(sys._current_frames().get(thread), held_s))  # pyright: ignore[reportPrivateUsage]
+
+    watching = threading.Thread(target=watch, name="held loop", daemon=True)
+    watching.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watching.join()
+
+
+def _line(frame: FrameType | None, held_s: float) -> str:
+    """Returns the line to tell. `frame` is the newest of the loop's thread, and its place the outermost of the agent's
+    own code."""
+    frames = [] if frame is None else traceback.extract_stack(frame)
+    begins = max((place for place, one in enumerate(frames) if one.filename.endswith("asyncio/events.py")), default=-1)
+    own = [one for one in frames[begins + 1:] if not one.filename.endswith("rollout/agents/runner.py")]
+    where = f", in {own[0].name} ({own[0].filename}:{own[0].lineno})" if begins >= 0 and own else ""
+    return (f"the event loop has not run for {held_s:g} s{where}: it answers the agents' calls, too, so a client that "
+            "blocks waits for ever; await an async client, or call it by asyncio.to_thread")

@@ -1,0 +1,35 @@
+"""The line that tells who holds the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from rollout.agents.held_loop import telling_if_held
+
+
+async def test_a_blocking_call_is_told_once_with_its_place(counting, ticket):
+    """As a client that blocks in an async function: it waits until it gives up, and the loop cannot answer it."""
+    told, done = [], []
+
+    async def blocks(_task, llm, _env):
+        await llm.chat([{"role": "user", "content": "x"}])
+        deadline = time.monotonic() + 60
+        while not told and time.monotonic() < deadline:
+            time.sleep(0.05)  # noqa: ASYNC251 - this is the mistake
+        time.sleep(0.3)  # noqa: ASYNC251
+        done.append(1)
+
+    with telling_if_held(told.append, held_s=0.1):
+        async with counting(["so"], blocks) as (runner, _):
+            await runner.play(ticket, 1)
+    assert (len(told), done) == (1, [1])
+    assert "the event loop has not run for 0.1 s, in blocks (" in told[0]
+    assert "test_held_loop.py:" in told[0]
+
+
+async def test_an_agent_that_awaits_is_not_told():
+    told = []
+    with telling_if_held(told.append, held_s=5.0):
+        await asyncio.sleep(1.5)
+    assert told == []
