@@ -14,7 +14,7 @@ from envservice.registry import find_spec, make_template
 from envservice.response_format import ACTION_END
 from envservice.tool_calls import CALL_TAGS, MISTRAL
 from rollout.judge_prompt import Verdict, question, read_verdict
-from services.chat import THINK, THINK_END, ChatFormat, chat_format, check_chat
+from services.chat import THINK, THINK_END, ChatFormat, TokenUnknown, chat_format, check_chat
 from services.config.tree import EnvSection, ModelSection
 from services.files import read_json
 from services.tokenizer import first_tokens, load_tokenizer
@@ -38,12 +38,16 @@ class PromptRenderer:
     """Further tokens that end an answer, from the model's generation config and its chat template."""
     chat: ChatFormat | None = None
     """How messages become text. None: the tokenizer's chat template as it is."""
+    vocabulary: int | None = None
+    """Number of tokens that the model knows. None: all of the tokenizer."""
     stop_ids: tuple[int, ...] = field(init=False)
     """Tokens that end an answer."""
     opening: str = field(init=False)
     """The thought that the chat template itself opens before every answer. The parser reads it with the answer."""
     longest_token: int = field(init=False)
     """Characters of the longest token."""
+    _beyond: dict[int, str] = field(init=False)
+    """Tokens of the tokenizer that the model does not know, by id."""
     _first: list[int] = field(init=False)
     """Tokens with which raw text begins."""
     _hidden: frozenset[int] | None = field(init=False)
@@ -54,7 +58,10 @@ class PromptRenderer:
         object.__setattr__(self, "chat", chat)
         object.__setattr__(self, "stop_ids", _stop_ids(self.tokenizer, self.stops, self.end_ids))
         object.__setattr__(self, "opening", chat.opening() if self.template.chat else "")
-        object.__setattr__(self, "longest_token", max(map(len, self.tokenizer.get_vocab())))
+        tokens = self.tokenizer.get_vocab()
+        object.__setattr__(self, "longest_token", max(map(len, tokens)))
+        object.__setattr__(self, "_beyond", {} if self.vocabulary is None else {
+            number: token for token, number in tokens.items() if number >= self.vocabulary})
         object.__setattr__(self, "_first", first_tokens(self.tokenizer))
         object.__setattr__(self, "_hidden", _hidden_ids(self.tokenizer, {*TAGS, *self.stops}))
 
@@ -69,9 +76,21 @@ class PromptRenderer:
 
     def _tokens(self, text: str) -> list[int]:
         if not self.template.chat:
-            return [*self._first, *self.tokenizer.encode(text, add_special_tokens=False)]
+            return [*self._first, *self.encode(text)]
         assert self.chat is not None
-        return self.tokenizer.encode(self.chat.prompt(text), add_special_tokens=False)
+        return self.encode(self.chat.prompt(text))
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the tokens of a whole prompt. Raises TokenUnknown.
+
+        The sampler would end at a token without an embedding: at `<image_soft_token>` in a text for Gemma 3's smallest
+        model, or at one that somebody added to the tokenizer alone.
+        """
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        if self._beyond and (found := self._beyond.keys() & ids):
+            raise TokenUnknown(f"the prompt holds {self._beyond[min(found)]}, a token of the tokenizer beyond the "
+                               f"{self.vocabulary} that the model knows: resize its embeddings, or keep the token out")
+        return ids
 
     def parse(self, response_ids: np.ndarray) -> ParsedAction:
         """Returns the action in an answer. `response_ids` [R]: exactly as sampled."""
@@ -100,7 +119,7 @@ def load_text(model: str, env: EnvSection, settings: ModelSection | None = None)
     ends = generation_ends(Path(model))
     ends += chat.ends([tokenizer.eos_token_id, *ends])
     return PromptRenderer(template=template, tokenizer=tokenizer, stops=find_spec(env.name).stops, chat=chat,
-                          end_ids=ends)
+                          end_ids=ends, vocabulary=vocabulary_of(Path(model)))
 
 
 def generation_ends(folder: Path) -> tuple[int, ...]:
@@ -108,6 +127,13 @@ def generation_ends(folder: Path) -> tuple[int, ...]:
     path = folder / "generation_config.json"
     ends = read_json(path, dict[str, Any]).get("eos_token_id") if path.exists() else None
     return tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,)
+
+
+def vocabulary_of(folder: Path) -> int | None:
+    """Returns the number of tokens that the model in a folder knows, or None if the folder does not say."""
+    path = folder / "config.json"
+    size = read_json(path, dict[str, Any]).get("vocab_size") if path.exists() else None
+    return size if isinstance(size, int) else None
 
 
 def _stop_ids(tokenizer: PreTrainedTokenizerBase, stops: Sequence[str], ends: Sequence[int]) -> tuple[int, ...]:

@@ -21,6 +21,10 @@ class ChatRefused(Exception):
     """A chat template cannot write these messages, for the reason that this says."""
 
 
+class TokenUnknown(ChatRefused):
+    """A text holds a token of the tokenizer that the model has no embedding of."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatFormat:
     """A tokenizer's chat template with a run's settings for it."""

@@ -20,7 +20,7 @@ from envservice.tool_calls import Tool
 from rollout.agents.completions import ChatRequest, chunks, reply
 from rollout.agents.session import AgentSession, EpisodeOver
 from rollout.agents.world import AgentWorld
-from services.chat import ChatRefused
+from services.chat import ChatRefused, TokenUnknown
 from services.errors import Fault
 from services.http.body import BodyLimit
 from services.http.strict_json import StrictRoute
@@ -140,6 +140,8 @@ def _model_routes(app: FastAPI, found: Finder) -> None:
             answer = await llm.chat(asked.conversation, tools=asked.tools, max_tokens=asked.limit,
                                     state=request.headers.get(STATE_HEADER), stop=asked.stops,
                                     calls=asked.tool_choice != "none")
+        except TokenUnknown as error:
+            raise Refused(400, str(error)) from None
         except ChatRefused as error:
             raise Refused(400, f"the chat template refuses the messages ({error})") from None
         if await request.is_disconnected():

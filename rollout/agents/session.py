@@ -152,7 +152,7 @@ class AgentSession:
         """
         if len(written) > self.prompt_tokens * self.text.longest_token:
             return None
-        encode = partial(self.text.tokenizer.encode, written, add_special_tokens=False)
+        encode = partial(self.text.encode, written)
         return encode() if len(written) <= QUICK_TEXT else await asyncio.to_thread(encode)
 
     async def _sample(self, prompt: list[int], number: int, max_tokens: int) -> Sample:

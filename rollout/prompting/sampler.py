@@ -33,7 +33,7 @@ class SampledModel:
     async def ask(self, messages: Sequence[Message], *, seed: int) -> ModelAnswer:
         """Raises ContextFull for a prompt above rollout.max_prompt_tokens, and EngineFault."""
         assert self.text.chat is not None
-        prompt = self.text.tokenizer.encode(self.text.chat.text(messages), add_special_tokens=False)
+        prompt = self.text.encode(self.text.chat.text(messages))
         if len(prompt) > self.limits.max_prompt_tokens:
             raise ContextFull(f"the prompt has {len(prompt)} tokens")
         self._asked += 1

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from envservice.alfworld.prompts import AlfworldCompactTemplate, AlfworldFullTemplate
 from envservice.base import Outcome
 from rollout.prompt_renderer import PromptRenderer, load_text
+from services.chat import TokenUnknown
 from services.config.tree import EnvSection, ModelSection
 from services.errors import UserError
 
@@ -162,3 +163,15 @@ def test_a_template_can_be_given_to_a_base_model(tmp_path):
     assert text.tokenizer.decode(text.prompt(FIRST, [], FIRST)).endswith("<|im_end|>\n<|im_start|>assistant\n")
     with pytest.raises(UserError, match="cannot be read"):
         load_text(folder, EnvSection(), ModelSection(chat_template=tmp_path / "none.jinja"))
+
+
+def test_a_prompt_with_a_token_that_the_model_does_not_know_is_refused(tmp_path):
+    """Someone added tokens to the tokenizer alone; the size is that of config.json."""
+    folder = saved(tmp_path, THINKING, *TAGGED)
+    known = len(load_text(folder, EnvSection()).tokenizer)
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": known - 1}))
+    text = load_text(folder, EnvSection())
+    with pytest.raises(TokenUnknown, match=rf"the prompt holds </action>, .* beyond the {known - 1} "):
+        text.prompt(FIRST, [], FIRST)
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": known}))
+    assert max(load_text(folder, EnvSection()).prompt(FIRST, [], FIRST)) == known - 1

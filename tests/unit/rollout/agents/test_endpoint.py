@@ -97,6 +97,19 @@ async def test_a_prompt_that_is_too_long_may_be_shortened(asked):
     assert len(llm.steps) == 2
 
 
+async def test_a_token_that_the_model_does_not_know_is_refused(asked):
+    """The sampler would end at it, and so would each worker that played the ticket after."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens(["<whisper>", "<shout>"])
+    known = tokenizer.convert_tokens_to_ids("<shout>")
+    small = PromptRenderer(template=PLAIN["full"](2), tokenizer=tokenizer, vocabulary=known)
+    client, llm = asked("so", renderer=small)
+    with pytest.raises(openai.BadRequestError, match=rf"the prompt holds <shout>, .* beyond the {known} that"):
+        await said(client, {"role": "user", "content": "a <shout> b"})
+    assert (await said(client)).content == "so"
+    assert len(llm.steps) == 1
+
+
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/completions"])
 async def test_another_interface_names_the_one_that_is_served(asked, path):
     """openai-agents asks /v1/responses unless it is told not to."""
