@@ -5,14 +5,15 @@ Legend: P prompt tokens, R response tokens, L = P + R, B rows of a batch, T long
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from learner.cold_start.tokenizer import STOP
-from services.chat import THINK, THINK_END, ChatFormat, Message
+from services.chat import THINK, THINK_END, ChatFormat, ChatRefused, Message
+from services.errors import UserError
 from services.tokenizer import first_tokens
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ class Example:
     response: str
     learn_prompt: bool = True
     """Whether the loss on prompts counts this one. It must not if the prompt holds an answer not to learn."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """Tools that a conversation's prompt shows, in OpenAI's form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +69,10 @@ def encode(
 
     With `chat` a prompt is one user message in that format or a whole conversation, and a thought that the format
     itself opens is not answered again. Without it, prompts are raw text. If the tokenizer lacks a token for one of
-    `stops` (any model that was not made here), the answer ends with its end-of-text token.
+    `stops` (any model that was not made here), the answer ends with its end-of-text token. Raises UserError for a
+    conversation that the chat template refuses.
     """
-    prompts, responses = [_text(example.prompt, chat) for example in examples], [one.response for one in examples]
+    prompts, responses = [_text(example, chat) for example in examples], [one.response for one in examples]
     if chat is not None:
         opening = chat.opening()
         if opening and THINK_END not in opening:
@@ -85,11 +89,17 @@ def encode(
     return [row for row in rows if len(row.ids) <= max_tokens]
 
 
-def _text(prompt: str | Sequence[Message], chat: ChatFormat | None) -> str:
+def _text(example: Example, chat: ChatFormat | None) -> str:
     if chat is None:
-        assert isinstance(prompt, str), "a conversation needs a chat format"
-        return prompt
-    return chat.prompt(prompt) if isinstance(prompt, str) else chat.text(prompt)
+        assert isinstance(example.prompt, str), "a conversation needs a chat format"
+        return example.prompt
+    if isinstance(example.prompt, str):
+        return chat.prompt(example.prompt)
+    try:
+        return chat.text(example.prompt, example.tools)
+    except ChatRefused as error:
+        raise UserError(f"the model's chat template refuses a conversation of sft.file ({error})",
+                        "change the conversations, or set model.chat_template") from None
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:

@@ -2,7 +2,8 @@
 
     {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}, ...]}
         a conversation; each answer of the assistant is trained on, after all messages before it. An answer with
-        "weight": 0 is read and not trained on, nor are prompts that contain it.
+        "weight": 0 is read and not trained on, nor are prompts that contain it. "tools" beside "messages" are shown to
+        the model by its template; calls of them stand in the content, as the model writes them.
     {"steps": [{"prompt": "...", "response": "..."}, ...]}
         turns with prompts of their own, as this system plays them
 
@@ -29,13 +30,18 @@ _FORMS = 'write {"messages": [...]} or {"steps": [...]}'
 
 
 class _Message(msgspec.Struct):
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | None = None
     weight: Literal[0, 1] = 1
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[Any] | None = None
 
     def written(self) -> dict[str, Any]:
         """Returns the message as chat templates take it."""
-        return {"role": self.role, "content": self.content}
+        named = {"name": self.name, "tool_call_id": self.tool_call_id}
+        return {"role": "system" if self.role == "developer" else self.role, "content": self.content,
+                **{key: value for key, value in named.items() if value is not None}}
 
 
 class _Step(msgspec.Struct):
@@ -46,6 +52,7 @@ class _Step(msgspec.Struct):
 class _Trajectory(msgspec.Struct):
     messages: list[_Message] | None = None
     steps: list[_Step] | None = None
+    tools: list[dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +111,7 @@ def _examples(line: bytes, where: str, *, chat: bool) -> Iterator[Example]:
         raise UserError(f"{where} has messages, and env.prompt makes raw text, not conversations",
                         "write steps, or use a prompt and a model with a chat template")
     else:
-        yield from _of_messages(found.messages or [], where)
+        yield from _of_messages(found.messages or [], found.tools or [], where)
 
 
 def _of_steps(steps: list[_Step], where: str) -> Iterator[Example]:
@@ -115,7 +122,13 @@ def _of_steps(steps: list[_Step], where: str) -> Iterator[Example]:
         yield Example(prompt=step.prompt, response=step.response)
 
 
-def _of_messages(messages: list[_Message], where: str) -> Iterator[Example]:
+def _of_messages(messages: list[_Message], tools: list[dict[str, Any]], where: str) -> Iterator[Example]:
+    for number, message in enumerate(messages, 1):
+        if message.tool_calls:
+            raise UserError(f"{where}, message {number} has tool_calls, which are not read",
+                            "write the calls into its content, in the form in which the model writes them")
+        if message.content is None:
+            raise UserError(f"{where}, message {number} has no content", 'give it a text, which may be ""')
     answers = [number for number, message in enumerate(messages) if message.role == "assistant"]
     if not answers:
         raise UserError(f"{where} has no message of the assistant", "leave the line out, or add its answers")
@@ -123,10 +136,11 @@ def _of_messages(messages: list[_Message], where: str) -> Iterator[Example]:
         raise UserError(f"{where} begins with the assistant, so nothing is asked", "put the prompt before it")
     unlearned = False
     for number in answers:
-        if not messages[number].content:
+        answer = messages[number].content
+        if not answer:
             raise UserError(f"{where}, message {number + 1} is an empty answer", "leave the rest of the line out")
         if messages[number].weight:
-            yield Example(prompt=tuple(each.written() for each in messages[:number]),
-                          response=messages[number].content, learn_prompt=not unlearned)
+            yield Example(prompt=tuple(each.written() for each in messages[:number]), response=answer,
+                          learn_prompt=not unlearned, tools=tuple(tools))
         else:
             unlearned = True

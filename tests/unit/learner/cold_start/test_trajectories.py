@@ -4,12 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
+from third_party import TOKENIZERS
 
+from envservice.tool_calls import tool
 from learner.cold_start.sft_data import Example, encode
 from learner.cold_start.tokenizer import END, train_tokenizer
 from learner.cold_start.trajectories import read_trajectories
 from services.chat import ChatFormat
 from services.errors import UserError
+from services.tokenizer import load_tokenizer
 
 ASKED, SAID = {"role": "user", "content": "go"}, {"role": "assistant", "content": "<action>on</action>"}
 GOOD = json.dumps({"messages": [ASKED, SAID]})
@@ -48,7 +51,10 @@ def test_steps_have_prompts_of_their_own(tmp_path: Path, chat: bool):
     ("{", "is no trajectory"),
     ("[1]", "is no trajectory"),
     ({"messages": [{"role": "bot", "content": "x"}]}, "Invalid enum value 'bot' - at `$.messages[0].role`"),
-    ({"messages": [ASKED, {"role": "assistant", "content": None}]}, "$.messages[1].content"),
+    ({"messages": [ASKED, {"role": "assistant", "content": None}]}, "message 2 has no content"),
+    ({"messages": [{"role": "user"}, SAID]}, "message 1 has no content"),
+    ({"messages": [ASKED, {**SAID, "tool_calls": [{"function": {"name": "add"}}]}]}, "message 2 has tool_calls, which"),
+    ({"messages": [ASKED, {"role": "assistant", "tool_calls": [{}]}]}, "write the calls into its content"),
     ({"messages": [ASKED]}, "has no message of the assistant"),
     ({"messages": []}, "has no message of the assistant"),
     ({"messages": [SAID, ASKED]}, "begins with the assistant"),
@@ -88,3 +94,28 @@ def test_a_conversation_goes_through_the_chat_template():
                     chat=ChatFormat(tokenizer=tokenizer), max_tokens=64)
     assert tokenizer.decode(row.ids[: row.prompt_tokens]) == (
         f"<|user|>go{END}<|assistant|>{SAID['content']}{END}<|user|>go{END}<|assistant|>")
+
+
+@pytest.mark.skipif("mistral_nemo" not in TOKENIZERS, reason="scripts/setup --test has not fetched it by npm")
+def test_a_conversation_with_tools_is_read_as_an_agent_reads_it(tmp_path: Path):
+    """Tools are in the prompt, and the result of a call with its id, without which this template refuses it."""
+    tools = [tool("add", "Adds.", {"n": {"type": "integer"}})]
+    call = {"role": "assistant", "content": '[TOOL_CALLS][{"name": "add", "arguments": {"n": 5}, "id": "0a1b2c3d4"}]'}
+    result = {"role": "tool", "content": "6", "name": "add", "tool_call_id": "0a1b2c3d4"}
+    end = {"role": "assistant", "content": "Six."}
+    file = written(tmp_path, {"tools": tools, "messages": [ASKED, call, result, end]})
+    tokenizer = load_tokenizer(TOKENIZERS["mistral_nemo"])
+    chat = ChatFormat(tokenizer=tokenizer)
+    first, second = encode(tokenizer, read_trajectories(file, chat=True).examples, chat=chat, max_tokens=999)
+    prompt = tokenizer.encode(chat.text([ASKED, call, result], tools), add_special_tokens=False)
+    assert second.ids[:second.prompt_tokens].tolist() == prompt
+    assert second.ids[:len(first.ids)].tolist() == first.ids.tolist()
+    assert "[AVAILABLE_TOOLS]" in tokenizer.decode(prompt)
+
+
+def test_a_conversation_that_the_template_refuses_is_named():
+    tokenizer = train_tokenizer(["go"])
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    lost = Example(prompt=(ASKED, SAID, {"role": "tool", "content": "6"}), response="on")
+    with pytest.raises(UserError, match=r"refuses a conversation of sft.file \(it leaves out message 3, "):
+        encode(tokenizer, [lost], chat=ChatFormat(tokenizer=tokenizer), max_tokens=64)
