@@ -1,17 +1,22 @@
 """How the numbers of a step come about: the estimator explains them, from the numbers of the archive.
 
-A line is shown only if it gives the archive's number again. What the archive does not hold (the state that an episode
-was cut off in, other groups of the learner step) costs a line in this way, so no page shows a sum that is not the
-run's.
+A line is shown only if it gives the archive's number again. A line of a number that the archive does not have, such as
+AdaStep's weight, is shown with the line after it, which uses it. What the archive does not hold (the state that an
+episode was cut off in, other groups of the learner step) costs a line in this way, so no page shows a sum that is not
+the run's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from math import nan
+from typing import TYPE_CHECKING
 
 from deploy.explorer.groups import Group, ShownEpisode, StepView
 from services.config.tree import CreditSection
+
+if TYPE_CHECKING:
+    from learner.credit.explanation import CalculationLine
 
 TOLERANCE = 1e-6
 
@@ -36,9 +41,21 @@ def calculation(group: Group, episode: ShownEpisode, options: CreditSection) -> 
     shown: list[list[str]] = []
     for step, lines in zip(episode.steps, explained, strict=True):
         archived = {VALUE: step.value, DELTA: step.delta, RAW: step.raw, ADVANTAGE: step.advantage}
-        shown.append([str(line) for line in lines
-                      if (known := archived[line.symbol]) is not None and abs(line.result - known) < TOLERANCE])
+        shown.append(_agreeing(lines, archived))
     return shown
+
+
+def _agreeing(lines: Sequence[CalculationLine], archived: Mapping[str, float | None]) -> list[str]:
+    """Returns the lines that give the archive's numbers again, each after those of numbers that only it uses."""
+    agreeing: list[str] = []
+    before: list[str] = []
+    for line in lines:
+        before.append(str(line))
+        if line.symbol in archived:
+            known = archived[line.symbol]
+            agreeing += before if known is not None and abs(line.result - known) < TOLERANCE else []
+            before = []
+    return agreeing
 
 
 def _column(group: Group, number: Callable[[StepView], float | None]) -> list[list[float]]:

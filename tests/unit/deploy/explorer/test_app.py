@@ -2,6 +2,7 @@
 
 import re
 from html import unescape
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -12,9 +13,14 @@ from starlette.types import ASGIApp
 from deploy.explorer.app import create_app
 from deploy.explorer.runs import open_runs
 from deploy.explorer.server import explorer_config
+from learner.credit.registry import ESTIMATORS
 
 GROUP = "step-00000001/train/00000100"
 EPISODE = "step-00000001/0/train/00000100"
+OWN = next(block for block in re.findall(r"^```python\n(.*?)^```", (
+    Path(__file__).parents[4] / "docs/tasks/own-estimator.md").read_text(), re.MULTILINE | re.DOTALL)
+    if "class Above" in block)
+"""An estimator of the user's own, as the docs print it."""
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +51,17 @@ def test_a_missing_page_is_answered_with_help(client, path, said):
     assert reply.status_code == 404
     assert said in unescape(reply.text)
     assert "/toy/groups" in reply.text
+
+
+@pytest.mark.parametrize("name", ["mine:Above", *ESTIMATORS])
+def test_the_pages_of_a_group_and_an_episode_are_shown_for_every_estimator(name, tmp_path, monkeypatch):
+    """Each has other options, so no page may ask for an option that only some have."""
+    (tmp_path / "mine.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    folder = make_run(tmp_path / "toy", steps=1, estimator=name)
+    client = TestClient(create_app(open_runs([folder]), None), base_url="http://localhost:8400")
+    for path in ("/", f"/toy/group/{GROUP}", f"/toy/episode/{EPISODE}", f"/toy/credit/{GROUP}", "/toy/lost"):
+        assert client.get(path).status_code == 200, path
 
 
 def test_before_its_first_step_every_page_says_what_will_be_there(tmp_path):

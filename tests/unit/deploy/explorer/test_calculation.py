@@ -57,6 +57,14 @@ def test_a_number_that_follows_another_formula_has_no_line(tmp_path):
     assert {line[0] for line in after[-1]} == {"V", "A"}
 
 
+def test_a_number_that_the_archive_lacks_is_shown_before_the_one_that_uses_it(tmp_path):
+    run, = open_runs([make_run(tmp_path / "weighted", estimator="adastep")])
+    entry = next(entry for entry in run.groups() if entry.outcome == "trained")
+    group = run.group(entry.file, entry.group)
+    shown = [[line[0] for line in lines] for lines in calculation(group, group.episodes[0], run.credit)]
+    assert all(symbols[0] == "ŵ" and symbols[1] == "Â" for symbols in shown), shown
+
+
 def test_an_episode_that_was_not_trained_on_has_none(run_folder):
     run, = open_runs([run_folder])
     entry = next(entry for entry in run.groups() if entry.outcome == "evaluated")
