@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from learner.credit.registry import check_credit, estimator, options_of
+from learner.credit.registry import estimator, options_of
+from learner.credit.returned_credit import check_credit
 from learner.credit.state_keys import keys_of_group
 from learner.credit.types import Credit, CreditStep, nested
 from learner.judge import Judgements

@@ -8,8 +8,7 @@ section of a config into the model of its estimator, with all defaults, and refu
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
-from math import isfinite
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -31,7 +30,7 @@ from learner.credit.reinforce_pp_baseline import ReinforcePlusPlusBaseline
 from learner.credit.rloo import Rloo
 from learner.credit.rlvmr import Rlvmr
 from learner.credit.state_keys import KEYS, find_key
-from learner.credit.types import Credit, NamedEstimator
+from learner.credit.types import NamedEstimator
 from services.config.credit import CreditSection
 from services.config.file import one_line
 from services.errors import UserError
@@ -76,22 +75,6 @@ def estimator(name: str) -> NamedEstimator:
         raise UserError(f"{name}.Options is no options model",
                         "make it a subclass of learner.credit.options.CreditOptions")
     return own
-
-
-def check_credit(credits: Sequence[object], groups: Sequence[Sequence[Sequence[object]]], name: str) -> None:
-    """Raises UserError if what the estimator of that name returned for `groups`, [group][episode][step], is not one
-    finite advantage for each step."""
-    rows = [credit.advantages if isinstance(credit, Credit) else None for credit in credits]
-    if None in rows:
-        raise UserError(f"the estimator {name} returned something that is no Credit",
-                        "return a learner.credit.types.Credit from `group`, and one for each group from `batch`")
-    if [[len(row) for row in advantages or ()] for advantages in rows] != [[len(one) for one in group]
-                                                                           for group in groups]:
-        raise UserError(f"the estimator {name} returned another number of advantages than there are steps",
-                        "return one number for each step, [episode][step]")
-    if not all(isfinite(x) for advantages in rows for row in advantages or () for x in row):
-        raise UserError(f"the estimator {name} returned an advantage that is no finite number",
-                        "look for a division by zero in it")
 
 
 def models(options: CreditSection) -> tuple[type[CreditOptions], type[BaseModel]]:

@@ -66,6 +66,12 @@ def keys_of_group(group: Sequence[Episode], options: CreditSection) -> Keys:
     return stayed(found, [[step.unchanged for step in episode.steps] for episode in group]) if options.stay else found
 
 
+def state_key(group: str, task: str, anchor: str | bytes) -> str:
+    """Returns the key of one stand-in, as `state_keys_of` makes it. State keys of the user's own call it
+    (docs/tasks/own-estimator.md)."""
+    return state_keys_of(group, task)(anchor)
+
+
 def state_keys_of(group: str, task: str) -> Callable[[str | bytes], str]:
     """Returns the function that makes a key from a stand-in: 32 hexadecimal digits.
 

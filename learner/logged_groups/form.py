@@ -18,7 +18,8 @@ import msgspec
 import numpy as np
 from pydantic import ValidationError
 
-from learner.credit.registry import check_credit, estimator, options_of
+from learner.credit.registry import estimator, options_of
+from learner.credit.returned_credit import check_credit
 from learner.credit.state_keys import LISTED_KEY, Keys, listed, similarity_of, stayed
 from learner.credit.text_pools import TEXT_KEYS, exact, pooled
 from learner.credit.types import Credit, CreditStep, Estimator

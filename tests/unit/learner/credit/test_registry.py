@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -118,6 +119,28 @@ class Divided(Halves):
         return replace(super().group(group, options), advantages=[[float("nan")] * len(row) for row in group])
 
 
+def changed(**wrong: object) -> type[Halves]:
+    """A user's estimator that returns something else in these fields of its Credit."""
+    class Changed(Halves):
+        def group(self, group, options):
+            return replace(super().group(group, options), **wrong)
+
+    return Changed
+
+
+ShortReturns = changed(returns=[[1.0]])
+NoStates = changed(states=[])
+NothingRaw = changed(raw_advantages=None)
+Arrays = changed(advantages=[np.array([1.0, 2.0])])
+Words = changed(advantages=[[1.0, "high"]])
+Valueless = changed(values={"S": (1.0, 1)})
+
+
+class OneForAll(Halves):
+    def batch(self, credits, options):
+        return credits * 2
+
+
 class Forgetful(Halves):
     def group(self, group, options):
         """Returns nothing."""
@@ -130,7 +153,14 @@ class Needy(Halves):
 
 @pytest.mark.parametrize(("name", "message"), [
     ("Short", "Short returned another number of advantages than there are steps; return one number for each step"),
-    ("Divided", "Divided returned an advantage that is no finite number"),
+    ("Divided", "Divided returned nan among advantages, which is no finite number"),
+    ("ShortReturns", "ShortReturns returned another number of returns than there are steps"),
+    ("NoStates", "NoStates returned another number of states than there are steps; return one text for each step"),
+    ("NothingRaw", "NothingRaw returned raw advantages with NoneType in place of a list"),
+    ("Arrays", "Arrays returned advantages with ndarray in place of a list; return a list of lists, "),
+    ("Words", "Words returned 'high' among advantages; return numbers"),
+    ("Valueless", "Valueless returned values without one for the state 'X'"),
+    ("OneForAll", "OneForAll returned 2 credits for 1 groups; return one for each group from `batch`"),
     ("Forgetful", "Forgetful returned something that is no Credit"),
     ("Needy", "Needy cannot be made (TypeError: ")])
 def test_a_mistake_in_an_estimator_of_ones_own_is_told_in_one_line(name, message):

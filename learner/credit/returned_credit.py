@@ -1,0 +1,56 @@
+"""Checks what an estimator returned. One of the user's own may return anything, and the loss, the archive and
+`gagpo credit` read all fields of a Credit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from math import isfinite
+from typing import Any, cast
+
+from learner.credit.types import Credit
+from services.errors import UserError
+
+_OF_STEPS = ("advantages", "raw_advantages", "returns", "states", "deltas", "baselines", "tokens")
+"""The fields of a Credit with one value for each step."""
+_MAY_BE_NONE = frozenset({"deltas", "baselines", "tokens"})
+
+
+def check_credit(credits: Sequence[object], groups: Sequence[Sequence[Sequence[object]]], name: str) -> None:
+    """Raises UserError unless the estimator of that name returned one Credit for each of `groups`,
+    [group][episode][step], with a finite advantage for each step, and other fields of the same lengths."""
+    if not all(isinstance(credit, Credit) for credit in credits):
+        raise UserError(f"the estimator {name} returned something that is no Credit",
+                        "return a learner.credit.types.Credit from `group`, and one for each group from `batch`")
+    if len(credits) != len(groups):
+        raise UserError(f"the estimator {name} returned {len(credits)} credits for {len(groups)} groups",
+                        "return one for each group from `batch`")
+    for credit, group in zip(cast("Sequence[Credit]", credits), groups, strict=True):
+        for field in _OF_STEPS:
+            rows = getattr(credit, field)
+            if rows is not None or field not in _MAY_BE_NONE:
+                _check_rows(rows, [len(episode) for episode in group], field, name)
+        missing = set() if credit.values is None else set(chain.from_iterable(credit.states)) - set(credit.values)
+        if missing:
+            raise UserError(f"the estimator {name} returned values without one for the state {min(missing)!r:.60}",
+                            "give each key in `states` its value and its number of occurrences, or set values=None")
+
+
+def _check_rows(rows: Any, lengths: Sequence[int], field: str, name: str) -> None:
+    """Raises UserError if `rows` are not lists of these lengths, of texts for `states` and else of finite numbers."""
+    told = field.replace("_", " ")
+    lists = [rows, *(rows if isinstance(rows, list) else ())]
+    if wrong := [type(each).__name__ for each in lists if not isinstance(each, list)]:
+        raise UserError(f"the estimator {name} returned {told} with {wrong[0]} in place of a list",
+                        "return a list of lists, [episode][step]; an array has tolist()")
+    if [len(row) for row in rows] != lengths:
+        raise UserError(f"the estimator {name} returned another number of {told} than there are steps",
+                        f"return one {'text' if field == 'states' else 'number'} for each step, [episode][step]")
+    for value in chain.from_iterable(rows):
+        if not isinstance(value, str if field == "states" else int | float):
+            raise UserError(f"the estimator {name} returned {value!r:.40} among {told}",
+                            "return texts" if field == "states" else "return numbers of Python; an array has tolist()")
+        if field != "states" and not isfinite(value):
+            raise UserError(f"the estimator {name} returned {value} among {told}, which is no finite number",
+                            "look for a division by zero in it")
