@@ -64,8 +64,9 @@ class DatasetEnvironment:
         self._training = splits
         for split in splits:
             if not self._tables.get(split):
+                more = "name each row's split in a column `split`, or give more rows, or " if data.is_file() else ""
                 raise UserError(f"{data} has no rows of the split {split!r}, but of {', '.join(self._tables)}",
-                                "give dataset_spec(splits=...) the names of three splits that it has")
+                                f"{more}give dataset_spec(splits=...) the names of three splits that it has")
 
     def splits(self) -> list[str]:
         return list(self._tables)
@@ -138,6 +139,8 @@ def read_splits(data: Path) -> dict[str, pa.Table]:
         found = _by_file_names(data)
     else:
         raise UserError(f"{data} does not exist", "set env.data to a file or a folder of a dataset")
+    if not found and data.is_file():
+        raise UserError(f"{data} has no rows", "give it one for each task")
     if not found:
         raise UserError(f"{data} holds no .jsonl and no .parquet file", "name the files by their splits: train.jsonl")
     return {name: found[name] for name in sorted(found)}
@@ -165,7 +168,7 @@ def _read(path: Path) -> pa.Table:
             return _json_lines(read_bounded(path, FILE_BYTES))
     except (pa.ArrowException, OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         said = (str(error) or type(error).__name__).splitlines()[0]
-        raise Damaged(f"{path} cannot be read ({said})", "name a whole file") from None
+        raise Damaged(f"{path} cannot be read ({said})", "correct it, or name another file") from None
     raise UserError(f"{path} is no .jsonl and no .parquet file", "set env.data to a file or a folder of a dataset")
 
 
@@ -183,9 +186,28 @@ def _json_lines(data: bytes) -> pa.Table:
     """Reads one object per line. pyarrow's own reader crashes on some broken files, and takes dates for numbers."""
     import pyarrow as pa
 
-    rows = msgspec.json.Decoder(dict[str, Any]).decode_lines(data)
-    names = dict.fromkeys(name for row in rows for name in row)
-    return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
+    rows = _rows(data)
+    columns: dict[str, pa.Array] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        try:
+            columns[name] = pa.array([row.get(name) for row in rows])
+        except pa.ArrowException as error:
+            raise pa.ArrowInvalid(f"column {name!r:.40} has values of several types: {error}") from None
+    return pa.table(columns)
+
+
+def _rows(data: bytes) -> list[dict[str, Any]]:
+    """Decodes one object per line. Raises DecodeError with the number of the first line that is none."""
+    decoder = msgspec.json.Decoder(dict[str, Any])
+    try:
+        return decoder.decode_lines(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        for number, line in enumerate(data.split(b"\n"), 1):
+            try:
+                decoder.decode(line if line.strip() else b"{}")
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise msgspec.DecodeError(f"line {number}: {error}") from None
+        raise
 
 
 def _valid(table: pa.Table) -> pa.Table:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from math import isfinite
+from typing import Any, Protocol, SupportsFloat, cast
 
 from envservice.base import Environment, Outcome, PromptTemplate, Replay, Session
 from envservice.plain_prompts import PLAIN
@@ -20,6 +21,10 @@ from services.errors import EnvFault, UserError
 
 _PROBED_STEPS = 8
 _SEED = re.compile("[0-9]{8}")
+_RESET: Mapping[str, Any] = {"text": str, "info": Mapping}
+_STEP: Mapping[str, Any] = {"text": str, "reward": SupportsFloat, "terminated": object, "truncated": object,
+                            "info": Mapping}
+"""The parts of what reset and step return, with their types."""
 
 
 class TextGame(Protocol):
@@ -42,11 +47,13 @@ class TextSession:
         self._seed = seed
 
     def reset(self) -> Outcome:
-        text, info = self._game.reset(seed=self._seed)
+        text, info = _parts(self._game.reset(seed=self._seed), _RESET)
         return Outcome(observation=text, admissible_actions=_admissible(info), state=str(info.get("state_id", "")))
 
     def step(self, action: str) -> Outcome:
-        text, reward, terminated, truncated, info = self._game.step(action)
+        text, reward, terminated, truncated, info = _parts(self._game.step(action), _STEP)
+        if not isfinite(reward):
+            raise EnvFault(f"its step returned the reward {reward}, which is no finite number")
         won = bool(info.get("won", terminated and reward > 0))
         return Outcome(observation=text, admissible_actions=_admissible(info), reward=float(reward),
                        done=bool(terminated or truncated), won=won, state=str(info.get("state_id", "")),
@@ -132,8 +139,29 @@ def plays_twice(environment: Environment, task: str) -> None:
         now, same = one.step(action), other.step(action)
 
 
+def _parts(returned: Any, wanted: Mapping[str, Any]) -> Any:
+    """Returns what a game returned. Raises EnvFault if it is not `wanted`, the name of each part and its type.
+
+    The game is the user's own, so nothing else says that an observation has to be text.
+    """
+    verb, form = ("reset", "step")[wanted is _STEP], f"({', '.join(wanted)})"
+    if not isinstance(returned, tuple | list) or len(cast("tuple[Any, ...]", returned)) != len(wanted):
+        raise EnvFault(f"its {verb} returned {_shown(returned)}, and not {form}")
+    for (name, kind), part in zip(wanted.items(), returned, strict=True):
+        if not isinstance(part, kind):
+            raise EnvFault(f"its {verb} returned {_shown(part)} as {name}, in {form}")
+    return returned
+
+
+def _shown(value: object) -> str:
+    return f"{type(value).__name__} {value!r:.60}"
+
+
 def _admissible(info: Mapping[str, Any]) -> list[str]:
-    return [str(action) for action in info.get("admissible_actions", ())]
+    listed = info.get("admissible_actions", ())
+    if isinstance(listed, str) or not isinstance(listed, Iterable):
+        raise EnvFault(f"its admissible_actions are {_shown(listed)}, and not a list of texts")
+    return [str(action) for action in cast("Iterable[object]", listed)]
 
 
 def _digest(*parts: str) -> str:

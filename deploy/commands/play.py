@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from deploy.commands.arguments import add_env_arguments, env_from
 from deploy.console.printable import printable
 from deploy.runs.policies import run_path
-from services.errors import UserError
+from services.errors import EnvFault, UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,21 +44,27 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plays until the input ends. Raises UserError for an unknown task and for missing data or engine."""
+    """Plays until the input ends. Raises UserError for an unknown task, missing data or a game that fails."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # any bytes are an action, even if a bad one
-    if args.agent is not None:
-        _watch(args)
-    else:
-        (_play_json if args.json else _play)(_open(env_from(args), args.task), args.max_steps)
+    try:
+        if args.agent is not None:
+            _watch(args)
+        else:
+            (_play_json if args.json else _play)(_open(env_from(args), args.task), args.max_steps)
+    except EnvFault as fault:
+        raise UserError(f"the game {args.task} failed ({fault})", "fix the environment, or what it needs") from fault
     return 0
 
 
 def _open(env: EnvSection, task: str) -> Session:
-    from envservice.registry import open_holding
+    from envservice.registry import env_of, find_spec, open_holding
 
     try:
-        return open_holding(env, task).open(task)
+        environment = open_holding(env, task)
+        env = env_of(env, task)
+        find_spec(env.name).reachable(env)
+        return environment.open(task)
     except KeyError:
         raise UserError(f"there is no task {task!r}", "see `gagpo tasks SPLIT`") from None
 

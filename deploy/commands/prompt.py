@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from deploy.commands.arguments import add_env_arguments, env_from, optional_config_from
 from deploy.runs.policies import resolve, run_path
 from services.config.tree import Config
-from services.errors import UserError
+from services.errors import EnvFault, UserError
 
 if TYPE_CHECKING:
     from envservice.base import Session
@@ -63,7 +63,10 @@ def run(args: argparse.Namespace) -> int:
     config = config.model_copy(update={"env": env_of(config.env, args.task)})
     session, teacher = _open(config, args.task)
     renderer = _renderer(model, config)
-    shown = list(_prompts(config, session, teacher, renderer, args.turns))
+    try:
+        shown = list(_prompts(config, session, teacher, renderer, args.turns))
+    except EnvFault as fault:
+        raise UserError(f"the game {args.task} failed ({fault})", "fix the environment, or what it needs") from fault
     stops = _stops(config, renderer)
     if args.json:
         print(json.dumps({"task": args.task, "prompt": config.env.prompt, "stops": stops,
@@ -91,7 +94,9 @@ def _open(config: Config, task: str) -> tuple[Session, Teacher | None]:
     from envservice.registry import find_spec, open_holding
 
     try:
-        session = open_holding(config.env, task).open(task)
+        environment = open_holding(config.env, task)
+        find_spec(config.env.name).reachable(config.env)
+        session = environment.open(task)
     except KeyError:
         raise UserError(f"there is no task {task!r}", "see `gagpo tasks SPLIT`") from None
     return session, find_spec(config.env.name).teacher

@@ -11,6 +11,7 @@ from typing import Any
 
 from deploy.launch import cards, machine, reach
 from deploy.launch.gpu_checks import check_builds, check_gpus
+from deploy.launch.model_folder import check_model, check_weights, described_sizes
 from deploy.launch.model_memory import check_cache
 from deploy.launch.plan import Plan, make_plan
 from deploy.launch.ray_address import check_marks, check_ray, ray_address
@@ -23,11 +24,10 @@ from learner.model_family import check_family
 from rollout.agents.runner import find_agent
 from rollout.engine_settings import check_shape
 from services.config.tree import Config
-from services.errors import EnvFault, UserError
+from services.errors import EnvFault, UserError, described
 from services.files import read_json
 from services.object_folder import ObjectFolder
 from services.telemetry import tracing
-from services.weights.headers import read_tokenizer, tensor_shapes
 
 PROBED_GAMES = 24
 """Number of games that are opened to check the data. Any other broken game drops its group at run time."""
@@ -90,8 +90,7 @@ def check_learner(config: Config) -> None:
 
 
 def _unread(config: Config) -> None:
-    """Raises UserError for choices that would do nothing: a file that nobody reads, rewards for tags that no answer
-    has, judgements that nobody shows or that the model never saw, bounds for servers that the run does not start."""
+    """Raises UserError for choices that would do nothing, such as a file that nobody reads."""
     from learner.credit.registry import estimator
 
     sft, prompt, name = config.sft, config.env.prompt, config.learner.credit.estimator
@@ -141,14 +140,11 @@ def _model(config: Config) -> None:
     if not path.is_dir():
         raise UserError(f"there is no model at {path}",
                         "set model.path to a Hugging Face folder, or to a name of the hub with model.download=true")
-    for patterns, what in ((("config.json",), "config.json"), (("*.safetensors", "*.bin"), "weights"),
-                           (("tokenizer*.json",), "tokenizer")):
-        if not any(file for pattern in patterns for file in path.glob(pattern)):
-            raise UserError(f"the model at {path} has no {what}", "set model.path to a complete Hugging Face folder")
+    check_model(path)
     check_family(path)
     _sampled(path)
-    _whole(path)
-    longest = _described(path).get("max_position_embeddings")
+    check_weights(path)
+    longest = described_sizes(path).get("max_position_embeddings")
     if not config.rollout.gpus:
         check_shape(path)
     wanted = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
@@ -164,32 +160,6 @@ def _sampled(path: Path) -> None:
         raise UserError(f"the model at {path} is of the family {family}, for which vLLM needs torchvision, and "
                         "scripts/setup removes it",
                         "install the one that fits this torch, or choose a family of docs/models.md")
-
-
-def _described(path: Path) -> dict[str, int]:
-    """Returns the sizes in config.json by name. Raises UserError if one of them is not a positive integer."""
-    names = ("max_position_embeddings", "hidden_size", "num_hidden_layers", "vocab_size")
-    found = read_json(path / "config.json", dict[str, Any])
-    if not isinstance(kind := found.get("model_type"), str | None):
-        raise UserError(f"{path / 'config.json'} is broken (model_type is {kind!r:.40})", "copy the model again")
-    sizes = {name: size for name, size in found.items() if name in names}
-    if wrong := [name for name, size in sizes.items() if not isinstance(size, int) or not 0 < size < 1 << 31]:
-        raise UserError(f"{path / 'config.json'} is broken ({wrong[0]} is {sizes[wrong[0]]!r:.40})",
-                        "copy the model again")
-    return sizes
-
-
-def _whole(path: Path) -> None:
-    """Checks that the weights have the shapes that config.json names, and that the tokenizer can be read."""
-    sizes = _described(path)
-    for file in path.glob("*.safetensors"):
-        for name, shape in tensor_shapes(file).items():
-            wanted = (sizes.get("vocab_size", shape[0]), sizes.get("hidden_size", shape[-1])) if shape else ()
-            if name.endswith("embed_tokens.weight") and shape != wanted:
-                raise UserError(f"{file} has {name} of shape {shape}, and config.json says {wanted}",
-                                "copy the model again")
-    if (path / "tokenizer.json").exists():
-        read_tokenizer(path / "tokenizer.json")
 
 
 def _scratch(config: Config) -> None:
@@ -288,9 +258,12 @@ def _games(config: Config) -> TaskSets:
     for task in task_sets.train[::max(1, games // PROBED_GAMES)]:
         try:
             check_task(environment, task)
-        except EnvFault as error:
-            raise UserError(f"game {task} is broken ({error})",
-                            f"unpack the game data again, or fix {config.env.name}") from error
+        except Exception as error:  # the code of an environment of the user's own may raise anything
+            if isinstance(error, UserError):
+                raise
+            said = error if isinstance(error, EnvFault) else described(error)
+            fix = "unpack the game data again" if config.env.name in BUILT_IN else f"fix {config.env.name}"
+            raise UserError(f"game {task} is broken ({said})", fix) from error
     if config.learner.credit.state_key == "environment" and environment.replay != "live" \
             and not environment.open(task_sets.train[0]).reset().state:
         raise UserError(f"learner.credit.state_key=environment, and {config.env.name} gives no state",

@@ -35,7 +35,9 @@ def imported(target: str, *, kind: str, key: str) -> Any:
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
     try:
-        return getattr(importlib.import_module(module), attribute)
+        found = importlib.import_module(module)
+    except UserError:  # the module itself says in one line how to fix it
+        raise
     except ModuleNotFoundError as error:
         # Either a part of the module's own path is missing, or a package that the module imports.
         missing = error.name or ""
@@ -43,8 +45,9 @@ def imported(target: str, *, kind: str, key: str) -> Any:
         if f"{module}.".startswith(f"{missing}."):
             fix = "install its package, or put its folder on PYTHONPATH, or start in that folder"
         raise UserError(f"the {kind} {target} cannot be imported ({error})", fix) from None
-    except AttributeError:
-        raise UserError(f"{module} has no {attribute}", f"set {key} to module:attribute of your {kind}") from None
     except (Exception, SystemExit) as error:  # code of somebody else may raise anything while it is imported
         raise UserError(f"the {kind} {target} cannot be imported ({type(error).__name__}: {error})",
                         f"fix {module}") from error
+    if not hasattr(found, attribute):
+        raise UserError(f"{module} has no {attribute}", f"set {key} to module:attribute of your {kind}")
+    return getattr(found, attribute)

@@ -122,6 +122,16 @@ def test_mistakes_are_one_line(tmp_path):
         opened(tmp_path)
 
 
+@pytest.mark.parametrize(("content", "said"), [
+    ('{"a": 1}\n\nnope\n', r"cannot be read \(line 3: JSON is malformed"),
+    ('{"a": 1}\n{"a": "x"}\n', r"cannot be read \(column 'a' has values of several types: "), ("", "has no rows; give"),
+    ('{"a": 1, "split": "train"}\n', r"has no rows of the split 'validation', but of train; name each row's split in")])
+def test_a_mistake_in_a_file_is_told_with_its_place(tmp_path, content, said):
+    (tmp_path / "rows.jsonl").write_text(content)
+    with pytest.raises(UserError, match=said):
+        opened(tmp_path / "rows.jsonl")
+
+
 @pytest.mark.attack
 @pytest.mark.parametrize("content", [
     b"null", b"7", b"[1]", b"[" * 100_000, b'{"a": ' * 50_000, b"\xff\xfe", b'{"a": "\xab"}', b'{"a": NaN}',

@@ -121,3 +121,33 @@ def test_a_spec_has_prompts_for_any_text(monkeypatch: pytest.MonkeyPatch):
     assert make_template(EnvSection(name="dice")).chat
     assert not make_template(EnvSection(name="dice", prompt="compact")).chat
     assert spec.open(EnvSection()).name == "dice"
+
+
+class Given:
+    """A game that returns what it was given."""
+
+    def __init__(self, reset, step=None):
+        self._reset, self._step = reset, step
+
+    def reset(self, *, seed):
+        return self._reset
+
+    def step(self, action):
+        return self._step
+
+
+@pytest.mark.parametrize(("reset", "step", "said"), [
+    ("hi", None, r"its reset returned str 'hi', and not \(text, info\)"),
+    (None, None, r"its reset returned NoneType None, and not"),
+    (({"text": "hi"}, {}), None, r"its reset returned dict {'text': 'hi'} as text, in \(text, info\)"),
+    (("hi", None), None, "its reset returned NoneType None as info"),
+    (("hi", {"admissible_actions": "go"}), None, "its admissible_actions are str 'go', and not a list of texts"),
+    (("hi", {}), ("x", 1.0, True, {}), r"its step returned tuple .*, and not \(text, reward, terminated, trun"),
+    (("hi", {}), ("x", "1", True, False, {}), "its step returned str '1' as reward"),
+    (("hi", {}), ("x", float("nan"), True, False, {}), "its step returned the reward nan, which is no finite number"),
+])
+def test_a_game_that_returns_something_else_is_told_so_in_one_line(reset, step, said):
+    games = TextEnvironment(lambda: Given(reset, step), name="given", version="1", sizes=(1, 1, 1))
+    with pytest.raises(EnvFault, match=said) as caught:
+        plays_twice(games, "given/train/00000000")
+    assert "\n" not in str(caught.value)

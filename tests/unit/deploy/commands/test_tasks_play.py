@@ -97,6 +97,23 @@ def test_a_mistake_is_one_line(args, line):
     assert done.stderr.count(b"\n") == 1
 
 
+@pytest.mark.parametrize("command", ["play", "prompt"])
+@pytest.mark.parametrize(("code", "line"), [
+    ("from envservice.openenv.client import openenv_spec\nSPEC = openenv_spec('http://127.0.0.1:9', name='own')\n",
+     "error: http://127.0.0.1:9 failed to reset: ConnectionRefusedError [Errno 111] Connection refused; start the "
+     "OpenEnv server of own, or correct its URL\n"),
+    ("from envservice.gymnasium_text import text_spec\nclass Game:\n    def reset(self, *, seed): return 'hi'\n"
+     "SPEC = text_spec(Game, name='own')\n",
+     "error: the game own/train/00000000 failed (its reset returned str 'hi', and not (text, info)); fix the "
+     "environment, or what it needs\n")], ids=["no server", "another form"])
+def test_an_environment_of_ones_own_that_cannot_be_played_is_one_line(command, code, line, tmp_path):
+    (tmp_path / "own.py").write_text(code)
+    done = gagpo(command, "own/train/00000000", "--env", "own:SPEC",
+                 PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    assert done.stderr.decode() == line
+    assert done.returncode == 2
+
+
 def test_a_data_folder_without_games_is_one_line(tmp_path):
     done = gagpo("tasks", "train", ALFWORLD_DATA=str(tmp_path))
     assert done.returncode == 2

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import socket
+import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -199,6 +200,19 @@ def test_a_model_folder_that_is_whole_passes(model: Path):
     preflight.check(config(f"model.path={model}"))
 
 
+def test_an_unfinished_download_does_not_pass(model: Path):
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {
+        "w": "model.safetensors", "v": "model-00002-of-00002.safetensors"}}))
+    assert refusal(f"model.path={model}") == (
+        f"the model at {model} lacks 1 of the files of its weights, such as model-00002-of-00002.safetensors; "
+        "finish its download, or copy the model again")
+
+
+def test_the_settings_of_a_tokenizer_are_not_the_tokenizer(model: Path):
+    (model / "tokenizer.json").rename(model / "tokenizer_config.json")
+    assert f"the model at {model} has no tokenizer" in refusal(f"model.path={model}")
+
+
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
 def test_a_model_folder_must_be_whole(name: str, model: Path):
     (model / name).unlink()
@@ -271,6 +285,34 @@ def test_a_module_that_breaks_when_it_is_imported_is_refused_in_one_line(
     monkeypatch.syspath_prepend(tmp_path)
     assert refusal("env.name=broken_game:SPEC").startswith(
         "the environment broken_game:SPEC cannot be imported (ImportError: cannot import name 'no_such_name'")
+
+
+@pytest.mark.parametrize(("code", "said"), [
+    ("import random\nrandom.nosuch\n", "(AttributeError: module 'random' has no attribute 'nosuch'); fix own_game"),
+    ("from services.errors import UserError\nraise UserError('no server answers', 'start it')\n",
+     "no server answers; start it"),
+    ("SPCE = 1\n", "own_game has no SPEC; set env.name to module:attribute of your environment")])
+def test_a_mistake_inside_a_module_is_not_told_as_a_missing_name(
+        code: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "own_game.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_game", raising=False)
+    assert said in refusal("env.name=own_game:SPEC")
+
+
+@pytest.mark.parametrize(("line", "said"), [
+    ("raise KeyError('question')", "is broken (KeyError: 'question' (in reset, raising.py:5)); fix raising:SPEC"),
+    ("return {'text': 'hi'}, {}", "is broken (its reset returned dict {'text': 'hi'} as text, in (text, info)); fix")])
+def test_a_game_of_ones_own_that_fails_is_refused_in_one_line(
+        line: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path):
+    (tmp_path / "raising.py").write_text(
+        "from envservice.gymnasium_text import text_spec\n\nclass Game:\n    def reset(self, *, seed):\n"
+        f"        {line}\n\nSPEC = text_spec(Game, name='raising')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "raising", raising=False)
+    refused = refusal("env.name=raising:SPEC", "sft.enabled=false", f"model.path={model}")
+    assert said in refused
+    assert "\n" not in refused
 
 
 def test_a_family_for_which_vllm_needs_a_package_is_refused_by_name(tmp_path: Path):
