@@ -267,7 +267,8 @@ def credit_options(options: CreditSection) -> Sequence[str]:
     if given.get("normalize") == "batch":
         given["normalize"] = "none"  # one group cannot be normalised over others, so compare Â
     words: list[str] = []
-    for name, default in declared(options).items():
+    # The options of a key of the user's own are of no use without it, and the command would not know them.
+    for name, default in declared(options.model_copy(update={"state_key": given["state_key"]})).items():
         if given.get(name, default) != default:
             option = name.replace("_", "-")
             plain = [f"--{option}"] if given[name] is True else [f"--{option}", f"{given[name]:g}"

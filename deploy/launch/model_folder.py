@@ -12,7 +12,7 @@ from services.weights.headers import read_tokenizer, tensor_shapes
 _PARTS = (
     (("config.json",), "config.json"), (("*.safetensors", "*.bin"), "weights"),
     (("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "tekken.json"), "tokenizer"))
-"""What a folder needs, each as patterns of which one has to match. tokenizer_config.json alone holds no token."""
+"""The parts of a whole folder. One of the patterns of each has to match; tokenizer_config.json alone holds no token."""
 _INDEX = "model.safetensors.index.json"
 
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 import pyarrow.parquet as pq
 import pytest
 from explorer_run import ACTIONS, make_run
+from pydantic import BaseModel
 
 from deploy.cli import main
 from deploy.explorer import pages
@@ -17,9 +18,26 @@ from deploy.explorer.app import Pages
 from deploy.explorer.graph import LAYER, LETTER, NARROWEST, draw
 from deploy.explorer.groups import NEWER, credit_input
 from deploy.explorer.runs import open_runs
+from learner.credit.state_keys import Keys, state_key
 from learner.credit.text_pools import fold
 
+
+class ByLength:
+    """A state key of the user's own."""
+
+    class Options(BaseModel):
+        unit: int = 1
+
+    knows_cuts = False
+
+    def keys(self, group, options):
+        return Keys(cut_in=[None] * len(group), steps=[
+            [state_key(episode.ticket.group, episode.ticket.task, str(len(step.observation) // options.unit))
+             for step in episode.steps] for episode in group])
+
+
 CREDITS = {
+    "own-key": {"state_key": f"{__name__}:ByLength", "unit": 7},
     "gagpo": {}, "cut": {"bootstrap": True, "lam": 0.5, "gamma": 0.9}, "batch": {"normalize": "batch"},
     "loo": {"estimator": "gagpo_loo", "prior": 1.0}, "prompt": {"state_key": "prompt"},
     "folded": {"state_key": "normalized", "ddof": 0, "penalty": 0.3}, "grpo": {"estimator": "grpo"},

@@ -6,7 +6,11 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from deploy.launch import cards, machine
 
@@ -52,6 +56,17 @@ def two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "available_memory", lambda: 16 * machine.GIB)
     monkeypatch.setattr(cards, "visible", lambda: None)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """The smallest folder of a model that is whole."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 600}))
+    save_file({"w": np.zeros((3, 5), np.float32)}, folder / "model.safetensors", metadata={"format": "pt"})
+    Tokenizer(WordLevel({"a": 0})).save(str(folder / "tokenizer.json"))
+    return folder
 
 
 @pytest.fixture(scope="session")
