@@ -81,9 +81,13 @@ def _meaning(name: str, field: FieldInfo, tables: Mapping[str, type[BaseModel]])
             readers.setdefault(meaning, []).append(title.removeprefix("estimator "))
     if len(readers) == 1:
         (meaning, titles), = readers.items()
-        return f"{meaning} (default {field.default}; for {', '.join(titles)})".strip()
+        return f"{meaning} ({_default(field)}; for {', '.join(titles)})".strip()
     return " ".join(f"For {', '.join(titles)}: {meaning}" for meaning, titles in readers.items()) \
-        + f" (default {field.default})"
+        + f" ({_default(field)})"
+
+
+def _default(field: FieldInfo) -> str:
+    return "required" if field.is_required() else f"default {field.default}"
 
 
 def _one_line(text: str | None) -> str:
@@ -97,7 +101,7 @@ def _add_option(parser: argparse.ArgumentParser, name: str, field: FieldInfo, me
         parser.add_argument(option, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=told)
         return
     number = isinstance(field.default, float)
-    kind = str if field.default is None else type(field.default)
+    kind = str if field.default is None or field.is_required() else type(field.default)
     parser.add_argument(option, type=kind, default=argparse.SUPPRESS, help=told,
                         choices=get_args(field.annotation) or None, metavar="NUMBER" if number else None)
 

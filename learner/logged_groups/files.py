@@ -39,7 +39,10 @@ def read_groups(name: str) -> list[LoggedGroup]:
 
 @contextmanager
 def opened(name: str) -> Generator[BinaryIO]:
-    """Opens a plain file, or standard input for `-`, in binary mode. Raises UserError if it cannot be read."""
+    """Opens a plain file, or standard input for `-`, in binary mode. Raises UserError if it cannot be read.
+
+    A UserError about its contents names the file.
+    """
     if name == "-":
         yield sys.stdin.buffer
         return
@@ -51,7 +54,11 @@ def opened(name: str) -> Generator[BinaryIO]:
         except OSError as error:
             raise UserError(f"cannot read {name}: {error.strerror}",
                             "give a JSON file, or - for standard input") from None
-        yield stream
+        try:
+            yield stream
+        except UserError as error:
+            what = error.what if error.what.startswith(name) else f"{name}: {error.what}"
+            raise UserError(what, error.fix) from error
 
 
 def numbered(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:

@@ -37,6 +37,20 @@ def test_the_estimator_of_the_page_gives_each_step_its_return_above_the_level(ca
 
 
 @pytest.mark.usefixtures("printed")
+def test_an_option_without_a_default_is_given_on_the_command_line(capsys):
+    Path("episodes.jsonl").write_text(GROUP)
+    Path("mine.py").write_text(Path("mine.py").read_text().replace("Field(default=0.0, ge=0)", "Field(ge=0)"))
+    command = ["credit", "episodes.jsonl", "--estimator", "mine:Above", "--table"]
+    assert main([*command, "--level", "1"]) == 0
+    assert capsys.readouterr().out.split()[-1] == "0.0%"
+    assert main(command) == 2
+    assert "option level is not set" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*command, "--help"])
+    assert "The level. (required; for your own estimator)" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.usefixtures("printed")
 def test_the_state_key_of_the_page_pools_observations_of_about_the_same_length():
     group = make_group(1)
     keys = keys_of_group(group, make_options(state_key="mine:Length", unit=7)).steps

@@ -74,6 +74,7 @@ def test_a_missing_part_is_one_line(tmp_path, rows, match):
     with pytest.raises(UserError, match=match) as caught:
         read_verl(write(tmp_path, rows))
     assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(str(tmp_path)), "it names the file"
 
 
 def test_input_beyond_its_bound_is_refused_before_it_is_held(tmp_path, monkeypatch):
