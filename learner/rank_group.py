@@ -1,8 +1,9 @@
 """The ranks of one learner, and how rank 0 leads them.
 
 Only rank 0 talks to the store. It broadcasts commands to the other ranks. These execute them in a loop and never wait
-for anything else, so all ranks take part in the collectives of each command. The first death ends all ranks: a closed
-connection fails every collective at once, and the supervisor starts new ranks from the checkpoint.
+for anything else, so all ranks take part in the collectives of each command. The first death ends all ranks: with gloo
+a closed connection fails every collective at once, with NCCL they wait until the supervisor ends their process. It
+starts new ranks from the checkpoint.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 COMMAND_S = 24 * 3600.0
 """Longest wait for a command in seconds. Rank 0 may wait long for episodes; other deadlines limit that wait."""
@@ -33,12 +35,13 @@ class RankGroup:
             raise ValueError(f"{world} ranks need a rendezvous")
         self.rank = rank
         self.world = world
+        self._deadline = timedelta(seconds=collective_s)
         self.node = node
         """Address of this rank's machine."""
         self.device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if gpu else "gloo", rank=rank, world_size=world, store=store or HashStore(),
-            timeout=timedelta(seconds=collective_s))
+            timeout=self._deadline)
         self._commands = _gloo(COMMAND_S)
         self.writers = _gloo(collective_s)
         """The group of the threads that write checkpoints."""
@@ -70,7 +73,10 @@ class RankGroup:
         if shards == self.world:
             return self.mesh
         assert shards == self.per_node
-        return DeviceMesh(self.device.type, self.nodes, mesh_dim_names=("replicate", "shard"))
+        mesh = DeviceMesh(self.device.type, self.nodes, mesh_dim_names=("replicate", "shard"))
+        for group in mesh.get_all_groups():
+            _set_pg_timeout(self._deadline, group)  # by default 10 minutes with NCCL, 30 with gloo
+        return mesh
 
     def meet(self) -> None:
         """Returns once all ranks have called it. Rank 0 may come hours late."""

@@ -21,6 +21,7 @@ from learner.trainer import Learner
 from services.process.rendezvous import Rendezvous
 
 PARKED = "parked"
+COLLECTIVE_S = 240.0
 
 
 def lead(learner, out):
@@ -75,12 +76,14 @@ def skewed(*arguments, **options):
 def run(rank, world, nodes, rendezvous, model, out, cases):
     torch.set_num_threads(1)
     store = Rendezvous("127.0.0.1", rank, world).join(rendezvous, 240.0)
-    gang = RankGroup(rank, world, store, node=str(rank * nodes // world))
+    gang = RankGroup(rank, world, store, node=str(rank * nodes // world), collective_s=COLLECTIVE_S)
     for name in cases:
         memory.WHOLE = 0 if name.startswith("in-turn") else 1 << 30
         step.pack_rows = skewed if (name, rank) == ("skewed", 1) else pack_rows
         learner = Learner(make_config(ranks=world, **(CASES | VARIANTS | WRONG)[name]), Path(model), gang)
         assert learner.layout.shards == (world // nodes if nodes < world else world)
+        for group in gang.mesh_of(learner.layout.shards).get_all_groups():
+            assert group._get_backend(gang.device).options._timeout.total_seconds() == COLLECTIVE_S
         folder = Path(out) / name
         folder.mkdir(parents=True, exist_ok=True)
         if gang.rank:
