@@ -33,12 +33,16 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 
 def run(args: argparse.Namespace) -> int:
     """Trains and prints where the model is."""
+    from deploy.launch.preflight import check_scratch
+
     config = config_from(args)
     check_writable(args.out, f"--out {args.out}", "give another folder")
     if args.out.exists() and any(args.out.iterdir()):
         raise UserError(f"{args.out} is not empty", "give a new folder with --out")
     if args.continue_from is not None and not (args.continue_from / "config.json").exists():
         raise UserError(f"{args.continue_from} holds no model", "give a Hugging Face folder")
+    if args.continue_from is None and config.model.path is None:
+        check_scratch(config)
     with StatusLines(Console(stderr=args.json)) as lines:
         out = cold_start(config, args.out, minutes=config.sft.minutes, epochs=config.sft.epochs,
                          continue_from=args.continue_from, report=lines.note, passing=lines.passing)

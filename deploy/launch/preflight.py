@@ -135,7 +135,7 @@ def _model(config: Config) -> None:
     if template is not None and not template.is_file():
         raise UserError(f"there is no file {template}", "set model.chat_template to a file with a Jinja template")
     if path is None:
-        _scratch(config)
+        check_scratch(config)
         return
     if not path.is_dir():
         raise UserError(f"there is no model at {path}",
@@ -162,7 +162,8 @@ def _sampled(path: Path) -> None:
                         "install the one that fits this torch, or choose a family of docs/models.md")
 
 
-def _scratch(config: Config) -> None:
+def check_scratch(config: Config) -> None:
+    """Raises UserError if no small model can be made from scratch as the config says."""
     from learner.cold_start.scratch_model import HEAD_SIZES
 
     model = config.model

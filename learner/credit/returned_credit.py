@@ -31,8 +31,8 @@ def check_credit(credits: Sequence[object], groups: Sequence[Sequence[Sequence[o
             rows = getattr(credit, field)
             if rows is not None or field not in _MAY_BE_NONE:
                 _check_rows(rows, [len(episode) for episode in group], field, name)
-        missing = set() if credit.values is None else set(chain.from_iterable(credit.states)) - set(credit.values)
-        if missing:
+        valued = credit.values
+        if valued is not None and (missing := set(chain.from_iterable(credit.states)) - valued.keys()):
             raise UserError(f"the estimator {name} returned values without one for the state {min(missing)!r:.60}",
                             "give each key in `states` its value and its number of occurrences, or set values=None")
 
@@ -40,17 +40,21 @@ def check_credit(credits: Sequence[object], groups: Sequence[Sequence[Sequence[o
 def _check_rows(rows: Any, lengths: Sequence[int], field: str, name: str) -> None:
     """Raises UserError if `rows` are not lists of these lengths, of texts for `states` and else of finite numbers."""
     told = field.replace("_", " ")
-    lists = [rows, *(rows if isinstance(rows, list) else ())]
-    if wrong := [type(each).__name__ for each in lists if not isinstance(each, list)]:
+    outer: list[Any] = [rows, *(cast("list[Any]", rows) if isinstance(rows, list) else ())]
+    if wrong := [type(each).__name__ for each in outer if not isinstance(each, list)]:
         raise UserError(f"the estimator {name} returned {told} with {wrong[0]} in place of a list",
                         "return a list of lists, [episode][step]; an array has tolist()")
-    if [len(row) for row in rows] != lengths:
+    nested = cast("list[list[Any]]", rows)
+    if [len(row) for row in nested] != lengths:
         raise UserError(f"the estimator {name} returned another number of {told} than there are steps",
                         f"return one {'text' if field == 'states' else 'number'} for each step, [episode][step]")
-    for value in chain.from_iterable(rows):
-        if not isinstance(value, str if field == "states" else int | float):
-            raise UserError(f"the estimator {name} returned {value!r:.40} among {told}",
-                            "return texts" if field == "states" else "return numbers of Python; an array has tolist()")
-        if field != "states" and not isfinite(value):
-            raise UserError(f"the estimator {name} returned {value} among {told}, which is no finite number",
-                            "look for a division by zero in it")
+    flat = list(chain.from_iterable(nested))
+    wanted = str if field == "states" else int | float
+    # A learner step has ten thousands of values: one by one they are looked at only to name the wrong one.
+    if not all(issubclass(kind, wanted) for kind in set(map(type, flat))):
+        value = next(value for value in flat if not isinstance(value, wanted))
+        raise UserError(f"the estimator {name} returned {value!r:.40} among {told}",
+                        "return texts" if field == "states" else "return numbers of Python; an array has tolist()")
+    if field != "states" and not isfinite(sum(flat)) and (wild := [x for x in flat if not isfinite(x)]):
+        raise UserError(f"the estimator {name} returned {wild[0]} among {told}, which is no finite number",
+                        "look for a division by zero in it")

@@ -43,6 +43,9 @@ DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
     ([*DRY, "sft={minutes:5}"], "unknown key sft.minutes:5 in CONFIG; did you mean sft.minutes?"),
     (["sft", "--config", "alfworld-tiny", "--out", "empty.json"],
      "--out empty.json cannot be written (Not a directory: CWD/empty.json); give another folder"),
+    (["sft", "--config", "alfworld-1.5b", "--out", "cold"],
+     "there is no policy to start from: model.path is empty and sft.enabled is false; set model.path, or "
+     "sft.enabled=true"),
     ([*DRY, "env.name=leaving_module:SPEC"],
      "the environment leaving_module:SPEC cannot be imported (SystemExit: bye); fix leaving_module"),
     ([*DRY, "env.name=number_module:SPEC"],
