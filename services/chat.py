@@ -34,6 +34,8 @@ class ChatFormat:
     """Comes before every conversation that does not begin with a system message of its own."""
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Variables of the template, such as enable_thinking."""
+    _complete: set[tuple[object, ...]] = field(default_factory=set[tuple[object, ...]], init=False, compare=False)
+    """Orders of roles of which the template was seen to write every message, so that it is looked at once."""
 
     def text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None, *,
              answering: bool = True) -> str:
@@ -69,7 +71,8 @@ class ChatFormat:
         """
         looked = {place: _MARK.format(place) for place, message in enumerate(told)
                   if message["role"] not in ("user", "assistant") and isinstance(message.get("content"), str)}
-        if not looked:
+        form = (bool(tools), *(message["role"] for message in told))
+        if not looked or form in self._complete:
             return
         marked = self._written([{**message, "content": message["content"] + looked[place]} if place in looked
                                 else message for place, message in enumerate(told)], tools, answering=False)
@@ -77,6 +80,7 @@ class ChatFormat:
             if mark not in marked:
                 raise ChatRefused(f"it leaves out message {place + 1}, of the role {told[place]['role']}: say it in a "
                                   "user's message, or set model.chat_template to a template that shows it")
+        self._complete.add(form)
 
     def prompt(self, text: str) -> str:
         """Returns one user message as the model reads it."""
