@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import socket
-import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -249,7 +248,6 @@ def test_a_mistake_inside_a_module_is_not_told_as_a_missing_name(
         code: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "own_game.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "own_game", raising=False)
     assert said in refusal("env.name=own_game:SPEC")
 
 
@@ -262,7 +260,6 @@ def test_a_game_of_ones_own_that_fails_is_refused_in_one_line(
         "from envservice.gymnasium_text import text_spec\n\nclass Game:\n    def reset(self, *, seed):\n"
         f"        {line}\n\nSPEC = text_spec(Game, name='raising')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "raising", raising=False)
     refused = refusal("env.name=raising:SPEC", "sft.enabled=false", f"model.path={model}")
     assert said in refused
     assert "\n" not in refused
