@@ -259,9 +259,9 @@ def _games(config: Config) -> TaskSets:
     for task in task_sets.train[::max(1, games // PROBED_GAMES)]:
         try:
             check_task(environment, task)
+        except UserError:
+            raise
         except Exception as error:  # the code of an environment of the user's own may raise anything
-            if isinstance(error, UserError):
-                raise
             said = error if isinstance(error, EnvFault) else described(error)
             fix = "unpack the game data again" if config.env.name in BUILT_IN else f"fix {config.env.name}"
             raise UserError(f"game {task} is broken ({said})", fix) from error
