@@ -17,6 +17,8 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from services.process.watching import watched
+
 LOOKS = 20
 """Number of looks within the longest time. Looks are counted, not seconds: a process that was stopped has made none."""
 STATUS = 1
@@ -67,21 +69,14 @@ class Watchdog:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Looks in a thread of its own until the block ends, and ends the process with a line on stderr."""
-        ended = threading.Event()
-
-        def watch() -> None:
+        def watch(ended: threading.Event) -> None:
             while not ended.wait(self._longest_s / LOOKS):
                 if line := self.look():
                     os.write(2, f"{line}\n".encode())
                     os._exit(STATUS)  # no handler and no other thread may delay the end
 
-        thread = threading.Thread(target=watch, name="watchdog", daemon=True)
-        thread.start()
-        try:
+        with watched(watch, name="watchdog"):
             yield
-        finally:
-            ended.set()
-            thread.join()
 
     def _hear(self) -> None:
         self._heard = True

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from services.process.watching import watched
+
 HELD_S = 10.0
 """After so many seconds it is told. Claims are lost after 30."""
 PAUSE_S, LOOK_S = 1.0, 0.1
@@ -23,9 +25,9 @@ PAUSE_S, LOOK_S = 1.0, 0.1
 @contextmanager
 def telling_if_held(tell: Callable[[str], object], *, held_s: float = HELD_S) -> Iterator[None]:
     """Watches this thread's event loop from another one until the block ends. `tell` takes one line for each hold."""
-    loop, thread, ended = asyncio.get_running_loop(), threading.get_ident(), threading.Event()
+    loop, thread = asyncio.get_running_loop(), threading.get_ident()
 
-    def watch() -> None:
+    def watch(ended: threading.Event) -> None:
         while not ended.wait(PAUSE_S):
             heard, since, told = threading.Event(), time.monotonic(), False
             loop.call_soon_threadsafe(heard.set)
@@ -34,13 +36,8 @@ def telling_if_held(tell: Callable[[str], object], *, held_s: float = HELD_S) ->
                     told = True
                     tell(_line(sys._current_frames().get(thread), held_s))  # pyright: ignore[reportPrivateUsage]
 
-    watching = threading.Thread(target=watch, name="held loop", daemon=True)
-    watching.start()
-    try:
+    with watched(watch, name="held loop"):
         yield
-    finally:
-        ended.set()
-        watching.join()
 
 
 def _line(frame: FrameType | None, held_s: float) -> str:
