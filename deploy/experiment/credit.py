@@ -27,7 +27,6 @@ from deploy.experiment.design import (
     CONFIRMING_SEEDS,
     PlannedRun,
     chosen,
-    config_of,
     first_seeds,
     fresh_seeds,
     to_confirm,
@@ -37,7 +36,7 @@ from deploy.experiment.runs import Runner, RunsFailed, left, only_one
 from deploy.experiment.tables import as_lines, parts_of, planned, starts_lines
 from deploy.report.tables import by_seed, measures, summary_of
 from deploy.runs.comparison import COLD
-from deploy.runs.configs import load_config
+from deploy.runs.configs import lay_over, load_config
 from deploy.runs.records import Record, read_records
 from deploy.training.child_runs import ChildFailed, failed
 from services.config.tree import Config
@@ -88,11 +87,11 @@ def _scores(records: Sequence[Record]) -> dict[str, list[float]]:
 
 
 def _check_arms(config: Config, wanted: Sequence[PlannedRun]) -> None:
-    """Raises UserError for an arm whose estimator or settings do not exist."""
-    from learner.credit.registry import estimator
+    """Raises UserError for an arm whose credit does not suit the config, such as a prompt without tags."""
+    from deploy.launch.preflight import check_learner
 
-    for one in wanted:
-        estimator(config_of(one, config, cold_start="").learner.credit.estimator)
+    for arm in dict.fromkeys(one.arm for one in wanted):
+        check_learner(lay_over(config, ARMS[arm].overrides))
 
 
 def _make(config: Config, wanted: Sequence[PlannedRun], args: argparse.Namespace) -> None:

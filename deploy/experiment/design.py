@@ -53,7 +53,19 @@ KEY_ARMS: dict[str, Arm] = {
     "gagpo_graph-adm": _arm("graph values, with admissible actions", "#661100", "gagpo_graph", **NEAR_MARKOV),
 }
 """Arms of estimators by state keys (docs/experiments/credit-observation.md). Those without a key have the config's."""
-ARMS = FIRST_ARMS | KEY_ARMS
+PEER_ARMS: dict[str, Arm] = {
+    "turn_ppo": _arm("Turn-PPO", "#6699CC", "ppo", credit__values="turns", credit__gamma=0.99, credit__lam=0.9),
+    "adastep": _arm("AdaStep", "#EE8866", "adastep"),
+    "hgpo": _arm("HGPO", "#BBCC33", "hgpo"),
+    "g2po": _arm("G²PO", "#EEDD88", "g2po"),
+    "graphgpo": _arm("GraphGPO", "#FFAABB", "graphgpo"),
+    "reinforce_pp": _arm("REINFORCE++", "#997700", "reinforce_pp"),
+    "reinforce_pp_baseline": _arm("REINFORCE++, group baseline", "#004488", "reinforce_pp_baseline"),
+    "rlvmr": _arm("RLVMR", "#BB5566", "rlvmr"),
+}
+"""Arms of the other papers' estimators (docs/experiments/peers.md). `rlvmr` needs a prompt that asks for tags, and so a
+cold start of its own."""
+ARMS = FIRST_ARMS | KEY_ARMS | PEER_ARMS
 """Arms by short name, in the order of tables, legends and the runs of one seed."""
 
 MAIN = ("gagpo", "gagpo_loo", "gigpo")

@@ -91,9 +91,7 @@ def check_learner(config: Config) -> None:
 
 def _unread(config: Config) -> None:
     """Raises UserError for choices that would do nothing, such as a file that nobody reads."""
-    from learner.credit.registry import estimator
-
-    sft, prompt, name = config.sft, config.env.prompt, config.learner.credit.estimator
+    sft = config.sft
     if sft.file is not None and not sft.enabled:
         raise UserError(f"sft.file={sft.file} would not be read, because sft.enabled is false",
                         "set sft.enabled=true, or leave sft.file out")
@@ -103,9 +101,6 @@ def _unread(config: Config) -> None:
     if config.learner.judge.questions and not sft.judgements and config.model.path is None and sft.file is None:
         raise UserError(f"learner.judge.questions={config.learner.judge.questions}, and a model made from scratch has "
                         "never seen a judgement", "set sft.judgements=0.1")
-    if getattr(estimator(name), "rewards_tags", False) and config.env.name in BUILT_IN and prompt not in TAGGED:
-        raise UserError(f"the estimator {name} rewards kinds of reasoning, and env.prompt={prompt} asks for none",
-                        f"set env.prompt to one of {', '.join(TAGGED)}")
     if config.autoscale.env is not None and config.env.urls:
         raise UserError(f"autoscale.env={list(config.autoscale.env)} scales servers that the run starts, and env.urls "
                         "names others", "scale those where they run, and leave autoscale.env out")
@@ -177,16 +172,19 @@ def check_scratch(config: Config) -> None:
 
 
 def _credit(config: Config) -> None:
-    """Checks that the estimator exists, and that the loss and the group size suit it."""
+    """Checks that the estimator exists, and that the loss, the prompt and the group size suit it."""
     from learner.credit.registry import estimator, options_of
 
     options = options_of(config.learner.credit)
-    learner, name = config.learner, config.learner.credit.estimator
+    learner, name, prompt = config.learner, config.learner.credit.estimator, config.env.prompt
     chosen = estimator(name)
     if chosen.needs_critic and getattr(options, "values", "tokens") == "tokens" and learner.loss.ratio != "token":
         raise UserError(f"estimator {name} gives each token its own advantage, and "
                         f"learner.loss.ratio={learner.loss.ratio} has one ratio per action",
                         "set learner.loss.ratio=token, or learner.credit.values=turns")
+    if getattr(chosen, "rewards_tags", False) and config.env.name in BUILT_IN and prompt not in TAGGED:
+        raise UserError(f"the estimator {name} rewards kinds of reasoning, and env.prompt={prompt} asks for none",
+                        f"set env.prompt to one of {', '.join(TAGGED)}")
     if learner.judge.questions and (chosen.needs_critic or config.agent.name):
         whose = f"estimator {name} has a critic" if chosen.needs_critic else f"agent.name={config.agent.name} plays"
         raise UserError(f"learner.judge.questions={learner.judge.questions}, but {whose}, and there is no judge task "

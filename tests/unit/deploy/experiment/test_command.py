@@ -26,6 +26,7 @@ def test_generated_games_are_refused(tmp_path: Path, capsys, monkeypatch):
 
 @pytest.mark.parametrize(("arguments", "what"), [
     (["--arms", "gagpo,nobody"], "there is no arm 'nobody'"), (["--seeds", "0"], "at least 1"),
+    (["--arms", "gagpo,rlvmr"], "env.prompt=compact asks for none"),
     (["--confirm"], "no winner to confirm"), (["--report"], "holds no finished run"),
     (["sft.enabled=false"], "the runs share a cold start"), (["eval.panel=0"], "judges by the held-out games"),
     (["learner.lr=-1"], "learner.lr cannot be -1")])
