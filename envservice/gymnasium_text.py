@@ -21,6 +21,8 @@ from services.errors import EnvFault, UserError
 
 _PROBED_STEPS = 8
 _SEED = re.compile("[0-9]{8}")
+MOST_TASKS = 10**8
+"""Number of the seeds that eight digits write."""
 _RESET: Mapping[str, Any] = {"text": str, "info": Mapping}
 _STEP: Mapping[str, Any] = {"text": str, "reward": SupportsFloat, "terminated": object, "truncated": object,
                             "info": Mapping}
@@ -118,11 +120,21 @@ def text_spec(
 
     `make` returns a fresh game for every session. `sizes` are those of train, valid and heldout. `replayable`: whether
     the same actions lead to the same outcomes again. If not, a lost session ends its episode, which is played anew.
+    Raises UserError for `sizes` of another form.
     """
+    _check_sizes(name, sizes)
     return EnvironmentSpec(
         open=lambda _: TextEnvironment(make, name=name, version=version, sizes=sizes, replayable=replayable),
         prompts=prompts, describe=lambda _: f"version {version}, seeds as tasks", max_steps=max_steps,
         check=plays_twice if replayable else opens)
+
+
+def _check_sizes(name: str, sizes: object) -> None:
+    given = cast("tuple[object, ...]", sizes) if isinstance(sizes, tuple | list) else ()
+    whole = [size for size in given if isinstance(size, int) and size >= 0]
+    if not len(whole) == len(given) == 3 or sum(whole) > MOST_TASKS:
+        raise UserError(f"the game {name} has sizes={sizes!r:.60}",
+                        f"give the tasks of train, valid and heldout, {MOST_TASKS:,} at most, as (1000, 100, 300)")
 
 
 def plays_twice(environment: Environment, task: str) -> None:

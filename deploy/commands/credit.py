@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from deploy.console.printable import printable
 from services.config.credit import CreditSection
+from services.errors import UserError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -27,6 +28,10 @@ examples:
                       {"steps": [{"state": "S", "reward": 0, "invalid": true}]}]}' | gagpo credit --table
   gagpo credit rollouts/40.jsonl --from verl --table
 """
+
+
+_COMMANDS_OWN = ("file", "source", "json", "table", "run", "complete", "command")
+"""Names of what is parsed besides options of an estimator."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -48,7 +53,8 @@ def add_parser(subparsers: Any) -> None:
 def add_options(parser: argparse.ArgumentParser, arguments: Sequence[str] = ()) -> None:
     """Adds the options of all estimators and state keys, also of the user's own one that `arguments` name.
 
-    Other commands do not import estimators, so the options come only when this command is asked for.
+    Other commands do not import estimators, so the options come only when this command is asked for. Raises UserError
+    for an option of the user's that has the name of one of the command's.
     """
     from learner.credit.registry import ESTIMATORS, models, option_tables
     from learner.credit.state_keys import KEYS
@@ -65,6 +71,9 @@ def add_options(parser: argparse.ArgumentParser, arguments: Sequence[str] = ()) 
     parser.add_argument("--state-key", default="observation", help=(
         f"one of {', '.join(KEYS)}; default %(default)s"))
     fields = {name: field for model in tables.values() for name, field in model.model_fields.items()}
+    if taken := sorted(fields.keys() & {"help", *_COMMANDS_OWN}):
+        raise UserError(f"{taken[0]} is an option of your own estimator or state key, and means something else to "
+                        "`gagpo credit`", "rename it in its Options")
     for name, field in fields.items():
         if name not in ("estimator", "state_key"):
             _add_option(parser, name, field, _meaning(name, field, tables))
@@ -113,8 +122,7 @@ def run(args: argparse.Namespace) -> int:
     from learner.logged_groups.form import credit_of, credit_options
     from learner.logged_groups.verl import read_verl
 
-    other = ("file", "source", "json", "table", "run", "complete", "command")
-    options = credit_options({name: value for name, value in vars(args).items() if name not in other})
+    options = credit_options({name: value for name, value in vars(args).items() if name not in _COMMANDS_OWN})
     groups = {"gagpo": read_groups, "verl": read_verl, "agents": read_agents}[args.source](args.file)
     credits = credit_of(groups, options)
     for number, (group, credit) in enumerate(zip(groups, credits, strict=True), start=1):

@@ -41,6 +41,7 @@ def _of_parts_that_are_off(config: Config) -> Iterator[tuple[str, Any, str]]:
         ("learner.judge", learner.judge, ("answers", "weight"), not learner.judge.questions,
          "at learner.judge.questions=0"),
         ("learner.lora", learner.lora, ("alpha", "targets"), not learner.lora.rank, "at learner.lora.rank=0"),
+        ("eval", config.eval, ("episodes",), config.eval.on_panel, "at eval.on_panel=true"),
         ("sft", config.sft, ("minutes",), epochs is not None, f"beside sft.epochs={epochs}"),
     ):
         for key, value in _changed(section).items():

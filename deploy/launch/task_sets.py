@@ -37,13 +37,12 @@ def engine_name(environment: Environment) -> str:
     return f"{environment.engine} {environment.version}"
 
 
-def cut(tasks: list[str], count: int, *, name: str) -> tuple[str, ...]:
-    """Returns `count` tasks, sorted. Raises UserError if there are fewer.
+def cut(tasks: list[str], count: int, *, name: str, key: str) -> tuple[str, ...]:
+    """Returns `count` tasks, sorted. Raises UserError if there are fewer, with `key` as what to lower.
 
     The choice depends on the set's name and never on the run's seed, so that runs can be compared.
     """
     if len(tasks) < count:
-        key = "eval.episodes" if name == "validation" else "eval.panel"
         raise UserError(f"the {name} split has {len(tasks)} games of the chosen kinds, and {count} are asked for",
                         f"lower {key}, or choose more of them by the settings in env")
     return tuple(sorted(random.Random(seed_for("panel", name)).sample(sorted(tasks), count)))
@@ -61,14 +60,14 @@ def open_task_sets(config: Config) -> TaskSets:
     training = environment.tasks(train)
     engine = engine_name(environment)
     ids = hashlib.blake2b("\n".join(training).encode(), digest_size=4).hexdigest()
-    panel = cut(environment.tasks(heldout), config.eval.panel, name="heldout")
+    panel = cut(environment.tasks(heldout), config.eval.panel, name="heldout", key="eval.panel")
     return TaskSets(
         env_name=environment.name,
         engine=engine,
         games=f"{len(training)} games of {environment.name} ({ids}), {engine}",
         train=tuple(training),
         validation=panel if config.eval.on_panel else cut(environment.tasks(validation), config.eval.episodes,
-                                                          name="validation"),
+                                                          name="validation", key="eval.episodes"),
         validation_split=heldout if config.eval.on_panel else validation,
         heldout=panel,
         heldout_split=heldout,

@@ -44,7 +44,7 @@ def advantages(run: Path, steps: Sequence[int] = ()) -> tuple[Parts, list[str]]:
 
     found: Parts = {}
     warnings: list[str] = []
-    for part, some in _files_of_parts(run, steps).items():
+    for part, some in files_of_parts(run, steps).items():
         read, bad = read_columns(some, ["advantage"])
         warnings += bad
         values = [table.column("advantage").drop_null().to_numpy() for table in read]
@@ -53,7 +53,8 @@ def advantages(run: Path, steps: Sequence[int] = ()) -> tuple[Parts, list[str]]:
     return found, list(dict.fromkeys(warnings))
 
 
-def _files_of_parts(run: Path, steps: Sequence[int]) -> dict[str, list[Path]]:
+def files_of_parts(run: Path, steps: Sequence[int]) -> dict[str, list[Path]]:
+    """Returns the archive files of each part. Raises UserError for a step that the archive does not have."""
     files = trained_files(run)
     if not steps:
         quarter = math.ceil(len(files) / 4)

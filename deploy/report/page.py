@@ -39,8 +39,10 @@ def write_report(paths: Sequence[Path], out: Path, steps: Sequence[int] = ()) ->
     run's, for two runs with one config and seed, and for a step without an archive.
     """
     runs = [read_run(path) for path in paths]
-    out.mkdir(parents=True, exist_ok=True)
     compared, cut = in_common(compare_runs(runs))
+    for path in paths:
+        advantages.files_of_parts(path, steps)
+    out.mkdir(parents=True, exist_ok=True)
     design = _design(compared)
     single = runs[0] if len(runs) == 1 else None
     title = single.name if single else f"{len(runs)} runs"

@@ -98,8 +98,8 @@ def _late(curve: Sequence[float | None]) -> float | None:
 
 def _by_kind(name: str, title: str, made: Mapping[Kind, Callable[[Record], float | None]]) -> list[Measure]:
     """Returns one column for each kind of evaluation. The first one has the plain name; if there are several, the
-    titles of all and the names of the others have split and temperature."""
-    return [Measure(name=f"{name}_{split}_T{t:g}" if index else name,
+    titles of all and the names of the others have split and temperature, `heldout` only once."""
+    return [Measure(name=f"{name}{'' if split == name else f'_{split}'}_T{t:g}" if index else name,
                     title=f"{title} ({split}, T={t:g})" if len(made) > 1 else title, form=".1%", of=of)
             for index, ((split, t), of) in enumerate(made.items())]
 

@@ -91,7 +91,7 @@ def _play(config: Config, model: Path, split: str | None, lines: StatusLines) ->
     check_versions(config.env.urls, env=environment.name, engine=engine, token=token)
     train, _, heldout = environment.training_splits()
     everything = environment.tasks(chosen := split or heldout)
-    tasks = cut(everything, config.eval.panel or len(everything), name=chosen)
+    tasks = cut(everything, config.eval.panel or len(everything), name=chosen, key="--episodes (eval.panel)")
     run = f"eval-{uuid.uuid4().hex[:8]}"
     with (working_folder(config, run) as folder,
           topology(config, run=run, folder=folder, config_file=folder / "config.yaml", note=lines.note) as parts,

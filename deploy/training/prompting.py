@@ -68,7 +68,7 @@ def make_plan(config: Config, policy: str, split: str | None, *, own_sampler: bo
     environment = open_environment(config.env)
     chosen = split or environment.training_splits()[2]
     everything = environment.tasks(chosen)
-    tasks = cut(everything, config.eval.panel or len(everything), name=chosen)
+    tasks = cut(everything, config.eval.panel or len(everything), name=chosen, key="--episodes (eval.panel)")
     return PromptingPlan(policy=policy, config=config, split=chosen, tasks=tasks, environment=environment,
                          prompt_tokens=config.rollout.max_prompt_tokens if own_sampler else None)
 

@@ -86,8 +86,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = (), *, shipped_in: 
     """
     file = find_config(path, shipped_in)
     tree = _read(file, shipped_in)
-    for override in overrides:
-        _lay(tree, override)
+    _lay(tree, overrides)
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
@@ -97,8 +96,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = (), *, shipped_in: 
 def default_config(overrides: Sequence[str] = ()) -> Config:
     """Returns the defaults, changed by `overrides`, for commands that need no run. Raises UserError as load_config."""
     tree: Tree = {"name": "default", "steps": 1}
-    for override in overrides:
-        _lay(tree, override)
+    _lay(tree, overrides)
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
@@ -157,7 +155,17 @@ def _read(file: Path, shipped_in: Path | None, above: tuple[Path, ...] = ()) -> 
     merged: Tree = {}
     for base in bases if isinstance(bases, list) else [bases]:
         merged = _merge(merged, _read(_find_base(file, str(base), shipped_in), shipped_in, (*above, file)))
+    _make_way(merged, tree)
     return _merge(merged, tree)
+
+
+def _make_way(below: Tree, above: Tree) -> None:
+    """Takes sft.minutes out of `below` if `above` has sft.epochs alone, and the other way round: one of them counts."""
+    mine, base = above.get("sft"), below.get("sft")
+    if isinstance(mine, dict) and isinstance(base, dict):
+        for one, other in (("minutes", "epochs"), ("epochs", "minutes")):
+            if mine.get(one) is not None and other not in mine:
+                base.pop(other, None)
 
 
 def _find_base(file: Path, base: str, shipped_in: Path | None) -> Path:
@@ -199,17 +207,27 @@ def _problem(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _lay(tree: Tree, override: str) -> None:
+def _lay(tree: Tree, overrides: Sequence[str]) -> None:
+    """Replaces values of the tree by those of `overrides`."""
+    values = [_read_override(override) for override in overrides]
+    given: Tree = {}
+    for key, value in values:
+        _set(given, key, value)
+    _make_way(tree, given)
+    for key, value in values:
+        _set(tree, key, value)
+
+
+def _read_override(override: str) -> tuple[str, Any]:
     key, equals, text = override.partition("=")
     if not equals or not key:
         known = f"{override}=VALUE, without spaces" if override in config_keys() else "section.key=value"
         raise UserError(f"{override!r} is not an override", f"write it as {known}")
     _check_key(key, "the command line")
     try:
-        value = yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
+        return key, yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
     except (yaml.YAMLError, ValueError, RecursionError):
         raise UserError(f"the value of {override!r} is not YAML", "quote it") from None
-    _set(tree, key, value)
 
 
 def _set(tree: Tree, key: str, value: object) -> None:

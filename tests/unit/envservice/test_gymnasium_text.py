@@ -123,6 +123,14 @@ def test_a_spec_has_prompts_for_any_text(monkeypatch: pytest.MonkeyPatch):
     assert spec.open(EnvSection()).name == "dice"
 
 
+@pytest.mark.parametrize("sizes", [(1,), 5, (10, 5, -1), (10, 5, 1.5), (10**8, 1, 1)])
+def test_sizes_of_another_form_are_refused_in_one_line(sizes):
+    with pytest.raises(UserError) as error:
+        text_spec(Dice, name="dice", sizes=sizes)
+    assert str(error.value) == (f"the game dice has sizes={sizes}; give the tasks of train, valid and heldout, "
+                                "100,000,000 at most, as (1000, 100, 300)")
+
+
 class Given:
     """A game that returns what it was given."""
 

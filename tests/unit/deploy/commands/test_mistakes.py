@@ -20,6 +20,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dump_config(config, config.run_dir / "config.yaml")
     Path("leaving_module.py").write_text("import sys\nsys.exit('bye')\n")
     Path("number_module.py").write_text("SPEC = 3\n")
+    Path("table_module.py").write_text(
+        "from learner.credit.gagpo import Gagpo\n\nclass Own(Gagpo):\n    class Options(Gagpo.Options):\n"
+        "        table: int = 3\n")
     Path("logged.jsonl").write_text('{"episodes": [{"steps": [{"state": "a", "reward": 1}]}]}\nno json\n')
     Path("empty.json").touch()
 
@@ -71,6 +74,8 @@ DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
     (["credit", "logged.jsonl"],
      "logged.jsonl line 2: JSON is malformed: invalid character (byte 4); see gagpo credit --help for the form"),
     (["credit", "empty.json"], "empty.json is empty; see gagpo credit --help for the form"),
+    (["credit", "logged.jsonl", "--estimator", "table_module:Own"], "table is an option of your own estimator or state "
+     "key, and means something else to `gagpo credit`; rename it in its Options"),
     (["credit", "logged.jsonl", "--lamda", "1"], "unrecognised argument --lamda; did you mean --lam?"),
 ], ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "")
 def test_a_mistake_is_one_line(arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]):

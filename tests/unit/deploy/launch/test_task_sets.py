@@ -4,32 +4,42 @@ import pytest
 
 from deploy.launch.task_sets import cut, open_task_sets
 from deploy.runs.configs import load_config
+from deploy.training.prompting import make_plan
 from services.errors import UserError
 
 TASKS = [f"toy/valid/{n:03d}" for n in range(100)]
 
 
 def test_a_panel_is_sorted_distinct_and_the_same_whatever_the_order():
-    panel = cut(TASKS, 20, name="heldout")
+    panel = cut(TASKS, 20, name="heldout", key="eval.panel")
     assert len(set(panel)) == 20
     assert list(panel) == sorted(panel)
-    assert cut(TASKS[::-1], 20, name="heldout") == panel
+    assert cut(TASKS[::-1], 20, name="heldout", key="eval.panel") == panel
 
 
 def test_names_give_different_panels_and_neither_is_the_head_of_the_list():
-    assert cut(TASKS, 20, name="heldout") != cut(TASKS, 20, name="validation")
-    assert cut(TASKS, 20, name="heldout") != tuple(TASKS[:20])
+    assert cut(TASKS, 20, name="heldout", key="eval.panel") != cut(TASKS, 20, name="validation", key="eval.episodes")
+    assert cut(TASKS, 20, name="heldout", key="eval.panel") != tuple(TASKS[:20])
 
 
 def test_a_task_set_may_be_a_whole_split_or_empty():
-    assert cut(TASKS, 100, name="heldout") == tuple(TASKS)
-    assert cut(TASKS, 0, name="heldout") == ()
+    assert cut(TASKS, 100, name="heldout", key="eval.panel") == tuple(TASKS)
+    assert cut(TASKS, 0, name="heldout", key="eval.panel") == ()
 
 
-@pytest.mark.parametrize(("name", "key"), [("heldout", "eval.panel"), ("validation", "eval.episodes")])
-def test_more_than_there_are_says_which_key_to_lower(name: str, key: str):
-    with pytest.raises(UserError, match=f"has 100 games of the chosen kinds, and 101 are asked for; lower {key}"):
-        cut(TASKS, 101, name=name)
+def test_more_than_there_are_says_what_to_lower(monkeypatch: pytest.MonkeyPatch):
+    said = "has 100 games of the chosen kinds, and 101 are asked for; lower eval.panel"
+    with pytest.raises(UserError, match=said):
+        cut(TASKS, 101, name="heldout", key="eval.panel")
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    with pytest.raises(UserError, match=r"100000 are asked for; lower eval\.episodes, or"):
+        open_task_sets(load_config("alfworld-tiny", ["eval.episodes=100000"]))
+
+
+def test_an_evaluation_names_its_own_option(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    with pytest.raises(UserError, match=r"100000 are asked for; lower --episodes \(eval\.panel\), or"):
+        make_plan(load_config("alfworld-tiny", ["eval.panel=100000"]), "react", None)
 
 
 def test_a_runs_panels_are_disjoint_and_do_not_depend_on_its_seed(monkeypatch: pytest.MonkeyPatch):

@@ -81,6 +81,12 @@ def test_advantages_are_shown_at_chosen_steps(run):
         write_report([folder], folder, [4])
 
 
+def test_a_step_that_is_not_there_leaves_no_folder(run, tmp_path):
+    with pytest.raises(UserError, match="no archive of learner step 4"):
+        write_report([run("one")], tmp_path / "out", [4])
+    assert not (tmp_path / "out").exists()
+
+
 def test_state_groups_and_advantages_are_tables(run):
     """Step 1 has -2, -.5, .5, 2, step 3 -6, -.5, .5, 2: quartiles -.875 and .875, and -1.875 and .875."""
     folder = run("one")

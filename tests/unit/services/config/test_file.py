@@ -45,6 +45,23 @@ def test_the_last_override_wins_and_leaves_its_neighbours_alone(file: Path):
     assert (config.learner.loss.kl, config.learner.lr) == (2.0, 1e-4)
 
 
+def test_minutes_and_epochs_replace_each_other(tmp_path: Path):
+    """A base's minutes would stay beside the epochs of the file above it, without effect and with a warning."""
+    base, file = tmp_path / "base.yaml", tmp_path / "mine.yaml"
+    base.write_text("name: base\nsteps: 3\nsft: {minutes: 9}\n")
+    file.write_text("base: base\nname: mine\nsft: {epochs: 4}\n")
+
+    def sft(*overrides: str) -> tuple[float, int | None]:
+        found = load_config(file, overrides).sft
+        return found.minutes, found.epochs
+
+    assert sft() == (4.0, 4), "4 minutes are the default"
+    assert sft("sft.minutes=7") == (7.0, None)
+    assert sft("sft.epochs=2") == (4.0, 2)
+    assert sft("sft.minutes=7", "sft.epochs=2") == (7.0, 2), "whoever gives both is told that one does nothing"
+    assert load_config(base, ["sft.lr=1e-3"]).sft.minutes == 9.0
+
+
 @pytest.mark.parametrize(("key", "nearest"), [
     ("learner.stalenes", "learner.staleness"),
     ("learner.loss.cliplow", "learner.loss.clip_low"),
