@@ -28,6 +28,24 @@ def look_of(observation: str, first: Outcome) -> str:
     return observation.removeprefix(str(first.info.get("task", ""))).strip()
 
 
+def situation(first: Outcome, turns: Sequence[Turn], now: Outcome, *, history: int,
+              said: Sequence[str] = ()) -> list[str]:
+    """Returns the parts of a full prompt up to the actions and objects. `said`: parts after the past turns."""
+    parts = [_ROLE, f"Your task is to: {task_of(first)}"]
+    shown = recent(turns, history)
+    if shown:
+        past = "\n".join(
+            f"[Observation {step}: '{look_of(turn.observation, first)}', Action {step}: '{turn.action}']"
+            for step, turn in enumerate(shown, start=len(turns) - len(shown) + 1))
+        parts.append(
+            f"Prior to this step, you have already taken {len(turns)} step(s). Below are the most recent "
+            f"{len(shown)} observations and the corresponding actions you took: {past}")
+    parts += said
+    if shown:
+        parts.append(f"You are now at step {len(turns) + 1}.")
+    return [*parts, f"Your current observation is: {look_of(now.observation, first)}", *_offers(now)]
+
+
 class ScienceworldFullTemplate:
     """One user message: role, task, recent steps, observation, the kinds of action, what is here, how to answer."""
 
@@ -39,18 +57,7 @@ class ScienceworldFullTemplate:
 
     def render(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> str:
         """Renders the prompt. The first turn shows no past, and no turn does if `history` is 0."""
-        lines = [_ROLE, f"Your task is to: {task_of(first)}"]
-        shown = recent(turns, self.history)
-        if shown:
-            past = "\n".join(
-                f"[Observation {step}: '{look_of(turn.observation, first)}', Action {step}: '{turn.action}']"
-                for step, turn in enumerate(shown, start=len(turns) - len(shown) + 1))
-            lines.append(
-                f"Prior to this step, you have already taken {len(turns)} step(s). Below are the most recent "
-                f"{len(shown)} observations and the corresponding actions you took: {past}\n"
-                f"You are now at step {len(turns) + 1}.")
-        lines.append(f"Your current observation is: {look_of(now.observation, first)}")
-        return "\n".join([*lines, *_offers(now), "", _INSTRUCTION])
+        return "\n".join([*situation(first, turns, now, history=self.history), "", _INSTRUCTION])
 
     def parse(self, text: str) -> ParsedAction:
         return read_lowered(text)
@@ -67,11 +74,11 @@ _ROLE = (
     "You are an expert agent operating in the ScienceWorld environment, which is a text-based virtual environment "
     "centered around accomplishing tasks from the elementary science curriculum.")
 _KINDS = json.dumps([{"action": action, "description": meaning} for action, meaning in MEANINGS.items()])
+CHOOSE = "Then give one action, in the form of one of the above, within <action> </action> tags."
 _INSTRUCTION = (
     "It is your turn to act.\n"
     "First reason step by step about the current situation; this reasoning MUST be enclosed within <think> </think> "
-    "tags.\n"
-    "Then give one action, in the form of one of the above, within <action> </action> tags.")
+    f"tags.\n{CHOOSE}")
 
 
 class ScienceworldCompactTemplate:

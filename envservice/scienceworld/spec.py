@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from envservice.base import Environment
 from envservice.scienceworld import installation
+from envservice.scienceworld.meta_prompt import ScienceworldCompactMetaTemplate, ScienceworldMetaTemplate
 from envservice.scienceworld.prompts import ScienceworldCompactTemplate, ScienceworldFullTemplate
 from envservice.scienceworld.simulator import MEMORY_BYTES
 from envservice.scienceworld.teacher import TEACHER
@@ -49,6 +50,7 @@ def findings() -> Iterator[Finding]:
 
 SPEC = EnvironmentSpec(
     open=open_environment, check=check, describe=describe, findings=findings, teacher=TEACHER,
-    prompts={"full": ScienceworldFullTemplate, "compact": ScienceworldCompactTemplate}, threaded=lambda _: True,
-    session_bytes=MEMORY_BYTES,
+    prompts={"full": ScienceworldFullTemplate, "compact": ScienceworldCompactTemplate,
+             "meta": ScienceworldMetaTemplate, "compact-meta": ScienceworldCompactMetaTemplate},
+    threaded=lambda _: True, session_bytes=MEMORY_BYTES,
 )

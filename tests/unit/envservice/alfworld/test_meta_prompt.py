@@ -1,10 +1,9 @@
-"""Prompts with tagged reasoning: answers, plans and the form of demonstrations."""
+"""ALFWorld's prompts with tagged reasoning, and the form of their demonstrations."""
 
-import pytest
-
-from envservice.alfworld.meta_prompt import TAGS, AlfworldCompactMetaTemplate, AlfworldMetaTemplate, plan_of, read_meta
+from envservice.alfworld.meta_prompt import AlfworldCompactMetaTemplate, AlfworldMetaTemplate
 from envservice.alfworld.spec import SPEC
 from envservice.base import Outcome, Turn
+from envservice.meta_answers import TAGS
 from envservice.registry import make_template, open_environment
 from rollout.demonstrations import demonstrate
 from services.config.tree import EnvSection, SftSection
@@ -16,31 +15,6 @@ PLAN = "<planning>step 1: find a mug</planning><action>look</action>"
 
 def turn(answer, *, action="look", admissible=True):
     return Turn(observation="seen", action=action, admissible=admissible, kept=answer)
-
-
-@pytest.mark.parametrize(("text", "action", "valid", "tag"), [
-    (PLAN, "look", True, "planning"),
-    ("<Explore>desks</Explore> <ACTION> Go to desk 1 </ACTION>", "Go to desk 1", True, "explore"),
-    ("<reflection>wrong</reflection><action>look</action> and more", "look", True, "reflection"),
-    ("<think>a</think><action>look</action>", "look", False, ""),
-    ("<monitor> </monitor><action>look</action>", "look", False, ""),
-    ("<action>look</action><monitor>late</monitor>", "look", False, ""),
-    ("<planning>a</planning><explore>b</explore><action>look</action>", "look", False, ""),
-    ("<planning>a</planning><action>look</action><action>help</action>", "", False, ""),
-    ("<planning>a<action>look</action>", "look", False, ""),
-    ("<planning>a</explore><action>look</action>", "look", False, ""),
-    ("<planning>\u4e00</planning><action>look</action>", "look", False, ""),
-    ("", "", False, "")])
-def test_an_answer_is_valid_with_one_action_after_one_tagged_block(text, action, valid, tag):
-    parsed = read_meta(text)
-    assert (parsed.action, parsed.valid, parsed.tag, parsed.kept) == (action, valid, tag, text)
-
-
-def test_the_latest_plan_that_is_not_empty_stays():
-    later = "<planning>step 1: heat it</planning><action>look</action>"
-    assert plan_of([]) == ""
-    assert plan_of([turn(PLAN), turn("<planning> </planning>")]) == "step 1: find a mug"
-    assert plan_of([turn(PLAN), turn(later), turn("<monitor>ok</monitor>")]) == "step 1: heat it"
 
 
 def test_the_full_prompt_shows_answers_and_plan_after_the_first_turn():
