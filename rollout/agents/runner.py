@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from envservice.client.client import EnvClient
@@ -102,11 +102,9 @@ def episode_of(llm: AgentSession, world: AgentWorld | None, *, worker: str, atte
     """The record of an episode that has ended. `world`: its environment, if it has one."""
     last = None if world is None else world.last
     won = llm.won if llm.won is not None else last.won if last is not None else llm.total_reward > 0
-    end: EpisodeEnd = "won" if won else "lost"
-    if last is not None and last.done:
-        end = "turns" if last.truncated and not won else end
-    elif llm.over is not None:
-        end = llm.over.end
+    end: EpisodeEnd = llm.over.end if llm.over is not None else "won" if won else "lost"
+    if last is not None:
+        end = replace(last, won=won).ended(end)
     return Episode(
         ticket=llm.ticket, steps=llm.steps, won=won, end=end, worker=worker, attempt=attempt, seconds=seconds,
         engine=engine, replays=0 if world is None else world.game.replays,

@@ -90,12 +90,16 @@ class Controller:
 
     def tick(self) -> None:
         """Runs each loop once."""
+        self._round(self.evaluate, self.issue)
+
+    def _round(self, *work: Callable[[], object]) -> None:
+        """Runs the loops that a run and a lone evaluation share. The watch sees what `work` changed."""
         self.store.renew(self.lease)
         self.supervisor.check()
         self.drop_failed()
         self.restore_lost()
-        self.evaluate()
-        self.issue()
+        for each in work:
+            each()
         self.watch()
         self.hooks.tick()
 
@@ -240,12 +244,7 @@ class Controller:
             self._evaluation = Evaluation(self.store, self.lease, request, self.hooks.task_type)
             self._evaluation.issue()
             while (episodes := self._evaluation.collect()) is None:
-                self.store.renew(self.lease)
-                self.supervisor.check()
-                self.drop_failed()
-                self.restore_lost()
-                self.watch()
-                self.hooks.tick()
+                self._round()
                 time.sleep(TICK_S)
             summaries.append(self.finish_evaluation(self._evaluation, episodes))
             self._evaluation = None
