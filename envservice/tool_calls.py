@@ -26,11 +26,14 @@ from typing import Any
 
 import msgspec
 
+from envservice.response_format import ACTION_END
 from services.chat import THINK, THINK_END
 
 CALL, CALL_END = CALL_TAGS = ("<tool_call>", "</tool_call>")
 MISTRAL_CALLS, MISTRAL_ID, MISTRAL_ARGUMENTS = MISTRAL = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
 """Special tokens of Mistral's models."""
+TAGS = (THINK, THINK_END, "<action>", ACTION_END, *CALL_TAGS, *MISTRAL)
+"""Texts that stay in prompts and answers as they are, even if they are special tokens of the model."""
 _MISTRAL_ID = re.compile("[a-zA-Z0-9]{9}")
 _CALLS = re.compile(re.escape(CALL) + "(.*?)" + re.escape(CALL_END), re.DOTALL)
 _FUNCTION = re.compile(r"<function=([^<>\s]+)>(.*)</function>", re.DOTALL)

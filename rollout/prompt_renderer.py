@@ -12,18 +12,16 @@ import numpy as np
 from envservice.base import Outcome, ParsedAction, PromptTemplate, Turn
 from envservice.registry import find_spec, make_template
 from envservice.response_format import ACTION_END
-from envservice.tool_calls import CALL_TAGS, MISTRAL
+from envservice.tool_calls import TAGS
 from rollout.judge_prompt import Verdict, question, read_verdict
-from services.chat import THINK, THINK_END, ChatFormat, TokenUnknown, chat_format, check_chat
+from services.chat import ChatFormat, TokenUnknown, chat_format, check_chat
 from services.config.tree import EnvSection, ModelSection
+from services.control_tokens import tokens
 from services.files import read_json
 from services.tokenizer import first_tokens, load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-TAGS = (THINK, THINK_END, "<action>", ACTION_END, *CALL_TAGS, *MISTRAL)
-"""Texts that stay in an answer even if they are special tokens of the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,16 +52,17 @@ class PromptRenderer:
     """Special tokens to leave out of decoded answers if some tag is special too. None: no tag is."""
 
     def __post_init__(self) -> None:
-        chat = self.chat or ChatFormat(tokenizer=self.tokenizer)
+        tags = frozenset({*TAGS, *self.stops})
+        chat = self.chat or ChatFormat(tokenizer=self.tokenizer, tags=tags)
         object.__setattr__(self, "chat", chat)
         object.__setattr__(self, "stop_ids", _stop_ids(self.tokenizer, self.stops, self.end_ids))
         object.__setattr__(self, "opening", chat.opening() if self.template.chat else "")
-        tokens = self.tokenizer.get_vocab()
-        object.__setattr__(self, "longest_token", max(map(len, tokens)))
+        known = self.tokenizer.get_vocab()
+        object.__setattr__(self, "longest_token", max(map(len, known)))
         object.__setattr__(self, "_beyond", {} if self.vocabulary is None else {
-            number: token for token, number in tokens.items() if number >= self.vocabulary})
+            number: token for token, number in known.items() if number >= self.vocabulary})
         object.__setattr__(self, "_first", first_tokens(self.tokenizer))
-        object.__setattr__(self, "_hidden", _hidden_ids(self.tokenizer, {*TAGS, *self.stops}))
+        object.__setattr__(self, "_hidden", _hidden_ids(self.tokenizer, tags))
 
     def prompt(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> list[int]:
         """Returns the prompt of the turn after `turns`, as token ids."""
@@ -81,12 +80,13 @@ class PromptRenderer:
         return self.encode(self.chat.prompt(text))
 
     def encode(self, text: str) -> list[int]:
-        """Returns the tokens of a whole prompt. Raises TokenUnknown.
+        """Returns the tokens of a whole prompt, in which control tokens of other people's text were cut. Raises
+        TokenUnknown.
 
         The sampler would end at a token without an embedding: at `<image_soft_token>` in a text for Gemma 3's smallest
         model, or at one that somebody added to the tokenizer alone.
         """
-        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        ids = tokens(self.tokenizer, text)
         if self._beyond and (found := self._beyond.keys() & ids):
             raise TokenUnknown(f"the prompt holds {self._beyond[min(found)]}, a token of the tokenizer beyond the "
                                f"{self.vocabulary} that the model knows: resize its embeddings, or keep the token out")
@@ -113,12 +113,13 @@ def load_text(model: str, env: EnvSection, settings: ModelSection | None = None)
     Raises UserError if the prompt needs a chat template and the tokenizer has none that works.
     """
     template, tokenizer = make_template(env), load_tokenizer(model)
-    chat = chat_format(tokenizer, settings or ModelSection())
+    stops = find_spec(env.name).stops
+    chat = chat_format(tokenizer, settings or ModelSection(), {*TAGS, *stops})
     if template.chat:
         check_chat(chat, Path(model))
     ends = generation_ends(Path(model))
     ends += chat.ends([tokenizer.eos_token_id, *ends])
-    return PromptRenderer(template=template, tokenizer=tokenizer, stops=find_spec(env.name).stops, chat=chat,
+    return PromptRenderer(template=template, tokenizer=tokenizer, stops=stops, chat=chat,
                           end_ids=ends, vocabulary=vocabulary_of(Path(model)))
 
 
@@ -142,7 +143,7 @@ def _stop_ids(tokenizer: PreTrainedTokenizerBase, stops: Sequence[str], ends: Se
     return tuple(sorted({i for i in found if isinstance(i, int)}))
 
 
-def _hidden_ids(tokenizer: PreTrainedTokenizerBase, tags: set[str]) -> frozenset[int] | None:
+def _hidden_ids(tokenizer: PreTrainedTokenizerBase, tags: frozenset[str]) -> frozenset[int] | None:
     """Returns the special tokens that are not tags, or None if no tag is a special token."""
     special = {i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     if not tags & set(special.values()):

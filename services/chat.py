@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from services.config.tree import ModelSection
+from services.control_tokens import control_tokens, cut
 from services.errors import UserError
 
 THINK, THINK_END = "<think>", "</think>"
@@ -34,16 +36,23 @@ class ChatFormat:
     """Comes before every conversation that does not begin with a system message of its own."""
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Variables of the template, such as enable_thinking."""
+    tags: frozenset[str] = frozenset((THINK, THINK_END))
+    """Texts that stay tokens in messages if they are special ones: prompts name them, and answers hold them."""
     _complete: set[tuple[object, ...]] = field(default_factory=set[tuple[object, ...]], init=False, compare=False)
     """Orders of roles of which the template was seen to write every message, so that it is looked at once."""
+    _control: list[re.Pattern[str] | None] = field(default_factory=list["re.Pattern[str] | None"], init=False,
+                                                   compare=False)
+    """The pattern of the control tokens, once it is known."""
 
     def text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None, *,
              answering: bool = True) -> str:
-        """Returns the conversation as text. `answering`: up to where the model's next answer begins.
+        """Returns the conversation as text for services.control_tokens.tokens, which reads control tokens in messages
+        as plain text. `answering`: up to where the model's next answer begins.
 
         Raises ChatRefused, also for a template that leaves out the tools or a message: the model would not read them.
         """
-        told = list(messages)
+        control = self._control_tokens()
+        told, tools = [cut(message, control) for message in messages], cut(tools, control)
         if self.system is not None and (not told or told[0]["role"] != "system"):
             told.insert(0, {"role": "system", "content": self.system})
         written = self._written(told, tools, answering=answering)
@@ -55,14 +64,26 @@ class ChatFormat:
         return written
 
     def _written(self, told: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *, answering: bool) -> str:
-        from jinja2 import TemplateError
+        from jinja2 import TemplateError, TemplateSyntaxError
 
         try:
             return str(self.tokenizer.apply_chat_template(
                 list(told), tools=list(tools) if tools else None, tokenize=False, add_generation_prompt=answering,
                 **self.arguments))
+        except TemplateSyntaxError as error:
+            raise ChatRefused(f"line {error.lineno} is no Jinja: {error.message}") from error
         except (TemplateError, TypeError, RecursionError) as error:
             raise ChatRefused(str(error) or type(error).__name__) from error
+
+    def _control_tokens(self) -> re.Pattern[str] | None:
+        if not self._control:
+            try:
+                turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}]
+                written = self.tokenizer.encode(self._written(turns, None, answering=True), add_special_tokens=False)
+            except ChatRefused:  # the template will refuse the messages too, or it is for prompts of another form
+                written = []
+            self._control.append(control_tokens(self.tokenizer, self.tags, written))
+        return self._control[0]
 
     def _check_messages(self, told: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> None:
         """Raises ChatRefused for a message that leaves no trace: Phi's template drops results of tools.
@@ -126,15 +147,19 @@ def check_chat(chat: ChatFormat, folder: Path) -> None:
     except ChatRefused as error:
         refused = "a system prompt" if chat.system is not None else "a user's message"
         raise UserError(f"the chat template of {folder} refuses {refused} ({error})",
-                        "look at model.system_prompt and model.chat_template_kwargs") from None
+                        "look at the template, model.system_prompt and model.chat_template_kwargs") from None
 
 
-def chat_format(tokenizer: Any, model: ModelSection) -> ChatFormat:
-    """Returns the format that a run's settings ask for. Raises UserError if the template's file cannot be read."""
+def chat_format(tokenizer: Any, model: ModelSection, tags: Collection[str] = (THINK, THINK_END)) -> ChatFormat:
+    """Returns the format that a run's settings ask for. `tags`: as in ChatFormat.
+
+    Raises UserError if the template's file cannot be read.
+    """
     if model.chat_template is not None:
         try:
             tokenizer.chat_template = model.chat_template.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"model.chat_template={model.chat_template} cannot be read ({error})",
                             "name a text file with a Jinja template") from None
-    return ChatFormat(tokenizer=tokenizer, system=model.system_prompt, arguments=model.chat_template_kwargs)
+    return ChatFormat(tokenizer=tokenizer, system=model.system_prompt, arguments=model.chat_template_kwargs,
+                      tags=frozenset(tags))

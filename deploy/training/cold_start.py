@@ -69,6 +69,7 @@ def cold_start(
     model path holds no model.
     """
     from envservice.registry import find_spec, make_template
+    from envservice.tool_calls import TAGS
     from learner.cold_start.sft import Budget, train
     from learner.cold_start.sft_data import encode
 
@@ -81,7 +82,7 @@ def cold_start(
     shown = _shown(config, spec, template, seed=seed, report=report, passing=passing)
     model, tokenizer = _start(config, path, shown.examples, spec, report)
     max_tokens = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
-    chat = chat_format(tokenizer, config.model) if template.chat else None
+    chat = chat_format(tokenizer, config.model, {*TAGS, *spec.stops}) if template.chat else None
     rows = encode(tokenizer, shown.examples, chat=chat, max_tokens=max_tokens, stops=spec.stops)
     _check_length(len(rows), len(shown.examples), max_tokens, report)
     budget = Budget(minutes=minutes) if epochs is None else \

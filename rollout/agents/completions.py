@@ -57,6 +57,7 @@ class ChatRequest(BaseModel):
     model: str = "policy"
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = True
     functions: Any = None
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
@@ -132,7 +133,7 @@ def _object(call: dict[str, Any]) -> Any:
 
 def reply(answer: ChatAnswer, request: ChatRequest, decode: Any) -> dict[str, Any]:
     """Returns the body of a chat completion. `decode` turns token ids into text."""
-    choice: dict[str, Any] = {"index": 0, "message": _message(answer), "finish_reason": _finish(answer),
+    choice: dict[str, Any] = {"index": 0, "message": _message(answer, request), "finish_reason": _finish(answer),
                               "logprobs": None}
     if request.logprobs:
         sampled = zip(answer.sample.ids.tolist(), answer.sample.logprobs.tolist(), strict=True)
@@ -158,13 +159,14 @@ def chunks(whole: dict[str, Any], request: ChatRequest) -> Iterator[str]:
     yield "data: [DONE]\n\n"
 
 
-def _message(answer: ChatAnswer) -> dict[str, Any]:
+def _message(answer: ChatAnswer, request: ChatRequest) -> dict[str, Any]:
+    """Returns the message, whose calls after the first are left out at `parallel_tool_calls: false`, as vLLM does."""
     message: dict[str, Any] = {"role": "assistant", "content": answer.content or None}
     if answer.parsed.calls:
         message["tool_calls"] = [
             {"id": answer.call_id(place), "type": "function",
              "function": {"name": call.name, "arguments": msgspec.json.encode(call.arguments).decode()}}
-            for place, call in enumerate(answer.parsed.calls)]
+            for place, call in enumerate(answer.parsed.calls[:1 if request.parallel_tool_calls is False else None])]
     elif message["content"] is None:
         message["content"] = ""
     return message

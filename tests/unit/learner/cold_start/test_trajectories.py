@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from third_party import TOKENIZERS
 
-from envservice.tool_calls import tool
+from envservice.tool_calls import TAGS, tool
 from learner.cold_start.sft_data import Example, encode
 from learner.cold_start.tokenizer import END, train_tokenizer
 from learner.cold_start.trajectories import read_trajectories
@@ -105,7 +105,7 @@ def test_a_conversation_with_tools_is_read_as_an_agent_reads_it(tmp_path: Path):
     end = {"role": "assistant", "content": "Six."}
     file = written(tmp_path, {"tools": tools, "messages": [ASKED, call, result, end]})
     tokenizer = load_tokenizer(TOKENIZERS["mistral_nemo"])
-    chat = ChatFormat(tokenizer=tokenizer)
+    chat = ChatFormat(tokenizer=tokenizer, tags=frozenset(TAGS))
     first, second = encode(tokenizer, read_trajectories(file, chat=True).examples, chat=chat, max_tokens=999)
     prompt = tokenizer.encode(chat.text([ASKED, call, result], tools), add_special_tokens=False)
     assert second.ids[:second.prompt_tokens].tolist() == prompt

@@ -64,6 +64,15 @@ async def test_without_tools_an_answer_is_text(asked):
     assert all(step.valid for step in llm.steps)
 
 
+async def test_an_agent_that_takes_one_call_at_a_time_gets_the_first(asked):
+    """As vLLM answers: langgraph's agents without parallel calls would refuse a second one."""
+    client, llm = asked(CALL + CALL.replace("2", "3"), CALL + CALL)
+    message = await said(client, tools=TOOLS, parallel_tool_calls=False)
+    assert [call.function.arguments for call in message.tool_calls] == ['{"n":2}']
+    assert len((await said(client, tools=TOOLS)).tool_calls) == 2
+    assert all(step.valid for step in llm.steps)
+
+
 async def test_instructions_of_a_developer_are_read(asked, text):
     client, llm = asked("so")
     await said(client, {"role": "developer", "content": "Be brief."}, USER)
