@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ _PARTS = (
     (("config.json",), "config.json"), (("*.safetensors", "*.bin"), "weights"),
     (("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "tekken.json"), "tokenizer"))
 """The parts of a whole folder. One of the patterns of each has to match; tokenizer_config.json alone holds no token."""
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+"""The number of a layer in the name of a tensor."""
 _INDEX = "model.safetensors.index.json"
 
 
@@ -45,13 +49,31 @@ def described_sizes(path: Path) -> dict[str, int]:
 
 
 def check_weights(path: Path) -> None:
-    """Checks that the weights have the shapes that config.json names, and that the tokenizer can be read."""
-    sizes = described_sizes(path)
+    """Checks that the weights have the shapes and the layers that config.json names, and that the tokenizer can be
+    read. Of the weights it reads the headers."""
+    sizes, names = described_sizes(path), set[str]()
     for file in path.glob("*.safetensors"):
-        for name, shape in tensor_shapes(file).items():
+        shapes = tensor_shapes(file)
+        names |= shapes.keys()
+        for name, shape in shapes.items():
             wanted = (sizes.get("vocab_size", shape[0]), sizes.get("hidden_size", shape[-1])) if shape else ()
             if name.endswith("embed_tokens.weight") and shape != wanted:
                 raise UserError(f"{file} has {name} of shape {shape}, and config.json says {wanted}",
                                 "copy the model again")
+    _check_layers(path, names, sizes)
     if (path / "tokenizer.json").exists():
         read_tokenizer(path / "tokenizer.json")
+
+
+def _check_layers(path: Path, names: Iterable[str], sizes: Mapping[str, int]) -> None:
+    """Raises UserError if the layers of the weights, where their names tell them, are not those of config.json.
+
+    Layers that predict further tokens may follow the last one: nobody loads them.
+    """
+    there = {int(found[1]) for name in names if "mtp" not in name and (found := _LAYER.search(name))}
+    layers = sizes.get("num_hidden_layers")
+    more = read_json(path / "config.json", dict[str, Any]).get("num_nextn_predict_layers") or 0
+    if not there or layers is None or (len(there) in (layers, layers + more) and max(there) == len(there) - 1):
+        return
+    raise UserError(f"the model at {path} has weights of {len(there)} layers, up to number {max(there)}, and its "
+                    f"config.json says num_hidden_layers={layers}", "copy the model again")

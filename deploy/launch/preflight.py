@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.launch import cards, machine, reach
+from deploy.launch.chat_template import check_template
 from deploy.launch.gpu_checks import check_builds, check_gpus
 from deploy.launch.model_folder import check_model, check_weights, described_sizes
 from deploy.launch.model_memory import check_cache
@@ -65,6 +66,7 @@ def check_parts(config: Config, *, planned: bool = False, before: Config | None 
     """
     _environment(config)
     _model(config)
+    check_template(config)
     (check_learner if learner else _sessions)(config)
     sinks.check(config)
     tracing.check(config.metrics.traces)

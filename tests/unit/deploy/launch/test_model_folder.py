@@ -37,6 +37,22 @@ def test_weights_of_other_shapes_than_the_config_says_do_not_pass(model: Path):
     assert "of shape (3, 5), and config.json says (4, 5)" in refusal(model)
 
 
+@pytest.mark.parametrize(("said", "passes"), [
+    ({"num_hidden_layers": 2}, True), ({"num_hidden_layers": 1, "num_nextn_predict_layers": 1}, True), ({}, True),
+    ({"num_hidden_layers": 1}, False), ({"num_hidden_layers": 3}, False)])
+def test_weights_of_other_layers_than_the_config_says_do_not_pass(said: dict[str, int], passes: bool, model: Path):
+    """The sampler would end at weights without a layer, or the learner draw the missing ones at random."""
+    weights = {f"model.layers.{layer}.mlp.up_proj.weight": np.zeros((2, 2), np.float32) for layer in range(2)}
+    save_file({**weights, "mtp.layers.5.norm.weight": np.zeros(2, np.float32)}, model / "model.safetensors")
+    (model / "config.json").write_text(json.dumps(said))
+    if passes:
+        check(model)
+    else:
+        assert refusal(model) == (
+            f"the model at {model} has weights of 2 layers, up to number 1, and its config.json says "
+            f"num_hidden_layers={said['num_hidden_layers']}; copy the model again")
+
+
 def test_a_model_folder_that_is_whole_passes(model: Path):
     check(model)
 
