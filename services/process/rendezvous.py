@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import socket
-import tempfile
 from datetime import timedelta
 from typing import Any
 
@@ -27,15 +26,14 @@ class Rendezvous:
     def offer(self) -> str:
         """Returns the meeting point: a file's path if all ranks are on this machine, else `host:port`; "" for one rank.
 
-        Called on rank 0.
+        Called on rank 0. The file is there as long as this process.
         """
         if self._world == 1:
             return ""
         if is_local(self._address):
-            # Made here, so that it is this user's alone; torch removes it when the last rank is done with it.
-            file, path = tempfile.mkstemp(prefix="gagpo-gang-")
-            os.close(file)
-            return path
+            # A file in memory: this user's alone, and gone with this process, however that ends. It is never closed,
+            # because a late rank would write into the file that gets its number next.
+            return f"/proc/{os.getpid()}/fd/{os.memfd_create('gagpo-gang')}"
         self._listener = socket.create_server((self._address, 0))
         return f"{self._address}:{self._listener.getsockname()[1]}"
 

@@ -13,7 +13,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -81,7 +83,6 @@ class Link:
     """
 
     def __init__(self, store: Any, name: str, *, rank: int, world: int, device: torch.device, end: RoundEnd) -> None:
-        import torch.distributed as dist
         from torch._C._distributed_c10d import PrefixStore
 
         store = PrefixStore(name, store)
@@ -92,12 +93,7 @@ class Link:
             end.look()
         limit = timedelta(seconds=end.seconds)  # of each broadcast, also of the rounds that follow
         store.set_timeout(limit)
-        if device.type == "cpu":
-            self._group: Any = dist.ProcessGroupGloo(store, rank, world, limit)
-        else:
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = 2 * limit  # torch ends the process after it
-            self._group = dist.ProcessGroupNCCL(store, rank, world, options)
+        self._group: Any = _in_time(partial(_connected, store, rank, world, device, limit), end)
         self._device = device
         self._work: Any = None
 
@@ -132,6 +128,51 @@ class Link:
         group.abort()
         if work is not None and not work.is_completed():
             threading.Thread(target=_keep, args=(group, work), daemon=False).start()
+
+
+def _connected(store: Any, rank: int, world: int, device: torch.device, limit: timedelta) -> Any:
+    """Returns a process group that is connected: NCCL connects at the first broadcast."""
+    import torch
+    import torch.distributed as dist
+
+    if device.type == "cpu":
+        group: Any = dist.ProcessGroupGloo(store, rank, world, limit)
+    else:
+        torch.cuda.set_device(device)  # of this thread
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = 2 * limit  # torch ends the process after it
+        group = dist.ProcessGroupNCCL(store, rank, world, options)
+    group.broadcast(torch.zeros(1, dtype=torch.uint8, device=device), 0).wait()
+    return group
+
+
+def _in_time(connect: Callable[[], Any], end: RoundEnd) -> Any:
+    """Returns the group that `connect` makes. If the round ends before, `connect` is left to its thread.
+
+    A member that dies while all connect makes the others wait for it, and NCCL then waits for ever.
+    """
+    made: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(connect())
+        except BaseException as error:
+            made.set_exception(error)
+
+    threading.Thread(target=run, name="link", daemon=True).start()
+    try:
+        while not made.done():
+            time.sleep(JOIN_LOOK_S)
+            end.look()
+    except BaseException:
+        made.add_done_callback(_abort)
+        raise
+    return made.result()
+
+
+def _abort(made: Future[Any]) -> None:
+    if made.exception() is None:
+        made.result().abort()
 
 
 def _keep(group: Any, work: Any) -> None:

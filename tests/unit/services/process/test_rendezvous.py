@@ -1,8 +1,10 @@
 """Where a gang meets: nobody else on the machine or outside its network can join."""
 
-import gc
+import os
 import socket
 import stat
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,13 +33,32 @@ def own_environment(monkeypatch, tmp_path):
 
 
 @pytest.mark.attack
-def test_a_gang_on_one_machine_meets_in_a_file_of_its_user_and_leaves_nothing(tmp_path):
+def test_a_gang_on_one_machine_meets_in_a_file_of_its_user():
     ranks = [Rendezvous("127.0.0.1", rank, 2) for rank in range(2)]
     where = ranks[0].offer()
-    assert stat.S_IMODE(Path(where).stat().st_mode) == 0o600
-    stores = meet(where, ranks)
-    del stores
-    gc.collect()
+    folder = Path(where).parent.stat()
+    assert (folder.st_uid, stat.S_IMODE(folder.st_mode)) == (os.getuid(), 0o500)
+    meet(where, ranks)
+
+
+RANK_0 = """
+import sys
+from services.process.rendezvous import Rendezvous
+meeting = Rendezvous("127.0.0.1", 0, 2)
+print(where := meeting.offer(), flush=True)
+meeting.join(where, 10.0).set("from", "rank 0")
+sys.stdin.read()
+"""
+
+
+def test_a_rank_0_that_is_killed_leaves_no_file(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", RANK_0], env=os.environ | {"TMPDIR": str(tmp_path)},
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as rank_0:
+        where = rank_0.stdout.readline().strip()
+        store = Rendezvous("127.0.0.1", 1, 2).join(where, 10.0)
+        assert store.get("from") == b"rank 0"
+        rank_0.kill()
+    assert not Path(where).exists()
     assert list(tmp_path.iterdir()) == []
 
 
