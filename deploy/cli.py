@@ -16,7 +16,6 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from types import FrameType
 from typing import NoReturn
 
 from deploy.commands import (
@@ -47,6 +46,7 @@ from deploy.console.printable import printable
 from services.config.file import config_keys
 from services.errors import Fault, UserError
 from services.process.packages import check_one_installation
+from services.process.signals import signals_unwind
 from services.process.threads import wait_politely
 from services.telemetry.logs import get_logger, log_path
 
@@ -131,12 +131,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status; every failure ends in one line on stderr."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP, which we keep
-            signal.signal(number, _leave)
+    with signals_unwind():
+        return _run(sys.argv[1:] if argv is None else argv)
+
+
+def _run(argv: Sequence[str]) -> int:
     wait_politely()
     try:
-        args = parse(sys.argv[1:] if argv is None else argv)
+        args = parse(argv)
         check_one_installation()
         status = args.run(args) or 0
         sys.stdout.flush()
@@ -151,11 +153,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         return _report(error)
     return status
-
-
-def _leave(number: int, _frame: FrameType | None) -> NoReturn:
-    """Unwinds the stack on SIGTERM as on Ctrl-C, so that every `finally` block stops what it started."""
-    raise SystemExit(128 + number)
 
 
 def _report(error: Exception) -> int:

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from services.config.tree import SupervisionSection
@@ -44,7 +44,7 @@ Beats = Callable[[], Mapping[str, Mapping[str, Any]]]
 
 
 class Supervisor:
-    """Starts members in order, restarts them when they die, and stops them in reverse order."""
+    """Starts members in order, restarts them when they die, and stops them in reverse order of their roles."""
 
     def __init__(self, report: Callable[[str], None], settings: SupervisionSection, *, beats: Beats = dict,
                  ground: Callable[[], None] = lambda: None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -213,7 +213,8 @@ class Supervisor:
     def _died(self, watched: Watched, end: End) -> None:
         self._refuse_a_hopeless_start(watched.member, end)
         now = self._clock()
-        _forget_old(watched.deaths, now)
+        while watched.deaths and now - watched.deaths[0] > WINDOW_S:
+            watched.deaths.popleft()
         watched.deaths.append(now)
         count = len(watched.deaths)
         pause = 0.0 if count == 1 else min(2.0 ** (count - 2), self._settings.longest_pause_seconds)
@@ -282,17 +283,16 @@ class Supervisor:
         return recent >= SICK_AFTER
 
     def stop(self) -> None:
-        """Stops all members, the last started first. If one cannot be stopped, the others are stopped all the same."""
+        """Stops all members, whatever fails: the last started role first, and the members of a role at once."""
         while self._watched:
-            self._stop(self._watched.pop().member)
+            role = self._watched[-1].member.role
+            last = [w.member for w in self._watched if w.member.role == role]
+            self._watched = [w for w in self._watched if w.member.role != role]
+            with ThreadPoolExecutor(len(last)) as pool:  # a server may take ten seconds to end
+                list(pool.map(self._stop, last))
 
     def _stop(self, member: Member) -> None:
         try:
             member.stop()
         except (GagpoError, OSError, RuntimeError) as error:
             self._report(f"could not stop {member.name}: {error}")
-
-
-def _forget_old(deaths: deque[float], now: float) -> None:
-    while deaths and now - deaths[0] > WINDOW_S:
-        deaths.popleft()

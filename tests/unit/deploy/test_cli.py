@@ -130,6 +130,33 @@ def test_a_polite_kill_cleans_up(number: signal.Signals):
         process.wait()
 
 
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_that_comes_inside_a_finalizer_is_not_lost(number: signal.Signals, status: int):
+    """Python prints exceptions of `__del__` and goes on. The imports of the heavy commands run thousands of such
+    calls.
+    """
+    code = (
+        "import time\nfrom deploy import cli\n"
+        "class Slow:\n"
+        "    def __del__(self): print('ready', flush=True); time.sleep(600)\n"
+        "def run(args):\n"
+        "    try:\n        Slow(); time.sleep(600)\n"
+        "    finally:\n        print('cleaned', flush=True)\n"
+        "def add(subparsers): subparsers.add_parser('work').set_defaults(run=run)\n"
+        "cli.COMMANDS = (add,)\nraise SystemExit(cli.main(['work']))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        assert process.communicate(timeout=60) == ("cleaned\n", "error: interrupted\n" if status == 130 else "")
+        assert process.returncode == status
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_under_nohup_a_closed_terminal_ends_nothing():
     process = start_sleeper("nohup")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from itertools import pairwise
 
 import pytest
@@ -215,7 +216,8 @@ def test_members_stop_in_reverse_order_and_one_failure_spares_none(world: World)
             super().stop()
             raise EngineFault("will not die")
 
-    members = Scripted("first", world.events), Stubborn("second", world.events), Scripted("third", world.events)
+    members = (Scripted("first", world.events, role="environment"), Stubborn("second", world.events),
+               Scripted("third", world.events, role="learner"))
     for member in members:
         world.supervisor.add(member)
     world.supervisor.stop()
@@ -225,6 +227,23 @@ def test_members_stop_in_reverse_order_and_one_failure_spares_none(world: World)
     world.supervisor.remove(members[1])
     assert not world.supervisor.watches(members[1])
     assert world.notes == 2 * ["could not stop second: will not die"]
+
+
+def test_members_of_a_role_stop_at_once_because_each_may_take_long(world: World) -> None:
+    all_asked = threading.Barrier(3, timeout=10)
+
+    class Slow(Scripted):
+        def stop(self) -> None:
+            all_asked.wait()  # raises a RuntimeError after its timeout
+            super().stop()
+
+    for name in ("first", "second", "third"):
+        world.supervisor.add(Slow(name, world.events, role="environment"))
+    world.add("worker")
+    world.supervisor.stop()
+    assert world.events[4] == "stop worker"
+    assert sorted(world.events[5:]) == ["stop first", "stop second", "stop third"]
+    assert world.notes == []
 
 
 def test_a_member_without_a_place_says_so_once_and_is_not_late(world: World) -> None:
