@@ -24,7 +24,7 @@ from envservice.base import PromptTemplate, Turn
 from envservice.registry import make_template, open_environment
 from services.config.file import dump_config
 from services.config.tree import Config, EnvSection, ModelSection, RolloutSection
-from services.process.addresses import free_port
+from services.process.addresses import held_port
 from services.records import Episode, Step, Ticket, Version
 from services.seeds import seed_for
 from services.store.redis_server import private_redis
@@ -51,7 +51,7 @@ def run(tell: Tell = silent) -> list[Figure]:
         tell("a model", 0, 3)
         tasks = make_model(path / "model")
         dump_config(CONFIG, path / "config.yaml")
-        server = EnvServer(0, free_port(), path / "config.yaml", path)
+        server = EnvServer(0, held_port(), path / "config.yaml", path)
         with private_redis(path / "redis") as redis_url:
             server.start()
             server.wait()

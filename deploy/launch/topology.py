@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from services.config.secrets import env_token, redis_url
 from services.config.tree import Config
 from services.controller.fleet import Fleet
 from services.controller.supervise import Supervisor
-from services.process.addresses import free_port, is_local
+from services.process.addresses import held_port, is_local
 from services.store.redis_server import memory_share, private_redis
 from services.store.store import Store
 from services.telemetry.tracing import tracing
@@ -149,7 +150,8 @@ def _servers(config: Config, folder: Path, config_file: Path, supervisor: Superv
              token: str | None, address: str) -> Fleet[EnvServer] | Fleet[PlacedServer]:
     """Returns the run's own environment servers: child processes beside a private Ray, else actors of the cluster."""
     if is_local(address):
-        return Fleet(supervisor, lambda index: EnvServer(index, free_port(), config_file, folder, token))
+        port = cache(lambda _: held_port())  # a server with the same number takes the same port again
+        return Fleet(supervisor, lambda index: EnvServer(index, port(index), config_file, folder, token))
     from deploy.members.server_actor import ServerActor
 
     return Fleet(supervisor, lambda index: PlacedServer(

@@ -9,7 +9,7 @@ import ray
 
 from deploy.members.env_server import POLL_S, EnvServer
 from services.errors import EnvFault
-from services.process.addresses import free_port
+from services.process.addresses import held_port
 from services.telemetry.logs import life_of
 
 
@@ -21,7 +21,7 @@ class ServerHost:
         self._node = ray.util.get_node_ip_address()
         self._folder, self._start_s = Path(folder), start_s
         self._name = f"environment-host-{index}"
-        self._server = EnvServer(index, free_port(self._node), Path(config_file), self._folder, token,
+        self._server = EnvServer(index, held_port(self._node), Path(config_file), self._folder, token,
                                  host=self._node)
 
     def open(self) -> str:

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from services.errors import UserError
 
+_HOLDERS: list[socket.socket] = []
 
 def is_local(host: str) -> bool:
     """Returns whether only this machine can reach a server bound to `host`, an IP address or `localhost`."""
@@ -34,11 +35,17 @@ def interface_of(address: str) -> str | None:
     return None
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """Returns a port of this address that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+def held_port(host: str = "127.0.0.1") -> int:
+    """Returns a port of this address that no other program gets until this process ends.
+
+    The socket that holds it does not listen, so connections are refused until a server takes the port, and again after
+    that has ended. A server that asks for this port gets it if it sets SO_REUSEADDR, as ours, Redis and Ray do.
+    """
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind((host, 0))
+    _HOLDERS.append(holder)
+    return int(holder.getsockname()[1])
 
 
 def servers_behind(url: str) -> tuple[str, ...]:

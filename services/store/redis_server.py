@@ -23,7 +23,7 @@ from pathlib import Path
 import redis
 
 from services.errors import GagpoError, StoreFault, UserError
-from services.process.addresses import free_port
+from services.process.addresses import held_port
 from services.process.child_processes import ending_with_parent, wait_or_kill
 from services.store.connection import OLDEST
 from services.telemetry.logs import get_logger
@@ -124,7 +124,7 @@ class RedisServer:
         self._folder, self._binary = folder.resolve(), binary
         self._config = self._folder / "redis.conf"
         self._password = secrets.token_urlsafe(24)
-        self._port = free_port(host)
+        self._port = held_port(host)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property

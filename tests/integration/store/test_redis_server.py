@@ -2,11 +2,13 @@
 
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -32,6 +34,7 @@ from services.store.store import Store
 HOLDER = """
 import sys, time
 from pathlib import Path
+from urllib.parse import urlsplit
 from services.store.redis_server import private_redis
 with private_redis(Path(sys.argv[1])) as url:
     print(url, flush=True)
@@ -179,6 +182,14 @@ def test_one_that_reads_a_large_file_may_take_longer_to_start(tmp_path, monkeypa
     binary.write_text(LOADING.format(python=sys.executable, seconds=6.0))
     binary.chmod(0o700)
     server = RedisServer(tmp_path, binary)
+    server.start()
+    server.stop()
+
+
+def test_nobody_takes_its_port_before_it_starts(tmp_path):
+    server = RedisServer(tmp_path, find_redis())
+    with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+        stranger.bind(("127.0.0.1", urlsplit(server.url).port))
     server.start()
     server.stop()
 

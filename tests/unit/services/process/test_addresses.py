@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from services.process.addresses import is_local, servers_behind
+from services.process.addresses import held_port, is_local, servers_behind
 
 
 @pytest.mark.parametrize(("host", "local"), [
@@ -12,6 +12,17 @@ from services.process.addresses import is_local, servers_behind
 ])
 def test_only_loopback_addresses_are_this_machine_s_alone(host: str, local: bool):
     assert is_local(host) == local
+
+
+def test_a_held_port_is_for_the_server_that_it_was_chosen_for():
+    port = held_port()
+    with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+        stranger.bind(("127.0.0.1", port))
+    for _ in range(2):  # also for a server that starts again
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), 5)
+        with socket.create_server(("127.0.0.1", port)):  # which sets SO_REUSEADDR
+            socket.create_connection(("127.0.0.1", port), 5).close()
 
 
 V4, V6 = socket.AF_INET, socket.AF_INET6
