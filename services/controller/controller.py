@@ -201,6 +201,8 @@ class Controller:
         signature = (counts, remaining, pointer, self.supervisor.progress)
         if self._lacks_servers():
             self._moved_at = self.clock()  # env.outage_seconds limits how long this may last
+            if self.supervisor.waits:
+                self.telemetry.moved(pointer[0].short if pointer else "")  # no reason for an alert: they start again
             return
         if signature != self._signature or self.supervisor.waits:
             self._signature, self._moved_at = signature, self.clock()

@@ -68,6 +68,21 @@ def test_waiting_for_environment_servers_is_shown_and_is_no_stall(world):
         controller.watch()
 
 
+@pytest.mark.parametrize("starts", [True, False])
+def test_only_the_wait_for_servers_that_the_run_starts_itself_raises_no_alert(world, starts):
+    run = world(eval_every=0)
+    controller = run.controller()
+    server = Scripted("environment server 0", [], role="environment")
+    server.answers = not starts
+    controller.supervisor.add(server)
+    moved = controller.telemetry.pulse.meters("gagpo_controller_progress_timestamp_seconds")
+    run.store.beat("rollout-0", {"role": "rollout", "doing": NO_SERVERS, "at": 1.0})
+    controller.tick()
+    moved.set(0)
+    controller.tick()
+    assert (moved._value.get() > 0) == starts
+
+
 def test_any_progress_resets_the_watchdog(world):
     """One episode an hour is slow but not stuck. Groups of an evaluation count too."""
     run = world()
