@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -11,7 +10,6 @@ from functools import partial
 
 import pytest
 import torch
-from torch._C._distributed_c10d import PrefixStore
 
 from rollout.inbox import HELD, RECEIVING, Inbox
 from rollout.version_part import VersionPart
@@ -226,26 +224,6 @@ def test_a_receiver_that_stops_inside_a_broadcast_ends_the_round_once_it_is_miss
     assert senders.send(found, weights(2), again) == []
     assert over([inbox]) == [HELD]
     assert_holds(inbox, found)
-
-
-def test_a_receiver_that_dies_while_all_connect_ends_the_round_once_it_is_missed(own_folder):
-    came: list[float] = []
-
-    class Dies(Inbox):
-        def _receive(self, found, read, receiver, address):
-            store = Rendezvous(address, 2 + receiver, 4).join(found.group, SECONDS)
-            for sender in range(2):
-                PrefixStore(str(sender), store).set(str(1 + receiver), "here")
-            came.append(time.monotonic())
-
-    meeting, senders, inbox, dies = Rendezvous("127.0.0.1", 0, 4), Senders(), Inbox(CPU), Dies(CPU)
-    found = by_links(1, group=meeting.offer(), seconds=20.0)
-    begin([inbox, dies], found)
-    # Missed after all have seen it: they wait in the constructor of the group by then.
-    faults = senders.send(found, weights(1), meeting,
-                          lost=lambda: "two: it is gone" if came and time.monotonic() - came[0] > 2 else "")
-    assert [str(fault) for fault in faults] == ["two: it is gone"] * 2
-    assert over([inbox]) == ["RuntimeError: two: it is gone"]
 
 
 def test_a_receiver_that_is_missed_before_it_joins_ends_the_round(own_folder):
