@@ -186,7 +186,7 @@ def test_one_that_reads_a_large_file_may_take_longer_to_start(tmp_path, monkeypa
     server.stop()
 
 
-def test_nobody_takes_its_port_before_it_starts(tmp_path):
+def test_its_port_is_kept_for_it_before_it_starts(tmp_path):
     server = RedisServer(tmp_path, find_redis())
     with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
         stranger.bind(("127.0.0.1", urlsplit(server.url).port))
