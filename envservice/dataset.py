@@ -112,7 +112,12 @@ def dataset_spec(
 
     `make` returns a fresh Session of a row, `task_type` the kind of a row in one word. `replayable`: whether the same
     actions lead to the same outcomes again. If not, a lost session ends its episode, which is played anew.
+    Raises UserError unless `splits` names three.
     """
+    if isinstance(splits, str) or len(splits) != 3:
+        raise UserError(f"the dataset {name} has splits={splits!r:.60}",
+                        "name three: to train on, to choose the best checkpoint by, and to report on")
+
     @cache
     def opened(data: Path) -> DatasetEnvironment:
         return DatasetEnvironment(make, data, name=name, version=version, splits=splits, task_type=task_type,

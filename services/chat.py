@@ -138,12 +138,17 @@ class ChatFormat:
 
 
 def check_chat(chat: ChatFormat, folder: Path) -> None:
-    """Raises UserError if the tokenizer of the model in `folder` has no chat template, or one that fails."""
+    """Raises UserError if the tokenizer of the model in `folder` has no chat template, or one that fails or leaves out
+    what users say, as any text file does that is no template."""
     if not chat.tokenizer.chat_template:
         raise UserError(f"the tokenizer in {folder} has no chat template",
                         "set model.chat_template to a Jinja file that has one, or env.prompt=compact without an agent")
+    asked = _MARK.format("asked")
     try:
         chat.opening()
+        if asked not in chat.prompt(asked):
+            raise UserError(f"the chat template of {folder} leaves out the user's message",
+                            "set model.chat_template to a Jinja template that shows it")
     except ChatRefused as error:
         refused = "a system prompt" if chat.system is not None else "a user's message"
         raise UserError(f"the chat template of {folder} refuses {refused} ({error})",

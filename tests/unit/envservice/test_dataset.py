@@ -85,6 +85,12 @@ def test_every_form_gives_the_same_tasks_with_the_same_digests(tmp_path, write):
     assert [session.step(action).reward for action in ("5", "4")] == [-0.25, 1.0]
 
 
+def test_fewer_than_three_splits_are_refused():
+    for splits in (("train",), "dev"):
+        with pytest.raises(UserError, match=r"the dataset quiz has splits=.*; name three: to train on, to choose"):
+            dataset_spec(Quiz, name="quiz", splits=splits)
+
+
 def test_one_file_is_cut_by_its_column_or_by_a_hash_of_each_row(tmp_path):
     named = tmp_path / "named.jsonl"
     lines(named, [row | {"split": "abc"[n % 3]} for n, row in enumerate(ROWS)])

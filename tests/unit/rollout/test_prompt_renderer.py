@@ -146,7 +146,8 @@ def test_a_system_prompt_comes_first(tmp_path):
 
 def test_a_template_without_system_prompts_is_named(tmp_path):
     """Gemma 2 raises an exception of its own for one."""
-    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}x"
+    refusing = ("{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+                "{{ messages[0].content }}")
     folder = saved(tmp_path, refusing)
     load_text(folder, EnvSection())
     with pytest.raises(UserError, match=r"refuses a system prompt \(System role not supported\)"):

@@ -40,6 +40,8 @@ DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
      "argument --skip-step: it must be at least 1, not 0; see `gagpo train --help`"),
     (["eval", "--policy", "react", "--endpoint", "http://host/v1", "--which", "best"],
      "--which is given with --endpoint; leave it out: it chooses a checkpoint of a run"),
+    (["eval", "mine", "--episodes", "-3"],
+     "argument --episodes: it must be at least 0, not -3; see `gagpo eval --help`"),
     (["train", "--dryrun"], "unrecognised argument --dryrun; did you mean --dry-run?"),
     ([*DRY, "--learner.lr=3e-4"],
      "unrecognised argument --learner.lr=3e-4; did you mean learner.lr=VALUE, without dashes?"),

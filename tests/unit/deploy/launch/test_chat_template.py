@@ -60,6 +60,13 @@ def test_a_template_that_does_not_compile_is_refused_by_its_line(folder: Path):
         check_template(config)
 
 
+def test_a_file_that_is_no_template_is_refused(folder: Path):
+    """Any text is a template of Jinja's: the model would read it instead of its prompts."""
+    (folder / "notes.txt").write_text("Answer in one word.")
+    assert refusal(folder, f"model.chat_template={folder / 'notes.txt'}").startswith(
+        f"the chat template of {folder} leaves out the user's message; set model.chat_template")
+
+
 def test_a_model_without_a_template_is_refused(folder: Path):
     (folder / "tokenizer_config.json").write_text("{}")
     assert refusal(folder).startswith(f"the tokenizer in {folder} has no chat template; set model.chat_template to")
