@@ -111,7 +111,8 @@ class Swept:
 
 
 def run_sweep(config: Config, variants: Sequence[Variant], *, resume: bool, quiet: bool) -> Swept:
-    """Trains one variant after another, then writes the table of those that finished. Finished runs are skipped.
+    """Trains one variant after another, and after each writes the table of those that finished. Finished runs are
+    skipped.
 
     A failed run leaves the others to go on, except for the first one, with whose cold start they begin, and after
     FAILURES_IN_A_ROW.
@@ -128,16 +129,24 @@ def run_sweep(config: Config, variants: Sequence[Variant], *, resume: bool, quie
         try:
             _train(name, one, RunFolder(made[variants[0].name].run_dir), quiet=quiet)
             in_a_row = 0
+            _results(config, made, variants)
         except ChildFailed as error:
             failures.append(ChildFailed(f"{error}; go on with --resume", error.status))
             in_a_row += 1
         if in_a_row == FAILURES_IN_A_ROW or (failures and number == 1):
             break
+    finished, lines = _results(config, made, variants)
+    return Swept(finished=finished, lines=lines, failures=failures)
+
+
+def _results(config: Config, made: Mapping[str, Config],
+             variants: Sequence[Variant]) -> tuple[list[Variant], list[SweepLine]]:
+    """Returns the variants whose runs have finished, and their table, which it writes if there are any."""
     finished = [variant for variant in variants if is_finished(made[variant.name])]
     lines = table(made, finished)
     if finished:
         write(config.run_dir, lines)
-    return Swept(finished=finished, lines=lines, failures=failures)
+    return finished, lines
 
 
 def _train(name: str, config: Config, first: RunFolder, *, quiet: bool) -> None:

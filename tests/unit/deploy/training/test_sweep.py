@@ -133,6 +133,20 @@ def test_three_failures_in_a_row_end_a_sweep(config: Config):
     assert not (config.run_dir / "trajectory-reward.yaml").exists()
 
 
+def test_an_interrupted_sweep_has_the_table_of_the_runs_that_finished(config: Config, monkeypatch: pytest.MonkeyPatch):
+    made = sweep.configs(config, ABLATIONS)
+
+    def ends_with_ctrl_c_in_the_second(name: str, *_: object, **__: object) -> None:
+        if name != "variant full":
+            raise KeyboardInterrupt
+        finish(made["full"], {"a": 1.0})
+
+    monkeypatch.setattr(sweep, "run_child", ends_with_ctrl_c_in_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        sweep.run_sweep(config, ABLATIONS, resume=False, quiet=True)
+    assert [row["variant"] for row in json.loads((config.run_dir / "sweep.json").read_text())["table"]] == ["full"]
+
+
 def test_without_the_first_variant_there_is_no_cold_start_to_go_on_with(
         config: Config, monkeypatch: pytest.MonkeyPatch):
     def fails(name: str, *_: object, **__: object) -> None:
