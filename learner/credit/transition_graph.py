@@ -54,14 +54,14 @@ class TransitionGraph:
         paths = [[step.state for step in episode] for episode in group]
         self._order = sorted(range(len(group)), key=lambda i: (paths[i], given[i]))
         owner: dict[str, int] = {}
-        for i, path in enumerate(paths):
-            for state in set(path):
+        for i in self._order:
+            for state in dict.fromkeys(paths[i]):
                 owner[state] = SHARED if state in owner else i
         numbers = dict.fromkeys([SHARED, *range(len(group))], 0)
         place: dict[str, int] = {}
-        for state in sorted(owner):
-            place[state] = numbers[owner[state]]
-            numbers[owner[state]] += 1
+        for state, of in owner.items():
+            place[state] = numbers[of]
+            numbers[of] += 1
         shared, own = numbers.pop(SHARED), max(numbers.values())
         self._place = {state: (of, place[state] + own * (of == SHARED)) for state, of in owner.items()}
         self._paths = [[self._place[state][1] for state in path] for path in paths]
@@ -87,16 +87,16 @@ class TransitionGraph:
         self._own = np.concatenate([gains[:, :own, None], np.ones((len(gains), own, 1)), moves[:, :own, own:]], axis=2)
         if own:
             block = -moves[:, :own, :own]
-            block[:, range(own), range(own)] += visits[:, :own] + self.prior
+            _diagonals(block)[...] += visits[:, :own] + self.prior
             self._own = np.linalg.solve(block, self._own)  # B g, B 1 and γ B M_XS as columns, [K, X, 2 + S]
         led = moves[:, own:, :own] @ self._own
-        self._shared_gains, self._shared_priors = gains[:, own:] + led[:, :, 0], led[:, :, 1]
-        self._parts = led[:, :, 2:]
-        self._parts += moves[:, own:, own:]
-        np.negative(self._parts, out=self._parts)
-        self._parts[:, range(shared), range(shared)] += visits[:, own:]
-        self._all_parts = self._parts[self._order].sum(0)
-        self._all_parts[range(shared), range(shared)] += self.prior
+        system = -(led[:, :, 2:] + moves[:, own:, own:])
+        _diagonals(system)[...] += visits[:, own:]
+        # C, then its right sides by g and by κ m, and N, as further columns, [K, S, S + 3]
+        self._parts = np.concatenate(
+            [system, gains[:, own:, None] + led[:, :, :1], led[:, :, 1:2], visits[:, own:, None]], axis=2)
+        self._whole = self._parts[self._order].sum(0)
+        _diagonals(self._whole[:, :shared])[...] += self.prior
 
     def values(self, without: int | None) -> Solution:
         """Returns the values from all episodes but `without`."""
@@ -104,17 +104,15 @@ class TransitionGraph:
 
     def solutions(self, withouts: Sequence[int | None]) -> list[Solution]:
         """Returns the values for each episode that is left out (None: no episode), solved in one call."""
-        kept = [[i for i in self._order if i != without] for without in withouts]
-        means = [average(sorted(self._starts[i] for i in some)) if some else 0.0 for some in kept]
-        priors = self.prior * np.array(means)
-        right = np.stack([self._shared_gains[some].sum(0) + prior * (1 + self._shared_priors[some].sum(0))
-                          for some, prior in zip(kept, priors, strict=True)])
-        systems = np.stack([self._all_parts if without is None else self._all_parts - self._parts[without]
-                            for without in withouts])
-        shared = np.linalg.solve(systems, right[..., None])[..., 0]
-        visits = self._visits[:, self._own.shape[1]:]
-        return [Solution(without=without, shared=values, mean=mean, visits=visits[some].sum(0))
-                for without, some, values, mean in zip(withouts, kept, shared, means, strict=True)]
+        others = [[start for i, start in enumerate(self._starts) if i != without] for without in withouts]
+        means = [average(sorted(starts)) if starts else 0.0 for starts in others]
+        leaves_out = np.array([without is not None for without in withouts], dtype=float)[:, None, None]
+        kept = self._whole - leaves_out * self._parts[[without or 0 for without in withouts]]
+        system, gains, priors, visits = kept[:, :, :-3], kept[:, :, -3], kept[:, :, -2], kept[:, :, -1]
+        right = gains + self.prior * np.array(means)[:, None] * (1 + priors)
+        shared = np.linalg.solve(system, right[..., None])[..., 0]
+        return [Solution(without=without, shared=values, mean=mean, visits=counts)
+                for without, values, mean, counts in zip(withouts, shared, means, visits, strict=True)]
 
     def value(self, state: str, solution: Solution) -> tuple[float, float]:
         """Returns V and N of a state; N = 0 and V = m if no kept episode visited it."""
@@ -157,3 +155,8 @@ class TransitionGraph:
             value = here if count else value
             row.append(value)
         return row, [count for _, count in found]
+
+
+def _diagonals(matrices: Array) -> Array:
+    """Returns a view of the diagonals of square matrices, [..., X, X] -> [..., X]."""
+    return np.einsum("...ii->...i", matrices)
