@@ -135,6 +135,7 @@ def claim(config: Config, *, resume: bool) -> None:
         state = _state(config.run_dir, remote.url)
         if not there or (folder.known() and theirs and theirs.owner == state.owner):
             _keep(config.run_dir, state)
+            _own(remote, state)
         elif folder.known():
             raise UserError(f"{config.run_dir} is not the newest copy of the run at {remote.url}",
                             "move the folder away and --resume, or give another storage.url or name=...")
@@ -142,29 +143,34 @@ def claim(config: Config, *, resume: bool) -> None:
             raise UserError(f"{remote.url} holds a run already", "give --resume to continue it, or another name=...")
         else:
             fetch(remote, config.run_dir, state)
-        remote.write(OWNER, msgspec.json.encode(_Owner(owner=state.owner, host=socket.gethostname())))
 
 
 def fetch(remote: ObjectFolder, folder: Path, state: MirrorState) -> None:
-    """Downloads a run into its folder, which holds none. Checkpoints without meta.json are not whole and stay out."""
+    """Downloads a run into its folder, which holds none, and becomes its owner.
+
+    Checkpoints without meta.json are not whole and stay out. It can be called again after a crash: FETCHING is there
+    until run.json is, and then the object store already knows the owner.
+    """
     sizes = remote.sizes()
     torn = {name.split("/")[1] for name in sizes if name.startswith("checkpoints/step-")} - {
         name.split("/")[1] for name in sizes if name.endswith(f"/{META}")}
     names = [name for name in sizes if name != OWNER and not (
         name.startswith("checkpoints/") and name.split("/")[1] in torn)]
     draft = folder / FETCHING
-    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(exist_ok=True)
+    for old in draft.iterdir():
+        _remove(old)
     with ThreadPoolExecutor(AT_ONCE) as threads:
         list(threads.map(lambda name: remote.download(name, draft / name), names))
+    newest = Checkpoints(draft / "checkpoints", 1).latest()
+    state.step = newest.step if newest else 0
+    state.files = {name: marks_of(draft / name) for name in names if name not in POINTERS}
+    _keep(folder, state)
+    _own(remote, state)
     for entry in sorted(draft.iterdir(), key=lambda path: path.name == "run.json"):  # a run only when all is there
-        if (folder / entry.name).is_file():
-            (folder / entry.name).unlink()
+        _remove(folder / entry.name)
         entry.rename(folder / entry.name)
     draft.rmdir()
-    newest = Checkpoints(folder / "checkpoints", 1).latest()
-    state.step = newest.step if newest else 0
-    state.files = {name: marks_of(folder / name) for name in names if name not in POINTERS}
-    _keep(folder, state)
 
 
 def config_at(url: str) -> bytes:
@@ -183,6 +189,17 @@ def _state(folder: Path, url: str) -> MirrorState:
     except FileNotFoundError:
         found = None
     return found if found and found.url == url else MirrorState(url=url, owner=uuid.uuid4().hex)
+
+
+def _own(remote: ObjectFolder, state: MirrorState) -> None:
+    remote.write(OWNER, msgspec.json.encode(_Owner(owner=state.owner, host=socket.gethostname())))
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _owner(remote: ObjectFolder) -> _Owner | None:

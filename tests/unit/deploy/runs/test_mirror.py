@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -147,6 +148,41 @@ def test_an_interrupted_fetch_begins_again(tmp_path, elsewhere):
     (elsewhere.run_dir / ".fetching").mkdir()
     (elsewhere.run_dir / ".fetching" / "run.json").write_text("half")
     check_folder(elsewhere.run_dir)
+    claim(elsewhere, resume=True)
+    assert json.loads((elsewhere.run_dir / "run.json").read_text()) == {"run": "mine-1"}
+
+
+def test_a_fetch_that_ends_between_two_renames_begins_again(tmp_path, elsewhere, monkeypatch):
+    commit(a_run(config(tmp_path)), 1)
+    Mirror(config(tmp_path)).push()
+    rename = Path.rename
+
+    def ends(self, target):
+        if self.name == "run.json" and self.parent.name == ".fetching":
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", ends)
+        with pytest.raises(KeyboardInterrupt):
+            claim(elsewhere, resume=True)
+    check_folder(elsewhere.run_dir)
+    claim(elsewhere, resume=True)
+    assert Checkpoints(elsewhere.run_dir / "checkpoints", keep=2).newest_whole().step == 1
+    assert not (elsewhere.run_dir / ".fetching").exists()
+
+
+def test_a_fetch_that_ends_before_the_object_store_knows_its_owner_begins_again(tmp_path, elsewhere, monkeypatch):
+    a_run(config(tmp_path))
+    Mirror(config(tmp_path)).push()
+
+    def ends(self, name, data):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectFolder, "write", ends)
+        with pytest.raises(KeyboardInterrupt):
+            claim(elsewhere, resume=True)
     claim(elsewhere, resume=True)
     assert json.loads((elsewhere.run_dir / "run.json").read_text()) == {"run": "mine-1"}
 
