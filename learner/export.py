@@ -10,7 +10,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
-from services.files import open_as_folder
+from services.files import open_as_folder, sync_tree, write_whole
 
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt", "added_tokens.json",
                    "chat_template*", "generation_config.json")
@@ -29,5 +29,6 @@ def write_export(folder: Path, tensors: Mapping[str, Tensor], *, like: Path, dty
     architecture = json.loads((like / "config.json").read_text())
     architecture.pop("torch_dtype", None)
     architecture["dtype"] = dtype
-    (folder / "config.json").write_text(json.dumps(architecture, indent=2) + "\n")  # last: marks it as complete
+    sync_tree(folder)
+    write_whole(folder / "config.json", json.dumps(architecture, indent=2) + "\n")  # last: marks it as complete
     open_as_folder(folder)

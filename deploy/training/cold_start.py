@@ -15,7 +15,7 @@ from deploy.console.plain import Pace, span
 from services.chat import chat_format
 from services.config.tree import Config
 from services.errors import UserError
-from services.files import open_as_folder, write_whole
+from services.files import open_as_folder, sync_tree, write_whole
 from services.seeds import seed_for
 from services.tokenizer import load_tokenizer
 
@@ -210,6 +210,7 @@ def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     open_as_folder(out)
+    sync_tree(out)  # sft.json says that all of it is there, also after a power loss
 
 
 @contextmanager

@@ -1,0 +1,44 @@
+"""A model's folder is marked as complete once all of it is on the disk."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from deploy.training.cold_start import _save
+from learner.export import write_export
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Provides the names of the files and folders that were flushed to disk, in order."""
+    names: list[str] = []
+    flush = os.fsync
+
+    def fsync(handle: int) -> None:
+        names.append(Path(f"/proc/self/fd/{handle}").readlink().name)
+        flush(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return names
+
+
+def test_an_export_is_on_the_disk_before_its_config_marks_it_as_complete(tmp_path: Path, synced: list[str]):
+    (tmp_path / "like").mkdir()
+    (tmp_path / "like" / "config.json").write_text("{}")
+    (tmp_path / "like" / "tokenizer.json").write_text("{}")
+    write_export(tmp_path / "model", {"weight": torch.zeros(3)}, like=tmp_path / "like", dtype="float32")
+    config = next(index for index, name in enumerate(synced) if "config.json" in name)
+    assert {"model.safetensors", "tokenizer.json"} <= set(synced[:config])
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
+        "config.json", "model.safetensors", "tokenizer.json"]
+
+
+def test_a_cold_start_is_on_the_disk_before_sft_json_marks_it_as_complete(tmp_path: Path, synced: list[str]):
+    class Saved:
+        def save_pretrained(self, folder: Path) -> None:
+            (folder / "model.safetensors").write_text("weights")
+
+    _save(Saved(), Saved(), tmp_path)
+    assert "model.safetensors" in synced
