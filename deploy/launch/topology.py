@@ -24,7 +24,7 @@ from deploy.members import private_ray
 from deploy.members.env_server import EnvServer
 from deploy.members.learner_gang import LearnerGang
 from deploy.members.placed_server import PlacedServer
-from deploy.members.placement import NODE_SHARE, ClusterPlace, ProcessPlace, bundle
+from deploy.members.placement import NODE_SHARE, ClusterPlace, ProcessPlace, bundle, on_roomiest_node
 from deploy.members.ray_actor import Actor
 from deploy.members.shared_cards import CardShare, SharedCards
 from deploy.runs.folder import RunFolder
@@ -165,5 +165,6 @@ def _weights_actor(config: Config, namespace: str) -> tuple[Any, str]:
     from services.weights.actor import WeightsActor
 
     name, nodes = f"weights-{namespace}", config.placement.weights
-    options = {"resources": {nodes: NODE_SHARE}} if nodes else {}
+    # Ray puts an actor without resources on any node, also on a head with little memory.
+    options = {"resources": {nodes: NODE_SHARE}} if nodes else on_roomiest_node()
     return WeightsActor.options(name=name, num_cpus=0, **options).remote(), name

@@ -135,6 +135,17 @@ class ClusterPlace:
         self._group, self._granted = None, False
 
 
+def on_roomiest_node() -> dict[str, Any]:
+    """Returns the Ray options of an actor on the node with the largest object store, or on any once that is lost."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    roomiest = max(alive, key=lambda node: node["Resources"].get("object_store_memory", 0.0))
+    # For an actor that needs nothing, Ray takes any node, whatever the strategy.
+    return {**_TINY, "scheduling_strategy": NodeAffinitySchedulingStrategy(roomiest["NodeID"], soft=True)}
+
+
 def free_nodes() -> list[Resources]:
     """Returns the free resources of each living node."""
     from ray._private.state import available_resources_per_node  # Ray has no public function for it

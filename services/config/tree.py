@@ -186,7 +186,7 @@ class PlacementSection(Section):
     environment: str | None = None
     """Custom resource of the nodes that environment servers run on, if the run starts them on a cluster."""
     weights: str | None = None
-    """Custom resource of the node that holds the published weights."""
+    """Custom resource of the node that holds the published weights. None: the node with the largest object store."""
 
 
 class MetricsSection(Section):

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
+from deploy.launch.topology import _weights_actor
 from deploy.members import learner_gang
 from deploy.members.learner_gang import LearnerGang
 from deploy.members.placed_server import PlacedServer
@@ -187,6 +189,19 @@ def test_environment_servers_run_where_there_is_room_and_another_takes_the_place
         until(lambda: refuses_connections(second))
     finally:
         supervisor.stop()
+
+
+def test_published_weights_lie_on_the_node_with_the_largest_object_store(cluster: Cluster):
+    """Ray itself puts actors without resources on any node, such as the head."""
+    roomy, config = add_node(cluster, num_cpus=0, object_store_memory=200 << 20), load_config("alfworld-tiny", ())
+
+    def place() -> str:
+        actor, _ = _weights_actor(config, uuid.uuid4().hex)
+        ray.get(actor.latest.remote(), timeout=DEADLINE_S)
+        return ray._private.state.actors(actor._actor_id.hex())["Address"]["NodeID"]
+
+    until(lambda: place() == roomy.node_id)  # the head may learn of the node a moment later
+    assert {place() for _ in range(6)} == {roomy.node_id}
 
 
 class Holder:
