@@ -56,7 +56,7 @@ class _Files:
         assert not tokenize
         special = {name: token.get("content") if isinstance(token := self.settings.get(name), dict) else token or ""
                    for name in _TOKENS}
-        return render_jinja_template([messages], chat_template=self.chat_template, **special, **given)[0][0]
+        return render_jinja_template([list(messages)], chat_template=self.chat_template, **special, **given)[0][0]
 
     def encode(self, _text: str, **_: Any) -> list[int]:
         return []

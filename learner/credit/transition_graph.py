@@ -20,12 +20,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from learner.credit.group_operations import average
 from learner.credit.types import Array, Group, Nested
 
+AnyArray = npt.NDArray[Any]
+"""numpy gives the result of linear algebra no exact type."""
 SHARED = -1
 """Owner of a state that several episodes visit."""
 
@@ -107,10 +111,10 @@ class TransitionGraph:
         others = [[start for i, start in enumerate(self._starts) if i != without] for without in withouts]
         means = [average(sorted(starts)) if starts else 0.0 for starts in others]
         leaves_out = np.array([without is not None for without in withouts], dtype=float)[:, None, None]
-        kept = self._whole - leaves_out * self._parts[[without or 0 for without in withouts]]
+        kept: Array = self._whole - leaves_out * self._parts[[without or 0 for without in withouts]]
         system, gains, priors, visits = kept[:, :, :-3], kept[:, :, -3], kept[:, :, -2], kept[:, :, -1]
         right = gains + self.prior * np.array(means)[:, None] * (1 + priors)
-        shared = np.linalg.solve(system, right[..., None])[..., 0]
+        shared: AnyArray = np.linalg.solve(system, right[..., None])[..., 0]
         return [Solution(without=without, shared=values, mean=mean, visits=counts)
                 for without, values, mean, counts in zip(withouts, shared, means, visits, strict=True)]
 
@@ -157,6 +161,6 @@ class TransitionGraph:
         return row, [count for _, count in found]
 
 
-def _diagonals(matrices: Array) -> Array:
+def _diagonals(matrices: AnyArray) -> AnyArray:
     """Returns a view of the diagonals of square matrices, [..., X, X] -> [..., X]."""
     return np.einsum("...ii->...i", matrices)
