@@ -37,3 +37,10 @@ def test_a_lock_that_differs_is_named(lock, old: str, new: str, said: str):
     file = lock.path("cpu")
     file.write_text(file.read_text().replace(old, new))
     assert any(said in line for line in lock.check("cpu"))
+
+
+def test_the_versions_for_gpus_also_fit_python_3_12(lock):
+    """vllm 0.32.0 asks for setuptools<81,>=78.1.1 if python_version > 3.11, so with 84.2.1 pip found no solution."""
+    file = lock.path("cuda")
+    file.write_text((ROOT / "scripts/lock-cuda.txt").read_text().replace("setuptools==78.1.1 ", "setuptools==84.2.1 "))
+    assert [line.partition(", and")[0] for line in lock.check("cuda")] == ["lock-cuda.txt has 84.2.1 of setuptools"]
