@@ -150,8 +150,11 @@ def kv_bytes(config: RolloutSection, *, weight_bytes: int, card_bytes: int = 0) 
 
 
 def card_bytes(config: RolloutSection) -> int:
-    """Returns the memory of the first GPU that this process sees, in bytes; 0 on CPUs. Starts no CUDA context."""
-    if device_of(config) == "cpu":
+    """Returns the memory of the first GPU that this process sees, in bytes; 0 unless rollout.gpu_memory is a share.
+
+    Starts no CUDA context. It imports vLLM, which the worker's process should not need.
+    """
+    if config.gpu_memory is None or config.gpu_memory > 1:
         return 0
     from vllm.platforms import current_platform
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,16 @@ def test_float32_keeps_its_precision_in_triton_on_a_gpu():
     Triton's dot rounds its inputs to 10 bits by default. A tiny model's logprobs then differ by 3e-4 nats from the
     learner's, of which float32 explains 6e-6."""
     assert environment(RolloutSection(gpus=1))["TRITON_F32_DEFAULT"] == "ieee"
+
+
+def test_a_gpu_is_asked_for_its_memory_only_if_the_cache_is_a_share_of_it():
+    """The question imports vLLM into the worker, and NVML has no answer for a part of a GPU (MIG)."""
+    program = ("import sys; from rollout.engine_settings import card_bytes, RolloutSection as Section; "
+               "sizes = [card_bytes(Section(gpus=1, gpu_memory=memory)) for memory in (None, 20.0)]; "
+               "print(sizes, 'vllm' in sys.modules)")
+    done = subprocess.run([sys.executable, "-c", program],
+                          capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[0, 0] False\n"
 
 
 def test_a_gpu_batch_holds_the_longest_row():
