@@ -65,14 +65,28 @@ def check_builds(config: Config) -> None:
     if rollout.gpus and installed("vllm") is None:
         raise UserError(f"rollout.gpus={rollout.gpus:g}, and vLLM's build for CPUs is installed",
                         "install `.[cuda]` in a fresh virtual environment, or set rollout.gpus=0")
-    if rollout.gpus and (found := gpu_doctor.compiler()).status == "error":
-        raise UserError(f"rollout.gpus={rollout.gpus:g}, and there is {found.detail}", found.fix)
+    if rollout.gpus or learner.gpus:
+        _hardware(config)
     if not rollout.gpus and installed("vllm") is not None:
         raise UserError("rollout.gpus=0, and vLLM's build for CUDA would take GPU 0 without a reservation",
                         "use a machine with a GPU, set rollout.gpus=1 or a share of a GPU, or install `.[cpu]`")
     if learner.gpus and not torch_cuda():
         raise UserError(f"learner.gpus={learner.gpus:g}, and torch is a build for CPUs",
                         "install `.[cuda]` in a fresh virtual environment, or set learner.gpus=0")
+
+
+def _hardware(config: Config) -> None:
+    """Raises UserError if the GPUs of this machine, or the compilers beside them, cannot do what the config asks."""
+    half, sampled = config.model.dtype == "bfloat16", config.rollout.gpus > 0
+    lowest = next(iter(gpu_doctor.capabilities()), None)
+    if half and lowest and gpu_doctor.OLDEST <= lowest < gpu_doctor.WITH_BFLOAT16:
+        raise UserError(f"model.dtype=bfloat16, and a GPU of this machine has compute capability {lowest[0]}."
+                        f"{lowest[1]}: bfloat16 begins at 8.0",
+                        "set model.dtype=float32, or hide this GPU by CUDA_VISIBLE_DEVICES")
+    sampling = [gpu_doctor.compiler(), *([gpu_doctor.attention()] if half else [])] if sampled else []
+    for found in (gpu_doctor.generation(), *sampling):
+        if found.status == "error":
+            raise UserError(f"this machine cannot run on its GPUs: {found.detail}", found.fix)
 
 
 def _shares(config: Config) -> None:

@@ -1,4 +1,6 @@
-"""The checks of `gagpo doctor` on a machine with NVIDIA GPUs: driver, compiler, NCCL, peers, shared memory, address."""
+"""The checks of `gagpo doctor` on a machine with NVIDIA GPUs: driver, generation, compilers, NCCL, peers, memory that
+processes share, address.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,6 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
-from pathlib import Path
 
 from deploy.launch import machine
 from deploy.launch.cards import ASK_S, smi
@@ -18,6 +19,12 @@ from services.findings import Finding, installed
 
 DRIVER = 580
 """The oldest driver that runs CUDA 13, which torch and vLLM are built for."""
+OLDEST = (7, 5)
+"""Compute capability of the oldest GPUs that CUDA 13 compiles for: Turing. scripts/flavour has the same number."""
+WITH_BFLOAT16 = (8, 0)
+"""Compute capability from which on GPUs have bfloat16, and torch has attention for rows of any length: Ampere."""
+DATA_CENTER_BLACKWELL = 10
+"""First number of the compute capability of B200 and B300."""
 _ROW = re.compile(r"\s*GPU\d+\s+(X|OK|NS|CNS|GNS|TNS|U)\b")
 SHARED_GIB = 8.0
 """Ray's object store holds two versions of the weights here, and NCCL its buffers."""
@@ -26,7 +33,9 @@ SHARED_GIB = 8.0
 def findings(gpus: int) -> Iterator[Finding]:
     """Yields the findings of a machine with `gpus` GPUs."""
     yield driver()
+    yield generation()
     yield compiler()
+    yield attention()
     yield nccl()
     if gpus > 1:
         yield peers()
@@ -44,17 +53,62 @@ def driver() -> Finding:
                    fix=f"install NVIDIA driver {DRIVER} or newer")
 
 
+def capabilities() -> list[tuple[int, int]]:
+    """Returns the compute capabilities of the GPUs that this process may use, the lowest first."""
+    found = (re.fullmatch(r"(\d+)\.(\d+)", value) for value in smi("compute_cap"))
+    return sorted((int(one[1]), int(one[2])) for one in found if one)
+
+
+def generation() -> Finding:
+    """Checks that the CUDA builds have code for the GPUs, and whether these have bfloat16."""
+    found = next(iter(capabilities()), None)
+    if found is None:
+        return Finding(check="generation", status="warning", detail="nvidia-smi names no compute capability",
+                       fix=f"install NVIDIA driver {DRIVER} or newer")
+    detail = f"compute capability {found[0]}.{found[1]}"
+    if found < OLDEST:
+        return Finding(check="generation", status="error", detail=f"{detail}, and CUDA 13 needs 7.5 (Turing) or more",
+                       fix="hide this GPU by CUDA_VISIBLE_DEVICES, or install `.[cpu]`")
+    if found < WITH_BFLOAT16:
+        return Finding(check="generation", status="warning", detail=f"{detail}: no bfloat16, which begins at 8.0",
+                       fix="set model.dtype=float32")
+    return Finding(check="generation", status="ok", detail=detail)
+
+
 def compiler() -> Finding:
-    """Checks for what Triton needs when an engine first starts: it compiles launchers in C, against Python's headers.
+    """Checks for what Triton needs when an engine first starts: it compiles its launcher in C, against Python's headers
+    (`_build` in triton/runtime/build.py).
     """
     python = f"python{sys.version_info.major}.{sys.version_info.minor}-dev"
+    fix = f"apt-get install gcc libc6-dev {python}"
     if not (found := os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         return Finding(check="compiler", status="error", detail="no C compiler, and vLLM's kernels (Triton) need one",
-                       fix=f"apt-get install gcc libc6-dev {python}")
-    if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
-        return Finding(check="compiler", status="warning", detail=f"{found}, without Python's headers (Python.h)",
-                       fix=f"apt-get install {python}")
+                       fix=fix)
+    try:
+        done = subprocess.run([found, "-E", f"-I{sysconfig.get_paths()['include']}", "-x", "c", "-"], text=True,
+                              input="#include <Python.h>\n", capture_output=True, timeout=ASK_S, check=False)
+        wrong = next((line for line in done.stderr.splitlines() if "error" in line), "")
+    except OSError as error:
+        wrong = str(error)
+    if wrong:
+        return Finding(check="compiler", status="error", fix=fix,
+                       detail=f"{found} cannot compile vLLM's kernels (Triton): {wrong}")
     return Finding(check="compiler", status="ok", detail=found)
+
+
+def attention() -> Finding:
+    """Checks for what vLLM's attention needs in bfloat16 on B200 and B300: FlashInfer, which vLLM prefers there,
+    compiles its kernels with nvcc unless a package has them (`_get_backend_priorities` in vllm/platforms/cuda.py).
+    """
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+    nvcc = shutil.which("nvcc") or shutil.which(f"{home}/bin/nvcc")
+    own = all(major != DATA_CENTER_BLACKWELL for major, _ in capabilities())
+    if own or nvcc or installed("flashinfer-jit-cache"):
+        return Finding(check="attention", status="ok",
+                       detail="vLLM's own kernels" if own else nvcc or "prebuilt kernels")
+    return Finding(check="attention", status="error",
+                   detail="no nvcc, and vLLM's attention on this GPU (FlashInfer) needs it",
+                   fix="install the CUDA toolkit 13 and set CUDA_HOME, or the package flashinfer-jit-cache")
 
 
 def nccl() -> Finding:
