@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from deploy.launch.cards import visible
 from services.errors import UserError
@@ -22,7 +19,6 @@ if TYPE_CHECKING:
     from learner.selftest.table import Line
 
 PARTS = ("engine", "loop", "learner")
-VERDICTS = {True: ("pass", "green"), False: ("fail", "red"), None: ("-", "default")}
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
@@ -36,7 +32,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     )
     parser.add_argument("--gpu", action="store_true", required=True, help="use the first GPU of this machine")
     parser.add_argument("--part", choices=PARTS, help="this part alone")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--json", action="store_true", help="one JSON object at the end instead of lines")
     parser.set_defaults(run=run)
 
 
@@ -47,41 +43,37 @@ def run(args: argparse.Namespace) -> int:
                         "run it on a machine whose `nvidia-smi` lists a GPU")
     from deploy.bench.selftest.sizes import GPU
 
-    console = Console(stderr=True)
     parts = PARTS if args.part is None else (args.part,)
+    lines: list[Line] = []
     with tempfile.TemporaryDirectory(prefix="gagpo-selftest-") as folder:
-        lines = run_parts(parts, GPU, Path(folder), lambda what: console.print(f"self-test: {what}"))
+        for line in run_parts(parts, GPU, Path(folder), lambda what: print(f"self-test: {what}", file=sys.stderr)):
+            lines.append(line)
+            if not args.json:
+                print(line, flush=True)  # at once: a fault of CUDA may end this process
     if args.json:
         print(json.dumps({"format": 1, "lines": [asdict(line) for line in lines]}))
-    else:
-        Console().print(table(lines))
     return int(any(line.passed is False for line in lines))
 
 
-def run_parts(parts: tuple[str, ...], size: Size, folder: Path, tell: Callable[[str], object]) -> list[Line]:
-    """Returns the lines of the parts. `size`: GPU or CPU of deploy/bench/selftest/sizes.py."""
+def run_parts(parts: tuple[str, ...], size: Size, folder: Path, tell: Callable[[str], object]) -> Iterator[Line]:
+    """Yields the lines of the parts as they are found. `size`: GPU or CPU of deploy/bench/selftest/sizes.py.
+
+    A part that raises is a line with its reason, and the other parts run all the same.
+    """
     from deploy.bench.selftest.engine_part import engine_part
     from deploy.bench.selftest.loop_part import loop_part
     from deploy.bench.selftest.sizes import make_model
+    from learner.selftest.table import attempt
 
     tell("a model of random weights")
     model = make_model(size, folder / "model")
-    lines = engine_part(size, model, tell) if "engine" in parts else []
-    lines += loop_part(size, model, folder, tell) if "loop" in parts else []
+    if "engine" in parts:
+        yield from attempt("engine", lambda: engine_part(size, model, tell))
+    if "loop" in parts:
+        yield from attempt("loop", lambda: loop_part(size, model, folder, tell))
     if "learner" in parts:  # the last one: it keeps its GPU until this process ends
         from learner.selftest.run import run as learner_part
 
         tell("the learner")
         (folder / "learner").mkdir()
-        lines += learner_part(folder / "learner")
-    return lines
-
-
-def table(lines: list[Line]) -> Table:
-    """Returns the lines for people."""
-    out = Table(title="gagpo selftest", box=None, title_justify="left")
-    for head in ("line", "verdict", "found", "aim"):
-        out.add_column(head)
-    for line in lines:
-        out.add_row(line.name, Text(*VERDICTS[line.passed]), line.found, line.aim)
-    return out
+        yield from attempt("learner", lambda: learner_part(folder / "learner"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 
@@ -21,14 +21,12 @@ class Line:
         return f"{verdict:<5}{self.name:<42}{self.found:<46}{self.aim}".rstrip()
 
 
-def attempt(name: str, check: Callable[[], Iterable[Line]]) -> list[Line]:
-    """Returns the lines of one check. If it raises, returns the lines so far and one line with the error."""
-    lines: list[Line] = []
+def attempt(name: str, check: Callable[[], Iterable[Line]]) -> Iterator[Line]:
+    """Yields the lines of one check. If it raises, one line with the error follows the lines so far."""
     try:
-        lines.extend(check())
+        yield from check()
     except Exception as error:  # the other checks say what still works
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{last.filename.rpartition('/')[2]}:{last.lineno}"
         what = f"{type(error).__name__}: {error}".splitlines()[0][:160]
-        lines.append(Line(name=name, found=f"{what} ({where})", passed=False))
-    return lines
+        yield Line(name=name, found=f"{what} ({where})", passed=False)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from deploy.bench.selftest.memory import used_mib
 from deploy.bench.selftest.sizes import Size
 from deploy.launch.cards import smi_processes
 from deploy.training.child_runs import ChildFailed, run_child
@@ -16,26 +17,39 @@ NAME = "selftest"
 LATER = 5
 """Number of learner steps after the run was resumed."""
 LIMIT_S = 1800.0
+LEFT_MIB = 256
+"""Memory in MiB that may be in use after the run beyond what was before."""
+END_S = 10.0
+"""Time in which the driver takes back the memory of processes that have ended."""
 
 
-def loop_part(size: Size, model: Path, folder: Path, tell: Callable[[str], object]) -> list[Line]:
-    """Returns the lines of the loop's part. `folder`: where the run's folder goes."""
-    before = set(smi_processes())
+def loop_part(size: Size, model: Path, folder: Path, tell: Callable[[str], object]) -> Iterator[Line]:
+    """Yields the lines of the loop's part as they are found. `folder`: where the run's folder goes."""
+    before, used = set(smi_processes()), used_mib(size)
     tell("three steps of alfworld-1.5b")
     started = time.monotonic()
     keys = (f"model.path={model}", f"runs_dir={folder}", f"name={NAME}", *size.loop)
     first = _train(folder, ["--config", "alfworld-1.5b", *keys])
-    lines = [Line(name="whole loop", passed=first == "" and _steps(folder) == 3,
-                  found=first or f"3 steps in {time.monotonic() - started:.0f} s")]
+    yield Line(name="whole loop", passed=first == "" and _steps(folder) == 3,
+               found=first or f"3 steps in {time.monotonic() - started:.0f} s")
     if not first:
         tell("the run goes on to five steps")
         second = _train(folder, ["--resume", str(folder / NAME), f"steps={LATER}"])
         done = _steps(folder)
-        lines.append(Line(name="goes on after its end", found=second or f"{done} steps",
-                          passed=second == "" and done == LATER))
-    left = set(smi_processes()) - before
-    lines.append(Line(name="no GPU process left", found=f"{len(left)} left", passed=not left))
-    return lines
+        yield Line(name="goes on after its end", found=second or f"{done} steps",
+                   passed=second == "" and done == LATER)
+    yield _left(size, before, used)
+
+
+def _left(size: Size, before: set[int], used: float) -> Line:
+    """Looks for processes and for memory: in a container nvidia-smi may list no process."""
+    deadline = time.monotonic() + END_S
+    while True:
+        left, grown = set(smi_processes()) - before, used_mib(size) - used
+        gone = not left and grown < LEFT_MIB
+        if gone or time.monotonic() > deadline:
+            return Line(name="no GPU process left", found=f"{len(left)} left, {grown:+,.0f} MiB in use", passed=gone)
+        time.sleep(0.5)
 
 
 def _train(folder: Path, arguments: list[str]) -> str:

@@ -7,6 +7,9 @@ import sys
 import tomllib
 from pathlib import Path
 
+import torch
+
+from learner.selftest.checks import same
 from learner.selftest.table import Line, attempt
 
 ROOT = Path(__file__).parents[3]
@@ -44,6 +47,18 @@ def test_every_check_passes_at_a_tiny_size():
     assert ours & set(lines[-1].split()[1:]) - THEIRS == SMALL
     asked = (ROOT / "docs/performance.md").read_text().partition("Besides torch")[2].partition("So it runs")[0]
     assert all(f"`{name}`" in asked for name in SMALL)
+
+
+def test_kernels_with_equal_results_and_other_gradients_are_not_the_same():
+    """The line held the results alone, and training has no other check of the kernel's backward pass."""
+    expected = [torch.tensor([1.0, -4.0]), torch.tensor([0.5, 2.0]), torch.tensor([3.0, 1.0])]
+    found = [one.clone() for one in expected]
+    assert same("kernels", found, expected, 0.02).passed
+    found[1][0] += 0.05
+    line = same("kernels", found, expected, 0.02)
+    assert (line.passed, line.found) == (False, "largest difference 0.025")
+    found[1][0] = torch.nan
+    assert same("kernels", found, expected, 0.02).passed is False
 
 
 def test_a_check_that_breaks_is_a_line_and_the_lines_before_it_stay():

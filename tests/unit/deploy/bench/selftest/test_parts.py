@@ -1,0 +1,83 @@
+"""The self-test of a GPU: each line fails if its claim is wrong, and a fault in one step leaves the other lines."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deploy import cli
+from deploy.bench.selftest import loop_part
+from deploy.bench.selftest.engine_part import FIRST_TOKENS, engine_part, repeated
+from deploy.bench.selftest.memory import held_memory, used_mib
+from deploy.bench.selftest.sizes import CPU
+from deploy.commands import selftest
+from deploy.launch.cards import Cards
+from learner.selftest.table import Line
+from rollout.engine import Sample
+
+
+def answers(same: list[int]) -> list[Sample]:
+    """Answers of 256 tokens. The first `same[k]` tokens of answer k are 0, the others 1."""
+    return [Sample(ids=np.array([0] * count + [1] * (256 - count), dtype=np.int32),
+                   logprobs=np.zeros(256, dtype=np.float32), spans=[], finished="length") for count in same]
+
+
+def test_answers_that_rounding_parts_late_count_as_repeated():
+    """One token in 130 turns in bfloat16: of 64 answers about 9 are the same to the end, and 53 for 24 tokens."""
+    parted = np.random.default_rng(0).geometric(1 / 130, 64).clip(max=256)
+    assert (parted == 256).mean() < 0.2
+    assert repeated("seeds repeat", answers([256] * 64), answers(list(parted))).passed
+
+
+def test_answers_that_differ_from_the_beginning_do_not():
+    one = answers([256] * 8)
+    line = repeated("seeds repeat", one, answers([0, 1, 3, 5, FIRST_TOKENS - 1, 24, 30, 256]))
+    assert (line.passed, line.found) == (False, "3 of 8 answers repeat their first 24 tokens")
+    assert repeated("seeds repeat", one, answers([0, 1, 3, 5, 24, 24, 30, 256])).passed
+
+
+def test_an_engine_that_does_not_start_is_a_failed_line_and_so_is_each_step_after_it(tmp_path: Path):
+    """It was an exception, which lost the lines before it and the parts after it."""
+    (tmp_path / "model.safetensors").write_bytes(b"no header")  # is read before vLLM's process starts
+    lines = {line.name: line for line in engine_part(CPU, tmp_path, lambda _: None)}
+    assert lines["engine starts on a shared card"].found.startswith("EngineFault: start: ")
+    for name in ("engine starts on a shared card", "seeds repeat", "updates", "weights by CUDA IPC", "weights by NCCL",
+                 "memory of a sampler that sleeps", "graphs against eager"):
+        assert lines[name].passed is False, name
+
+
+def test_memory_that_stays_in_use_after_a_run_is_found_without_a_list_of_processes(monkeypatch: pytest.MonkeyPatch):
+    """As in a container, where nvidia-smi lists none. On a CPU the memory is that of the processes below this one."""
+    monkeypatch.setattr(loop_part, "END_S", 0.0)
+    before = used_mib(CPU)
+    assert loop_part._left(CPU, set(), before).passed
+    holder = subprocess.Popen([sys.executable, "-c", "import sys; held = b'1' * 2**29; print('held', flush=True); "
+                               "sys.stdin.read()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    left = loop_part._left(CPU, set(), before)
+    holder.communicate()
+    assert left.passed is False
+    assert left.found.startswith("0 left, +5")
+
+
+def test_a_card_that_has_no_room_for_the_other_process_is_told():
+    with pytest.raises(RuntimeError, match="could not take 15 GiB"), held_memory(15):
+        pass
+
+
+def test_lines_are_printed_as_they_are_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def parts(*_: object) -> Iterator[Line]:
+        yield Line(name="first", found="1", passed=True)
+        assert capsys.readouterr().out.split() == ["pass", "first", "1"]
+        yield Line(name="second", found="2", passed=False)
+
+    monkeypatch.setattr(selftest, "visible", lambda: Cards(1, 80 * 10**9))
+    monkeypatch.setattr(selftest, "run_parts", parts)
+    assert cli.main(["selftest", "--gpu"]) == 1
+    assert capsys.readouterr().out.split() == ["FAIL", "second", "2"]
