@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from math import fsum
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from pydantic import Field
 
@@ -25,6 +25,9 @@ from learner.credit.group_operations import by_state, center, discounted, plus, 
 from learner.credit.grpo import episode_term
 from learner.credit.options import EpisodeOptions
 from learner.credit.types import Credit, Group, Nested
+
+WON: Final = object()
+"""The end of a won episode. It is no text, because the key of a state may be any text, also an empty one."""
 
 
 class GraphgpoOptions(EpisodeOptions):
@@ -69,17 +72,19 @@ class Graphgpo(WithinGroup):
 def nearness(group: Group, options: GraphgpoOptions) -> Nested:
     """Returns R of each step."""
     totals = [fsum(row) for row in rewards(group, options)]
-    best, goal = max(totals), ""  # "" is the key of no state
+    best = max(totals)
     if best <= 0:
         return [[0.0] * len(episode) for episode in group]
-    targets = [[*(step.state for step in episode[1:]), goal if total > 0 else episode[-1].cut_in]
-               for episode, total in zip(group, totals, strict=True)]
-    before: dict[str, set[str]] = {}
+    targets: list[list[object]] = [
+        [*(step.state for step in episode[1:]), WON if total > 0 else episode[-1].cut_in]
+        for episode, total in zip(group, totals, strict=True)]
+    before: dict[object, set[str]] = {}
     for episode, row in zip(group, targets, strict=True):
         for step, target in zip(episode, row, strict=True):
             if target is not None:
                 before.setdefault(target, set()).add(step.state)
-    distance, queue = {goal: 0}, deque([goal])
+    distance: dict[object, int] = {WON: 0}
+    queue = deque([WON])
     while queue:
         for state in before.get(now := queue.popleft(), ()):
             if state not in distance:

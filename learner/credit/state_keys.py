@@ -215,8 +215,9 @@ class PromptKey:
 
 
 def listed(observation: str, choices: str) -> str:
-    """Joins an observation and the digest of its admissible actions, which is hexadecimal or empty. "" stays ""."""
-    return f"{choices}\n{observation}" if observation else ""
+    """Joins an observation and the digest of its admissible actions, which is hexadecimal or empty. Without both it is
+    ""."""
+    return f"{choices}\n{observation}" if observation or choices else ""
 
 
 OBSERVED = StateText(lambda step: step.observation, lambda episode: episode.final_observation)

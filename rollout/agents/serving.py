@@ -161,6 +161,6 @@ def append_episode(out: Path, episode: Episode) -> None:
              for step in episode.steps]
     line: dict[str, Any] = {"task": episode.ticket.task, "won": episode.won, "end": episode.end,
                             "reward": episode.total_reward, "time": time.time(), "steps": steps}
-    if episode.end in ("turns", "context"):
+    if episode.end in ("turns", "context") and episode.final_observation:
         line["final_state"] = episode.final_observation
     append_row(out, line)

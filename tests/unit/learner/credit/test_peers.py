@@ -90,6 +90,24 @@ def test_graphgpo_gives_a_step_of_a_lost_episode_credit_for_getting_nearer(group
     close(c.raw_advantages, [e + 1, e + 3.5, lost + 1, lost - 3.5, lost - 2, lost])
 
 
+def test_graphgpo_takes_a_state_without_text_for_a_state_and_not_for_a_won_end():
+    """q = 1/2, reward 8. One goes S, "" and wins: d("") = 1, d(S) = 2. One goes S, X, from where nothing is won: d = 3.
+
+    R at S: 4 and 1, so ±3/2; the states after it are alone. S - mean over rows: ±4.
+    """
+    step = CreditStep(state="S", reward=0.0)
+    won, lost = CreditStep(state="", reward=8.0), CreditStep(state="X", reward=0.0)
+    c = credit("graphgpo", [[step, won], [step, lost]], decay=0.5)
+    close(c.raw_advantages, [5.5, 4, -5.5, -4])
+
+
+def test_graphgpo_takes_no_lost_episode_for_won_that_was_cut_in_a_state_without_text():
+    """One step each in S, q = 1/2, reward 8: R is 8 for the won one and 8/4 for the lost one, so ±3 beside ±4."""
+    won = CreditStep(state="S", reward=8.0)
+    lost = CreditStep(state="S", reward=0.0, cut_in="")
+    close(credit("graphgpo", [[won], [lost]], decay=0.5).raw_advantages, [7, -7])
+
+
 def tagged(*steps):
     """One episode of (tag, action, admissible, invalid) steps."""
     return [CreditStep(state=str(t), reward=0.0, tag=tag, action=action, admissible=admissible, invalid=invalid)

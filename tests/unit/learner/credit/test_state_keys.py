@@ -94,17 +94,19 @@ def changed(played, **fields):
     return msgspec.structs.replace(played, steps=steps)
 
 
-def test_admissible_actions_tell_equal_texts_apart_in_any_order():
+@pytest.mark.parametrize("text", ["N", ""])
+def test_admissible_actions_tell_equal_texts_apart_in_any_order(text):
     first, second = choices_digest(["go", "look"]), choices_digest(["look", "go"])
-    group = [changed(episode("N", "N"), choices=[first, choices_digest(["look"])]),
-             changed(episode("N", "M"), choices=[second, first])]
+    group = [changed(episode(text, text), choices=[first, choices_digest(["look"])]),
+             changed(episode(text, "M"), choices=[second, first])]
     assert pattern(keys(*group, state_key="observation+admissible").steps) == [[0, 1], [0, 2]]
     assert pattern(keys(*group).steps) == [[0, 0], [0, 1]]
 
 
-def test_the_state_of_a_cut_has_its_admissible_actions_too():
+@pytest.mark.parametrize("text", ["N", ""])
+def test_the_state_of_a_cut_has_its_admissible_actions_too(text):
     here, there = choices_digest(["go"]), choices_digest(["look"])
-    cut = changed(episode("N", end="turns", final="N"), choices=[here])
+    cut = changed(episode(text, end="turns", final=text), choices=[here])
     same, other = (keys(msgspec.structs.replace(cut, final_choices=choices), state_key="observation+admissible")
                    for choices in (here, there))
     assert same.cut_in == same.steps[0]

@@ -83,6 +83,18 @@ async def test_without_an_environment_the_client_gives_the_reward(text):
     assert ended == {"task": "mine", "won": True, "end": "won", "calls": 1, "reward": 2.0}
 
 
+async def test_an_episode_that_a_budget_cut_without_an_environment_has_no_last_state(text, tmp_path):
+    """An empty one would be a state: under `bootstrap`, leave-one-out values would go on from it."""
+    out, ask = tmp_path / "episodes.jsonl", {"messages": [{"role": "user", "content": "x"}]}
+    async with served(text, ["so"] * 2, out=out, with_env=False, keys=["agent.max_calls=1"]) as http:
+        head = bearer((await begin(http, task="mine"))["api_key"])
+        replies = [await http.post("/v1/chat/completions", json=ask, headers=head) for _ in range(2)]
+        assert (replies[0].status_code, replies[1].is_error) == (200, True)
+        assert (await http.delete("/episodes", headers=head)).json()["end"] == "turns"
+    (group,) = read_agents(str(out))
+    assert group.episodes[0].final_state is None
+
+
 async def test_a_token_guards_the_policy_and_its_key_records_nothing(text, tmp_path):
     ask = {"messages": [{"role": "user", "content": "x"}]}
     async with served(text, ["so"] * 2, token="secret", out=tmp_path / "none.jsonl") as http:
