@@ -27,14 +27,25 @@ def write_tool_call(action: str) -> Fields:
 
 
 def read_tool_result(observation: Fields) -> str:
-    """Returns what a tool answered, or why it could not. Other observations, such as a reset's, are shown as JSON."""
+    """Returns what a tool answered, or why it could not. Other observations, such as a reset's, are shown as JSON.
+
+    Raises TypeError for a part that is no text, such as an image.
+    """
     if observation.get("error"):
         return f"Error: {observation['error']['message']}"
     result = observation["result"] if "tool_name" in observation else observation
     parts = result.get("content") if isinstance(result, dict) else None
     if isinstance(parts, list):
-        return "\n".join(str(part.get("text", "")) for part in parts)
+        return "\n".join(map(_text_of, parts))
     return result if isinstance(result, str) else msgspec.json.encode(result).decode()
+
+
+def _text_of(part: Fields) -> str:
+    """Returns the text of a part of a result. Parts left out would make one state of different answers."""
+    text = part.get("resource", part).get("text")
+    if text is None:
+        raise TypeError(f"a part of type {part.get('type')}, and the policy reads text alone; give your own `read`")
+    return str(text)
 
 
 def server_tools(url: str, *, name: str, seconds: float = 60.0) -> tuple[Tool, ...]:

@@ -13,6 +13,7 @@ from websockets.sync.client import connect
 
 from envservice.openenv.client import OpenEnvGame, openenv_spec
 from envservice.openenv.server import OpenEnvServer
+from envservice.openenv.tools import read_tool_result
 from services.config.env import EnvSection
 from services.errors import EnvFault, UserError
 from services.http.server import bind
@@ -133,3 +134,21 @@ def test_a_mistake_of_the_server_is_a_fault(url):
         OpenEnvGame(url, read=lambda observation: observation["words"]).reset(seed=0)
     with pytest.raises(UserError, match="failed to reset: ConnectionRefusedError"):
         openenv_spec("http://127.0.0.1:1", name="far").reachable(EnvSection())
+
+
+def answered(*parts):
+    return {"tool_name": "look", "result": {"content": list(parts)}}
+
+
+def test_the_texts_of_a_tool_are_read_and_those_of_files_too():
+    file = {"type": "resource", "resource": {"uri": "notes://a", "mimeType": "text/plain", "text": "two"}}
+    assert read_tool_result(answered({"type": "text", "text": "one"}, file)) == "one\ntwo"
+
+
+@pytest.mark.parametrize("part", [
+    {"type": "image", "data": "AAAA", "mimeType": "image/png"}, {"type": "audio", "data": "AAAA"},
+    {"type": "resource", "resource": {"uri": "notes://a", "blob": "AAAA"}}], ids=lambda part: part["type"])
+def test_a_part_that_is_no_text_is_refused_and_not_left_out(part):
+    """Two pictures without a word would be one state, and the policy would see neither."""
+    with pytest.raises(TypeError, match=f"a part of type {part['type']}, and the policy reads text alone"):
+        read_tool_result(answered({"type": "text", "text": "one"}, part))
