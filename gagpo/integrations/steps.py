@@ -72,6 +72,7 @@ def step_advantages(uids: Sequence[str], rewards: Sequence[float], options: Cred
         step = LoggedStep(state=uid.observation, reward=float(reward), invalid=uid.invalid, action=uid.action)
         check_read([(f"turn {uid.turn} of the episode {uid.episode}", step)], options.estimator)
         rows.setdefault(str(uid), {}).setdefault(uid.episode, {}).setdefault(uid.turn, step)
+    rows = {group: dict(sorted(episodes.items())) for group, episodes in rows.items()}  # clusters depend on the order
     credits = credit_of([_group(group, episodes) for group, episodes in rows.items()], options)
     advantages = {(group, episode): row for (group, episodes), credit in zip(rows.items(), credits, strict=True)
                   for episode, row in zip(episodes, credit.advantages, strict=True)}

@@ -7,6 +7,7 @@ signatures alone are tested: the arguments that verl 0.9.1 and SkyRL 0.3.0 give 
 import pickle
 import random
 import sys
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -68,6 +69,20 @@ def test_rows_in_any_order_get_the_credit_of_their_groups(others):
     advantages, returns = advantage_function("gagpo", OPTIONS)(**arguments, **others)
     torch.testing.assert_close(advantages, expected)
     torch.testing.assert_close(returns, expected)
+
+
+def test_clusters_of_similar_texts_do_not_depend_on_the_order_of_rows():
+    """abcx resembles both others, which do not resemble each other: abcd, of the first episode by id, founds a cluster.
+
+    abcd and abcx earn 8 and 4, so ±2 beside the episode's term, 8, 4 and 2 less their mean 14/3; abxx is alone.
+    """
+    steps = [(StepUid("g", episode, 0, text), reward) for episode, text, reward in (
+        ("a", "abcd", 8.0), ("b", "abcx", 4.0), ("c", "abxx", 2.0))]
+    options = credit_options({"estimator": "gigpo", "mode": "mean_norm", "state_key": "similarity", "similarity": 0.75})
+    for order in permutations(steps):
+        uids, rewards = zip(*order, strict=True)
+        found = {uid.episode: a for uid, a in zip(uids, step_advantages(uids, rewards, options), strict=True)}
+        assert found == pytest.approx({"a": 16 / 3, "b": -8 / 3, "c": -8 / 3})
 
 
 def test_every_step_level_estimator_is_offered():
