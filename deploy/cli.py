@@ -120,8 +120,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     stray = [word for word in rest if word.startswith("-") or not hasattr(args, "overrides")]
     if stray:
         option = stray[0].partition("=")[0]
-        near = difflib.get_close_matches(option, names[args.command]._option_string_actions, n=1)  # pyright: ignore[reportPrivateUsage]
-        near = near or [f"{key}=VALUE, without dashes" for key in config_keys() if option == f"--{key}"]
+        near = [f"{key}=VALUE, without dashes" for key in config_keys()
+                if option == f"--{key}" and hasattr(args, "overrides")]
+        near = near or difflib.get_close_matches(option, names[args.command]._option_string_actions, n=1)  # pyright: ignore[reportPrivateUsage]
         raise UserError(f"unrecognised argument {stray[0]}", f"did you mean {near[0]}?" if near else
                         f"see `gagpo {args.command} --help`")
     if rest:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
+from services.errors import EnvFault
+
 if TYPE_CHECKING:
     from services.records import EpisodeEnd
 
@@ -54,6 +56,13 @@ class Outcome:
         return not self.admissible_actions or action in self.admissible_actions or any(
             len(action) > len(start) + len(end) and action.startswith(start) and action.endswith(end)
             for start, end in map(_around_placeholder, self.admissible_actions) if start or end)
+
+
+def outcome_of(returned: object, verb: str) -> Outcome:
+    """Returns what `verb` of a session returned. Raises EnvFault if it is no Outcome: sessions may be a user's."""
+    if isinstance(returned, Outcome):
+        return returned
+    raise EnvFault(f"its {verb} returned {type(returned).__name__} {returned!r:.60}, and not an Outcome")
 
 
 def _around_placeholder(listed: str) -> tuple[str, str]:

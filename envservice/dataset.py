@@ -25,7 +25,7 @@ from envservice.base import Environment, PromptTemplate, Replay, Session
 from envservice.gymnasium_text import plays_twice
 from envservice.plain_prompts import PLAIN
 from envservice.spec import LONGEST, EnvironmentSpec, opens
-from services.errors import UserError
+from services.errors import EnvFault, UserError
 from services.files import Damaged, read_bounded, read_json
 
 if TYPE_CHECKING:
@@ -92,7 +92,11 @@ class DatasetEnvironment:
         return _digest(self.version, _written(self._row(task)))
 
     def open(self, task: str) -> Session:
-        return self._make(self._row(task))
+        row = self._row(task)
+        try:
+            return self._make(row)
+        except KeyError as error:  # from here it would mean that there is no such task
+            raise EnvFault(f"its session was not made: KeyError {error}, and the row has {', '.join(row)}") from error
 
     def _row(self, task: str) -> Row:
         split, _, number = task.removeprefix(f"{self.name}/").partition("/")

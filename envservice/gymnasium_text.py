@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
 from typing import Any, Protocol, SupportsFloat, cast
 
-from envservice.base import Environment, Outcome, PromptTemplate, Replay, Session
+from envservice.base import Environment, Outcome, PromptTemplate, Replay, Session, outcome_of
 from envservice.plain_prompts import PLAIN
 from envservice.spec import LONGEST, EnvironmentSpec, opens
 from services.errors import EnvFault, UserError
@@ -140,7 +140,7 @@ def _check_sizes(name: str, sizes: object) -> None:
 def plays_twice(environment: Environment, task: str) -> None:
     """Plays two sessions of the same task side by side. Raises EnvFault if they differ."""
     one, other = environment.open(task), environment.open(task)
-    now, same = one.reset(), other.reset()
+    now, same = (outcome_of(play.reset(), "reset") for play in (one, other))
     for step in range(_PROBED_STEPS):
         if now != same:
             raise EnvFault(f"after {step} equal actions two plays differ: not a pure function of seed and actions")
@@ -148,7 +148,7 @@ def plays_twice(environment: Environment, task: str) -> None:
             return
         choices = now.admissible_actions or [str(step)]
         action = choices[7 * step % len(choices)]
-        now, same = one.step(action), other.step(action)
+        now, same = (outcome_of(play.step(action), "step") for play in (one, other))
 
 
 def _parts(returned: Any, wanted: Mapping[str, Any]) -> Any:

@@ -6,6 +6,7 @@ takes only plain files up to a size, checks their content, and says in one line 
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Generator
@@ -29,16 +30,20 @@ class Damaged(UserError):
 
 @contextmanager
 def open_plain(path: Path | str) -> Generator[BinaryIO]:
-    """Opens a plain file for reading. Raises Damaged if it is a device, a pipe or a folder, or OSError."""
+    """Opens a plain file for reading. Raises Damaged if it is a device or a pipe, or OSError, which names the path."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer would block
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        if stat.S_ISDIR(mode):  # os.fdopen would name the handle instead of the folder, and leave it open
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise Damaged(f"{path} is not a plain file", "give one")
     with os.fdopen(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise Damaged(f"{path} is not a plain file", "give one")
         yield file
 
 
 def read_bounded(path: Path, most: int = JSON_BYTES) -> bytes:
-    """Returns the content of a plain file of at most `most` bytes. Raises Damaged otherwise, or FileNotFoundError."""
+    """Returns the content of a plain file of at most `most` bytes. Raises Damaged otherwise, or OSError."""
     with open_plain(path) as file:
         data = file.read(most + 1)
     if len(data) > most:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 
 from deploy.runs.configs import default_config, light_config, load_config
 from services.config.tree import Config, EnvSection
@@ -41,6 +42,30 @@ def optional_config_from(args: argparse.Namespace) -> Config:
 
 def positive(text: str) -> int:
     """Returns a whole number of at least 1, as the type of an argument. argparse reports the errors of other texts."""
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"it must be at least 1, not {number}")
+    return _whole(text, 1)
+
+
+def counted(text: str) -> int:
+    """Returns a whole number of at least 0, as `positive` does."""
+    return _whole(text, 0)
+
+
+def above_zero(text: str) -> float:
+    """Returns a finite number above 0, as `positive` does."""
+    try:
+        number = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"it must be a number, not {text!r}") from None
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"it must be above 0, not {text}")
+    return number
+
+
+def _whole(text: str, least: int) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"it must be a whole number, not {text!r}") from None
+    if number < least:
+        raise argparse.ArgumentTypeError(f"it must be at least {least}, not {number}")
     return number

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy.bench.figures import Figure
+from deploy.commands.arguments import above_zero
 from deploy.console.plain import EVERY_S, Parts, StatusLines
 from deploy.training.child_runs import ChildFailed, failed
 from services.errors import UserError
@@ -55,15 +55,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     )
     parser.add_argument("name", choices=sorted(BENCHES), help="the part to measure (docs/reproduction.md)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    parser.add_argument("--minutes", type=_minutes, metavar="N", help="length of the soak or the load (default: 30)")
+    parser.add_argument("--minutes", type=above_zero, metavar="N", help="length of the soak or the load (default: 30)")
     parser.add_argument("--sessions", metavar="NAME=NUMBER,...", help="sessions of each environment in the soak")
     parser.set_defaults(run=run)
-
-
-def _minutes(text: str) -> float:
-    if not 0 < (minutes := float(text)) < math.inf:
-        raise argparse.ArgumentTypeError(f"it must be above 0, not {text}")
-    return minutes
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     options = {key: value for key in ("minutes", "sessions") if (value := getattr(args, key)) is not None}
     for key in options.keys() - set(OPTIONS.get(args.name, ())):
         owners = " and ".join(name for name, keys in OPTIONS.items() if key in keys)
-        raise UserError(f"the bench {args.name} has no --{key}", f"leave it out: {owners} have it")
+        raise UserError(f"the bench {args.name} has no --{key}", f"leave it out: only {owners} can take it")
     console = Console(stderr=True)
     every_s = 1.0 if console.is_terminal else EVERY_S
     with StatusLines(console) as lines, Parts(lines, f"bench {args.name}", every_s=every_s) as parts:

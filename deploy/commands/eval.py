@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from deploy.commands.arguments import optional_config_from
+from deploy.commands.arguments import above_zero, counted, optional_config_from, positive
 from deploy.console.printable import printable
 from deploy.runs.configs import lay_over
 from deploy.runs.policies import resolve, run_path
@@ -39,9 +39,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     parser.add_argument("--which", metavar="latest|best|STEP", help="a checkpoint of the run (best: by evaluation)")
     parser.add_argument("--config", metavar="FILE", help="how to play (default: the config of the run or the export)")
     parser.add_argument("--split", help="default: the held-out games")
-    parser.add_argument("--episodes", type=_episodes, help="tasks to play (default: eval.panel of the config; 0: all)")
-    parser.add_argument("--temperature", type=float, help="default: eval.temperature of the config")
-    parser.add_argument("--max-steps", type=int, help="default: env.max_steps of the config")
+    parser.add_argument("--episodes", type=counted, help="tasks to play (default: eval.panel of the config; 0: all)")
+    parser.add_argument("--temperature", type=above_zero, help="default: eval.temperature of the config")
+    parser.add_argument("--max-steps", type=positive, help="default: env.max_steps of the config")
     parser.add_argument("--policy", choices=POLICIES, help="ask the model by a prompting baseline")
     parser.add_argument("--endpoint", metavar="URL", help="with --policy: an OpenAI-compatible server, with its /v1; "
                         "its key comes from prompting.key_file or $GAGPO_ENDPOINT_KEY")
@@ -53,13 +53,6 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help="set one key of the config")
     parser.set_defaults(run=run)
-
-
-def _episodes(text: str) -> int:
-    """Returns a number of tasks. argparse reports the errors of other texts."""
-    if (number := int(text)) < 0:
-        raise argparse.ArgumentTypeError(f"it must be at least 0, not {number}")
-    return number
 
 
 def run(args: argparse.Namespace) -> int:

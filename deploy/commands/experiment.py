@@ -6,7 +6,7 @@ import argparse
 import importlib
 from pathlib import Path
 
-from deploy.commands.arguments import positive
+from deploy.commands.arguments import above_zero, positive
 from deploy.runs.policies import run_path
 from services.errors import UserError
 
@@ -63,7 +63,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     training.add_argument("--confirm", action="store_true",
                           help="the best arm of the first seeds against GAGPO, on fresh seeds")
     training.add_argument("--parallel", type=positive, default=1, metavar="N", help="runs at once (default: 1)")
-    training.add_argument("--hours", type=float, metavar="H", help="start no run after H hours")
+    training.add_argument("--hours", type=above_zero, metavar="H", help="start no run after H hours")
     training.add_argument("--dry-run", action="store_true", help="check everything and list the runs")
     parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE",
                         help="set one key of the config of all runs")

@@ -29,10 +29,13 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 
 
 def run(args: argparse.Namespace) -> None:
-    """Serves until SIGTERM or Ctrl-C. Raises UserError for a folder that is missing, without Prometheus, or for a port
-    in use, and Fault if one of the servers ends."""
+    """Serves until SIGTERM or Ctrl-C. Raises UserError for a folder that is missing, without Prometheus, for a port
+    that is taken and for a --ray file that is missing, and Fault if one of the servers ends."""
     if not args.runs_dir.is_dir() and args.runs_dir != RUNS:  # runs/ comes with the first run
         raise UserError(f"there is no folder {args.runs_dir}", "give the folder that holds the runs")
+    if args.ray is not None and (not args.ray.is_file() or args.ray.suffix != ".json"):
+        raise UserError(f"--ray {args.ray} is no JSON file",
+                        "give prom_metrics_service_discovery.json in the temporary folder of Ray's head")
     from deploy.monitor.servers import grafana, prometheus
 
     with (prometheus(args.runs_dir, port=args.port, ray=args.ray) as source,

@@ -8,15 +8,15 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from deploy.commands.arguments import add_env_arguments, env_from
+from deploy.commands.arguments import above_zero, add_env_arguments, env_from, positive
 from deploy.console.printable import printable
 from deploy.runs.policies import run_path
+from envservice.base import Outcome, Session, outcome_of
 from services.errors import EnvFault, UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from envservice.base import Outcome, Session
     from services.config.tree import EnvSection
 
 _OVER = "the episode is over; end the input, or start another game"
@@ -36,9 +36,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     parser.add_argument("task", metavar="TASK", help="a task id, as `gagpo tasks SPLIT` prints it")
     add_env_arguments(parser)
     parser.add_argument("--json", action="store_true", help="actions from stdin, one object per line on stdout")
-    parser.add_argument("--max-steps", type=_steps, metavar="N", help="end the episode after N steps")
+    parser.add_argument("--max-steps", type=positive, metavar="N", help="end the episode after N steps")
     parser.add_argument("--agent", metavar="RUN|MODEL", type=run_path, help="watch a trained agent play")
-    parser.add_argument("--temperature", type=float, help="the agent's temperature (default: eval.temperature)")
+    parser.add_argument("--temperature", type=above_zero, help="the agent's temperature (default: eval.temperature)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the agent's sampling")
     parser.set_defaults(run=run)
 
@@ -69,21 +69,15 @@ def _open(env: EnvSection, task: str) -> Session:
         raise UserError(f"there is no task {task!r}", "see `gagpo tasks SPLIT`") from None
 
 
-def _steps(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps")
-    return int(text)
-
-
 def _play_json(session: Session, max_steps: int | None) -> None:
-    outcome, step = session.reset(), 0
+    outcome, step = outcome_of(session.reset(), "reset"), 0
     over = False
     _print_record(outcome, step, done=over)
     for line in sys.stdin:
         if over:
             print(json.dumps({"error": _OVER, "step": step}), flush=True)
             continue
-        outcome, step = session.step(line.removesuffix("\n")), step + 1
+        outcome, step = outcome_of(session.step(line.removesuffix("\n")), "step"), step + 1
         over = outcome.done or step == max_steps
         _print_record(outcome, step, done=over)
 
@@ -99,7 +93,8 @@ def _watch(args: argparse.Namespace) -> None:
         args.agent, args.config, {"eval.temperature": args.temperature, "env.name": args.env}, args.overrides)
     session = _open(config.env, args.task)
     agent, console = load_agent(config, policy.folder, seed=args.seed), Console(highlight=False)
-    outcome, step, limit = session.reset(), 0, args.max_steps or config.env.max_steps
+    outcome, step = outcome_of(session.reset(), "reset"), 0
+    limit = args.max_steps or config.env.max_steps
     if args.json:
         _print_record(outcome, step, done=False)
     else:
@@ -133,7 +128,7 @@ def _play(session: Session, max_steps: int | None) -> None:
     from rich.console import Console
 
     console, step = Console(highlight=False), 0
-    outcome = session.reset()
+    outcome = outcome_of(session.reset(), "reset")
     _show(console, outcome)
     while not outcome.done and step != max_steps:
         try:
@@ -141,7 +136,7 @@ def _play(session: Session, max_steps: int | None) -> None:
         except EOFError:
             console.print()
             return
-        outcome, step = session.step(action), step + 1
+        outcome, step = outcome_of(session.step(action), "step"), step + 1
         _show(console, outcome)
     console.print(f"{'won' if outcome.won else 'not won'} after {step} steps")
 

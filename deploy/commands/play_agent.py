@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envservice.base import Outcome, ParsedAction, Session, Turn
+from envservice.base import Outcome, ParsedAction, Session, Turn, outcome_of
 from rollout.prompt_renderer import PromptRenderer, load_text
 from services.config.tree import Config
 from services.errors import UserError, described
@@ -72,7 +72,7 @@ def moves(agent: Agent, session: Session, first: Outcome, max_steps: int) -> Ite
     now = first
     while not now.done and len(turns) < max_steps:
         answer, parsed = agent.answer(first, turns, now)
-        after = session.step(parsed.action)
+        after = outcome_of(session.step(parsed.action), "step")
         turns.append(Turn(observation=now.observation, action=parsed.action,
                           admissible=now.admits(parsed.action), kept=parsed.kept))
         yield AgentMove(answer=answer, action=parsed.action, outcome=after)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deploy.commands.arguments import add_env_arguments, env_from, optional_config_from
+from deploy.commands.arguments import add_env_arguments, env_from, optional_config_from, positive
 from deploy.runs.policies import resolve, run_path
 from services.config.tree import Config
 from services.errors import EnvFault, UserError
@@ -48,7 +48,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     parser.add_argument("task", metavar="TASK", help="a task id, as `gagpo tasks SPLIT` prints it")
     add_env_arguments(parser)
     parser.add_argument("--agent", metavar="RUN|MODEL", type=run_path, help="use the tokenizer and config of this one")
-    parser.add_argument("--turns", type=int, default=2, metavar="N", help="how many prompts to show (default: 2)")
+    parser.add_argument("--turns", type=positive, default=2, metavar="N", help="how many prompts to show (default: 2)")
     parser.add_argument("--json", action="store_true", help="one JSON object: prompts and stops")
     parser.set_defaults(run=run)
 
@@ -57,8 +57,6 @@ def run(args: argparse.Namespace) -> int:
     """Prints the prompts. Raises UserError for an unknown task, missing data, and a model without a tokenizer."""
     from envservice.registry import env_of
 
-    if args.turns < 1:
-        raise UserError(f"--turns is {args.turns}", "ask for at least one prompt")
     config, model = _config_and_model(args)
     config = config.model_copy(update={"env": env_of(config.env, args.task)})
     session, teacher = _open(config, args.task)
@@ -114,12 +112,12 @@ def _renderer(model: Path | None, config: Config) -> PromptRenderer | None:
 
 def _prompts(config: Config, session: Session, teacher: Teacher | None, renderer: PromptRenderer | None,
              count: int) -> Iterator[ShownPrompt]:
-    from envservice.base import Turn
+    from envservice.base import Turn, outcome_of
     from envservice.registry import make_template
     from rollout.demonstrations import written
 
     template, turns = make_template(config.env), []
-    first = now = session.reset()
+    first = now = outcome_of(session.reset(), "reset")
     player = None if teacher is None else teacher.player(first, random.Random(config.seed), config.sft)
     for turn in range(1, count + 1):
         ids = None if renderer is None else renderer.prompt(first, turns, now)
@@ -135,7 +133,7 @@ def _prompts(config: Config, session: Session, teacher: Teacher | None, renderer
         if action is None:
             return
         turns.append(Turn(observation=now.observation, action=action, admissible=now.admits(action), kept=kept))
-        now = session.step(action)
+        now = outcome_of(session.step(action), "step")
         if now.done:
             return
 

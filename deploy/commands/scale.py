@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 def _number(word: str) -> tuple[str, int]:
     role, _, count = word.partition("=")
     if role not in ROLES or not re.fullmatch(r"[1-9][0-9]{0,4}", count):
-        raise UserError(f"{word!r} is no number of processes", "write rollout=N or env=N, with N of at least 1")
+        raise UserError(f"{word!r} is no number of processes", "write rollout=N or env=N, with N from 1 to 99999")
     return role, int(count)
 
 

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from deploy.commands.arguments import add_config_arguments, config_from
+from deploy.commands.arguments import above_zero, add_config_arguments, config_from
 from deploy.runs.policies import find_run, run_path
 from services.errors import UserError
 
@@ -29,7 +29,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     parser.add_argument("--from", dest="sources", metavar="RUN", type=run_path, action="append", default=[],
                         help="take the times of this run: its folder, or its name in runs/; may be repeated")
     parser.add_argument("--figures", metavar="FILE", type=Path, help="take the times of this file (docs/scaling.md)")
-    parser.add_argument("--price", metavar="X", type=float, default=0.0, help="price of one GPU for one hour")
+    parser.add_argument("--price", metavar="X", type=above_zero, default=0.0, help="price of one GPU for one hour")
     parser.add_argument("--json", action="store_true", help="print one JSON object, with the times under `figures`")
     parser.set_defaults(run=run)
 

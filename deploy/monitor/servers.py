@@ -51,6 +51,7 @@ def configuration(runs_dir: Path, *, rules: Path, ray: Path | None, token: Path 
 @contextmanager
 def prometheus(runs_dir: Path, *, port: int, ray: Path | None = None) -> Iterator[str]:
     """Runs Prometheus until the block ends. Yields its URL. Raises UserError if it is missing or the port is taken."""
+    port = _port(port, "--port")
     binary = shutil.which("prometheus")
     if binary is None:
         raise UserError("there is no prometheus on the PATH", "apt-get install prometheus, or unpack a release of it")
@@ -60,7 +61,6 @@ def prometheus(runs_dir: Path, *, port: int, ray: Path | None = None) -> Iterato
     token = _secret(home / "token", token_from(ENV_TOKEN_VARIABLE))
     config = home / "prometheus.yml"
     config.write_text(configuration(runs_dir, rules=RULES / "rules.yml", ray=ray, token=token))
-    port = _port(port, "--port")
     arguments = [binary, f"--config.file={config}", f"--storage.tsdb.path={home / 'prometheus'}",
                  f"--web.listen-address={HOST}:{port}", "--log.level=warn"]
     with _child("Prometheus", arguments, home / "prometheus.log", ready=f"http://{HOST}:{port}/-/ready"):
@@ -100,6 +100,8 @@ def _grafana_command() -> list[str] | None:
 
 
 def _port(wanted: int, option: str) -> int:
+    if not 0 <= wanted < 1 << 16:
+        raise UserError(f"there is no port {wanted}", f"choose a {option} from 1 to 65535, or 0 for a free one")
     if wanted and not port_is_free(wanted, HOST):
         raise UserError(f"port {wanted} is taken", f"choose another {option}, or 0 for a free one")
     return wanted or held_port()

@@ -28,7 +28,7 @@ from typing import cast
 
 import msgspec
 
-from envservice.base import Environment, Outcome, RecordedSession, Session
+from envservice.base import Environment, Outcome, RecordedSession, Session, outcome_of
 from envservice.server.watchdog import Activity
 from envservice.wire.digest import engine_tag, first_digest, next_digest, tag_of
 from envservice.wire.problems import Problem
@@ -204,7 +204,7 @@ class SessionStore:
         try:
             session = self._environment.open(task)
             self.activity.moves += 1
-            outcome = session.reset()
+            outcome = outcome_of(session.reset(), "reset")
         except Exception as error:
             raise _fault(task, error) from error
         self._contents[task] = content
@@ -230,7 +230,7 @@ class SessionStore:
         self.activity.moves += 1
         try:
             if past is None:
-                outcome = live.session.step(action)
+                outcome = outcome_of(live.session.step(action), "step")
             else:
                 outcome = past
                 cast("RecordedSession", live.session).recall(action, past)

@@ -72,6 +72,8 @@ def find_config(path: Path | str, shipped_in: Path | None = None) -> Path:
     for name, file in shipped.items():
         if wanted in (name, file.stem):
             return file
+    if Path(path).is_dir():
+        raise UserError(f"{path} is a folder, not a config file", "give the path of a YAML file")
     near = difflib.get_close_matches(wanted, [*shipped, *(file.stem for file in shipped.values())], n=1)
     raise UserError(f"there is no config file {path}", f"did you mean {near[0]}?" if near else
                     f"give a path, or one of the shipped names: {', '.join(shipped) or 'none'}")

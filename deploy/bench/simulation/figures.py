@@ -43,8 +43,9 @@ def read_figures(path: Path) -> Figures:
     """Returns the figures in a file. Raises UserError if it is not JSON of this form, or a number makes no sense."""
     try:
         figures = msgspec.json.decode(read_bounded(path, MOST_BYTES), type=Figures)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, FileNotFoundError) as error:
-        raise UserError(f"{path} has no figures ({error})",
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
+        said = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{path} has no figures ({said})",
                         "make one by `gagpo simulate --from RUN --json`, whose `figures` it has") from error
     numbers = [getattr(figures, name) for name in figures.__struct_fields__ if name != "turns"]
     if not figures.turns or min(figures.turns) < 1 or min(numbers) < 0:

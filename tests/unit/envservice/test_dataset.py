@@ -13,7 +13,7 @@ from envservice import dataset
 from envservice.base import Outcome
 from envservice.dataset import dataset_spec, read_splits
 from services.config.tree import EnvSection
-from services.errors import UserError
+from services.errors import EnvFault, UserError
 
 ROWS = [{"question": f"{n} + 1?", "answer": str(n + 1), "level": "easy" if n < 5 else "hard"} for n in range(60)]
 
@@ -200,3 +200,14 @@ def test_a_split_is_named_by_a_word_and_leads_nowhere_else(tmp_path):
 def test_a_line_may_lack_a_key_and_dates_stay_text(tmp_path):
     lines(tmp_path / "train.jsonl", [{"a": "2020-01-01"}, {"b": [1]}])
     assert read_splits(tmp_path)["train"].to_pylist() == [{"a": "2020-01-01", "b": None}, {"a": None, "b": [1]}]
+
+
+def test_a_column_that_the_session_misses_is_a_fault_and_no_unknown_task(tmp_path):
+    """A KeyError from `open` would read as a task that does not exist."""
+    as_json_lines(tmp_path)
+    environment = dataset_spec(lambda row: Quiz({"answer": row["solution"]}), name="quiz").open(
+        EnvSection(name="x:y", data=tmp_path))
+    with pytest.raises(EnvFault, match="KeyError 'solution', and the row has question, answer, level"):
+        environment.open("quiz/train/00000000")
+    with pytest.raises(KeyError):
+        environment.open("quiz/train/00000099")

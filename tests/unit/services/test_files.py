@@ -30,9 +30,17 @@ def test_a_reader_takes_plain_files_up_to_a_size(tmp_path: Path):
     (tmp_path / "large").write_bytes(b"x" * 11)
     assert read_bounded(tmp_path / "large", 11) == b"x" * 11
     os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "large", tmp_path / "pipe", Path("/dev/zero"), tmp_path):
-        with pytest.raises((Damaged, IsADirectoryError)):
+    for path in (tmp_path / "large", tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(Damaged):
             read_bounded(path, 10)
+
+
+def test_a_folder_in_place_of_a_file_is_named_and_leaves_no_handle_open(tmp_path: Path):
+    handles = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(IsADirectoryError) as raised:
+        read_bounded(tmp_path)
+    assert raised.value.filename == str(tmp_path)
+    assert len(list(Path("/proc/self/fd").iterdir())) == handles
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"a": "b"}', "[" * 100_000, '{"a": 1e999}', "\x00", '{"a": NaN}'])

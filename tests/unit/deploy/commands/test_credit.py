@@ -36,6 +36,20 @@ def test_options_reach_the_estimator(monkeypatch, capsys):
     assert out["returns"][0] == [2.5, 5, 10]
 
 
+@pytest.mark.parametrize(("arguments", "idle"), [
+    (["--estimator", "grpo", "--lam", "1", "--state-key", "normalized"], ["state-key", "lam"]),
+    (["--estimator", "grpo", "--lam", "0.8"], []),  # the default
+    (["--penalty", "0.2", "--penalty-mode", "none"], ["penalty"]),
+    (["--state-key", "similarity", "--similarity", "0.9", "--normalize", "batch"], []),
+])
+def test_an_option_that_does_nothing_is_told(monkeypatch, capsys, arguments, idle):
+    args = parse(["credit", *arguments])
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(group(EX2).encode())))
+    assert args.run(args) == 0
+    why = f"does nothing under the estimator {args.estimator}"
+    assert sorted(capsys.readouterr().err.splitlines()) == sorted(f"warning: --{name} {why}" for name in idle)
+
+
 def test_a_file_and_the_table(monkeypatch, capsys, tmp_path):
     path = tmp_path / "group.json"
     path.write_text(group(EX2))

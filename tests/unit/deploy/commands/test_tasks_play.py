@@ -15,6 +15,19 @@ TASK = "alfworld-gen/valid/pick-0000"
 WALK = generate("valid", 0)["walkthrough"]
 
 
+PLAY = """from envservice.base import Outcome
+from envservice.dataset import dataset_spec
+
+class Play:
+    def __init__(self, row): pass
+    def reset(self): return {reset}
+    def step(self, action): return 'no'
+
+SPEC = dataset_spec(Play, name='own')
+"""
+"""A session of the user's own that returns no Outcome."""
+
+
 def gagpo(*args, stdin="", **env):
     clean = {key: value for key, value in os.environ.items() if key != "ALFWORLD_DATA"}
     return subprocess.run(
@@ -86,7 +99,7 @@ def test_both_engines_play_the_same():
         (["play", "nothing"], "error: there is no task 'nothing'; see `gagpo tasks SPLIT`"),
         (["play", "alfworld-gen/valid/pick-9999"], "error: there is no task 'alfworld-gen/valid/pick-9999'"),
         (["play", "alfworld/train/a/b"], "error: alfworld/train/a/b is an official game and ALFWORLD_DATA is not set"),
-        (["play", TASK, "--max-steps", "0"], "error: argument --max-steps: '0' is not a number of steps"),
+        (["play", TASK, "--max-steps", "0"], "error: argument --max-steps: it must be at least 1, not 0"),
     ],
 )
 def test_a_mistake_is_one_line(args, line):
@@ -105,10 +118,17 @@ def test_a_mistake_is_one_line(args, line):
     ("from envservice.gymnasium_text import text_spec\nclass Game:\n    def reset(self, *, seed): return 'hi'\n"
      "SPEC = text_spec(Game, name='own')\n",
      "error: the game own/train/00000000 failed (its reset returned str 'hi', and not (text, info)); fix the "
-     "environment, or what it needs\n")], ids=["no server", "another form"])
+     "environment, or what it needs\n"),
+    (PLAY.format(reset="None"), "error: the game own/train/00000000 failed (its reset returned NoneType None, and not "
+     "an Outcome); fix the environment, or what it needs\n"),
+    (PLAY.format(reset="Outcome(observation='hi', admissible_actions=[])"), "error: the game own/train/00000000 failed "
+     "(its step returned str 'no', and not an Outcome); fix the environment, or what it needs\n"),
+], ids=["no server", "another form", "a reset without an outcome", "a step without one"])
 def test_an_environment_of_ones_own_that_cannot_be_played_is_one_line(command, code, line, tmp_path):
     (tmp_path / "own.py").write_text(code)
-    done = gagpo(command, "own/train/00000000", "--env", "own:SPEC",
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"split": "{split}"}}\n' for split in ("train", "validation", "test")))
+    done = gagpo(command, "own/train/00000000", "--env", "own:SPEC", f"env.data={rows}", stdin="go\n",
                  PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     assert done.stderr.decode() == line
     assert done.returncode == 2
