@@ -216,7 +216,7 @@ class Config(Section):
     """The run's name, and the name of its folder: a word of letters, digits, dots, dashes and underscores."""
     runs_dir: Path = Path("runs")
     """Folder of the run folders. On a cluster: an absolute path on shared storage."""
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
     """Seed of everything random in the run."""
     steps: int = Field(ge=1, le=1_000_000_000)
     """Learner steps of the run."""
