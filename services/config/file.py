@@ -69,14 +69,13 @@ def find_config(path: Path | str, shipped_in: Path | None = None) -> Path:
     wanted = str(path).removesuffix(".yaml")
     shipped = {file.relative_to(shipped_in).as_posix().removesuffix(".yaml"): file
                for file in sorted(shipped_in.rglob("*.yaml"))}
-    for name, file in shipped.items():
-        if wanted in (name, file.stem):
-            return file
+    if found := next((file for name, file in shipped.items() if wanted in (name, file.stem)), None):
+        return found
     if Path(path).is_dir():
         raise UserError(f"{path} is a folder, not a config file", "give the path of a YAML file")
     near = difflib.get_close_matches(wanted, [*shipped, *(file.stem for file in shipped.values())], n=1)
-    raise UserError(f"there is no config file {path}", f"did you mean {near[0]}?" if near else
-                    f"give a path, or one of the shipped names: {', '.join(shipped) or 'none'}")
+    names = f"give a path, or one of the shipped names: {', '.join(shipped) or 'none'}"
+    raise UserError(f"there is no config file {path}", f"did you mean {near[0]}?" if near else names)
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = (), *, shipped_in: Path | None = None) -> Config:
