@@ -72,6 +72,11 @@ class Critic:
     def _credit(self) -> PpoOptions:
         return options_of(self.section.credit)
 
+    @property
+    def _turns(self) -> bool:
+        """Whether values are of turns, each read at the first token of its answer."""
+        return self._credit.values == "turns"
+
     @torch.no_grad()
     def judge(self, packs: Sequence[Pack], rows: Rows) -> list[Judgement]:
         """Returns the judgements of this rank's packs of a learner step. A collective: whitening uses all ranks.
@@ -79,7 +84,7 @@ class Critic:
         `rows`: those of the whole step.
         """
         credit, values = self._credit, [self.trainee.model(p) for p in packs]
-        if credit.values == "turns":
+        if self._turns:
             return self._judge_turns(packs, values, rows)
         raw = [token_gae(v.double(), p.row, p.advantages.double(), gamma=credit.gamma, lam=credit.lam)
                for p, v in zip(packs, values, strict=True)]
@@ -104,6 +109,22 @@ class Critic:
             judgements.append(Judgement(values=v, returns=returns, advantages=advantages))
         return judgements
 
+    def explained_variance(self, packs: Sequence[Pack], judgements: Sequence[Judgement]) -> float:
+        """Returns 1 - Var(R - V) / Var(R) over the tokens or turns of a learner step; NaN if all targets R are equal.
+
+        V are the values from before the step, so the episodes are new to them: 1 is a critic that knows every target,
+        0 one that knows no more than their mean. A collective.
+        """
+        targets: list[Tensor] = []
+        errors: list[Tensor] = []
+        for p, judgement in zip(packs, judgements, strict=True):
+            if p.weight:
+                some = first_tokens(p.row, p.num_rows) if self._turns else slice(None)
+                targets.append(judgement.returns[some].double())
+                errors.append(targets[-1] - judgement.values[some])
+        (_, spread), (_, error) = self._moments(targets), self._moments(errors)
+        return math.nan if spread**2 < 2 * EPSILON else 1 - (error / spread) ** 2
+
     def _moments(self, parts: list[Tensor]) -> tuple[float, float]:
         """Returns mean and sqrt(unbiased variance + ε) over all tokens of all ranks."""
         count, total = self.gang.reduce([float(sum(map(len, parts))), sum(float(part.sum()) for part in parts)])
@@ -114,8 +135,8 @@ class Critic:
     def loss(self, pack: Pack, judgement: Judgement, *, mean: Mean) -> Tensor:
         """Returns this pack's part of the minibatch's clipped value loss, a mean over its tokens or turns."""
         values, before, returns = self.trainee.model(pack), judgement.values, judgement.returns
-        count, turns = mean.num_tokens, self._credit.values == "turns"
-        if turns:
+        count = mean.num_tokens
+        if self._turns:
             first = first_tokens(pack.row, pack.num_rows)
             values, before, returns, count = values[first], before[first], returns[first], mean.num_rows
         return value_loss(values, before, returns, clip=self.section.critic.value_clip, count=count)

@@ -7,6 +7,7 @@ so the loss is multiplied by the number of ranks.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -146,8 +147,8 @@ class Stepper:
                 norms.append(self.policy.update())
                 if self.critic is not None:
                     self.critic.trainee.update()
-        return Taken(metrics=self._report(totals, norms, differences), advantages=advantages,
-                     logprobs=self._logprobs(minibatches, rows), doubt=doubt)
+        metrics = {**self._report(totals, norms, differences), "explained_variance": self._explained(minibatches)}
+        return Taken(metrics=metrics, advantages=advantages, logprobs=self._logprobs(minibatches, rows), doubt=doubt)
 
     def _plan(self, rows: Rows) -> list[Minibatch]:
         """Runs of consecutive rows, as equal as can be and at most minibatch_rows long: no small, noisy last one.
@@ -193,6 +194,12 @@ class Stepper:
                 if p.weight:
                     means[p.members] = row_mean(judgement.advantages, p.row, p.num_rows).cpu()
         return np.array(self.gang.reduce(means.tolist()))
+
+    def _explained(self, minibatches: list[Minibatch]) -> float:
+        """Returns the share of the targets' variance that the critic explains; NaN without a critic."""
+        return math.nan if self.critic is None else self.critic.explained_variance(
+            [p for minibatch in minibatches for p in minibatch.packs],
+            [judgement for minibatch in minibatches for judgement in minibatch.judgements])
 
     def _logprobs(self, minibatches: list[Minibatch], rows: Rows) -> Floats:
         """Returns the recomputed logprobs in the order of the rows, gathered from all ranks after the step."""

@@ -27,7 +27,8 @@ from services.process.packages import OURS, installation_root
 FORMAT = 1
 CURVES = (
     "success_rate", "task_score", "episode_length", "invalid_share", "inadmissible_share", "env_steps", "grad_norm",
-    "loss/policy", "loss/entropy", "loss/value", "clip_fraction", "ratio_mean", "logprob_difference_mean",
+    "loss/policy", "loss/entropy", "loss/value", "explained_variance", "clip_fraction", "ratio_mean",
+    "logprob_difference_mean",
 )
 """Keys of metrics.jsonl that a record keeps, besides all under credit/."""
 DIGITS = 5

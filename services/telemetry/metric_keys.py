@@ -40,6 +40,8 @@ METRIC_TEXTS: Mapping[str, str] = {
     **{f"seconds/{phase}": f"Seconds of {_PHASE_TEXTS[phase]}." for phase in PHASES},
     "loss/policy": "Policy term of the loss, averaged over the step's updates.",
     "loss/value": "The critic's loss; 0 without a critic.",
+    "explained_variance": "Share of the variance of the critic's targets that its values from before the step explain: "
+                          "1 if it knows each, 0 if no more than their mean; null without a critic.",
     "loss/kl": "Estimate of the KL divergence to the initial policy per token; 0 if learner.loss.kl is 0.",
     "loss/entropy": "Mean entropy of the policy in nats per token.",
     "grad_norm": "Mean norm of the policy's gradient before clipping; null if an update was skipped.",

@@ -79,6 +79,18 @@ def test_values_returns_and_whitened_advantages(any_model_path, critic, steps, r
         torch.testing.assert_close(judgement.returns.double(), a + v.detach(), atol=1e-4, rtol=1e-5)
         torch.testing.assert_close(judgement.advantages.double(), (a - mean) / (variance + 1e-8) ** 0.5, atol=1e-5,
                                    rtol=1e-5)
+    targets = everything + torch.cat(values).double().detach()
+    assert critic.explained_variance(packs, judgements) == pytest.approx(
+        1 - (variance / targets.var(correction=1)).item(), rel=1e-4), "each token counts once, the filler not at all"
+
+
+def test_a_new_critic_explains_nothing_and_nothing_is_explained_if_all_targets_are_equal(
+        model_path, gang, steps, rows, packs):
+    critic = make_critic(make_config(**CASES["critic"]), model_path, gang, Layout())
+    assert critic.explained_variance(packs, critic.judge(packs, rows)) == pytest.approx(0, abs=1e-9)
+    lost = make_rows(steps, advantages=[0.0] * 7, temperatures=[1.0] * 7, stale=[False] * 7, ends=[True] * 7)
+    packed = [pack_rows(lost, np.arange(7))]
+    assert np.isnan(critic.explained_variance(packed, critic.judge(packed, lost)))
 
 
 def test_turns_are_valued_by_prompts_and_bootstrapped_within_episodes(any_model_path, gang, steps, rows, packs):
@@ -96,8 +108,10 @@ def test_turns_are_valued_by_prompts_and_bootstrapped_within_episodes(any_model_
         for h in range(first, end):
             raw[h] = sum(0.72 ** (u - h) * delta[u - first] for u in range(h, end))
     whitened = (raw - raw.mean()) / np.sqrt(raw.var(ddof=1) + 1e-8)
-    before = 0.0
-    for p, judgement, order in zip(packs, critic.judge(packs, rows), ([2, 0, 5], [1, 3, 4, 6], []), strict=True):
+    before, judgements = 0.0, critic.judge(packs, rows)
+    assert critic.explained_variance(packs, judgements) == pytest.approx(
+        1 - raw.var(ddof=1) / (raw + v).var(ddof=1), rel=1e-4), "one value a turn"
+    for p, judgement, order in zip(packs, judgements, ([2, 0, 5], [1, 3, 4, 6], []), strict=True):
         if order:
             counts = [len(steps[i].response_ids) for i in order]
             assert judgement.advantages.tolist() == pytest.approx(np.repeat(whitened[order], counts), abs=1e-4)
