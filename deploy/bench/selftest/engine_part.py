@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def _steps(trial: _Trial, tell: Callable[[str], object]) -> Iterator[Line]:
         for name, step in (
             ("engine starts on a shared card", trial.start), ("seeds repeat", trial.repeat),
             ("tokens a second", trial.measure), ("updates", trial.update),
-            *((name, lambda engine, way=way: trial.transfer(engine, way)) for way, (name, _) in WAYS.items()),
+            *((name, partial(trial.transfer, way=way)) for way, (name, _) in WAYS.items()),
             ("memory of a sampler that sleeps", trial.sleep),
         ):
             tell(name)
