@@ -62,9 +62,12 @@ PEER_ARMS: dict[str, Arm] = {
     "reinforce_pp": _arm("REINFORCE++", "#997700", "reinforce_pp"),
     "reinforce_pp_baseline": _arm("REINFORCE++, group baseline", "#004488", "reinforce_pp_baseline"),
     "rlvmr": _arm("RLVMR", "#BB5566", "rlvmr"),
+    "turn_ppo-unclipped": _arm("Turn-PPO, values not clipped", "#117733", "ppo", credit__values="turns",
+                               credit__gamma=0.99, credit__lam=0.9, critic__value_clip=100.0),
+    "graphgpo-adm": _arm("GraphGPO, with admissible actions", "#CC6677", "graphgpo", **NEAR_MARKOV),
 }
 """Arms of the other papers' estimators (docs/experiments/peers.md). `rlvmr` needs a prompt that asks for tags, and so a
-cold start of its own."""
+cold start of its own. The last two test why Turn-PPO and GraphGPO did not train an agent."""
 ARMS = FIRST_ARMS | KEY_ARMS | PEER_ARMS
 """Arms by short name, in the order of tables, legends and the runs of one seed."""
 
