@@ -27,7 +27,7 @@ from deploy.experiment.loglinear import (
     play_task,
     training_tasks,
 )
-from deploy.experiment.loglinear_policy import DIMENSIONS, Floats, Play, score_entries
+from deploy.experiment.loglinear_policy import DIMENSIONS, WITH_MEMORY, Floats, Play, score_entries
 from deploy.experiment.loglinear_table import RATE
 from learner.credit.success import success_credit
 from services.errors import UserError
@@ -68,7 +68,7 @@ def _policies() -> Iterator[tuple[str, Floats]]:
     for start, begins in STARTS.items():
         yield f"{start} start", begins.theta()
     for arm in LEARNERS:
-        path = learn(arm, SEED, STARTS["warm"].theta(), RATE)
+        path = learn(arm, SEED, STARTS["warm"], RATE)
         for step, (_, theta) in enumerate(path, 1):
             if step in STEPS_LATER:
                 yield f"after {step} steps of {arm}", theta
@@ -81,7 +81,8 @@ def _loglinear(arms: Sequence[str], count: int) -> Iterator[PolicyGradients]:
     arms, tasks = sorted(arms, key=lambda arm: arm != "gagpo"), training_tasks()
     tasks = random.Random(seed_for("gradient", "tasks")).sample(tasks, min(count, len(tasks)))
     for policy, theta in _policies():
-        groups = [[play_task(task, theta, seed_for("gradient", policy), 0, k) for k in range(K)] for task in tasks]
+        seed = seed_for("gradient", policy)
+        groups = [[play_task(task, theta, seed, 0, k, WITH_MEMORY) for k in range(K)] for task in tasks]
         won = fmean(one.won for group in groups for one in group)
         *own, success = np.stack([_gradients(group, arms) for group in groups], axis=1)
         yield PolicyGradients(policy=f"{policy}, {won:.0%} won", per_step=GROUPS,

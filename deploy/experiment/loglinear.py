@@ -23,8 +23,10 @@ import numpy as np
 
 from deploy.experiment.loglinear_policy import (
     DIMENSIONS,
+    WITH_MEMORY,
     Floats,
     Play,
+    Rules,
     demonstrate,
     inadmissible_features,
     play,
@@ -32,6 +34,7 @@ from deploy.experiment.loglinear_policy import (
     score_gradient,
 )
 from deploy.experiment.loglinear_table import RATE, LoglinearRun, as_lines, read_runs
+from deploy.experiment.loglinear_update import Adam, credited, gradient_of, minibatch_steps
 from envservice.base import Environment
 from envservice.registry import open_environment
 from learner.credit.registry import estimator, make_options
@@ -46,21 +49,26 @@ FIRST_SEED = 1000
 """The first seed. No pilot used this or a later one."""
 STEPS, GROUPS, K = 30, 8, 8
 HELDOUT = 128
-RATES = (0.03, 0.08, 0.2)
-BETAS = (0.9, 0.999)
+OTHER_RATES = (0.03, 0.2)
 CLONED_GAMES, CLONE_UPDATES, CLONE_ROWS = 150, 60, 400
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The weights that a run begins with: cloned ones times a factor, and a preference for inadmissible actions."""
+    """The weights that a run begins with: cloned ones times a factor, and a preference for inadmissible actions. An
+    ablation changes the policy or its update, too."""
 
     factor: float
     preference: float = 0.0
+    rules: Rules = WITH_MEMORY
+    minibatch: int | None = None
+    """Turns of each of PPO's minibatches; None: one update a learner step."""
+    rate: float = RATE
+    """Learning rate of the first runs."""
 
     def theta(self) -> Floats:
         """Returns the weights, [DIMENSIONS]."""
-        theta = self.factor * cloned()
+        theta = self.factor * cloned(self.rules)
         theta[inadmissible_features()] += self.preference
         return theta
 
@@ -68,6 +76,14 @@ class Start:
 STARTS = {"warm": Start(0.15), "blind": Start(0.10), "clumsy": Start(0.20, preference=4.0)}
 """`warm` wins about a quarter of the held-out games, `blind` 5 to 15%. `clumsy` wins about a fifth, and half of its
 turns change nothing, as those of a small language model do."""
+ABLATIONS = {
+    "minibatches": Start(0.15, minibatch=128, rate=0.03),
+    "slips": Start(0.18, rules=Rules(slips=True)),
+    "memoryless": Start(0.18, rules=Rules(memory=False)),
+    "memoryless-slips": Start(0.40, rules=Rules(memory=False, slips=True)),
+}
+"""Starts whose policy or update is more like the transformer's. Each wins about a quarter of the training games."""
+ABLATED_ARMS = ("gigpo", "gagpo", "gagpo-mc", "loo+adm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +119,7 @@ ARMS: dict[str, LoglinearArm] = {
 """Arms with their state keys: `observation` is the paper's; `admissible` adds the admissible actions; `stay` is
 `admissible`, but an action that changes nothing leads back to the same state."""
 
+
 def run(args: argparse.Namespace) -> int:
     """Makes the runs that are missing, then prints and writes the table."""
     file = args.out / "runs.jsonl"
@@ -120,11 +137,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def planned(arms: str | None, seeds: int) -> Iterator[tuple[str, int, str, float]]:
-    """Yields (arm, seed, start, rate), primary rate first, balanced by seed. Raises UserError for an unknown arm."""
-    chosen = chosen_arms(arms)
-    for rate in (RATE, *(other for other in RATES if other != RATE)):
-        for seed, start, arm in product(range(FIRST_SEED, FIRST_SEED + seeds), STARTS, chosen):
-            yield arm, seed, start, rate
+    """Yields (arm, seed, start, rate), balanced by seed: the primary rate, the ablations, the other rates.
+
+    Raises UserError for an unknown arm.
+    """
+    chosen, numbers = chosen_arms(arms), range(FIRST_SEED, FIRST_SEED + seeds)
+    ablated = [arm for arm in ABLATED_ARMS if arm in chosen]
+    for seed, start, arm in product(numbers, STARTS, chosen):
+        yield arm, seed, start, RATE
+    for seed, start, arm in product(numbers, ABLATIONS, ablated):
+        yield arm, seed, start, ABLATIONS[start].rate
+    for rate, seed, start, arm in product(OTHER_RATES, numbers, STARTS, chosen):
+        yield arm, seed, start, rate
 
 
 def chosen_arms(names: str | None) -> list[str]:
@@ -162,13 +186,13 @@ def _environment() -> Environment:
 
 
 @cache
-def cloned() -> Floats:
+def cloned(rules: Rules) -> Floats:
     """Returns weights [DIMENSIONS] cloned from the scripted searcher, the same in every process."""
     environment = _environment()
     rng = random.Random(seed_for("loglinear", "clone"))
     tasks = rng.sample(training_tasks(), CLONED_GAMES)
     turns = [turn for task in tasks
-             for turn in demonstrate(environment.open(task), random.Random(seed_for("clone", task)))]
+             for turn in demonstrate(environment.open(task), random.Random(seed_for("clone", task)), rules)]
     adam = Adam(0.2, betas=(0.9, 0.99))
     for _ in range(CLONE_UPDATES):
         gradient = np.zeros(DIMENSIONS)
@@ -179,48 +203,37 @@ def cloned() -> Floats:
     return adam.theta
 
 
-class Adam:
-    """Gradient ascent with Adam on one vector of weights."""
-
-    def __init__(self, rate: float, *, betas: tuple[float, float] = BETAS, theta: Floats | None = None) -> None:
-        self.theta = np.zeros(DIMENSIONS) if theta is None else theta.copy()
-        self._rate, self._betas, self._steps = rate, betas, 0
-        self._m, self._v = np.zeros(DIMENSIONS), np.zeros(DIMENSIONS)
-
-    def step(self, gradient: Floats) -> None:
-        """Takes one step along `gradient` [DIMENSIONS]."""
-        (a, b), self._steps = self._betas, self._steps + 1
-        self._m = a * self._m + (1 - a) * gradient
-        self._v = b * self._v + (1 - b) * gradient**2
-        scale = np.sqrt(self._v / (1 - b**self._steps)) + 1e-8
-        self.theta = self.theta + self._rate * self._m / (1 - a**self._steps) / scale
-
-
 def train(arm: str, seed: int, start: str, rate: float) -> LoglinearRun:
     """Makes one run."""
     began, environment = time.monotonic(), _environment()
     success: list[float] = []
     unchanged: list[bool] = []
-    theta = STARTS[start].theta()
-    for step, (groups, after) in enumerate(learn(arm, seed, theta, rate)):
+    begins = (STARTS | ABLATIONS)[start]
+    theta = begins.theta()
+    for step, (groups, after) in enumerate(learn(arm, seed, begins, rate)):
         theta = after
         success.append(fmean(one.won for group in groups for one in group))
         unchanged += [not turn.changed for group in groups for one in group for turn in one.turns
                       if step >= STEPS - 5]
     heldout = environment.tasks(environment.training_splits()[2])
     tested = random.Random(seed_for(seed, "heldout")).sample(heldout, min(HELDOUT, len(heldout)))
-    won = fmean(play_task(task, theta, seed, STEPS, 0).won for task in tested)
+    won = fmean(play_task(task, theta, seed, STEPS, 0, begins.rules).won for task in tested)
     return LoglinearRun(arm=arm, seed=seed, start=start, rate=rate, success=success, heldout=won,
                         unchanged=fmean(unchanged), games=environment.name, seconds=time.monotonic() - began)
 
 
-def learn(arm: str, seed: int, theta: Floats, rate: float) -> Iterator[tuple[list[list[Play]], Floats]]:
+def learn(arm: str, seed: int, begins: Start, rate: float) -> Iterator[tuple[list[list[Play]], Floats]]:
     """Yields for each of STEPS learner steps its groups and the weights after it, [DIMENSIONS]."""
-    adam, training = Adam(rate, theta=theta), training_tasks()
+    adam, training = Adam(rate, theta=begins.theta()), training_tasks()
     for step in range(STEPS):
         tasks = random.Random(seed_for(seed, "tasks", step)).sample(training, GROUPS)
-        groups = [[play_task(task, adam.theta, seed, step, k) for k in range(K)] for task in tasks]
-        adam.step(gradient_of(groups, credits_of(arm, groups)))
+        groups = [[play_task(task, adam.theta, seed, step, k, begins.rules) for k in range(K)] for task in tasks]
+        turns = list(credited(groups, credits_of(arm, groups)))
+        if begins.minibatch is None:
+            adam.step(gradient_of(turns))
+        else:
+            rng = random.Random(seed_for(seed, "minibatches", step))
+            minibatch_steps(adam, turns, rows=begins.minibatch, rng=rng)
         yield groups, adam.theta
 
 
@@ -236,21 +249,9 @@ def training_tasks() -> Sequence[str]:
     return environment.tasks(environment.training_splits()[0])
 
 
-def play_task(task: str, theta: Floats, seed: int, step: int, k: int) -> Play:
+def play_task(task: str, theta: Floats, seed: int, step: int, k: int, rules: Rules) -> Play:
     """Plays member k of a group; the random numbers depend on all but the policy."""
-    return play(_environment().open(task), theta, random.Random(seed_for(seed, task, step, k)))
-
-
-def gradient_of(groups: Sequence[Sequence[Play]], credits: Sequence[Credit]) -> Floats:
-    """Returns the mean over all turns of A ∇ log π, [DIMENSIONS]."""
-    gradient = np.zeros(DIMENSIONS)
-    turns = sum(len(one.turns) for group in groups for one in group)
-    for group, credit in zip(groups, credits, strict=True):
-        for one, row in zip(group, credit.advantages, strict=True):
-            for turn, advantage in zip(one.turns, row, strict=True):
-                if advantage:
-                    score_gradient(turn, advantage / turns, gradient)
-    return gradient
+    return play(_environment().open(task), theta, random.Random(seed_for(seed, task, step, k)), rules)
 
 
 def credit_steps(group: Sequence[Play], key: str) -> list[list[CreditStep]]:

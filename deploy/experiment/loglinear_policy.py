@@ -38,7 +38,23 @@ MACHINES = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
 NOTHING = "Nothing happens."
 _ARRIVED = re.compile(r"You arrive at (?:the )?(\w+ \d+)\.|You are facing the (\w+ \d+)\.")
 _NAME = re.compile(r"\w+ \d+")
+_NUMBER = re.compile(r"\d+")
+NOWHERE = "99"
+"""A number that no object has."""
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What the policy sees, and whether its actions slip: ways in which it can be more like a small language model."""
+
+    memory: bool = True
+    """Whether features know the agent's memory, or only the task, the observation's beginning and the last actions."""
+    slips: bool = False
+    """Whether each action with a number has a twin with a number that no object has. Both have the same features, so
+    about half of all turns change nothing, whatever is learnt."""
+
+
+WITH_MEMORY = Rules()
 
 @dataclass(slots=True, kw_only=True)
 class Memory:
@@ -93,6 +109,25 @@ def candidates(memory: Memory, now: Outcome) -> list[str]:
     return listed + [action for action in extra if action not in now.admissible_actions]
 
 
+def choice(memory: Memory, now: Outcome, rules: Rules) -> tuple[list[str], Ints]:
+    """Returns the candidates, and the indices of each one's features, [A, F]."""
+    actions = candidates(memory, now)
+    found = (features if rules.memory else memoryless_features)(memory, now, actions)
+    if not rules.slips:
+        return actions, found
+    numbered = [i for i, action in enumerate(actions) if _NUMBER.search(action)]
+    return [*actions, *(_NUMBER.sub(NOWHERE, actions[i]) for i in numbered)], np.concatenate([found, found[numbered]])
+
+
+def memoryless_features(memory: Memory, now: Outcome, actions: Sequence[str]) -> Ints:
+    """Returns the indices of each action's features for a policy without memory, [A, F]."""
+    listed, last, begins = set(now.admissible_actions), memory.last, " ".join(now.observation.split()[:2])
+    before = last[-1].partition(" ")[0] if last else ""
+    return np.frombuffer(b"".join([
+        _memoryless((memory.type, memory.kind, memory.target), action, action in listed, begins, action in last, before)
+        for action in actions]), dtype=np.int64).reshape(len(actions), -1)
+
+
 def features(memory: Memory, now: Outcome, actions: Sequence[str]) -> Ints:
     """Returns the indices of each action's features, [A, F]."""
     listed, last = set(now.admissible_actions), memory.last
@@ -119,13 +154,17 @@ class _Rows(dict[tuple[str, bool, int, bool], bytes]):
         self._goal, self._held = goal, held
 
     def __missing__(self, key: tuple[str, bool, int, bool]) -> bytes:
-        (task, wanted, target), (action, listed, seen, again) = self._goal, key
-        verb, _, rest = action.partition(" ")
-        place = kind_of(_place(action))
-        about = (task, verb, any(kind_of(name) == wanted for name in _NAME.findall(rest)), place == target,
-                 place == MACHINES.get(task), listed)
-        row = self[key] = _indices(about, self._held, seen, again, place)
+        action, listed, seen, again = key
+        row = self[key] = _indices(_about(self._goal, action, listed), self._held, seen, again, kind_of(_place(action)))
         return row
+
+
+def _about(goal: tuple[str, str, str], action: str, listed: bool) -> tuple[object, ...]:
+    """Describes an action by task, verb, and what its objects are to the goal."""
+    (task, wanted, target), (verb, _, rest) = goal, action.partition(" ")
+    place = kind_of(_place(action))
+    return (task, verb, any(kind_of(name) == wanted for name in _NAME.findall(rest)), place == target,
+            place == MACHINES.get(task), listed)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -136,8 +175,19 @@ def _known(goal: tuple[str, str, str], held: tuple[bool, bool, int]) -> _Rows:
 @lru_cache(maxsize=1 << 18)
 def _indices(about: tuple[object, ...], held: tuple[bool, bool, int], seen: int, again: bool, place: str) -> bytes:
     """Returns the indices, [F]. Actions that differ in numbers alone share them, so few are hashed."""
-    crossed = (("a", *about), ("h", *about, *held), ("v", *about, seen), ("l", *about, again),
-               ("hv", *about, *held, seen, again), ("p", *about[:2], place, held[0]))
+    return _hashed((("a", *about), ("h", *about, *held), ("v", *about, seen), ("l", *about, again),
+                    ("hv", *about, *held, seen, again), ("p", *about[:2], place, held[0])))
+
+
+@lru_cache(maxsize=1 << 18)
+def _memoryless(goal: tuple[str, str, str], action: str, listed: bool, begins: str, again: bool, before: str) -> bytes:
+    """Returns the indices, [F]. `begins`: the observation's first words; `before`: the verb of the last action."""
+    about = _about(goal, action, listed)
+    return _hashed((("a", *about), ("o", *about, begins), ("l", *about, again), ("ol", *about, begins, again),
+                    ("p", *about[:2], kind_of(_place(action))), ("b", *about, before)))
+
+
+def _hashed(crossed: Sequence[tuple[object, ...]]) -> bytes:
     return np.array([zlib.crc32("\x1f".join(map(str, parts)).encode()) % DIMENSIONS for parts in crossed],
                     dtype=np.int64).tobytes()
 
@@ -173,13 +223,12 @@ class Play:
     won: bool
 
 
-def play(session: Session, theta: Floats, rng: random.Random) -> Play:
+def play(session: Session, theta: Floats, rng: random.Random, rules: Rules) -> Play:
     """Plays one episode of at most HORIZON turns. Each turn draws exactly one number from `rng`."""
     now = session.reset()
     memory, turns = Memory.of(now), []
     while len(turns) < HORIZON and not now.done:
-        actions = candidates(memory, now)
-        found = features(memory, now, actions)
+        actions, found = choice(memory, now, rules)
         p = probabilities(theta, found)
         chosen = min(int(np.searchsorted(np.cumsum(p), rng.random() * float(p.sum()), side="right")), len(p) - 1)
         before, now = now, session.step(actions[chosen])
@@ -215,15 +264,14 @@ def score_entries(turns: Sequence[Decision]) -> tuple[Ints, Floats, Ints]:
             np.repeat(np.arange(len(turns)), entries))
 
 
-def demonstrate(session: Session, rng: random.Random) -> list[Decision]:
+def demonstrate(session: Session, rng: random.Random, rules: Rules) -> list[Decision]:
     """Returns the scripted searcher's episode as decisions, without the turns whose action is not a candidate."""
     now = session.reset()
     memory, searcher, turns = Memory.of(now), Searcher(now, jump=0.1, rng=rng), []
     while len(turns) < HORIZON and not now.done:
-        actions = candidates(memory, now)
+        actions, found = choice(memory, now, rules)
         action = searcher.act(now).action
         if action in actions:
-            found = features(memory, now, actions)
             turns.append(Decision(observation=now.observation, admissible=tuple(now.admissible_actions), features=found,
                               probabilities=np.full(len(actions), 1 / len(actions)), chosen=actions.index(action),
                               changed=True))

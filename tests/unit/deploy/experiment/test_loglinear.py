@@ -3,20 +3,24 @@
 import argparse
 import json
 import random
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from deploy.experiment import loglinear
-from deploy.experiment.loglinear import ARMS, Adam, credit_steps, planned, train
+from deploy.experiment.loglinear import ARMS, credit_steps, planned, train
 from deploy.experiment.loglinear_policy import (
     DIMENSIONS,
     HORIZON,
     Decision,
     Memory,
     Play,
+    Rules,
     candidates,
+    choice,
     features,
     inadmissible_features,
     play,
@@ -25,6 +29,8 @@ from deploy.experiment.loglinear_policy import (
     score_gradient,
 )
 from deploy.experiment.loglinear_table import CONTRASTS, RATE, LoglinearRun, as_lines, read_runs
+from deploy.experiment.loglinear_update import Adam, gradient_of, minibatch_steps
+from envservice.base import Outcome
 from envservice.registry import open_environment
 from services.config.tree import EnvSection
 from services.errors import UserError
@@ -76,14 +82,14 @@ def test_an_action_that_changes_nothing_stays_in_its_state_under_that_key_alone(
 
 def test_an_episode_is_the_same_for_the_same_numbers_and_ends_at_the_horizon(environment):
     task = environment.tasks("train")[0]
-    first, again = (play(environment.open(task), np.zeros(DIMENSIONS), random.Random(3)) for _ in range(2))
+    first, again = (play(environment.open(task), np.zeros(DIMENSIONS), random.Random(3), Rules()) for _ in range(2))
     assert [t.chosen for t in first.turns] == [t.chosen for t in again.turns]
     assert len(first.turns) <= HORIZON
 
 
 def test_the_entries_of_score_gradients_add_up_to_them(environment):
     theta = np.linspace(-1, 1, DIMENSIONS)
-    turns = play(environment.open(environment.tasks("train")[0]), theta, random.Random(3)).turns
+    turns = play(environment.open(environment.tasks("train")[0]), theta, random.Random(3), Rules()).turns
     weights = np.arange(1.0, 1 + len(turns))
     expected = np.zeros(DIMENSIONS)
     for weight, one in zip(weights, turns, strict=True):
@@ -110,20 +116,74 @@ def test_the_clumsy_start_prefers_inadmissible_candidates_alone(environment):
     assert met == {"go", "take"}
 
 
-def test_a_run_is_a_function_of_its_arm_and_seed(environment, monkeypatch):
+@pytest.mark.parametrize("start", ["warm", *loglinear.ABLATIONS])
+def test_a_run_is_a_function_of_its_arm_and_seed(environment, monkeypatch, start):
     for name, value in (("STEPS", 2), ("GROUPS", 1), ("K", 2), ("HELDOUT", 2), ("CLONED_GAMES", 2), ("CLONE_ROWS", 5)):
         monkeypatch.setattr(loglinear, name, value)
-    first, again = (train("graph+adm", 5, "warm", 0.08) for _ in range(2))
-    assert (first.success, first.heldout) == (again.success, again.heldout)
+    first, again = (train("graph+adm", 5, start, 0.08) for _ in range(2))
+    assert (first.success, first.heldout, first.unchanged) == (again.success, again.heldout, again.unchanged)
     assert first.games == "alfworld-gen"
+
+
+def arrived(environment) -> tuple[Memory, Outcome]:
+    """Returns memory and outcome after the first move of an episode."""
+    session = environment.open(environment.tasks("train")[0])
+    now = session.reset()
+    memory = Memory.of(now)
+    action = next(one for one in now.admissible_actions if one.startswith("go to"))
+    now = session.step(action)
+    memory.read(action, now)
+    return memory, now
+
+
+def test_a_slip_has_the_features_of_its_action_and_changes_nothing(environment):
+    memory, now = arrived(environment)
+    plain, found = choice(memory, now, Rules())
+    slipping, doubled = choice(memory, now, Rules(slips=True))
+    numbered = [i for i, action in enumerate(plain) if any(letter.isdigit() for letter in action)]
+    assert slipping[:len(plain)] == plain
+    assert 0 < len(numbered) == len(slipping) - len(plain)
+    assert not set(slipping[len(plain):]) & set(now.admissible_actions)
+    assert (doubled[:len(plain)] == found).all()
+    assert (doubled[len(plain):] == found[numbered]).all()
+
+
+def test_a_policy_without_memory_does_not_see_what_it_holds_or_where_it_was(environment):
+    memory, now = arrived(environment)
+    other = replace(memory, holding=True, treated=True, placed=1, visits=Counter({memory.here: 7}))
+    (_, blind), (_, blind_too) = (choice(one, now, Rules(memory=False)) for one in (memory, other))
+    (_, seeing), (_, seeing_too) = (choice(one, now, Rules()) for one in (memory, other))
+    assert (blind == blind_too).all()
+    assert (seeing != seeing_too).any()
+
+
+def test_the_first_minibatch_of_all_turns_is_the_single_update():
+    """At ratio 1 nothing is clipped, so both rules take the same step."""
+    turns = [(turn("a"), 1.5), (turn("b"), -0.5), (turn("c"), 0.0)]
+    once, batch = Adam(0.08), Adam(0.08)
+    theta = np.zeros(DIMENSIONS)
+    theta[2] = np.log(3)  # gives the probabilities 1/4 and 3/4 of `turn`
+    once.theta, batch.theta = theta.copy(), theta.copy()
+    once.step(gradient_of(turns))
+    minibatch_steps(batch, turns, rows=3, rng=random.Random(0))
+    np.testing.assert_allclose(batch.theta, once.theta, atol=1e-12)
+
+
+@pytest.mark.parametrize(("advantage", "moves"), [(1.0, False), (-1.0, True)])
+def test_a_turn_beyond_the_clip_pulls_back_alone(advantage: float, moves: bool):
+    """Probability 1/2 where the sampler's was 1/4: ratio 2, beyond 1.2, so only a negative advantage counts."""
+    adam = Adam(0.08)
+    minibatch_steps(adam, [(turn("a"), advantage)], rows=1, rng=random.Random(0))
+    assert bool(adam.theta.any()) == moves
 
 
 def test_runs_are_planned_seed_by_seed_with_the_primary_rate_first():
     wanted = list(planned(None, 2))
-    per_seed = len(ARMS) * len(loglinear.STARTS)
-    assert len(wanted) == len(set(wanted)) == per_seed * 2 * 3
+    per_seed, ablated = len(ARMS) * len(loglinear.STARTS), 2 * 4 * len(loglinear.ABLATIONS)
+    assert len(wanted) == len(set(wanted)) == per_seed * 2 * 3 + ablated
     assert {rate for *_, rate in wanted[:2 * per_seed]} == {RATE}
     assert {seed for _, seed, *_ in wanted[:per_seed]} == {loglinear.FIRST_SEED}
+    assert {start for _, _, start, _ in wanted[2 * per_seed:2 * per_seed + ablated]} == set(loglinear.ABLATIONS)
     with pytest.raises(UserError, match="there is no arm 'gagpoo'"):
         list(planned("gagpoo", 1))
     assert {arm for pair in CONTRASTS for arm in pair} <= set(ARMS)
