@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,10 @@ from services.weights.rounds import Participant
 if TYPE_CHECKING:
     from envservice.client.client import EnvClient
     from envservice.wire.schemas import Info
+    from rollout.correction import Corrector
     from rollout.engine import Engine
+    from rollout.episode import Limits
+    from rollout.prompt_renderer import PromptRenderer
     from rollout.receiver import Receiver
     from rollout.worker import RolloutWorker
     from services.store.store import Store
@@ -101,7 +105,8 @@ class RolloutHost:
             shared: dict[str, Any] = {
                 "worker": self._worker, "engine": engine, "env": client, "text": text, "limits": limits,
                 "env_engine": f"{info.engine} {info.version}"}
-            judge = Judge(engine=engine, text=text, settings=self._config.learner.judge, limits=limits)
+            judge = Judge(engine=engine, text=text, settings=self._config.learner.judge, limits=limits,
+                          corrector=self._corrector(store, engine, text, limits))
             runner = EpisodeRunner(**shared, replayable=info.replay != "live",
                                    judge=judge if judge.settings.questions else None)
             if self._config.agent.name is not None:
@@ -111,6 +116,15 @@ class RolloutHost:
             await self._begun(RolloutWorker(
                 self._worker, store=store, engine=engine, runner=runner, fetch=self._fetch, settings=rollout, card=card,
                 receiver=self._receiver(engine))).run()
+
+    def _corrector(self, store: Store, engine: Engine, text: PromptRenderer, limits: Limits) -> Corrector | None:
+        if not self._config.learner.judge.correction:
+            return None
+        from rollout.correction import Corrector
+        from rollout.store_calls import StoreCalls
+
+        keep = partial(StoreCalls(store.longest_s).carry, store.correct)
+        return Corrector(engine=engine, text=text, limits=limits, keep=keep)
 
     def _engine(self) -> Engine:
         from rollout.engine import Engine

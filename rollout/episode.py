@@ -76,7 +76,7 @@ class EpisodeRunner:
             first = now = await game.reset()
             end: EpisodeEnd = "turns"
             while not now.done and (turn := len(steps)) < ticket.max_steps:
-                prompt = self.text.prompt(first, turns, now)
+                prompt = self._prompt(ticket, first, turns, now)
                 if len(prompt) > self.limits.prompt_tokens:
                     end = "context"
                     break
@@ -101,6 +101,13 @@ class EpisodeRunner:
             final_choices=choices_digest(now.admissible_actions), final_state=now.state,
             judged=await self.judge.ask(ticket, steps, seen, turns, won=now.won) if self.judge else [],
         )  # fmt: skip
+
+    def _prompt(self, ticket: Ticket, first: Outcome, turns: Sequence[Turn], now: Outcome) -> list[int]:
+        """Returns the prompt of a turn, without the ticket's correction if it has no room for that."""
+        prompt = self.text.prompt(first, turns, now, ticket.correction)
+        if ticket.correction and len(prompt) > self.limits.prompt_tokens:
+            return self.text.prompt(first, turns, now)
+        return prompt
 
     async def _sample(self, prompt: list[int], ticket: Ticket, *, turn: int) -> Sample:
         with span("turn", turn=turn, prompt_tokens=len(prompt)) as told:

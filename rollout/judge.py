@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from envservice.base import Outcome, Turn
+from rollout.correction import Corrector
 from rollout.prompt_renderer import PromptRenderer
 from services.config.objectives import JudgeSection
 from services.records import JudgedAction, Step, Ticket, verdict_of
@@ -50,23 +51,27 @@ class Judge:
     settings: JudgeSection
     limits: Limits
     """The bounds of episodes. A question that is longer than a prompt may be is not asked."""
+    corrector: Corrector | None = None
+    """Takes the critiques. None: prompts are not corrected."""
 
     async def ask(self, ticket: Ticket, steps: Sequence[Step], seen: Sequence[Outcome], turns: Sequence[Turn],
                   *, won: bool) -> list[JudgedAction]:
         """Returns the questions about an episode with their answers. `seen` and `turns`: outcome before, and record of
-        each turn. After an evaluation nothing is asked. Raises EngineFault.
+        each turn. After an evaluation nothing is asked. Raises EngineFault, and StoreFault if prompts are corrected.
         """
         if ticket.kind != "train":
             return []
         found = labels(steps, won=won)
         asked: list[JudgedAction] = []
         for turn in chosen(found, questions=self.settings.questions, seed=seed_for(ticket.seed, "judge")):
-            prompt = self.text.question(seen[0], turns[:turn], seen[turn], steps[turn].action)
+            prompt = self.text.question(seen[0], turns[:turn], seen[turn], steps[turn].action, ticket.correction)
             if len(prompt) <= self.limits.prompt_tokens:
                 answers = await asyncio.gather(*(
                     self._answer(ticket, turn, prompt, number=number, good=found[turn])
                     for number in range(self.settings.answers)))
                 asked.append(JudgedAction(turn=turn, good=found[turn], answers=answers))
+        if self.corrector is not None:
+            await self.corrector.add(ticket, steps, asked)
         return asked
 
     async def _answer(self, ticket: Ticket, turn: int, prompt: list[int], *, number: int, good: bool) -> Step:

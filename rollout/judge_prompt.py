@@ -1,5 +1,7 @@
 """The words of the judge task: the question about an action, the answer to show, and how an answer is read.
 
+Prompt correction has its words here too: the question for a summary of mistakes, and the prompt that carries it.
+
 A question follows the prompt of the turn that it asks about, so the judge reads what the policy read. An answer ends as
 the environment's answers do, and has the same tags. The words are ours: the paper's text has no prompt.
 """
@@ -14,6 +16,7 @@ from services.chat import THINK, THINK_END
 
 Verdict = str
 """`good` or `bad`, or empty for an answer that says neither."""
+_OPENING = re.compile(rf"^\s*(?!{THINK})<\w+>")
 _VERDICT = re.compile(rf"\s*(?:(?!{THINK})<\w+>)?\s*(good|bad)\W*", re.IGNORECASE)
 
 
@@ -41,6 +44,34 @@ def read_verdict(text: str, *, stops: Sequence[str]) -> Verdict:
     said = text.partition(_end(stops))[0].rpartition(THINK_END)[2]
     found = _VERDICT.fullmatch(said)
     return found[1].lower() if found else ""
+
+
+def mistakes_question(critiques: Sequence[tuple[str, str]], *, chat: bool, stops: Sequence[str]) -> str:
+    """Returns the text that asks for a summary of mistakes. `critiques`: each an action and why it was bad, or ""."""
+    if not chat:
+        return f"Mistakes: {'; '.join(action for action, _ in critiques)}\n"
+    listed = "\n".join(f"- '{action}'{f': {why}' if why else ''}" for action, why in critiques)
+    return (f"You judged these actions of yours to be bad:\n{listed}\n\nDo not act now. Sum up the mistakes that you "
+            f"make most often, in a few short instructions to yourself.\nReason first, within {THINK} {THINK_END} "
+            f"tags. Then answer {_tagged('your instructions', stops)}.")
+
+
+def corrected(prompt: str, correction: str, *, chat: bool) -> str:
+    """Returns a turn's prompt with the policy's instructions to itself; the prompt itself if there are none."""
+    if not correction:
+        return prompt
+    lines = prompt.removesuffix("\n")
+    return f"{lines}\n\nAvoid your usual mistakes: {correction}" if chat else f"{lines}\nAvoid: {correction}\n"
+
+
+def read_said(text: str, *, stops: Sequence[str]) -> tuple[str, str]:
+    """Returns the thought of an answer, and what it says after it without tags, each as one line."""
+    whole = text.partition(_end(stops))[0]
+    thought, closed, said = whole.rpartition(THINK_END)
+    said = _OPENING.sub("", said if closed else whole)
+    if THINK in said:  # the answer was cut in its thought
+        thought, said = said, ""
+    return " ".join(thought.removeprefix(THINK).split()), " ".join(said.split())
 
 
 def _tagged(verdict: Verdict, stops: Sequence[str]) -> str:

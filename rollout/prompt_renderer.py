@@ -13,7 +13,7 @@ from envservice.base import Outcome, ParsedAction, PromptTemplate, Turn
 from envservice.registry import find_spec, make_template
 from envservice.response_format import ACTION_END
 from envservice.tool_calls import TAGS
-from rollout.judge_prompt import Verdict, question, read_verdict
+from rollout.judge_prompt import Verdict, corrected, mistakes_question, question, read_said, read_verdict
 from services.chat import ChatFormat, TokenUnknown, chat_format, check_chat
 from services.config.tree import EnvSection, ModelSection
 from services.control_tokens import tokens
@@ -64,14 +64,22 @@ class PromptRenderer:
         object.__setattr__(self, "_first", first_tokens(self.tokenizer))
         object.__setattr__(self, "_hidden", _hidden_ids(self.tokenizer, tags))
 
-    def prompt(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> list[int]:
-        """Returns the prompt of the turn after `turns`, as token ids."""
-        return self._tokens(self.template.render(first, turns, now))
+    def prompt(self, first: Outcome, turns: Sequence[Turn], now: Outcome, correction: str = "") -> list[int]:
+        """Returns the prompt of the turn after `turns`, as token ids. `correction`: instructions that it carries."""
+        return self._tokens(self._turn(first, turns, now, correction))
 
-    def question(self, first: Outcome, turns: Sequence[Turn], now: Outcome, action: str) -> list[int]:
+    def question(self, first: Outcome, turns: Sequence[Turn], now: Outcome, action: str,
+                 correction: str = "") -> list[int]:
         """Returns the prompt that asks whether `action` is good at the turn after `turns`, as token ids."""
-        prompt = self.template.render(first, turns, now)
+        prompt = self._turn(first, turns, now, correction)
         return self._tokens(question(prompt, action, chat=self.template.chat, stops=self.stops))
+
+    def mistakes_question(self, critiques: Sequence[tuple[str, str]]) -> list[int]:
+        """Returns the prompt that asks for a summary of mistakes (judge_prompt.py), as token ids."""
+        return self._tokens(mistakes_question(critiques, chat=self.template.chat, stops=self.stops))
+
+    def _turn(self, first: Outcome, turns: Sequence[Turn], now: Outcome, correction: str) -> str:
+        return corrected(self.template.render(first, turns, now), correction, chat=self.template.chat)
 
     def _tokens(self, text: str) -> list[int]:
         if not self.template.chat:
@@ -99,6 +107,10 @@ class PromptRenderer:
     def verdict(self, response_ids: np.ndarray) -> Verdict:
         """Returns what an answer to `question` says. `response_ids` [R]."""
         return read_verdict(self.opening + self.decode(response_ids.tolist()), stops=self.stops)
+
+    def said(self, response_ids: np.ndarray) -> tuple[str, str]:
+        """Returns the thought of an answer to a question, and what it says, each as one line. `response_ids` [R]."""
+        return read_said(self.opening + self.decode(response_ids.tolist()), stops=self.stops)
 
     def decode(self, ids: list[int]) -> str:
         """Returns the text of an answer without special tokens; tags stay, even those that are special tokens."""

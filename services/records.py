@@ -62,6 +62,8 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     max_steps: int
     task_type: str = ""
     """The environment's name of the task type, for readers of the archive. Empty if it was not known at issue."""
+    correction: str = ""
+    """Training: instructions of the policy to itself, which all prompts of the group carry (rollout/correction.py)."""
 
     @property
     def id(self) -> str:
@@ -112,11 +114,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     tag: str = ""
     """The kind of reasoning that the answer named, if the prompt asks for one."""
     follows: int | None = None
-    """Index of the earlier step of the episode whose prompt and response this prompt begins with. None: there is none,
-    and the step is a sequence of its own."""
+    """Index of the episode's earlier step whose prompt and response this prompt begins with. None: there is none."""
     broke: bool = False
-    """Whether the prompt holds earlier answers of the model, but not as the tokens that were sampled: the history was
-    edited, or became other tokens. Always false where each turn has a prompt of its own."""
+    """Whether the prompt holds earlier answers as other tokens than were sampled, since the history was changed."""
 
     def is_continued_by(self, prompt_ids: np.ndarray) -> bool:
         """Returns whether a prompt [P] begins with all tokens of this step, prompt and response."""

@@ -82,7 +82,7 @@ def _loglinear(arms: Sequence[str], count: int) -> Iterator[PolicyGradients]:
     tasks = random.Random(seed_for("gradient", "tasks")).sample(tasks, min(count, len(tasks)))
     for policy, theta in _policies():
         seed = seed_for("gradient", policy)
-        groups = [[play_task(task, theta, seed, 0, k, WITH_MEMORY) for k in range(K)] for task in tasks]
+        groups = [[play_task(task, theta, WITH_MEMORY, seed=seed, k=k) for k in range(K)] for task in tasks]
         won = fmean(one.won for group in groups for one in group)
         *own, success = np.stack([_gradients(group, arms) for group in groups], axis=1)
         yield PolicyGradients(policy=f"{policy}, {won:.0%} won", per_step=GROUPS,

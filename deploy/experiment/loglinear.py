@@ -217,7 +217,7 @@ def train(arm: str, seed: int, start: str, rate: float) -> LoglinearRun:
                       if step >= STEPS - 5]
     heldout = environment.tasks(environment.training_splits()[2])
     tested = random.Random(seed_for(seed, "heldout")).sample(heldout, min(HELDOUT, len(heldout)))
-    won = fmean(play_task(task, theta, seed, STEPS, 0, begins.rules).won for task in tested)
+    won = fmean(play_task(task, theta, begins.rules, seed=seed, step=STEPS).won for task in tested)
     return LoglinearRun(arm=arm, seed=seed, start=start, rate=rate, success=success, heldout=won,
                         unchanged=fmean(unchanged), games=environment.name, seconds=time.monotonic() - began)
 
@@ -227,7 +227,8 @@ def learn(arm: str, seed: int, begins: Start, rate: float) -> Iterator[tuple[lis
     adam, training = Adam(rate, theta=begins.theta()), training_tasks()
     for step in range(STEPS):
         tasks = random.Random(seed_for(seed, "tasks", step)).sample(training, GROUPS)
-        groups = [[play_task(task, adam.theta, seed, step, k, begins.rules) for k in range(K)] for task in tasks]
+        groups = [[play_task(task, adam.theta, begins.rules, seed=seed, step=step, k=k) for k in range(K)]
+                  for task in tasks]
         turns = list(credited(groups, credits_of(arm, groups)))
         if begins.minibatch is None:
             adam.step(gradient_of(turns))
@@ -249,7 +250,7 @@ def training_tasks() -> Sequence[str]:
     return environment.tasks(environment.training_splits()[0])
 
 
-def play_task(task: str, theta: Floats, seed: int, step: int, k: int, rules: Rules) -> Play:
+def play_task(task: str, theta: Floats, rules: Rules, *, seed: int, step: int = 0, k: int = 0) -> Play:
     """Plays member k of a group; the random numbers depend on all but the policy."""
     return play(_environment().open(task), theta, random.Random(seed_for(seed, task, step, k)), rules)
 

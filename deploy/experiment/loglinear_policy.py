@@ -45,7 +45,7 @@ NOWHERE = "99"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What the policy sees, and whether its actions slip: ways in which it can be more like a small language model."""
+    """Ways in which the policy can be more like a small language model: what it sees, and whether its actions slip."""
 
     memory: bool = True
     """Whether features know the agent's memory, or only the task, the observation's beginning and the last actions."""
@@ -123,9 +123,10 @@ def memoryless_features(memory: Memory, now: Outcome, actions: Sequence[str]) ->
     """Returns the indices of each action's features for a policy without memory, [A, F]."""
     listed, last, begins = set(now.admissible_actions), memory.last, " ".join(now.observation.split()[:2])
     before = last[-1].partition(" ")[0] if last else ""
-    return np.frombuffer(b"".join([
-        _memoryless((memory.type, memory.kind, memory.target), action, action in listed, begins, action in last, before)
-        for action in actions]), dtype=np.int64).reshape(len(actions), -1)
+    goal = memory.type, memory.kind, memory.target
+    rows = [_memoryless(_about(goal, action, action in listed), kind_of(_place(action)), begins, action in last, before)
+            for action in actions]
+    return np.frombuffer(b"".join(rows), dtype=np.int64).reshape(len(actions), -1)
 
 
 def features(memory: Memory, now: Outcome, actions: Sequence[str]) -> Ints:
@@ -180,11 +181,10 @@ def _indices(about: tuple[object, ...], held: tuple[bool, bool, int], seen: int,
 
 
 @lru_cache(maxsize=1 << 18)
-def _memoryless(goal: tuple[str, str, str], action: str, listed: bool, begins: str, again: bool, before: str) -> bytes:
+def _memoryless(about: tuple[object, ...], place: str, begins: str, again: bool, before: str) -> bytes:
     """Returns the indices, [F]. `begins`: the observation's first words; `before`: the verb of the last action."""
-    about = _about(goal, action, listed)
     return _hashed((("a", *about), ("o", *about, begins), ("l", *about, again), ("ol", *about, begins, again),
-                    ("p", *about[:2], kind_of(_place(action))), ("b", *about, before)))
+                    ("p", *about[:2], place), ("b", *about, before)))
 
 
 def _hashed(crossed: Sequence[tuple[object, ...]]) -> bytes:

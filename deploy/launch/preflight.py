@@ -231,6 +231,9 @@ def _sessions(config: Config) -> None:
     if rollout.exact and config.model.dtype != "float32":
         raise UserError(f"rollout.exact needs float32, and model.dtype is {config.model.dtype}",
                         "set model.dtype=float32")
+    if rollout.exact and config.learner.judge.correction:
+        raise UserError("rollout.exact repeats a run, and with learner.judge.correction prompts depend on which "
+                        "episode ends first", "set one of them to false")
 
 
 def _machine(config: Config, plan: Plan) -> None:

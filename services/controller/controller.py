@@ -119,8 +119,10 @@ class Controller:
         limit = capacity(self.config, counts.trained)
         avoid = frozenset(t for t, n in self._task_failures.items() if n >= QUARANTINE_AFTER)
         index, dropped = counts.next_group, counts.dropped
+        correction = self.store.correction() if self.config.learner.judge.correction and index - dropped < limit else ""
         while index - dropped < limit:
-            group = typed(self.tickets.group(index, dropped=dropped, avoid=avoid), self.hooks.task_type)
+            group = self.tickets.group(index, dropped=dropped, avoid=avoid, correction=correction)
+            group = typed(group, self.hooks.task_type)
             if not self.store.issue(self.lease, group, capacity=limit):
                 return
             trace_issue(group)

@@ -59,8 +59,10 @@ class TrainTickets:
     config: Config
     tasks: TaskStream
 
-    def group(self, index: int, *, dropped: int, avoid: frozenset[str] = frozenset()) -> list[Ticket]:
-        """Returns the tickets of group `index`. `dropped`: number of groups dropped so far.
+    def group(self, index: int, *, dropped: int, avoid: frozenset[str] = frozenset(),
+              correction: str = "") -> list[Ticket]:
+        """Returns the tickets of group `index`. `dropped`: number of groups dropped so far. `correction`: instructions
+        for its prompts, which all members share, so that they play one policy.
 
         min_step is the step of the version that the learner will hold when it consumes the group, minus the allowed
         staleness. At staleness 0, a group is sampled only from the weights that it will train. If the group's task is
@@ -82,6 +84,7 @@ class TrainTickets:
                 min_step=max(0, consumed_at - learner.staleness),
                 temperature=self.config.rollout.temperature,
                 max_steps=self.config.env.max_steps,
+                correction=correction,
             )
             for k in range(learner.group_size)
         ]

@@ -85,6 +85,15 @@ class RunState(Connection):
         (urls,) = self.read(("HGET", "counters", "servers"))
         return msgspec.json.decode(urls, type=tuple[str, ...]) if urls else ()
 
+    def correct(self, correction: str) -> None:
+        """Replaces the instructions that new training tickets carry. Any worker may: the last one writes."""
+        self.script("correct", correction)
+
+    def correction(self) -> str:
+        """Returns the instructions that new training tickets carry; "" before the first."""
+        (correction,) = self.read(("HGET", "counters", "correction"))
+        return correction.decode() if correction else ""
+
     def mark_evaluated(self, lease: Lease, step: int) -> None:
         """Marks the evaluation of `step` as complete, so that newer weights may be published."""
         self.script("mark_evaluated", *lease.fence, step, role=lease.role)

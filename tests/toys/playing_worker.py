@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 from envservice.base import ParsedAction
 from envservice.client.client import EnvClient
 from rollout.card_turns import CardTurns
+from rollout.correction import Corrector
 from rollout.engine import Engine
 from rollout.episode import EpisodeRunner, Limits
 from rollout.judge import Judge
@@ -31,14 +34,20 @@ class TokenText:
     stop_ids = (1,)
     actions = ("go on", "take key", "open door", "go back")
 
-    def prompt(self, first, turns, now) -> list[int]:
+    def prompt(self, first, turns, now, correction="") -> list[int]:
         return [2 + ord(character) % 500 for character in f"{now.observation}{len(turns)}".ljust(40)[:40]]
 
     def parse(self, ids) -> ParsedAction:
         return ParsedAction(action=self.actions[int(ids[0]) % 4], valid=True)
 
-    def question(self, first, turns, now, action: str) -> list[int]:
+    def question(self, first, turns, now, action: str, correction="") -> list[int]:
         return [*self.prompt(first, turns, now), 2 + self.actions.index(action)]
+
+    def mistakes_question(self, critiques) -> list[int]:
+        return [2 + self.actions.index(action) for action, _ in critiques]
+
+    def said(self, ids) -> tuple[str, str]:
+        return "", f"instruction {int(ids[0])}"
 
     def verdict(self, ids) -> str:
         return ("good", "bad", "")[int(ids[0]) % 3]
@@ -95,7 +104,9 @@ async def working(world: SimpleNamespace, name: str = "rollout-0", text: type[To
     for answers, if there is one, and for judgements with the settings `judges`. `call_s`: longest call of a server, so
     a test that never loses a server leaves a busy one time."""
     limits = Limits(prompt_tokens=64, response_tokens=8, reward_scale=10.0)
-    judge = judges and Judge(engine=world.engine, text=text(), settings=judges, limits=limits)
+    parts: dict[str, Any] = {"engine": world.engine, "text": text(), "limits": limits}
+    corrector = Corrector(**parts, keep=partial(asyncio.to_thread, world.store.correct))
+    judge = judges and Judge(**parts, settings=judges, corrector=corrector if judges.correction else None)
     async with EnvClient([world.url], timeout_s=call_s, outage_s=DEADLINE_S) as client:
         runner = EpisodeRunner(worker=name, engine=held or world.engine, env=client, env_engine="corridor 1",
                                text=text(), limits=limits, judge=judge)

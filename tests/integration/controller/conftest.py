@@ -27,10 +27,10 @@ def redis_url(tmp_path_factory):
         yield url
 
 
-def toy_config(*, staleness=0, eval_every=2, steps=4) -> Config:
+def toy_config(*, staleness=0, eval_every=2, steps=4, judge=None) -> Config:
     return Config.model_validate({
-        "name": "toy", "steps": steps, "learner": {"groups_per_step": 2, "group_size": 2, "staleness": staleness},
-        "eval": {"every": eval_every}})
+        "name": "toy", "steps": steps, "eval": {"every": eval_every},
+        "learner": {"groups_per_step": 2, "group_size": 2, "staleness": staleness, "judge": judge or {}}})
 
 
 @dataclass

@@ -48,6 +48,27 @@ def test_every_ticket_names_the_type_of_its_task(world):
     assert all(ticket.task_type == ticket.task[-1] for ticket in issued)
 
 
+@pytest.mark.parametrize(("judge", "carried"), [
+    ({"questions": 1, "correction": True}, ["", "Do not go back."]), ({"questions": 1}, ["", ""])])
+def test_groups_carry_the_instructions_of_the_moment_of_their_issue(world, judge, carried):
+    """Both members of a group have the same ones, and evaluations none."""
+    run = world(judge=judge)
+    controller = run.controller()
+    controller.tick()
+    run.play()
+    run.store.correct("Do not go back.")
+    run.train()
+    run.publish(0)
+    for _ in range(3):
+        controller.tick()
+        run.play()
+    shown = {ticket.group: set() for ticket in run.played}
+    for ticket in run.played:
+        shown[ticket.group].add(ticket.correction)
+    assert [shown[f"train/{n:08d}"] for n in range(4)] == [{carried[0]}] * 2 + [{carried[1]}] * 2
+    assert {text for group, texts in shown.items() if group.startswith("eval/") for text in texts} == {""}
+
+
 def test_a_group_out_of_attempts_is_dropped_and_replaced(world):
     run = world(eval_every=0)
     controller = run.controller()

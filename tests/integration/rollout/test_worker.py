@@ -55,6 +55,15 @@ async def test_claims_plays_and_completes_groups(world):
     assert np.array_equal(again.ids, step.response_ids)
 
 
+async def test_the_policys_summary_of_what_it_judged_bad_reaches_the_store(world):
+    world.shelf.publish(1)
+    for group in ("train/0", "train/1", "train/2"):
+        issue(world.store, world.lease, group, min_step=1)
+    async with working(world, judges=JudgeSection(questions=2, answers=8, correction=True)) as worker:
+        await until(world, lambda: len(world.store.ready("train")) == 3, worker)
+    assert world.store.correction().startswith("instruction ")
+
+
 async def test_a_worker_sleeps_while_the_learner_has_the_card_and_its_episodes_go_on(world):
     world.shelf.publish(1)
     for group in ("train/0", "train/1", "train/2"):

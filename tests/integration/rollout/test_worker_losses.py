@@ -116,10 +116,10 @@ async def test_an_episode_that_breaks_the_parser_takes_no_other_one_with_it(worl
     configure_logs(tmp_path, process="rollout-0", show=None)
 
     class Brittle(TokenText):
-        def prompt(self, first, turns, now):
+        def prompt(self, first, turns, now, correction=""):
             if [turn.action for turn in turns] == ["take key"]:
                 raise LookupError("no rule for\na key")
-            return super().prompt(first, turns, now)
+            return super().prompt(first, turns, now, correction)
 
     world.shelf.publish(5)
     for number in range(4):

@@ -220,6 +220,13 @@ def test_the_store_shows_the_version_the_incarnations_and_the_living_processes(s
     assert store.beats() == {"w0": {"tokens": 3.5, "state": "busy"}}
 
 
+def test_any_worker_replaces_the_instructions_of_new_tickets(store):
+    assert store.correction() == ""
+    for correction in ("Do not go back.", "Nimm die Tür, dann öffne sie."):
+        store.correct(correction)
+    assert store.correction() == "Nimm die Tür, dann öffne sie."
+
+
 def test_runs_in_one_redis_do_not_see_each_others_keys(server, store, controller):
     other = Store(server.url, f"case{uuid.uuid4().hex}", timeout_s=5.0)
     store.issue(controller, tickets(0), capacity=9)

@@ -73,7 +73,7 @@ class Text:
 
     stop_ids = (1,)
 
-    def prompt(self, first: Outcome, turns, now: Outcome) -> list[int]:
+    def prompt(self, first: Outcome, turns, now: Outcome, correction: str = "") -> list[int]:
         return list(map(ord, f"{first.observation}|{' '.join(t.action for t in turns)}|{now.observation}"))
 
     def parse(self, ids) -> ParsedAction:

@@ -79,11 +79,11 @@ class Text:
 
     stop_ids = (1,)
 
-    def prompt(self, first: Outcome, turns: list[Turn], now: Outcome) -> list[int]:
-        return list(map(ord, f"{len(turns)}{now.observation}"))
+    def prompt(self, first: Outcome, turns: list[Turn], now: Outcome, correction: str = "") -> list[int]:
+        return list(map(ord, f"{len(turns)}{now.observation}{correction}"))
 
-    def question(self, first: Outcome, turns: list[Turn], now: Outcome, action: str) -> list[int]:
-        return [*self.prompt(first, turns, now), *map(ord, f"?{action}")]
+    def question(self, first: Outcome, turns: list[Turn], now: Outcome, action: str, correction: str = "") -> list[int]:
+        return [*self.prompt(first, turns, now, correction), *map(ord, f"?{action}")]
 
     def parse(self, ids):
         return SimpleNamespace(action="".join(map(chr, ids)), valid=True, tag="", kept="")
