@@ -71,6 +71,10 @@ class RoundEnd:
         if why := self._lost():
             self.tell(why)
             raise RuntimeError(why)
+        self.hear()
+
+    def hear(self) -> None:
+        """Raises RuntimeError if somebody has told of an early end."""
         if self._store is not None and self._store.check([self._key]):
             raise RuntimeError(self._store.get(self._key).decode())
 
@@ -117,7 +121,11 @@ class Link:
         while not self._work.is_completed():
             time.sleep(LOOK_S)
             end.look()
-        self._work.wait()
+        try:
+            self._work.wait()
+        except RuntimeError:
+            end.hear()  # whoever heard of the end first has closed the link, and gloo knows that alone
+            raise
 
     def close(self) -> None:
         """Ends the group. The others' unfinished broadcasts fail, at the latest when they look."""

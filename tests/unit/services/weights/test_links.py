@@ -1,11 +1,13 @@
 """The links between learner and samplers. How they carry a version: tests/unit/rollout/test_inbox.py."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch._C._distributed_c10d import HashStore, PrefixStore
 
+from services.weights import links
 from services.weights.links import Link, RoundEnd
 
 
@@ -18,3 +20,20 @@ def test_a_receiver_that_dies_while_all_connect_ends_the_round_once_it_is_missed
     with pytest.raises(RuntimeError, match=r"^two: it is gone$"):
         Link(store, "0", rank=0, world=2, device=torch.device("cpu"), end=end)
     assert store.get("end/version") == b"two: it is gone"
+
+
+def test_a_link_that_another_member_closed_names_the_end_that_was_told(monkeypatch):
+    """Whoever hears of an early end closes its link at once; gloo tells the other side of a lost connection alone."""
+    store, cpu = HashStore(), torch.device("cpu")
+    ends = [RoundEnd(60.0) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        made = [pool.submit(Link, store, "0", rank=rank, world=2, device=cpu, end=ends[rank]) for rank in range(2)]
+        sender, receiver = (link.result() for link in made)
+    monkeypatch.setattr(links, "ASK_EVERY_S", 3600.0)  # so that the sender hears of it by its link alone
+    ends[0].meets(store, "1.5")
+    ends[1].meets(store, "1.5")
+    ends[1].tell("worker two is gone")
+    receiver.close()
+    with pytest.raises(RuntimeError, match=r"^worker two is gone$"):
+        sender.send(torch.zeros(1 << 24, dtype=torch.uint8), ends[0])
+    sender.close()
