@@ -1,6 +1,9 @@
--- ARGV: worker, how many, ms of idleness after which a claim is a dead worker's, 1 if the worker just started, and the
--- incarnation and step of the weights that it holds: none for any training ticket, step -1 for no training ticket.
+-- ARGV: worker, how many, ms of idleness after which a claim is a dead worker's, 1 if the worker just started, the name
+-- of this call, and the incarnation and step of the weights that the worker holds: none for any training ticket, step -1
+-- for no training ticket.
 -- Returns {entry, packed ticket, attempt} each; an attempt is a delivery, so dying with a ticket uses one up.
+-- A call of the same name is the same call after a lost reply. It gets the same tickets, and no new delivery is counted.
+-- Tickets that another worker has taken since are left out.
 -- A death takes all tickets of its worker along, and at most one of them is its cause. So three deaths fail no ticket:
 -- those that are not the cause go on after their last turn, and end before there are MAX_DELIVERIES.
 --
@@ -8,11 +11,25 @@
 -- stream: in a worker's hands they would take the room of those that can, and its death would cost them an attempt.
 -- Evaluation tickets have a stream of their own, so that none of them waits behind such a training ticket.
 local worker, wanted, idle, fresh = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4] == '1'
-local claimed, limit = {}, tonumber(ARGV[6])
+local call, claimed, limit = ARGV[5], {}, tonumber(ARGV[7])
 now() -- before any idle time is read
+
+local function id_of(packed)
+  local ticket = cmsgpack.unpack(packed)
+  return ticket.group .. '#' .. ticket.k
+end
+
+local last = redis.call('HGET', claims, worker)
+if last and string.sub(last, 1, #call) == call then
+  for _, one in ipairs(cmsgpack.unpack(string.sub(last, #call + 1))) do
+    if holds(id_of(one[2]), one[1], worker, one[3]) then claimed[#claimed + 1] = one end
+  end
+  return claimed
+end
+
 if limit then
   local pointer = redis.call('HGET', counters, 'version')
-  if not pointer or cjson.decode(pointer)[1].incarnation ~= tonumber(ARGV[5]) then limit = -1 end
+  if not pointer or cjson.decode(pointer)[1].incarnation ~= tonumber(ARGV[6]) then limit = -1 end
 end
 
 local function give_back_all(stream)
@@ -34,9 +51,8 @@ local function redelivered(stream, highest)
     if #claimed == wanted then return end
     local entry = redis.call('XRANGE', stream, pending[1], pending[1])[1]
     if pending[4] >= MAX_DELIVERIES then
-      local ticket = cmsgpack.unpack(entry[2][2])
-      local id = ticket.group .. '#' .. ticket.k
-      redis.call('HSET', failed, id, ticket.task .. '\nworker died')
+      local id = id_of(entry[2][2])
+      redis.call('HSET', failed, id, cmsgpack.unpack(entry[2][2]).task .. '\nworker died')
       withdraw(id, entry[1])
     elseif playable(entry, highest) then
       redis.call('XCLAIM', stream, WORKERS, worker, 0, entry[1])
@@ -73,4 +89,5 @@ for _, stream in ipairs({tickets, evals}) do
     end
   end
 end
+if #claimed > 0 then redis.call('HSET', claims, worker, call .. cmsgpack.pack(claimed)) end
 return claimed

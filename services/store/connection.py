@@ -37,7 +37,7 @@ UNABLE = re.compile(r"(^|-|: )(MISCONF|NOREPLICAS|MASTERDOWN|BUSY|OOM) |used mem
 """Matches replies of a Redis that lives and can do nothing for now: its disk or its memory is full, it has lost its
 replicas, or a script has kept it for five seconds. Redis 6.2 puts the code into the text of a script's error."""
 KEYS = ("tickets", "outstanding", "groups", "ready", "episodes", "manifests", "drops", "failed", "counters",
-        "evals", "attempts", "turns", "lost")
+        "evals", "attempts", "turns", "lost", "claims")
 """Names of the keys, in the order of prelude.lua. The caller's lease and `beats` follow them."""
 T = TypeVar("T")
 

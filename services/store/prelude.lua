@@ -1,6 +1,6 @@
 -- Before every script: the names of its keys (connection.py gives the order) and what several scripts do.
 local tickets, outstanding, groups, ready, episodes, manifests, drops, failed, counters, evals, attempts,
-  turns, lost_bodies, lease, beats = unpack(KEYS)
+  turns, lost_bodies, claims, lease, beats = unpack(KEYS)
 local WORKERS = 'workers'   -- the consumer group
 local MAX_ATTEMPTS = 3      -- an episode that fails in this attempt or a later one is not tried again
 local MAX_DELIVERIES = 10   -- attempts in which workers died are no fault of the ticket, unless there are so many

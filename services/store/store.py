@@ -16,6 +16,7 @@
 | drops        | drops that no manifest has taken yet                      | drop, begin_step                |
 | failed       | ticket id -> task, and why its attempts are used up       | fail or claim, drop or commit   |
 | lost         | ticket id -> how often its episode's body was lost        | play_again, retire or drop      |
+| claims       | worker -> name and answer of its last claim               | claim, its next claim           |
 | attempts     | step -> incarnation, attempts to train it; step:cause     | attempt, attempt_ended          |
 | counters     | issued, dropped, trained, next_group, last_step, ...      |                                 |
 | lease:<role> | epoch, holder, expires                                    |                                 |
@@ -28,6 +29,7 @@ All calls block: in asyncio, use asyncio.to_thread.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from typing import Literal
 
@@ -147,11 +149,12 @@ class Store(StepLog):
 
         `own`: the version that the worker holds. Training tickets that it may not sample now stay in the stream;
         without `train`, all training tickets do. The first claim of a process gives back all tickets held under its
-        name.
+        name. A call that is repeated after a lost reply is answered the same, and costs no attempt.
         """
         fresh = worker not in self._known_workers
         limits = [] if own is None and train else [own.incarnation if own else 0, own.step if own and train else -1]
-        replies = self.script("claim", worker, count, int(min_idle_s * 1000), int(fresh), *limits)
+        name = uuid.uuid4().hex
+        replies = self.script("claim", worker, count, int(min_idle_s * 1000), int(fresh), name, *limits)
         self._known_workers.add(worker)
         return [
             Claim(ticket=_tickets.decode(packed), attempt=attempt, entry=entry.decode(), worker=worker)

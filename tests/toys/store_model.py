@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine
+from repeating_store import RepeatingStore
 
 from services.records import Step, Ticket, Version, VersionSpan
-from services.store.store import Store
 
 RUNS = itertools.count()
 WORKERS = ("w0", "w1")
@@ -50,7 +50,7 @@ class StoreModel(RuleBasedStateMachine):
         self.take_over("learner", False)
 
     def connect(self):
-        return Store(self.server.url, self.run, timeout_s=30.0)
+        return RepeatingStore(self.server.url, self.run, timeout_s=30.0)
 
     def forget(self):
         self.tickets = {}  # group -> tickets, in order of issue

@@ -17,15 +17,17 @@ class WorkerRules(StoreModel):
     @rule(names=st.lists(st.sampled_from(WORKERS), min_size=3, max_size=11), count=st.integers(1, 4))
     def hang_one_after_the_other(self, names, count):
         for name in names:
-            self.claim(name, count, True)
+            self.claim(name, count, True, False)
 
-    @rule(name=st.sampled_from(WORKERS), count=st.integers(1, 4), steal=st.booleans())
-    def claim(self, name, count, steal):
+    @rule(name=st.sampled_from(WORKERS), count=st.integers(1, 4), steal=st.booleans(), again=AGAIN)
+    def claim(self, name, count, steal, again):
         store, held = self.workers[name]
         if name not in store._known_workers:
             self.give_back_all(name)
         free = {i for i, (used, holder) in self.open.items() if used < DELIVERIES and (steal or holder is None)}
+        store.meanwhile = [lambda: None] * again
         claims = store.claim(name, count, min_idle_s=0.0 if steal else 30.0)
+        store.meanwhile = []
         for claim in claims:
             assert claim.ticket.id in free
             used, _ = self.open[claim.ticket.id]
@@ -40,7 +42,7 @@ class WorkerRules(StoreModel):
 
     @rule(name=st.sampled_from(WORKERS), count=st.integers(1, 4))
     def play(self, name, count):
-        self.claim(name, count, True)
+        self.claim(name, count, True, False)
         self.commit_held(name)
 
     def commit_held(self, name):

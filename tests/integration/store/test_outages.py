@@ -7,6 +7,7 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from repeating_store import RepeatingStore
 from store_episodes import play_all, tickets
 from waiting import wait_until_written
 
@@ -30,6 +31,28 @@ def test_redis_may_be_away_for_longer_than_a_lease_and_nothing_is_lost(server, s
         played.result(240.0)
     assert patient.ready("train") == ["train/00000000"]
     assert patient.drop(controller, Drop(group="train/00000000", task="t", reason="test", steps=0))
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_claim_whose_reply_was_lost_is_answered_the_same_and_costs_no_attempt(server, before: int):
+    """Also the first claim of a process, which gives back what an earlier process of its name held."""
+    store = RepeatingStore(server.url, f"case{uuid.uuid4().hex}")
+    store.issue(store.acquire("controller", "c"), tickets(0, size=3), capacity=9)
+    if before:
+        store.claim("w", before)
+    store.meanwhile = [lambda: None] * 3
+    claims = store.claim("w", 3 - before)
+    assert [(claim.ticket.k, claim.attempt) for claim in claims] == [(k, 1) for k in range(before, 3)]
+    assert store.renew_claims("w", claims) == []
+    assert store.claim("w", 3) == []
+
+
+def test_a_repeated_claim_leaves_out_what_another_worker_holds_by_then(server):
+    store, other = (kind(server.url, "case-other", timeout_s=5.0) for kind in (RepeatingStore, Store))
+    store.issue(store.acquire("controller", "c"), tickets(0, size=2), capacity=9)
+    store.meanwhile = [lambda: other.claim("other", 1, min_idle_s=0.0)]
+    assert [(claim.ticket.k, claim.attempt) for claim in store.claim("w", 2)] == [(1, 1)]
+    assert store.claim("w", 2) == []
 
 
 def test_a_redis_that_is_away_is_one_line_for_the_user_and_a_fault_for_the_rest(free_url):

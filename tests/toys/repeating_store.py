@@ -1,0 +1,20 @@
+"""A store whose connection repeats calls, as it does after a lost reply: Redis has run them before."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from services.store.store import Store
+
+T = TypeVar("T")
+
+
+class RepeatingStore(Store):
+    """Makes each call once more for each event in `meanwhile`: the call, then the event, then the call again."""
+
+    meanwhile: Sequence[Callable[[], object]] = ()
+
+    def patiently(self, what: str, call: Callable[[], T]) -> T:
+        for event in self.meanwhile:
+            call()
+            event()
+        return super().patiently(what, call)
