@@ -182,7 +182,7 @@ def table(made: Mapping[str, Config], variants: Sequence[Variant]) -> list[Sweep
     """Returns the lines by temperature and variant. A gain uses only games that both runs finished without a fault.
 
     It is over the first variant, or over that variant's method at the same seed: a difference of seeds is none of
-    methods. If that run has not finished, there is no gain.
+    methods. If that run has not finished, or the two share no game, there is no gain.
     """
     first: dict[tuple[float, int], dict[str, float]] = {}
     lines: list[SweepLine] = []
@@ -194,8 +194,7 @@ def table(made: Mapping[str, Config], variants: Sequence[Variant]) -> list[Sweep
             if variant.method == variants[0].method:
                 first.setdefault(at, mine)
             full, gain = first.get(at), None
-            if full is not None and full is not mine:
-                both = full.keys() & mine.keys()
+            if full is not None and full is not mine and (both := full.keys() & mine.keys()):
                 gain = paired_gain({task: full[task] for task in both}, {task: mine[task] for task in both})
             gains = dict(zip(("gain", "gain_low", "gain_high"), gain, strict=True)) if gain else {}
             lines.append(SweepLine(variant=variant.name, title=variant.title, panel=row["split"],

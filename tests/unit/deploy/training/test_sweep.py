@@ -88,6 +88,15 @@ def test_gains_of_a_sweep_are_paired_by_game(config: Config):
     assert len(sweep.as_text([first, other])) == 3
 
 
+def test_where_faults_left_no_game_on_both_sides_of_a_sweep_there_is_no_gain(config: Config):
+    made = sweep.configs(config, ABLATIONS[:2])
+    for one, game in zip(made.values(), "ab", strict=True):
+        write(RunFolder(one.run_dir), "panel-trained", 30, {game: 1.0})
+    lines = sweep.table(made, ABLATIONS[:2])
+    assert [(line.games, line.gain) for line in lines] == [(1, None), (1, None)]
+    assert len(sweep.as_text(lines)) == 3
+
+
 def test_without_a_panel_the_end_of_the_curve_counts(tmp_path: Path):
     folder = RunFolder(tmp_path)
     for step, value in ((20, 0.5), (0, 0.0), (10, 0.2)):
