@@ -37,15 +37,17 @@ def patiently(call: Callable[[], T], *, seconds: float, away: Callable[[Exceptio
         pause = min(2 * pause, longest_pause_s)
 
 
-def while_folder_away(call: Callable[[], T], *, seconds: float, what: str) -> T:
+def while_folder_away(call: Callable[[], T], *, seconds: float, what: str,
+                      note: Callable[[str], object] = lambda _: None) -> T:
     """Returns the result of `call`, which reads or writes files. Repeats it while it raises OSError.
 
     A disk may be full, and a shared folder away for a while (EIO, ESTALE). `what`: the subject of the message, such as
-    `RUN/checkpoints could not be read`. Raises DeadlineExceeded once `seconds`, the value of learner.collective_s, have
-    passed.
+    `RUN/checkpoints could not be read`. `note` takes the message too, for callers without a log. Raises
+    DeadlineExceeded once `seconds`, the value of learner.collective_s, have passed.
     """
     def tell(error: Exception) -> None:
         log.warning(f"{what}; waiting for the folder", reason=str(error), at_most_s=seconds)
+        note(f"{what} ({error}); waiting for the folder")
 
     try:
         return patiently(call, seconds=seconds, away=lambda error: isinstance(error, OSError), tell=tell,

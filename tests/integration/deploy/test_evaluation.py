@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 from scripted_member import Scripted
 
-from deploy.training.evaluation import erased, working_folder
+from deploy.training.evaluation import erased, keep, working_folder
 from services.config.file import default_config
 from services.config.tree import SupervisionSection
 from services.controller.supervise import Supervisor
+from services.errors import DeadlineExceeded
 from services.store.redis_server import private_redis
 from services.store.store import Store
+from services.telemetry.metrics_file import read_rows
 
 
 class Worker(Scripted):
@@ -55,6 +58,20 @@ def test_a_redis_that_fails_does_not_hide_the_error_of_an_evaluation(tmp_path: P
     with pytest.raises(ZeroDivisionError), erased(store, Supervisor(print, SupervisionSection()), notes.append):
         raise ZeroDivisionError
     assert [note.partition(":")[0] for note in notes] == ["the keys of this evaluation stay in Redis"]
+
+
+def test_a_result_waits_for_a_folder_that_cannot_be_written_and_says_so(tmp_path: Path):
+    """A folder stands where the file should be, so that opening it raises OSError, until it is removed."""
+    file, notes = tmp_path / "eval.jsonl", list[str]()
+    file.mkdir()
+    threading.Timer(2.0, file.rmdir).start()
+    keep({"success_rate": 1.0}, file, patience_s=60.0, note=notes.append)
+    assert [row["success_rate"] for row in read_rows(file)] == [1.0]
+    assert [note.partition(" could not be written (")[0] for note in notes] == [str(file)]
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(DeadlineExceeded, match=r"eval\.jsonl could not be written for 0\.01 s .*collective_s"):
+        keep({"success_rate": 1.0}, file, patience_s=0.01, note=notes.append)
 
 
 @pytest.mark.parametrize("cluster", [True, False])
