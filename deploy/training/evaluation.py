@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ from services.config.secrets import env_token
 from services.config.tree import Config
 from services.errors import StoreFault, UserError
 from services.patience import while_folder_away
+from services.process.held_folder import HeldFolder
 
 if TYPE_CHECKING:
     from deploy.console.plain import StatusLines
@@ -104,7 +104,7 @@ def _play(config: Config, model: Path, split: str | None, lines: StatusLines) ->
     everything = environment.tasks(chosen := split or heldout)
     tasks = cut(everything, config.eval.panel or len(everything), name=chosen, key="--episodes (eval.panel)")
     run = f"eval-{uuid.uuid4().hex[:8]}"
-    with (working_folder(config, run) as folder,
+    with (working_folder(config) as folder,
           topology(config, run=run, folder=folder, config_file=folder / "config.yaml", note=lines.note) as parts,
           erased(parts.store, parts.supervisor, lines.note)):
         lease = parts.store.acquire("controller", run, ttl_s=30.0)
@@ -123,19 +123,25 @@ def _play(config: Config, model: Path, split: str | None, lines: StatusLines) ->
 
 
 @contextmanager
-def working_folder(config: Config, run: str) -> Iterator[Path]:
-    """Yields a new folder for the processes of an evaluation, with its config.yaml, and removes it at the end.
+def working_folder(config: Config) -> Iterator[Path]:
+    """Yields a new folder for the processes of an evaluation, with its config.yaml, and removes it at the end. If this
+    process is killed, the next evaluation removes it.
 
-    On a Ray cluster it is below runs_dir, because processes on other nodes use it too.
+    On a Ray cluster it is below runs_dir, because processes on other nodes use it too. Raises UserError if no folder
+    can be locked there.
     """
     place = Path(tempfile.gettempdir()) if ray_address(config) is None else config.runs_dir.absolute()
-    folder = place / f"gagpo-{run}"
-    folder.mkdir(parents=True, mode=0o777 if config.shared else 0o700)
+    place.mkdir(parents=True, exist_ok=True)
     try:
-        dump_config(config, folder / "config.yaml")
-        yield folder
+        held = HeldFolder("gagpo-eval-", place, mode=0o777 if config.shared else 0o700)
+    except OSError as error:
+        raise UserError(f"no folder can be made and locked in {place} ({error.strerror})",
+                        "set runs_dir to storage with flock that you may write to") from error
+    try:
+        dump_config(config, held.path / "config.yaml")
+        yield held.path
     finally:
-        shutil.rmtree(folder, ignore_errors=True)  # on shared storage a node may still hold a file of it
+        held.remove()  # on shared storage a node may still hold a file of it
 
 
 @contextmanager

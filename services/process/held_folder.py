@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import shutil
 import tempfile
 from contextlib import suppress
@@ -18,16 +19,17 @@ LOCK = "held"
 
 
 class HeldFolder:
-    """A new folder of mode 0700 in `root`, whose name begins with `prefix`, held until `remove` or the process's end.
+    """A new folder of `mode` in `root`, whose name begins with `prefix`, held until `remove` or the process's end.
 
     First it removes the folders of this prefix that nobody holds any more, and ends the processes that still keep their
     temporary files in them. `root` None: the folder for temporary files.
     """
 
-    def __init__(self, prefix: str, root: Path | None = None) -> None:
+    def __init__(self, prefix: str, root: Path | None = None, *, mode: int = 0o700) -> None:
         root = Path(tempfile.gettempdir()) if root is None else root
         sweep(prefix, root)
-        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
+        self.path = root / f"{prefix}{secrets.token_hex(4)}"
+        self.path.mkdir(mode=mode)
         draft = self.path / "draft"
         self.lock = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         """File descriptor of the lock. A child that gets it holds the folder too."""

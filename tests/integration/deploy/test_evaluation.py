@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -80,9 +82,33 @@ def test_the_folder_is_where_all_nodes_see_it(cluster: bool, tmp_path: Path, mon
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     if cluster:
         monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    with working_folder(default_config(["runs_dir=shared/runs"]), "eval-mine") as folder:
+    with working_folder(default_config(["runs_dir=shared/runs"])) as folder:
         assert folder.is_absolute()
         assert (folder / "config.yaml").is_file()
         assert (folder.parent == tmp_path / "shared" / "runs") == cluster
         assert folder.stat().st_mode & 0o777 == 0o700
-    assert not folder.exists()
+    assert not list(folder.parent.iterdir()) if cluster else not folder.exists()
+
+
+KILLED = """
+import sys
+from deploy.training.evaluation import working_folder
+from services.config.file import default_config
+with working_folder(default_config(["runs_dir=" + sys.argv[1], "ray.address=head:6379"])) as folder:
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_the_next_evaluation_removes_the_folder_of_a_killed_one_and_spares_a_living_one(tmp_path: Path):
+    config = default_config([f"runs_dir={tmp_path}", "ray.address=head:6379"])
+    killed = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE, text=True)
+    left = Path(killed.stdout.readline().strip())
+    with working_folder(config):
+        assert left.exists()
+    killed.kill()
+    killed.communicate(timeout=60)
+    with working_folder(config) as folder:
+        assert list(tmp_path.iterdir()) == [folder]
+    assert list(tmp_path.iterdir()) == []
