@@ -12,17 +12,19 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import psutil
+
 from deploy.launch.ray_address import check_ray, ray_address
 from deploy.members.private_ray import dead_part
 from services.config.tree import Config
 from services.errors import DeadlineExceeded, UserError, described
-from services.process.guard import end_all
+from services.process.guard import end_all, processes_in
 from services.process.held_folder import HeldFolder
 from services.telemetry.logs import get_logger
 
@@ -106,8 +108,7 @@ def private_ray(*, start_s: float = 300.0, **options: Any) -> Iterator[None]:
         finally:
             if dead_part():
                 end_all(str(folder / "tmp"), grace_s=0.0)  # actors without a GCS do not end by SIGTERM
-            ray.shutdown()
-            end_all(str(folder / "tmp"))  # Ray knows nothing of a start that was interrupted
+            _end(folder / "tmp")
 
 
 def _start(start: Callable[[], object], mark: Path, seconds: float) -> None:
@@ -116,16 +117,13 @@ def _start(start: Callable[[], object], mark: Path, seconds: float) -> None:
     A start that failed leaves processes behind. They are found by their TMPDIR, `mark`. Raises DeadlineExceeded, and
     UserError if no other try can succeed.
     """
-    import ray
-
     deadline = time.monotonic() + seconds
     while True:
         try:
             with _uninterrupted():
                 start()
         except Exception as error:  # Ray raises bare ones
-            ray.shutdown()
-            end_all(str(mark))
+            _end(mark)
             if "AuthenticationError" in described(error):
                 raise UserError("this Python process has used a Ray without a token before, and Ray keeps to that",
                                 "start gagpo in a process of its own") from error
@@ -135,6 +133,26 @@ def _start(start: Callable[[], object], mark: Path, seconds: float) -> None:
             log.warning("Ray did not start; starting it again", reason=described(error))
         else:
             return
+
+
+def _end(mark: Path) -> None:
+    """Ends Ray and all processes of a private cluster. Most are found by their TMPDIR, `mark`, also after a start that
+    was interrupted, of which Ray knows nothing.
+
+    Ray's agents blank their environment when they set their title. So they are found as children of the raylet, before
+    it ends. An agent that loses the raylet before it has connected would stay for a minute.
+    """
+    import ray
+
+    agents: list[psutil.Process] = []
+    for pid in processes_in(str(mark)):
+        with suppress(psutil.NoSuchProcess):
+            agents += psutil.Process(pid).children()
+    ray.shutdown()
+    end_all(str(mark))
+    for agent in agents:
+        with suppress(psutil.NoSuchProcess):
+            agent.kill()
 
 
 @contextmanager

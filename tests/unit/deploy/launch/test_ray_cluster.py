@@ -6,8 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import ray
+from processes import gone, name_of
+from waiting import wait_until
 
 from deploy.launch.ray_cluster import _LOOPBACK, _existing, _start, _uninterrupted, private_ray, ray_cluster
 from deploy.runs.configs import default_config
@@ -42,10 +45,14 @@ def test_it_is_given_up_after_its_time_with_the_reason_and_the_key(tmp_path: Pat
 
 
 def test_an_interrupted_start_leaves_no_process(monkeypatch):
+    """Not even a child that hides its environment, as Ray's agents do when they set their title."""
     started: list[subprocess.Popen] = []
+    hidden: list[psutil.Process] = []
 
     def interrupted(**_: object) -> None:
-        started.append(subprocess.Popen(["sleep", "600"]))
+        started.append(subprocess.Popen(["sh", "-c", "env -i sleep 600 & wait"]))
+        wait_until(lambda: [name_of(one) for one in psutil.Process(started[0].pid).children()] == ["sleep"])
+        hidden.extend(psutil.Process(started[0].pid).children())
         raise KeyboardInterrupt
 
     monkeypatch.setattr(ray, "init", interrupted)
@@ -54,6 +61,7 @@ def test_an_interrupted_start_leaves_no_process(monkeypatch):
     with pytest.raises(KeyboardInterrupt), private_ray():
         raise AssertionError("it did not start")
     assert started[0].wait(60) < 0
+    wait_until(lambda: gone(hidden[0].pid), seconds=5.0)
 
 
 @pytest.mark.attack
