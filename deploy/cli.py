@@ -43,7 +43,7 @@ from deploy.commands import (
     train,
 )
 from deploy.console.printable import printable
-from services.config.file import config_keys
+from services.config.keys import config_keys
 from services.errors import Fault, UserError
 from services.process.packages import check_one_installation
 from services.process.signals import signals_unwind

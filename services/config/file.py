@@ -8,23 +8,23 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from services.config.keys import OPEN_SECTION, check_key, check_nested, config_keys, is_section, nearest, takes_text
 from services.config.secrets import masked
 from services.config.tree import Config
 from services.errors import UserError
 from services.files import read_bounded, write_whole
 
 FORMAT = 1
-OPEN_SECTION = "learner.credit."
-"""The section whose keys depend on the estimator."""
-ALIKE = 0.6
-"""Similarity (difflib's ratio) from which a key is taken for a misspelt one."""
+SCALARS = (bool, int, float, date)
+"""The types that YAML makes of words such as `2026`, `no` and `2026-11-24`, which may be names."""
 CONFIG_BYTES = 1 << 20
 """Largest config file that is read. Ours have a few kilobytes."""
 
@@ -46,15 +46,6 @@ _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+0123456789."))
 
 
-def config_keys(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
-    """Yields the dotted name of each key, in the order of declaration."""
-    for name, field in section.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from config_keys(field.annotation, f"{prefix}{name}.")
-        else:
-            yield prefix + name
-
-
 def find_config(path: Path | str, shipped_in: Path | None = None) -> Path:
     """Returns the file `path`, or the config of that name in `shipped_in`, with or without its folder and `.yaml`.
 
@@ -73,7 +64,8 @@ def find_config(path: Path | str, shipped_in: Path | None = None) -> Path:
         return found
     if Path(path).is_dir():
         raise UserError(f"{path} is a folder, not a config file", "give the path of a YAML file")
-    near = difflib.get_close_matches(wanted, [*shipped, *(file.stem for file in shipped.values())], n=1)
+    beside = [str(file) for file in Path(path).parent.glob("*.y*ml")]
+    near = difflib.get_close_matches(wanted, [*shipped, *(file.stem for file in shipped.values()), *beside], n=1)
     names = f"give a path, or one of the shipped names: {', '.join(shipped) or 'none'}"
     raise UserError(f"there is no config file {path}", f"did you mean {near[0]}?" if near else names)
 
@@ -108,7 +100,7 @@ def lay_over(config: Config, values: Mapping[str, object]) -> Config:
     """Returns `config` with `values` at their dotted keys. Raises UserError for an unknown key or a bad value."""
     tree = config.model_dump()  # not mode="json", which drops the password of redis.url
     for key, value in values.items():
-        _check_key(key, "the values that replace those of the config")
+        check_key(key, "the values that replace those of the config")
         _set(tree, key, value)
     try:
         return Config.model_validate(tree)
@@ -155,7 +147,9 @@ def _read(file: Path, shipped_in: Path | None, above: tuple[Path, ...] = ()) -> 
     _check_keys(tree, file)
     merged: Tree = {}
     for base in bases if isinstance(bases, list) else [bases]:
-        merged = _merge(merged, _read(_find_base(file, str(base), shipped_in), shipped_in, (*above, file)))
+        if not isinstance(base, str):
+            raise UserError(f"{file}: base cannot be {base!r}", "name a config file, or remove `base`")
+        merged = _merge(merged, _read(_find_base(file, base, shipped_in), shipped_in, (*above, file)))
     _make_way(merged, tree)
     return _merge(merged, tree)
 
@@ -224,11 +218,14 @@ def _read_override(override: str) -> tuple[str, Any]:
     if not equals or not key:
         known = f"{override}=VALUE, without spaces" if override in config_keys() else "section.key=value"
         raise UserError(f"{override!r} is not an override", f"write it as {known}")
-    _check_key(key, "the command line")
+    check_key(key, "the command line")
     try:
-        return key, yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
+        value = yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
     except (yaml.YAMLError, ValueError, RecursionError):
         raise UserError(f"the value of {override!r} is not YAML", "quote it") from None
+    if isinstance(value, dict) and is_section(key):
+        _check_keys(value, "the command line", f"{key}.")
+    return key, text if isinstance(value, SCALARS) and takes_text(key) else value
 
 
 def _set(tree: Tree, key: str, value: object) -> None:
@@ -241,38 +238,12 @@ def _set(tree: Tree, key: str, value: object) -> None:
     tree[leaf] = value
 
 
-def _check_keys(tree: Tree, file: Path, prefix: str = "") -> None:
+def _check_keys(tree: Tree, where: Path | str, prefix: str = "") -> None:
     for name, value in tree.items():
-        _check_key(f"{prefix}{name}", str(file))
-        if isinstance(value, dict):
-            _check_keys(value, file, f"{prefix}{name}.")
-
-
-def _check_key(key: str, where: str) -> None:
-    keys = list(config_keys())
-    if key in keys or any(known.startswith(f"{key}.") for known in keys):
-        return
-    if key.startswith(OPEN_SECTION) and "." not in key.removeprefix(OPEN_SECTION):
-        return  # learner/credit/registry.py checks it, by the estimator
-    raise UserError(f"unknown key {key} in {where}", _nearest(key, keys))
-
-
-def _nearest(key: str, keys: list[str]) -> str:
-    """Returns advice: the keys with exactly this last part, or the most similar key, or all keys of the section if none
-    is similar."""
-    section, _, leaf = key.rpartition(".")
-    same = [known for known in keys if known.rpartition(".")[2] == leaf]
-    if same:
-        return f"did you mean {' or '.join(same)}?"
-
-    def alike(one: str, other: str) -> float:
-        return difflib.SequenceMatcher(None, one, other).ratio()
-
-    near = max(keys, key=lambda known: alike(key, known) + alike(leaf, known.rpartition(".")[2]))
-    beside = [known.rpartition(".")[2] for known in keys if section and known.rpartition(".")[0] == section]
-    if beside and alike(leaf, near.rpartition(".")[2]) < ALIKE:
-        return f"the keys of {section} are {', '.join(beside)}"
-    return f"did you mean {near}?"
+        key = f"{prefix}{name}"
+        check_nested(str(name), prefix, where)
+        if isinstance(value, dict) and is_section(key):  # the value of a key may be a mapping with names of its own
+            _check_keys(value, where, f"{key}.")
 
 
 def one_line(error: ValidationError, where: Path | str, prefix: str = "") -> UserError:
@@ -286,7 +257,7 @@ def one_line(error: ValidationError, where: Path | str, prefix: str = "") -> Use
     if first["type"] == "value_error":
         return UserError(f"{key}: {message}{more}", f"change it in {where} or override it on the command line")
     if first["type"] == "extra_forbidden":
-        return UserError(f"unknown key {key}{more} in {where}", _nearest(key, list(config_keys())))
+        return UserError(f"unknown key {key}{more} in {where}", nearest(key))
     if first["type"] == "model_type":
         return UserError(f"{key} is a section and cannot be {first['input']!r}{more}", f"set its keys: {key}.KEY=VALUE")
     if first["type"] == "string_pattern_mismatch":
@@ -294,6 +265,8 @@ def one_line(error: ValidationError, where: Path | str, prefix: str = "") -> Use
                          "use letters, digits, `.`, `_` and `-`, and begin with a letter or a digit")
     if first["type"] == "tuple_type":
         return UserError(f"{key} is a list and cannot be {first['input']!r}{more}", f"write [{first['input']}]")
+    if first["type"] == "string_type" and isinstance(first["input"], SCALARS):
+        return UserError(f"{key} is a text and cannot be {first['input']!s}{more}", f"write it in quotes in {where}")
     fix = re.sub(r"^(Input|String) should", "it should", message)
     given = masked(first["input"]) if isinstance(first["input"], str) else first["input"]
     return UserError(f"{key} cannot be {given!r}{more}", fix)

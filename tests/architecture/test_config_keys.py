@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from services.config.file import config_keys
+from services.config.keys import config_keys
 
 FROZEN = Path(__file__).with_name("config_keys.txt")
 ROOT = Path(__file__).parents[2]

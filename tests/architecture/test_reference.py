@@ -11,7 +11,7 @@ from deploy.reference.markdown import code, table
 from deploy.reference.pages import FOLDER, pages
 from learner.credit.registry import option_tables
 from services.config.credit import CreditSection
-from services.config.file import config_keys
+from services.config.keys import config_keys
 from services.telemetry.metric_keys import METRIC_KEYS
 from services.telemetry.names import CATALOGUE
 

@@ -14,7 +14,8 @@ import yaml
 from deploy.cli import build_parser, parse
 from deploy.reference.commands import subcommands
 from deploy.runs.configs import SHIPPED, load_config
-from services.config.file import config_keys, default_config, find_config
+from services.config.file import default_config, find_config
+from services.config.keys import config_keys
 from services.errors import UserError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "deploy/explorer"))

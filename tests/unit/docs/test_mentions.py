@@ -12,7 +12,8 @@ import pytest
 from markdown.extensions.toc import slugify
 
 from learner.credit.registry import ESTIMATORS, option_tables
-from services.config.file import config_keys, default_config, flatten
+from services.config.file import default_config, flatten
+from services.config.keys import config_keys
 from services.telemetry.names import CATALOGUE
 
 ROOT = Path(__file__).parents[3]

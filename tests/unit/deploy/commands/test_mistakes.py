@@ -57,7 +57,8 @@ DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
     (["train", "--dryrun"], "unrecognised argument --dryrun; did you mean --dry-run?"),
     ([*DRY, "--learner.lr=3e-4"],
      "unrecognised argument --learner.lr=3e-4; did you mean learner.lr=VALUE, without dashes?"),
-    ([*DRY, "sft={minutes:5}"], "unknown key sft.minutes:5 in CONFIG; did you mean sft.minutes?"),
+    ([*DRY, "sft={minutes:5}"], "unknown key sft.minutes:5 in the command line; write a space after the "
+     "colon: minutes: 5"),
     (["sft", "--config", "alfworld-tiny", "--out", "empty.json"],
      "--out empty.json cannot be written (Not a directory: CWD/empty.json); give another folder"),
     (["sft", "--config", "alfworld-1.5b", "--out", "cold"],

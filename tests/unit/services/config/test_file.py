@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from deploy.runs.configs import SHIPPED, find_config, load_config
-from services.config.file import config_keys, dump_config
+from services.config.file import dump_config
+from services.config.keys import config_keys
 from services.errors import UserError
 
 
@@ -35,6 +36,10 @@ def test_values_of_the_file_and_defaults_of_the_tree(file: Path):
     ("env.urls=[http://a:1]", "env", "urls", ("http://a:1",)),
     ("model.path=null", "model", "path", None),
     ("redis.url=redis://host:1/0?a=b", "redis", "url", "redis://host:1/0?a=b"),
+    ("model.revision=12345e7", "model", "revision", "12345e7"),
+    ("env.data=7", "env", "data", Path("7")),
+    ("model.chat_template_kwargs={enable_thinking: false}", "model", "chat_template_kwargs",
+     {"enable_thinking": False}),
 ])
 def test_overrides_are_typed_as_in_yaml(file: Path, override: str, section: str, key: str, value: object):
     assert getattr(getattr(load_config(file, [override]), section), key) == value
@@ -108,11 +113,13 @@ def test_a_value_out_of_range_is_one_line(file: Path, override: str, expected: s
     assert message(file, override) == expected
 
 
-@pytest.mark.parametrize(("value", "seen"), [("80", "80"), ("0x80", "128"), ("x80", "'x80'")])
-def test_hardware_that_names_no_gpus_is_told_the_form(file: Path, value: str, seen: str):
-    """YAML reads the first two as numbers."""
-    assert message(file, f"hardware={value}").startswith(
-        f"hardware: {seen} names no GPUs; write their number and the GB of each, such as 8x80; ")
+@pytest.mark.parametrize(("value", "in_file"), [("80", "80"), ("0x80", "128"), ("x80", "'x80'")])
+def test_hardware_that_names_no_gpus_is_told_the_form(file: Path, value: str, in_file: str):
+    """YAML reads the first two as numbers in a file."""
+    form = "names no GPUs; write their number and the GB of each, such as 8x80; "
+    assert message(file, f"hardware={value}").startswith(f"hardware: {value!r} {form}")
+    file.write_text(f"name: mine\nsteps: 3\nhardware: {value}\n")
+    assert message(file).startswith(f"hardware: {in_file} {form}")
 
 
 def test_a_bootstrap_without_a_state_to_end_in_is_refused(file: Path):

@@ -1,0 +1,90 @@
+"""The keys of the config by their dotted names, and the advice about a name that is none of them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+from pydantic import BaseModel
+
+from services.config.tree import Config
+from services.errors import UserError
+
+OPEN_SECTION = "learner.credit."
+"""The section whose keys depend on the estimator."""
+ALIKE = 0.6
+"""Similarity (difflib's ratio) from which a key is taken for a misspelt one."""
+
+
+def config_keys(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
+    """Yields the dotted name of each key, in the order of declaration."""
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from config_keys(field.annotation, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def takes_text(key: str) -> bool:
+    """Returns whether the values of a key are texts or paths, so that `2026` or `no` is a text there."""
+    section: type[BaseModel] = Config
+    *above, leaf = key.split(".")
+    for name in above:
+        found = section.model_fields[name].annotation if name in section.model_fields else None
+        if not (isinstance(found, type) and issubclass(found, BaseModel)):
+            return False
+        section = found
+    kind = section.model_fields[leaf].annotation if leaf in section.model_fields else None
+    kinds = {each for each in (get_args(kind) or (kind,)) if each is not type(None)}
+    return bool(kinds) and kinds <= {str, Path}
+
+
+def is_section(key: str) -> bool:
+    """Returns whether keys lie below this one."""
+    return any(known.startswith(f"{key}.") for known in config_keys())
+
+
+def check_key(key: str, where: Path | str) -> None:
+    """Raises UserError for a key or section that the config does not have. `where`: who gave it, for the message."""
+    if key in config_keys() or is_section(key):
+        return
+    if key.startswith(OPEN_SECTION) and "." not in key.removeprefix(OPEN_SECTION):
+        return  # learner/credit/registry.py checks it, by the estimator
+    raise UserError(f"unknown key {key} in {where}", nearest(key))
+
+
+def check_nested(name: str, prefix: str, where: Path | str) -> None:
+    """Checks a name below `prefix` in a mapping, as `check_key`. A path with dots is a key of the command line only."""
+    key = f"{prefix}{name}"
+    before, colon, after = name.partition(":")
+    if colon and (f"{prefix}{before}" in config_keys() or is_section(f"{prefix}{before}")):
+        raise UserError(f"unknown key {key} in {where}", f"write a space after the colon: {before}: {after}")
+    check_key(key, where)
+    if "." in name:
+        section, _, leaf = name.rpartition(".")
+        raise UserError(f"the key {key} has a dot in {where}", f"write {section.replace('.', ': {')}: {{{leaf}: VALUE}}"
+                        + "}" * section.count("."))
+
+
+def nearest(key: str) -> str:
+    """Returns advice: the same name in other case, the keys with exactly this last part, the most similar key or
+    section, or all keys of the section if none is similar."""
+    keys = list(config_keys())
+    sections = {known[:place] for known in keys for place, letter in enumerate(known) if letter == "."}
+    section, _, leaf = key.rpartition(".")
+    same = [known for known in (*keys, *sections) if known.lower() == key.lower()]
+    same = same or [known for known in keys if known.rpartition(".")[2] == leaf]
+    if same:
+        return f"did you mean {' or '.join(same)}?"
+
+    def alike(one: str, other: str) -> float:
+        return difflib.SequenceMatcher(None, one, other).ratio()
+
+    level = sorted(known for known in sections if known.count(".") == key.count("."))
+    near = max((*keys, *level), key=lambda known: alike(key, known) + alike(leaf, known.rpartition(".")[2]))
+    beside = [known.rpartition(".")[2] for known in keys if section and known.rpartition(".")[0] == section]
+    if beside and alike(leaf, near.rpartition(".")[2]) < ALIKE:
+        return f"the keys of {section} are {', '.join(beside)}"
+    return f"did you mean {near}?"

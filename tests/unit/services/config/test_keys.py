@@ -1,0 +1,63 @@
+"""Names of keys: what is no key is told the one that was meant, and texts stay texts."""
+
+from pathlib import Path
+
+import pytest
+
+from deploy.runs.configs import load_config
+from services.config.file import dump_config
+from services.config.keys import takes_text
+from services.errors import UserError
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "mine.yaml"
+
+
+@pytest.mark.parametrize(("text", "line"), [
+    ("Learner: {lr: 0.1}", "unknown key Learner in FILE; did you mean learner?"),
+    ("learnr: {lr: 0.1}", "unknown key learnr in FILE; did you mean learner?"),
+    ("learner: {LR: 0.1}", "unknown key learner.LR in FILE; did you mean learner.lr?"),
+    ("learner.lr: 0.1", "the key learner.lr has a dot in FILE; write learner: {lr: VALUE}"),
+    ("learner.loss.kl: 0.1", "the key learner.loss.kl has a dot in FILE; write learner: {loss: {kl: VALUE}}"),
+    ("learner: {loss.kl: 0.1}", "the key learner.loss.kl has a dot in FILE; write loss: {kl: VALUE}"),
+    ("learner.credit.lam: 1", "the key learner.credit.lam has a dot in FILE; write learner: {credit: {lam: VALUE}}"),
+    ("learner: {lr:0.1}", "unknown key learner.lr:0.1 in FILE; write a space after the colon: lr: 0.1"),
+    ("base:", "FILE: base cannot be None; name a config file, or remove `base`"),
+    ("base: [3]", "FILE: base cannot be 3; name a config file, or remove `base`"),
+    ("name: 2026", "name is a text and cannot be 2026; write it in quotes in FILE"),
+    ("name: 2026-11-24", "name is a text and cannot be 2026-11-24; write it in quotes in FILE"),
+    ("name:", "name cannot be None; it should be a valid string"),
+])
+def test_a_wrong_key_of_a_file_is_told_the_form(file: Path, text: str, line: str):
+    file.write_text("\n".join([*([] if text.startswith("name") else ["name: mine"]), "steps: 3", text]) + "\n")
+    with pytest.raises(UserError) as error:
+        load_config(file)
+    assert str(error.value) == line.replace("FILE", str(file))
+
+
+@pytest.mark.parametrize("name", ["2026", "2026-11-24", "1e5", "no", "007"])
+def test_a_name_on_the_command_line_is_the_text_that_was_typed(name: str):
+    """YAML reads numbers, dates and truth values in them, and no quotes of the shell would help."""
+    assert load_config("alfworld-tiny", [f"name={name}"]).name == name
+
+
+def test_variables_of_a_chat_template_are_read_back_from_a_run_folder(file: Path):
+    """They are a mapping with names of its own. A run that had one could not be resumed."""
+    config = load_config("alfworld-tiny", ["name=mine", "model.chat_template_kwargs={enable_thinking: false}"])
+    dump_config(config, file)
+    assert load_config(file) == config
+
+
+def test_a_file_of_almost_the_same_name_is_proposed(file: Path):
+    file.write_text("base: alfworld-tiny\nname: mine\n")
+    with pytest.raises(UserError, match=f"did you mean {file}"):
+        load_config(file.with_suffix(".yml"))
+
+
+@pytest.mark.parametrize(("key", "texts"), [
+    ("name", True), ("model.path", True), ("learner.lr", False), ("env.urls", False), ("eval.panel", False),
+    ("learner.credit.own", False), ("model.chat_template_kwargs", False)])
+def test_keys_of_texts_and_paths_are_known(key: str, texts: bool):
+    assert takes_text(key) == texts
