@@ -127,7 +127,17 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
                         f"see `gagpo {args.command} --help`")
     if rest:
         args.overrides = [*args.overrides, *rest]
+    _check_places(names[args.command], args)
     return args
+
+
+def _check_places(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Raises UserError if a setting KEY=VALUE stands where the command expects a task, a split or a model."""
+    for action in parser._get_positional_actions() if hasattr(args, "overrides") else ():  # pyright: ignore[reportPrivateUsage]
+        given = getattr(args, action.dest)
+        if isinstance(given, str) and given.partition("=")[0] in config_keys():
+            raise UserError(f"{action.metavar} is missing: {given} stands in its place",
+                            f"give it before the settings, see `{parser.prog} --help`")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -64,7 +64,8 @@ class DatasetEnvironment:
         self._training = splits
         for split in splits:
             if not self._tables.get(split):
-                more = "name each row's split in a column `split`, or give more rows, or " if data.is_file() else ""
+                more = ("name each row's split in a column `split`, or give more rows, or " if data.is_file() else
+                        f"add a file {split}.jsonl, or ")
                 raise UserError(f"{data} has no rows of the split {split!r}, but of {', '.join(self._tables)}",
                                 f"{more}give dataset_spec(splits=...) the names of three splits that it has")
 

@@ -82,7 +82,8 @@ def find_teacher(env: EnvSection) -> Teacher:
     teacher = find_spec(env.name).teacher
     if teacher is None:
         raise UserError(f"{env.name} has no demonstrations for a cold start",
-                        "set sft.enabled=false and give model.path")
+                        "give its spec a teacher, or name a file of trajectories by sft.file, or set model.path and "
+                        "sft.enabled=false")
     return teacher
 
 

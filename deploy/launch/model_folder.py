@@ -22,6 +22,9 @@ _INDEX = "model.safetensors.index.json"
 
 def check_model(path: Path) -> None:
     """Raises UserError for a folder without config.json, a tokenizer, or all files of its weights."""
+    if (path / "config.yaml").is_file() and (path / "run.json").is_file():
+        raise UserError(f"the model at {path} has no config.json: it is the folder of a run",
+                        f"set model.path to a model in it, such as {path / 'model'}, or to what `gagpo export` wrote")
     for patterns, what in _PARTS:
         if not any(file for pattern in patterns for file in path.glob(pattern)):
             raise UserError(f"the model at {path} has no {what}", "set model.path to a complete Hugging Face folder")

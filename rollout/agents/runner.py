@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -114,9 +115,21 @@ def episode_of(llm: AgentSession, world: AgentWorld | None, *, worker: str, atte
 
 
 def find_agent(name: str) -> Agent:
-    """Finds the agent `module:attribute`. Raises UserError if there is none, or if it cannot be called."""
+    """Finds the agent `module:attribute`. Raises UserError if there is none, or if it cannot be called as one."""
     found: Any = imported(name, kind="agent", key="agent.name")
     if not callable(found):
         raise UserError(f"{name} is of type {type(found).__name__}, not a function",
                         "give agent.name an async function of (task, llm, env)")
+    if inspect.isclass(found):
+        raise UserError(f"{name} is a class", "give agent.name an async function, or an object made of it")
+    if inspect.isfunction(inspect.unwrap(found)) and not inspect.iscoroutinefunction(inspect.unwrap(found)):
+        raise UserError(f"{name} is no async function",
+                        f"write `async def {found.__name__}`, or give agent.name another function")
+    try:
+        inspect.signature(found).bind("task", "llm", "env")
+    except TypeError as error:
+        raise UserError(f"{name} cannot be called with (task, llm, env) ({error})", "give it these three parameters") \
+            from None
+    except ValueError:
+        pass  # compiled code without a signature
     return cast(Agent, found)

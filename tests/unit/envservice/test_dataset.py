@@ -121,7 +121,7 @@ def test_mistakes_are_one_line(tmp_path):
     with pytest.raises(UserError, match=r"holds no \.jsonl"):
         opened(tmp_path)
     lines(tmp_path / "train.jsonl", ROWS[:2])
-    with pytest.raises(UserError, match="no rows of the split 'validation', but of train"):
+    with pytest.raises(UserError, match=r"but of train; add a file validation\.jsonl, or give"):
         opened(tmp_path)
     (tmp_path / "validation.jsonl").write_text("{broken\n")
     with pytest.raises(UserError, match=r"validation\.jsonl cannot be read"):

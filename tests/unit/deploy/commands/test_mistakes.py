@@ -20,6 +20,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dump_config(config, config.run_dir / "config.yaml")
     Path("leaving_module.py").write_text("import sys\nsys.exit('bye')\n")
     Path("number_module.py").write_text("SPEC = 3\n")
+    Path("untaught.py").write_text(
+        "from envservice.gymnasium_text import text_spec\n\nclass Game:\n    pass\n\n"
+        "SPEC = text_spec(Game, name='untaught', max_steps=3)\n")
     Path("table_module.py").write_text(
         "from learner.credit.gagpo import Gagpo\n\nclass Own(Gagpo):\n    class Options(Gagpo.Options):\n"
         "        table: int = 3\n")
@@ -85,6 +88,15 @@ DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
     (["monitor", "runs", "--ray", "absent.json"], "--ray absent.json is no JSON file; give "
      "prom_metrics_service_discovery.json in the temporary folder of Ray's head"),
     (["tasks"], "the following arguments are required: SPLIT; see `gagpo tasks --help`"),
+    (["tasks", "--env", "alfworld", "env.history=3"],
+     "SPLIT is missing: env.history=3 stands in its place; give it before the settings, see `gagpo tasks --help`"),
+    (["prompt", "env.history=3", "--config", "alfworld-tiny"],
+     "TASK is missing: env.history=3 stands in its place; give it before the settings, see `gagpo prompt --help`"),
+    (["eval", "eval.temperature=1"], "MODEL|RUN is missing: eval.temperature=1 stands in its place; give it before the "
+     "settings, see `gagpo eval --help`"),
+    (["sft", "--config", "alfworld-tiny", "--out", "cold", "env.name=untaught:SPEC", "env.max_steps=3"],
+     "untaught:SPEC has no demonstrations for a cold start; give its spec a teacher, or name a file of trajectories by "
+     "sft.file, or set model.path and sft.enabled=false"),
     (["play", "alfworld/valid_seen/x"], "alfworld/valid_seen/x is an official game and ALFWORLD_DATA is not set; "
      "run `pip install --no-deps alfworld==0.4.2 && alfworld-download`, and set ALFWORLD_DATA to its folder"),
     (["bench", "soak", "--minutes", "-1"], "argument --minutes: it must be above 0, not -1; see `gagpo bench --help`"),

@@ -74,3 +74,11 @@ def test_the_settings_of_a_tokenizer_are_not_the_tokenizer(model: Path):
 def test_a_model_folder_must_be_whole(name: str, model: Path):
     (model / name).unlink()
     assert f"the model at {model} has no " in refusal(model)
+
+
+def test_the_folder_of_a_run_is_told_where_its_models_are(tmp_path: Path):
+    for name in ("config.yaml", "run.json"):
+        (tmp_path / name).write_text("{}")
+    assert refusal(tmp_path) == (
+        f"the model at {tmp_path} has no config.json: it is the folder of a run; set model.path to a model in it, "
+        f"such as {tmp_path / 'model'}, or to what `gagpo export` wrote")

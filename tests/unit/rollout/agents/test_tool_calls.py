@@ -107,7 +107,10 @@ def test_messages_reach_the_template_as_templates_expect_them():
 
 @pytest.mark.parametrize(("name", "said"), [
     ("agent", "no agent 'agent'"), ("nowhere.to_be:found", "cannot be imported"), ("json:agent", "json has no agent"),
-    ("json:__name__", "is of type str, not a function")])
+    ("json:__name__", "is of type str, not a function"),
+    ("json:dumps", "json:dumps is no async function; write `async def dumps`, or give agent.name another function"),
+    ("asyncio:sleep", r"asyncio:sleep cannot be called with \(task, llm, env\) \(too many positional arguments\)"),
+    ("collections:Counter", "is a class; give agent.name an async function, or an object made of it")])
 def test_an_agent_that_cannot_be_found_is_one_line(name, said):
     with pytest.raises(UserError, match=said):
         find_agent(name)
