@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import quote
 
 from services.errors import UserError
 from services.files import Damaged, open_plain, sync
@@ -21,6 +22,8 @@ from services.files import Damaged, open_plain, sync
 PIECE_BYTES = 8 << 20
 GOOGLE_RETRIES_S = 60
 """Seconds for which Google's client repeats a request by itself. Its own limit is 15 minutes."""
+WRITTEN = "%/:@!$&'()*+,;=~"
+"""Signs of an address that stay as they are. `%` begins one that is written in hexadecimal already."""
 _CODE = re.compile(r"AWS Error [A-Z_]+|google::cloud::Status\([A-Z_]+")
 _DETAILS = re.compile(r" \(Request ID| error_info=")
 
@@ -37,7 +40,8 @@ class ObjectFolder:
         from pyarrow import fs
 
         retries = f"?retry_limit_seconds={GOOGLE_RETRIES_S}" if self.url.startswith("gs://") else ""
-        return fs.FileSystem.from_uri(self.url + retries)
+        address = quote(self.url, safe=WRITTEN)  # pyarrow refuses a folder with a space in its name
+        return fs.FileSystem.from_uri(address + retries)
 
     def sizes(self, below: str = "") -> dict[str, int]:
         """Returns name -> size in bytes of all objects whose names begin with the folder `below`."""

@@ -36,11 +36,13 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serves until SIGTERM or Ctrl-C. Raises UserError."""
+    from deploy.launch.preflight import check_policy
     from deploy.runs.policies import resolve_or_default, run_path
     from services.process.addresses import check_exposure
     from services.telemetry.logs import adopt_libraries, configure_logs
 
     config, policy = resolve_or_default(run_path(args.policy), args.config, args.overrides, which=args.which)
+    check_policy(config)
     token = token_from(AGENT_TOKEN_VARIABLE)
     check_exposure(args.host, token, AGENT_TOKEN_VARIABLE)
     if args.out is not None:

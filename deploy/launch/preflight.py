@@ -65,7 +65,7 @@ def check_parts(config: Config, *, planned: bool = False, before: Config | None 
     `learner`: whether the config's learner will be started. An evaluation has none.
     """
     _environment(config)
-    _model(config)
+    check_policy(config)
     check_template(config)
     (check_learner if learner else _sessions)(config)
     sinks.check(config)
@@ -127,7 +127,8 @@ def _environment(config: Config) -> None:
         read_trajectories(config.sft.file, chat=make_template(config.env).chat)
 
 
-def _model(config: Config) -> None:
+def check_policy(config: Config) -> None:
+    """Raises UserError for a model that cannot be loaded, or is too short for the config's prompts and answers."""
     path, template = config.model.path, config.model.chat_template
     if template is not None and not template.is_file():
         raise UserError(f"there is no file {template}", "set model.chat_template to a file with a Jinja template")

@@ -218,14 +218,16 @@ async def asked_endpoint(config: Config, url: str, name: str | None,
 async def asked_sampler(config: Config, policy: PlayablePolicy) -> AsyncIterator[tuple[AskedModel, str]]:
     """Yields a policy's model in an engine of this process, and the name of its weights.
 
-    Raises UserError if it has no chat template.
+    Raises UserError if it has no chat template, or cannot be loaded.
     """
+    from deploy.launch.preflight import check_policy
     from rollout.engine import Engine
     from rollout.prompt_renderer import load_text
     from rollout.prompting.sampler import SampledModel
     from services.chat import check_chat
     from services.records import Version
 
+    check_policy(config)
     folder, text = policy.folder, load_text(str(policy.folder), config.env, config.model)
     assert text.chat is not None
     check_chat(text.chat, folder)

@@ -25,6 +25,9 @@ from services.files import read_bounded, write_whole
 FORMAT = 1
 SCALARS = (bool, int, float, date)
 """The types that YAML makes of words such as `2026`, `no` and `2026-11-24`, which may be names."""
+COMMAND_LINE = "the command line"
+NOTHING = ("", "null", "~")
+"""Values on the command line that leave a text empty."""
 CONFIG_BYTES = 1 << 20
 """Largest config file that is read. Ours have a few kilobytes."""
 
@@ -83,7 +86,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = (), *, shipped_in: 
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise one_line(error, file) from None
+        raise one_line(error, COMMAND_LINE if _typed(error, overrides) else file) from None
 
 
 def default_config(overrides: Sequence[str] = ()) -> Config:
@@ -93,7 +96,7 @@ def default_config(overrides: Sequence[str] = ()) -> Config:
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise one_line(error, Path("the command line")) from None
+        raise one_line(error, COMMAND_LINE) from None
 
 
 def lay_over(config: Config, values: Mapping[str, object]) -> Config:
@@ -218,14 +221,23 @@ def _read_override(override: str) -> tuple[str, Any]:
     if not equals or not key:
         known = f"{override}=VALUE, without spaces" if override in config_keys() else "section.key=value"
         raise UserError(f"{override!r} is not an override", f"write it as {known}")
-    check_key(key, "the command line")
+    check_key(key, COMMAND_LINE)
+    if takes_text(key) and not text.startswith(("'", '"')):
+        return key, None if text in NOTHING else text  # name=2026, model.revision=12345e7 and texts with `: ` or ` #`
     try:
         value = yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
     except (yaml.YAMLError, ValueError, RecursionError):
         raise UserError(f"the value of {override!r} is not YAML", "quote it") from None
     if isinstance(value, dict) and is_section(key):
-        _check_keys(value, "the command line", f"{key}.")
-    return key, text if isinstance(value, SCALARS) and takes_text(key) else value
+        _check_keys(value, COMMAND_LINE, f"{key}.")
+    return key, value
+
+
+def _typed(error: ValidationError, overrides: Sequence[str]) -> bool:
+    """Returns whether an override gave the value of the first finding, or one in the section that it is about."""
+    found = ".".join(map(str, error.errors()[0]["loc"]))
+    keys = [override.partition("=")[0] for override in overrides]
+    return any(f"{key}.".startswith(f"{found}.") or f"{found}.".startswith(f"{key}.") for key in keys)
 
 
 def _set(tree: Tree, key: str, value: object) -> None:
@@ -255,7 +267,9 @@ def one_line(error: ValidationError, where: Path | str, prefix: str = "") -> Use
     if first["type"] == "missing":
         return UserError(f"{key} is not set{more}", f"set it in {where} or give {key}=VALUE")
     if first["type"] == "value_error":
-        return UserError(f"{key}: {message}{more}", f"change it in {where} or override it on the command line")
+        fix = "give another value" if where == COMMAND_LINE else \
+            f"change it in {where} or override it on the command line"
+        return UserError(f"{key}: {message}{more}", fix)
     if first["type"] == "extra_forbidden":
         return UserError(f"unknown key {key}{more} in {where}", nearest(key))
     if first["type"] == "model_type":

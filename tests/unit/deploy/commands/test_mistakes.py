@@ -28,6 +28,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "        table: int = 3\n")
     Path("logged.jsonl").write_text('{"episodes": [{"steps": [{"state": "a", "reward": 1}]}]}\nno json\n')
     Path("empty.json").touch()
+    Path("half").mkdir()
+    Path("half/config.json").write_text('{"model_type": "qwen2"}')
 
 
 DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
@@ -75,6 +77,10 @@ DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
      "async function of (task, llm, env)"),
     ([*DRY, "model.chat_template=absent.jinja"],
      "there is no file absent.jinja; set model.chat_template to a file with a Jinja template"),
+    (["serve-agent", "half"],
+     "the model at CWD/half has no weights; set model.path to a complete Hugging Face folder"),
+    (["eval", "half", "--policy", "react", "--config", "alfworld-tiny"],
+     "the model at CWD/half has no weights; set model.path to a complete Hugging Face folder"),
     (["audit", "min"], "min is not the folder of a run; did you mean runs/mine?"),
     (["audit", "mine"], "runs/mine has no run.json: its run has not begun; audit it once it trains"),
     (["export", "min", "out"], "min is not the folder of a run; did you mean runs/mine?"),

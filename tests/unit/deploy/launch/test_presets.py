@@ -33,7 +33,7 @@ def test_a_preset_fits_the_hardware_that_it_names(preset: Path, models: dict[str
     config = load_config(preset, [f"model.path={models[size]}"] if size else [])
     found = cards.named(config)
     gpu_checks.check_gpus(config, found, private=True)
-    preflight._model(config)
+    preflight.check_policy(config)
     preflight._batch(config)
     assert (config.hardware in HARDWARE) == (size is not None)
     if size is None:

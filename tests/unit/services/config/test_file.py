@@ -37,6 +37,9 @@ def test_values_of_the_file_and_defaults_of_the_tree(file: Path):
     ("model.path=null", "model", "path", None),
     ("redis.url=redis://host:1/0?a=b", "redis", "url", "redis://host:1/0?a=b"),
     ("model.revision=12345e7", "model", "revision", "12345e7"),
+    ("model.system_prompt=Answer: [yes] or {no} # please", "model", "system_prompt", "Answer: [yes] or {no} # please"),
+    ("model.system_prompt='null'", "model", "system_prompt", "null"),
+    ("model.path=", "model", "path", None),
     ("env.data=7", "env", "data", Path("7")),
     ("model.chat_template_kwargs={enable_thinking: false}", "model", "chat_template_kwargs",
      {"enable_thinking": False}),
@@ -77,6 +80,13 @@ def test_minutes_and_epochs_replace_each_other(tmp_path: Path):
 ])
 def test_an_unknown_key_names_the_nearest_by_its_whole_path(file: Path, key: str, nearest: str):
     assert message(file, f"{key}=1").endswith(f"did you mean {nearest}?")
+
+
+def test_a_wrong_value_is_changed_where_it_was_given(file: Path):
+    said = "redis: password_file is set without url: set the address too, or leave out password_file; "
+    assert message(file, "redis.password_file=/key") == f"{said}give another value"
+    file.write_text("name: mine\nsteps: 3\nredis: {password_file: /key}\n")
+    assert message(file, "learner.lr=1e-3") == f"{said}change it in {file} or override it on the command line"
 
 
 def test_an_unknown_key_in_the_file_names_the_file(file: Path):
