@@ -87,5 +87,5 @@ def _p(value: float) -> str:
 
 def _points(values: Sequence[float]) -> str:
     mean, _, high = seed_interval(values)
-    return f"{100 * mean:.1f} ±{100 * (high - mean):.1f}"
+    return f"{100 * mean:.1f} ±{100 * (high - mean):.1f}" if len(values) > 1 else f"{100 * mean:.1f}"
 

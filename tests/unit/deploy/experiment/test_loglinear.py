@@ -219,6 +219,11 @@ def test_the_correction_counts_contrasts_that_were_planned_and_have_no_runs_yet(
     assert line.count("p=0.59") == 2
 
 
+def test_one_seed_has_a_mean_and_no_interval():
+    (line,) = [line for line in as_lines([run_of("gagpo", 0, 0.5)]) if line.strip().startswith("gagpo ")]
+    assert line.split() == ["gagpo", "1", "50.0", "50.0", "0.0%"]
+
+
 def test_the_table_has_means_and_corrected_differences(tmp_path: Path, capsys):
     runs = [LoglinearRun(arm=arm, seed=seed, start="warm", rate=0.08, success=[value + seed / 1000], heldout=value,
                          unchanged=0.05, games="alfworld", seconds=1.0)
