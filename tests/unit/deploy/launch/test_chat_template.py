@@ -53,7 +53,7 @@ def test_a_template_that_does_not_compile_is_refused_by_its_line(folder: Path):
     """Also where an agent plays, whatever the prompt is, and for a model that is made here."""
     (folder / "chat_template.jinja").write_text("{# ours #}\n{% for m in messages %}")
     assert "refuses a user's message (line 2 is no Jinja: Unexpected end of template." in refusal(folder)
-    assert "line 2 is no Jinja" in refusal(folder, "env.prompt=compact", "agent.name=json:loads")
+    assert "line 2 is no Jinja" in refusal(folder, "env.prompt=compact", "agent.name=operator:setitem")
     config = load_config("alfworld-tiny", [
         "env.prompt=full", f"model.chat_template={folder / 'chat_template.jinja'}"])
     with pytest.raises(UserError, match="line 2 is no Jinja"):

@@ -73,8 +73,8 @@ def test_sessions_that_do_not_fit_into_memory_are_not_counted():
     (("learner.credit.estimator=ppo", "learner.loss.ratio=token", "learner.judge.questions=1",
       "sft.judgements=0.1"),
      "estimator ppo has a critic, and there is no judge task for that"),
-    (("learner.judge.questions=2", "agent.name=json:loads", "sft.judgements=0.1"),
-     "json:loads plays, and there is no judge task for that"),
+    (("learner.judge.questions=2", "agent.name=operator:setitem", "sft.judgements=0.1"),
+     "operator:setitem plays, and there is no judge task for that"),
     (("learner.credit.estimator=ppo", "learner.loss.ratio=token", "learner.group_size=1",
       "learner.dynamic_sampling=1"), "that is every group"),
 ])
