@@ -71,7 +71,7 @@ def read_said(text: str, *, stops: Sequence[str]) -> tuple[str, str]:
     said = _OPENING.sub("", said if closed else whole)
     if THINK in said:  # the answer was cut in its thought
         thought, said = said, ""
-    return " ".join(thought.removeprefix(THINK).split()), " ".join(said.split())
+    return " ".join(thought.strip().removeprefix(THINK).split()), " ".join(said.split())
 
 
 def _tagged(verdict: Verdict, stops: Sequence[str]) -> str:

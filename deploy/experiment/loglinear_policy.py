@@ -56,6 +56,7 @@ class Rules:
 
 WITH_MEMORY = Rules()
 
+
 @dataclass(slots=True, kw_only=True)
 class Memory:
     """The agent's memory of an episode, updated from the observations."""

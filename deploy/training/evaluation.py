@@ -131,8 +131,8 @@ def working_folder(config: Config) -> Iterator[Path]:
     can be locked there.
     """
     place = Path(tempfile.gettempdir()) if ray_address(config) is None else config.runs_dir.absolute()
-    place.mkdir(parents=True, exist_ok=True)
     try:
+        place.mkdir(parents=True, exist_ok=True)
         held = HeldFolder("gagpo-eval-", place, mode=0o777 if config.shared else 0o700)
     except OSError as error:
         raise UserError(f"no folder can be made and locked in {place} ({error.strerror})",

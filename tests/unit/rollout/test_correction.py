@@ -118,11 +118,11 @@ def test_questions_say_which_actions_were_bad_and_why():
 
 @pytest.mark.parametrize(("answer", "thought", "said"), [
     ("<think>It\nloops.</think> <action>Go on.</action> more", "It loops.", "Go on."),
-    ("Go on.</action>", "", "Go on."), ("<think>cut", "cut", ""), ("<think>a</think>", "a", ""),
+    ("Go on.</action>", "", "Go on."), ("<think>cut", "cut", ""),
+    ("\n <think>\na</think>b", "a", "b"), ("<think>a</think>", "a", ""),
 ])
 def test_an_answer_has_a_thought_and_what_it_says(answer: str, thought: str, said: str):
-    found = read_said(answer, stops=ENDS)
-    assert (found[0].replace("<think>", ""), found[1]) == (thought, said)
+    assert read_said(answer, stops=ENDS) == (thought, said)
 
 
 def test_prompts_carry_the_instructions_at_their_end():
