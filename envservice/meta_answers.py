@@ -2,7 +2,8 @@
 
 An answer is `<planning>...</planning><action>...</action>`, or the same with explore, reflection or monitor in place of
 planning. Later prompts show the latest plan again. The form, the rule for a valid answer and the fields of the prompts
-are those of the authors' code (RLVMR in digitalhuman); the sentences are ours.
+are those of the authors' code for ALFWorld (RLVMR in digitalhuman); the sentences are ours. For ScienceWorld that code
+also takes answers with several blocks, in any order; here the one rule holds everywhere.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ from envservice.base import ParsedAction, Turn, recent
 from envservice.response_format import ACTION_END, has_ideograph, read_answer
 
 TAGS = ("planning", "explore", "reflection", "monitor")
+"""Kinds of reasoning; the first one is the plan."""
 SHOWN_ANSWERS = 3
 """Number of latest answers that a full prompt shows in whole."""
 _ACTION = re.compile(r"<action>(.*?)</action>", re.IGNORECASE | re.DOTALL)
-_BLOCK = re.compile(rf"<({'|'.join(TAGS)})>(.*?)</\1>", re.IGNORECASE | re.DOTALL)
+_BLOCKS = [re.compile(rf"<({tag})>(.*?)</{tag}>", re.IGNORECASE | re.DOTALL) for tag in TAGS]
+"""One for each tag, so that a block within another one is found, too."""
+_MARKUP = re.compile(r"<.*?>")
 _THOUGHT = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 
 
@@ -25,19 +29,18 @@ def read_meta(text: str) -> ParsedAction:
     """Reads an answer. Its action is empty if it does not have exactly one.
 
     The answer is valid if it has exactly one action, exactly one tagged block that is not empty and begins before the
-    action, and no CJK ideograph. `tag` is the block's name in a valid answer; `kept` is the whole answer.
+    action, and no CJK ideograph; markup alone counts as empty. `tag` is the block's name in a valid answer; `kept` is the whole answer.
     """
-    actions, blocks = list(_ACTION.finditer(text)), list(_BLOCK.finditer(text))
+    actions, blocks = list(_ACTION.finditer(text)), [found for block in _BLOCKS for found in block.finditer(text)]
     valid = (len(actions) == len(blocks) == 1 and blocks[0].start() < actions[0].start()
-             and bool(blocks[0][2].strip()) and not has_ideograph(text))
+             and bool(_MARKUP.sub("", blocks[0][2]).strip()) and not has_ideograph(text))
     return ParsedAction(action=actions[0][1].strip() if len(actions) == 1 else "", valid=valid, kept=text,
                         tag=blocks[0][1].lower() if valid else "")
 
 
 def plan_of(turns: Sequence[Turn]) -> str:
     """Returns the latest plan that is not empty, or ""."""
-    plans = (found[2].strip() for turn in turns for found in _BLOCK.finditer(turn.kept)
-             if found[1].lower() == "planning")
+    plans = (found[2].strip() for turn in turns for found in _BLOCKS[0].finditer(turn.kept))
     return next(reversed([plan for plan in plans if plan]), "")
 
 

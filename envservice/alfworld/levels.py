@@ -1,12 +1,12 @@
-"""Levels of generalisation: train on some task types and rooms, report on others.
+"""Levels of generalisation: types and rooms that training has seen, or has not.
 
-    L0   task types that were trained on, in rooms that were seen in training; other games
-    L1   the same types in unseen rooms
+    L0   all types, in rooms that were seen in training; other games
+    L1   all types, in unseen rooms
     L2   types that were never trained on (env.alfworld.unseen_types), in unseen rooms
 
-The paper at hand (GCD) reports levels of RLVMR without naming their types and games, so these are our own. Every level
-trains on the same games and chooses its best checkpoint on the same others, so one run can be reported on at all of
-them.
+These are the levels of RLVMR's code (digitalhuman, agent_system/environments/env_manager.py and config_tw_*_ood.yaml),
+on which GCD reports too: L0 and L1 train on all types, L2 without cool and two. That code trains on all games of
+train and has no games to choose a checkpoint by; here some are held back for that.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ class LevelGames:
     def __init__(self, games: Games, level: str, unseen_types: Collection[str]) -> None:
         """`level`, one of LEVELS, is the split to report on."""
         self.name = games.name
-        self.training_splits: tuple[str, str, str] = (TRAIN, VALID, level)
         self.level_splits = games.level_splits
+        trains, valid = (TRAIN, VALID) if level == "L2" else games.level_splits
+        self.training_splits: tuple[str, str, str] = (trains, valid, level)
         self._games = games
         self._unseen = frozenset(unseen_types)
 
@@ -36,9 +37,11 @@ class LevelGames:
     def tasks(self, split: str) -> tuple[str, ...]:
         if split not in (TRAIN, VALID, *LEVELS):
             return self._games.tasks(split)
+        if split in ("L0", "L1"):
+            return self._games.tested(seen_rooms=split == "L0")
         train, valid = self.level_splits
-        found = self._games.tasks(train if split == TRAIN else valid) if split in (TRAIN, VALID) else \
-            self._games.tested(seen_rooms=split == "L0")
+        found = (self._games.tested(seen_rooms=False) if split == "L2"
+                 else self._games.tasks(train if split == TRAIN else valid))
         return tuple(task for task in found if (task_type(task) in self._unseen) == (split == "L2"))
 
     def tested(self, *, seen_rooms: bool) -> tuple[str, ...]:

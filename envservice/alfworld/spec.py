@@ -29,8 +29,9 @@ def describe(env: EnvSection) -> str:
     where = f"official, in {data}" if data else "generated"
     if not data and chosen.training_games == "all":
         where += " (training_games=all chooses official ones, and does nothing)"
-    unseen = ", ".join(chosen.unseen_types)
-    level = "" if chosen.level == "all" else f", level {chosen.level}, trained without {unseen}"
+    level = "" if chosen.level == "all" else f", level {chosen.level}"
+    if chosen.level == "L2":
+        level += f", trained without {', '.join(chosen.unseen_types)}"
     return f"{where}, types {', '.join(chosen.task_types)}{level}, engine {chosen.engine}"
 
 

@@ -63,10 +63,10 @@ class AlfworldSection(Section):
     """Official games to train on: train without the quarter that results are reported on (kept), or all 3,553 of train,
     as the papers do (all); then results are reported on valid_unseen."""
     level: Literal["all", "L0", "L1", "L2"] = "all"
-    """Games to report on: the usual split (all), or a level of generalisation: types and rooms seen in training (L0),
-    seen types in unseen rooms (L1), unseen_types in unseen rooms (L2). L0 to L2 train without unseen_types."""
+    """Games to report on: the usual split (all), or a level of generalisation, as in RLVMR: rooms seen in training (L0),
+    unseen rooms (L1), unseen_types in unseen rooms (L2). L2 alone trains without unseen_types."""
     unseen_types: tuple[TaskType, ...] = ("cool", "two")
-    """Task types that no level trains on. Read if `level` is L0, L1 or L2."""
+    """Task types that level L2 reports on and does not train on."""
     exact_state: bool = False
     """For research: outcomes carry the engine's exact state, for `learner.credit.state_key=environment`. The policy
     never sees it. A real environment would not tell it, so results with it are an upper bound. Needs engine=own."""
@@ -78,8 +78,8 @@ class AlfworldSection(Section):
         if self.level != "all" and self.training_games == "all":
             raise ValueError(f"level={self.level} chooses checkpoints by games of train that it holds back; "
                              "set training_games=kept")
-        if self.level != "all" and not set(self.task_types) - set(self.unseen_types):
-            raise ValueError(f"level={self.level} has no type to train on; shorten unseen_types")
+        if self.level == "L2" and not set(self.task_types) - set(self.unseen_types):
+            raise ValueError("level=L2 has no type to train on; shorten unseen_types")
         return self
 
 

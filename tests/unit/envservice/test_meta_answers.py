@@ -21,6 +21,8 @@ def turn(answer, *, action="look", admissible=True):
     ("<action>look</action><monitor>late</monitor>", "look", False, ""),
     ("<planning>a</planning><explore>b</explore><action>look</action>", "look", False, ""),
     ("<planning>a</planning><action>look</action><action>help</action>", "", False, ""),
+    ("<planning>a <explore>b</explore></planning><action>look</action>", "look", False, ""),
+    ("<planning><b></b></planning><action>look</action>", "look", False, ""),
     ("<planning>a<action>look</action>", "look", False, ""),
     ("<planning>a</explore><action>look</action>", "look", False, ""),
     ("<planning>\u4e00</planning><action>look</action>", "look", False, ""),

@@ -26,11 +26,13 @@ def root(tmp_path):
 
 
 def test_levels_of_official_games(root):
-    """Seen types in seen rooms, seen types in unseen rooms, unseen types in unseen rooms."""
-    games = LevelGames(OfficialGames(root), "L1", ["cool"])
-    assert games.training_splits == (TRAIN, VALID, "L1")
-    assert games.tasks("L0") == (f"alfworld/valid_seen/{PICK.format(3)}/trial_T",)
-    assert games.tasks("L1") == (f"alfworld/valid_unseen/{PICK.format(20)}/trial_T",)
+    """All types in seen rooms, all types in unseen rooms, unseen types in unseen rooms; L2 alone trains without them."""
+    games = LevelGames(OfficialGames(root), "L2", ["cool"])
+    assert games.training_splits == (TRAIN, VALID, "L2")
+    for level in ("L0", "L1"):
+        assert LevelGames(OfficialGames(root), level, ["cool"]).training_splits == ("train_kept", "heldout", level)
+    assert games.tasks("L0") == tuple(f"alfworld/valid_seen/{kind.format(3)}/trial_T" for kind in (PICK, COOL))
+    assert games.tasks("L1") == tuple(f"alfworld/valid_unseen/{kind.format(20)}/trial_T" for kind in (PICK, COOL))
     assert games.tasks("L2") == (f"alfworld/valid_unseen/{COOL.format(20)}/trial_T",)
     assert {task_type(task) for task in (*games.tasks(TRAIN), *games.tasks(VALID))} == {"pick"}
     assert sorted((*games.tasks(TRAIN), *games.tasks(VALID))) == [
@@ -43,7 +45,7 @@ def test_levels_of_generated_games():
     """384 of 768 held-out games are in unseen rooms, 64 of each type; two types of six are unseen."""
     games = LevelGames(GeneratedGames(), "L2", ["cool", "two"])
     counted = {split: len(games.tasks(split)) for split in (TRAIN, VALID, *LEVELS)}
-    assert counted == {TRAIN: 2000, VALID: 96, "L0": 256, "L1": 256, "L2": 128}
+    assert counted == {TRAIN: 2000, VALID: 96, "L0": 384, "L1": 384, "L2": 128}
     assert not set(games.tasks("L0")) & set(games.tasks("L1"))
     assert {task_type(task) for task in games.tasks("L2")} == {"cool", "two"}
     rounds = {split: {parse_task_id(task)[1] // 6 % 2 for task in games.tasks(split)} for split in LEVELS}
