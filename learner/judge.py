@@ -1,6 +1,6 @@
 """The judge task of GCD in the learner: rewards of judgements become rows beside those of the turns.
 
-    r_a = 1 if answer a says the label, else 0                       rule-based reward (section 4.1)
+    r_a = 1 if answer a says the label, else 0                       rule-based reward (appendix B)
     A_a = w c (r_a - mean) / (std + ε)                               GRPO over the answers to one question
     c = min(1, N_bad / N_good) for good actions, min(1, N_good / N_bad) for bad ones
 

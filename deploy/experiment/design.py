@@ -65,9 +65,12 @@ PEER_ARMS: dict[str, Arm] = {
     "turn_ppo-unclipped": _arm("Turn-PPO, values not clipped", "#117733", "ppo", credit__values="turns",
                                credit__gamma=0.99, credit__lam=0.9, critic__value_clip=100.0),
     "graphgpo-adm": _arm("GraphGPO, with admissible actions", "#CC6677", "graphgpo", **NEAR_MARKOV),
+    "g2po-stay": _arm("G²PO, its authors' states", "#225555", "g2po", credit__stay=True, **NEAR_MARKOV),
+    "turn_ppo-critic": _arm("Turn-PPO, critic ten times as fast", "#663333", "ppo", credit__values="turns",
+                            credit__gamma=0.99, credit__lam=0.9, critic__lr=4e-3),
 }
 """Arms of the other papers' estimators (docs/experiments/peers.md). `rlvmr` needs a prompt that asks for tags, and so a
-cold start of its own. The last two test why Turn-PPO and GraphGPO did not train an agent."""
+cold start of its own. The last four test why Turn-PPO and GraphGPO did not train an agent, and the authors' states."""
 ARMS = FIRST_ARMS | KEY_ARMS | PEER_ARMS
 """Arms by short name, in the order of tables, legends and the runs of one seed."""
 

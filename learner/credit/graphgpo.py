@@ -3,12 +3,13 @@
     d(s) = fewest seen transitions from s to a won end      unreachable: the largest d of a reachable state + 1
     R_t = C q^d(s_{t+1})                           q = decay; d = 0 after the last step of a won episode
     A_G = (R_t - mean) / (std + ε)                 over all steps in the same state; 0 for a lone one
-    A_t = A_E + A_G                                A_E: GRPO's advantage
+    A_t = A_E + A_G                                A_E: GRPO's advantage; mode mean_norm divides nothing
 
 An episode is won if its reward is positive, and C is the largest reward of the group. Equation 4 of the paper has one
 more factor q, which the norm takes out again. A group without a won episode has A_G = 0. After a lost episode comes
-the state that it was cut in, if the group knows it, else a state from which nothing is reached. We know the formulas
-from public reimplementations that cite the paper, and did not read its text.
+the state that it was cut in, if the group knows it, else a state from which nothing is reached. The formulas are those
+of the authors' code (verl-agent, recipe/GraphGPO), which cites the equations; we did not read the paper's text. Its
+states are richer than an observation: place, what is held and the admissible actions (docs/algorithms.md).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pydantic import Field
 from learner.credit.base import WithinGroup
 from learner.credit.explanation import ADVANTAGE, RAW, Explanation
 from learner.credit.group_operations import by_state, center, discounted, plus, rewards, states
-from learner.credit.grpo import episode_term
+from learner.credit.grpo import episode_keys, episode_term
 from learner.credit.options import EpisodeOptions
 from learner.credit.types import Credit, Group, Nested
 
@@ -31,7 +32,7 @@ WON: Final = object()
 
 
 class GraphgpoOptions(EpisodeOptions):
-    """Options of GraphGPO. `mode` and `statistics` are those of the episode's term."""
+    """Options of GraphGPO. `statistics` is the episode's term's; `mode` is both terms'."""
 
     decay: float = Field(default=0.1, gt=0, lt=1)
     """q: factor on the value of a state for each further step to a won end."""
@@ -42,9 +43,9 @@ class Graphgpo(WithinGroup):
 
     Options: ClassVar = GraphgpoOptions
 
-    def reads(self, options: GraphgpoOptions) -> frozenset[str]:  # noqa: ARG002 the same keys under all options
-        """Returns GRPO's keys and those of the graph's term, whose spread always divides."""
-        return frozenset({"penalty", "penalty_mode", "ddof", "mode", "statistics", "decay", "state_key"})
+    def reads(self, options: GraphgpoOptions) -> frozenset[str]:
+        """Returns GRPO's keys and those of the graph's term."""
+        return episode_keys(options) | {"decay", "state_key"}
 
     def group(self, group: Group, options: GraphgpoOptions) -> Credit:
         """Returns the credit of one group. raw_advantages have no term divided by a spread."""
@@ -55,14 +56,17 @@ class Graphgpo(WithinGroup):
                for row, episode in zip(near, group, strict=True)]
         divided = [[x / centers[step.state][1] for x, step in zip(row, episode, strict=True)]
                    for row, episode in zip(raw, group, strict=True)]
+        if options.mode == "mean_norm":
+            divided = raw
         raw_e, advantages_e = episode_term(group, options)
         return Credit(returns=discounted(group, options), values=None, deltas=None, states=states(group),
                       raw_advantages=plus(raw_e, 1.0, raw), advantages=plus(advantages_e, 1.0, divided))
 
-    def legend(self, options: GraphgpoOptions) -> dict[str, str]:  # noqa: ARG002 the same under all options
+    def legend(self, options: GraphgpoOptions) -> dict[str, str]:
         """Returns the legend. No state has a value."""
+        divided = "" if options.mode == "mean_norm" else ", each term divided by its spread"
         return {RAW: "GRPO's S − mean, plus how near to a won end the step led, less the mean of its state's steps",
-                ADVANTAGE: "the same, each term divided by its spread"}
+                ADVANTAGE: f"the same{divided}"}
 
     def explain(self, group: Group, credit: Credit, options: GraphgpoOptions, episode: int) -> Explanation:  # noqa: ARG002
         """Returns no lines: the terms need the paths of the whole group."""

@@ -2,8 +2,9 @@
 
     A_it = (S_it - μ) / (σ + ε)     μ, σ over the response tokens of all groups: row (i, t) counts n_it times
 
-S as in grpo.py. The paper's return of a token is discounted within the answer by γ = 1, as in verl-agent's scripts, so
-all tokens of a row share its score, and weighing rows by their tokens is the same as whitening tokens.
+S as in grpo.py. Within an answer γ is 1, so all tokens of a row share its score, and weighing rows by their tokens is
+the same as whitening tokens. Descriptions of the paper have a KL term in each token's reward here, and in the loss of
+the form with a group baseline. Here the KL is in the loss of both (learner.loss.kl), as in verl-agent's scripts.
 """
 
 from __future__ import annotations

@@ -53,7 +53,8 @@ class JudgeSection(Section):
     answers: int = Field(default=4, ge=2)
     """Answers that are sampled to each question and compared with one another."""
     weight: float = Field(default=1.0, gt=0)
-    """Factor on the advantages of judgements. 1: an answer weighs as much as a turn."""
+    """Factor on the advantages of judgements. 1: an answer weighs as much as a turn (`aggregation: tokens`: as its
+    tokens)."""
     correction: bool = False
     """Whether the policy sums up the mistakes that it judged bad, and training prompts carry this summary (prompt
     correction of GCD). Prompts of evaluations do not."""

@@ -56,7 +56,7 @@ def graphgpo(group, o):
         constant = len(peers) == 1 or max(peers) == min(peers)
         apart = 0.0 if constant else r[key] - mean(peers)
         out["raw"][key] = episode["raw"][key] + apart
-        spread = 1.0 if constant else std(peers, o["ddof"]) + EPS
+        spread = 1.0 if constant or o["mode"] == "mean_norm" else std(peers, o["ddof"]) + EPS
         out["advantages"][key] = episode["advantages"][key] + apart / spread
     return out
 

@@ -99,6 +99,8 @@ def test_graphgpo_takes_a_state_without_text_for_a_state_and_not_for_a_won_end()
     won, lost = CreditStep(state="", reward=8.0), CreditStep(state="X", reward=0.0)
     c = credit("graphgpo", [[step, won], [step, lost]], decay=0.5)
     close(c.raw_advantages, [5.5, 4, -5.5, -4])
+    undivided = credit("graphgpo", [[step, won], [step, lost]], decay=0.5, mode="mean_norm")
+    close(undivided.advantages, [5.5, 4, -5.5, -4])
 
 
 def test_graphgpo_takes_no_lost_episode_for_won_that_was_cut_in_a_state_without_text():
