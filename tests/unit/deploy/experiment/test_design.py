@@ -85,7 +85,7 @@ def test_an_arm_changes_credit_alone(arm: str, tmp_path: Path):
     common = {"name", "seed", "runs_dir", "sft.enabled", "model.path"}
     loss = {"learner.loss.ratio", "learner.loss.aggregation"} if arm == "ppo" else set()
     credit = ("estimator", "gamma", "lam", "state_key", "stay", "values")
-    critic = {"learner.critic.value_clip"} if arm == "turn_ppo-unclipped" else set()
+    critic = {"learner.critic.value_clip", "learner.critic.lr"} if arm.startswith("turn_ppo-") else set()
     assert differ - common - loss - critic <= {f"learner.credit.{key}" for key in credit}
     assert mine.learner.credit.estimator in ESTIMATORS
     assert mine.run_dir == tmp_path / "credit-experiment" / f"{arm}-seed3"
