@@ -29,7 +29,8 @@ def read_meta(text: str) -> ParsedAction:
     """Reads an answer. Its action is empty if it does not have exactly one.
 
     The answer is valid if it has exactly one action, exactly one tagged block that is not empty and begins before the
-    action, and no CJK ideograph; markup alone counts as empty. `tag` is the block's name in a valid answer; `kept` is the whole answer.
+    action, and no CJK ideograph; markup alone counts as empty. `tag` is the block's name in a valid answer; `kept` is
+    the whole answer.
     """
     actions, blocks = list(_ACTION.finditer(text)), [found for block in _BLOCKS for found in block.finditer(text)]
     valid = (len(actions) == len(blocks) == 1 and blocks[0].start() < actions[0].start()

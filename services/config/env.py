@@ -63,8 +63,8 @@ class AlfworldSection(Section):
     """Official games to train on: train without the quarter that results are reported on (kept), or all 3,553 of train,
     as the papers do (all); then results are reported on valid_unseen."""
     level: Literal["all", "L0", "L1", "L2"] = "all"
-    """Games to report on: the usual split (all), or a level of generalisation, as in RLVMR: rooms seen in training (L0),
-    unseen rooms (L1), unseen_types in unseen rooms (L2). L2 alone trains without unseen_types."""
+    """Games to report on: the usual split (all), or a level of generalisation, as in RLVMR: rooms seen in training
+    (L0), unseen rooms (L1), unseen_types in unseen rooms (L2). L2 alone trains without unseen_types."""
     unseen_types: tuple[TaskType, ...] = ("cool", "two")
     """Task types that level L2 reports on and does not train on."""
     exact_state: bool = False
