@@ -100,10 +100,10 @@ class TrainingRun:
 
     def _settle(self) -> None:
         """Drops the evaluations of lost weights: RL continues from the newest complete checkpoint."""
-        if self.rl_is_done():
-            return
-        found = self._checkpoints().newest_whole(wait_s=self.config.learner.collective_s)
-        drop_rows(self.folder.evaluations, after_step=found.step if found else 0)
+        if not self.rl_is_done():
+            wait_s = self.config.learner.collective_s
+            found = self._checkpoints().newest_whole(wait_s=wait_s)
+            drop_rows(self.folder.evaluations, after_step=found.step if found else 0, wait_s=wait_s)
 
     def _run(self, cold: Path) -> None:
         self.progress.stage("starting Redis, Ray and the environment servers")

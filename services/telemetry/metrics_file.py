@@ -6,12 +6,14 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from services.files import read_bounded, write_whole
+from services.patience import while_folder_away
 from services.telemetry.metric_keys import METRIC_KEYS
 from services.telemetry.overhead import counted
 
@@ -152,10 +154,16 @@ def last_of_each_evaluation(rows: Iterable[MetricsRow]) -> list[MetricsRow]:
                  if all(row.get(key) is not None for key in EVALUATED)}.values())
 
 
-def drop_rows(path: Path, *, after_step: int) -> None:
-    """Removes the rows of later steps, because a run that resumes from a checkpoint takes those steps again."""
+def drop_rows(path: Path, *, after_step: int, wait_s: float = 0.0) -> None:
+    """Removes the rows of later steps, because a run that resumes from a checkpoint takes those steps again.
+
+    Waits up to `wait_s` for a full disk or a folder that is away. Raises DeadlineExceeded after that.
+    """
+    while_folder_away(partial(_drop_rows, path, after_step), seconds=wait_s, what=f"{path} could not be written")
+
+
+def _drop_rows(path: Path, after_step: int) -> None:
     rows = read_rows(path)
     kept = [row for row in rows if row.get("step", 0) <= after_step]
-    if len(kept) == len(rows):
-        return
-    write_whole(path, "".join(json.dumps(row) + "\n" for row in kept))
+    if len(kept) < len(rows):
+        write_whole(path, "".join(json.dumps(row) + "\n" for row in kept))

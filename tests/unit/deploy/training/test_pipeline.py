@@ -141,3 +141,19 @@ def test_a_run_goes_on_from_a_whole_checkpoint_without_evaluations_of_lost_weigh
     training._settle()
     assert checkpoints.steps() == [3]
     assert [row["step"] for row in read_evaluations(training.folder.evaluations)] == [0, 3]
+
+
+def test_evaluations_of_lost_weights_are_dropped_once_the_folder_is_back(training: TrainingRun):
+    """A link to itself cannot be read, as a file of a shared folder that is away."""
+    file = training.folder.evaluations
+    for step in (0, 3):
+        append_row(file, {"label": f"step-{step:06d}", "step": step, "temperature": 0.4, "success_rate": 0.5})
+    aside = file.rename(training.folder.path / "aside")
+    file.symlink_to(file)
+    threading.Timer(0.3, aside.rename, [file]).start()
+    training._settle()
+    assert [row["step"] for row in read_evaluations(file)] == [0]
+    aside = file.rename(aside)
+    file.symlink_to(file)
+    with pytest.raises(DeadlineExceeded, match=r"evaluations\.jsonl could not be written for 0\.01 s .*collective_s"):
+        hasty(training)._settle()
