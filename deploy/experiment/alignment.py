@@ -72,12 +72,14 @@ class PolicyGradients:
 
 
 def tables_of(policy: PolicyGradients) -> list[str]:
-    """Returns two tables, of the gradients and of the steps that Adam makes of them. Raises UserError for fewer
-    than FEWEST groups.
+    """Returns two tables, of the gradients and of the steps that Adam makes of them, or a line that says why there is
+    nothing to compare with. Raises UserError for fewer than FEWEST groups.
     """
     if len(policy.success) < FEWEST:
         raise UserError(f"{len(policy.success)} groups are too few for an interval", "give at least three")
     title = f"{policy.policy}, {len(policy.success)} groups, {policy.per_step} of them a step"
+    if not policy.success.any():
+        return [f"{title}: no group has both won and lost episodes, so nothing tells the gradient of success", ""]
     scaled = ((arm, adam_steps(own)) for arm, own in policy.arms.items())  # one arm's copy at a time
     return [*as_lines(f"{title}: plain gradients", alignments(policy.arms.items(), policy)),
             *as_lines(f"{title}: as Adam scales them", alignments(scaled, policy))]

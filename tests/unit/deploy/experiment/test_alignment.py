@@ -92,3 +92,13 @@ def test_the_tables_name_policy_groups_and_arms():
     assert lines[3].split()[-2:] == ["-1.000", "±0.000"]
     assert [line for line in lines if line.endswith("as Adam scales them")]
     assert as_lines("t", [])[1].split()[:3] == ["arm", "signal", "direction"]
+
+
+def test_without_a_group_that_won_and_lost_nothing_tells_the_gradient_of_success():
+    """All its products would be 0, and each figure nan."""
+    own = np.array([[1, 0], [1, 2], [1, 1]], np.float32)
+    policy = PolicyGradients(policy="first policy of mine, 0% won", per_step=2, arms={"gagpo": own},
+                             success=np.zeros_like(own))
+    assert tables_of(policy) == [
+        "first policy of mine, 0% won, 3 groups, 2 of them a step: no group has both won and lost episodes, so nothing "
+        "tells the gradient of success", ""]

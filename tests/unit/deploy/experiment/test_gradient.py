@@ -129,10 +129,11 @@ def test_the_log_linear_starts_have_a_table_each(tmp_path: Path, capsys, monkeyp
     for cached in (loglinear._environment, loglinear.cloned):
         cached.cache_clear()
     shown = capsys.readouterr().out
-    titles = [line.split(", ") for line in shown.splitlines() if "3 groups, 8 of them a step" in line]
-    assert [title[0] for title in titles[::2]] == [title[0] for title in titles[1::2]] == [
+    titles = [line.split(", ")[0] for line in shown.splitlines() if "3 groups, 8 of them a step" in line]
+    assert list(dict.fromkeys(titles)) == [
         "warm start", "blind start", "clumsy start", "after 1 steps of gagpo", "after 2 steps of gagpo",
         "after 1 steps of gigpo", "after 2 steps of gigpo"]
-    assert {title[-1].split(": ")[1] for title in titles} == {"plain gradients", "as Adam scales them"}
+    endings = [line.split(": ")[1] for line in shown.splitlines() if line.startswith("warm start")]
+    assert endings == ["plain gradients", "as Adam scales them"]
     with pytest.raises(UserError, match="there is no arm 'gagpoo'"):
         gradient.run(args_of(tmp_path, arms="gagpoo"))
