@@ -91,8 +91,9 @@ def first_step(run: Path, overrides: Sequence[str] = ()) -> FirstStep:
     if not groups:
         raise UserError(f"{run} has no groups of a first learner step", "give a run that has trained")
     config = load_config(RunFolder(results.path).config_file, overrides)
+    given, made = config.model.path, RunFolder(results.path).cold_model  # a cold start may begin with model.path
     return FirstStep(run=results.path, config=config, groups=groups,
-                     policy=Path(config.model.path) if config.model.path else RunFolder(results.path).cold_model)
+                     policy=made if config.sft.enabled or given is None else given)
 
 
 def episodes_of(rows: Iterable[Mapping[str, Any]]) -> Groups:

@@ -70,6 +70,12 @@ def test_a_first_step_is_read_as_it_was_trained_on(a_run):
             one.advantages for one in assign_credit(groups, credit)]
 
 
+def test_the_policy_of_a_run_that_imitated_from_a_model_is_its_cold_start(a_run):
+    folder, _ = a_run("mine")
+    assert first_step(folder).policy.name != "model-cold-start"
+    assert first_step(folder, ["sft.enabled=true"]).policy == folder / "model-cold-start"
+
+
 def args_of(out: Path, **more) -> argparse.Namespace:
     return argparse.Namespace(**{"out": out, "runs": None, "arms": None, "seeds": None, "overrides": []} | more)
 
