@@ -18,13 +18,14 @@ from deploy.training.sweep import cold_evaluations
 from services.config.file import dump_config
 from services.config.tree import Config
 from services.errors import UserError
+from services.files import sync_tree
 
 COLD_START = "cold-start"
 THREADS = 2
 """Threads of the cold start. A small model gains nothing from more."""
 COMMON = "experiment.json"
 DEADLINE_S = 3600.0
-"""Deadline in seconds of the cold start."""
+"""Longest time in seconds that a cold start may take beside the minutes of its optimisation."""
 MOST_SAMPLES = 9
 """Most samples of a game, because a record keeps its wins as one digit."""
 
@@ -75,14 +76,26 @@ def _make(config: Config, model: Path, progress: RunsProgress) -> None:
     dump_config(config, config_file)
     shutil.rmtree(draft, ignore_errors=True)
     threads = f"learner.threads={min(THREADS, os.cpu_count() or 1)}"
+    seconds = DEADLINE_S + 60 * config.sft.minutes if config.sft.epochs is None else None  # epochs take any time
     run_child("the cold start", ["sft", "--config", str(config_file), "--out", str(draft), threads],
-              log=config.run_dir / "cold-start.log", deadline_s=DEADLINE_S)
-    shutil.copytree(draft, model, dirs_exist_ok=True)
+              log=config.run_dir / "cold-start.log", deadline_s=seconds)
+    place(draft, model)
     shutil.rmtree(draft)
+
+
+def place(draft: Path, model: Path) -> None:
+    """Copies the folder `draft`, perhaps to another disk. Whoever finds `model` finds all of it, also after a kill."""
+    copied = model.with_name(f".{model.name}.new")
+    for left in (copied, model):
+        shutil.rmtree(left, ignore_errors=True)
+    shutil.copytree(draft, copied)
+    sync_tree(copied)
+    copied.rename(model)
 
 
 def keep_cold_evaluations(out: Path, common: dict[str, Any], folder: RunFolder) -> None:
     """Keeps the first finished run's evaluations of the cold start, so that later runs need not play them."""
     if not common["cold_evaluations"]:
-        common["cold_evaluations"] = cold_evaluations(folder)
-        write(out / COMMON, common)
+        found = cold_evaluations(folder)
+        write(out / COMMON, common | {"cold_evaluations": found})
+        common["cold_evaluations"] = found

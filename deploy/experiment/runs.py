@@ -12,6 +12,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,7 @@ from deploy.training.sweep import give_evaluations
 from services.config.file import dump_config
 from services.config.tree import Config
 from services.errors import GagpoError, UserError
-
-RUN_DEADLINE_S = 3 * 3600.0
-"""Deadline in seconds of one run, many times the usual. A run without progress ends itself long before."""
+from services.patience import while_folder_away
 
 
 @contextlib.contextmanager
@@ -125,7 +124,7 @@ class Runner:
     def _collect(self) -> None:
         for run, (child, code) in list(self._children.items()):
             try:
-                if not child.ended(RUN_DEADLINE_S):
+                if not child.ended():  # a run without progress ends itself, however long others take
                     continue
             except ChildFailed as error:
                 del self._children[run]
@@ -138,10 +137,15 @@ class Runner:
             config = self._config(run)
             record = records.record_of(config.run_dir, arm=run.arm, config=config, minutes=child.seconds / 60,
                                        common=self.common, code=code)
-            records.write(path_of(self.out, run), record)
-            keep_cold_evaluations(self.out, self.common, RunFolder(config.run_dir))
+            while_folder_away(partial(self._keep, run, record), seconds=config.learner.collective_s,
+                              what=f"{path_of(self.out, run)} could not be written", note=self.progress.note)
             shutil.rmtree(config.run_dir)
             self.progress.finished(run.name, child.seconds, _headline(record))
+
+    def _keep(self, run: PlannedRun, record: records.Record) -> None:
+        """Writes what is left of a run whose folder will be deleted. It may be called again."""
+        records.write(path_of(self.out, run), record)
+        keep_cold_evaluations(self.out, self.common, RunFolder(self._config(run).run_dir))
 
     def _config(self, run: PlannedRun) -> Config:
         return config_of(run, self.config, cold_start=str(self.out / COLD_START))

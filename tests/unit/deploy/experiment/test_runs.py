@@ -1,11 +1,14 @@
 """Continuing an interrupted experiment, and the failures that end one. Failing runs are real processes."""
 
+import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from deploy.experiment.common import place
 from deploy.experiment.design import PlannedRun, config_of, runs
 from deploy.experiment.progress import RunsProgress
 from deploy.experiment.runs import Runner, RunsFailed, left, only_one, path_of
@@ -145,3 +148,57 @@ def test_the_live_view_shows_the_last_line_of_each_run(tmp_path: Path):
     console.print(progress.render())
     assert "1 of 4 runs; about 3 min left" in "".join(said)
     assert "gagpo-seed0  step 2" in "".join(said)
+
+
+class FourHours(OneArmFails):
+    """A run that has lasted for four hours."""
+
+    @property
+    def seconds(self) -> float:
+        return 4 * 3600.0
+
+
+def finished(config: Config, out: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Child],
+             said: list[str] | None = None) -> Runner:
+    """A runner whose runs of GiGPO finish."""
+    monkeypatch.setattr("deploy.experiment.runs.Child", kind)
+    made = runner(config, out, [] if said is None else said)
+    made.common = COMMON | {"cold_evaluations": [{"label": "known"}], "panels": {"heldout": ["a"]}}
+    return made
+
+
+def test_a_run_may_last_as_long_as_its_config_asks_for(out: Path, config: Config, monkeypatch: pytest.MonkeyPatch):
+    finished(config, out, monkeypatch, FourHours).make(runs(["gigpo"], [0]))
+    assert [record.minutes for record in records.read_records(out)] == [240.0]
+
+
+def test_a_record_waits_for_a_folder_that_cannot_be_written(out: Path, config: Config, monkeypatch: pytest.MonkeyPatch):
+    """A folder stands where its draft should be until that is told. The run would have been made again from its start.
+    """
+    (run,) = runs(["gigpo"], [0])
+    draft = out / f".{run.name}.json.{os.getpid()}.new"
+    draft.mkdir()
+
+    class Freeing(list[str]):
+        def append(self, text: str) -> None:
+            if "could not be written" in text:
+                draft.rmdir()
+
+    finished(config, out, monkeypatch, OneArmFails, Freeing()).make([run])
+    assert [record.arm for record in records.read_records(out)] == ["gigpo"]
+
+
+def test_a_copy_of_the_cold_start_that_is_cut_short_counts_as_none(tmp_path: Path):
+    """A link to nowhere cannot be copied. What is marked as complete by sft.json would have been taken as whole."""
+    draft, model = tmp_path / "draft", tmp_path / "cold-start"
+    draft.mkdir()
+    (draft / "sft.json").write_text("{}")
+    (draft / "model.safetensors").symlink_to("nowhere")
+    with pytest.raises(shutil.Error):
+        place(draft, model)
+    assert not model.exists()
+    (draft / "model.safetensors").unlink()
+    (draft / "model.safetensors").write_text("weights")
+    place(draft, model)
+    assert {path.name for path in model.iterdir()} == {"model.safetensors", "sft.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"draft", "cold-start"}
