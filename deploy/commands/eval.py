@@ -115,14 +115,14 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
         default = beside.with_name(f"{args.policy}.{beside.name}")
     else:
         config, policy, default = _endpoint_config(args), None, None
+    known = None if (place := args.out or default) is None else _place(place)
     plan = make_plan(config, args.policy, args.split, own_sampler=policy is not None)
 
     async def played(lines: StatusLines) -> tuple[dict[str, Any], Path]:
         asking = asked_endpoint(config, args.endpoint, args.served, lines.passing) if policy is None else \
             asked_sampler(config, policy)
         async with asking as (asked, name):
-            file = args.out or default or ASKED / f"{args.policy}-{re.sub('[^A-Za-z0-9._-]+', '-', name)}.eval.jsonl"
-            file.parent.mkdir(parents=True, exist_ok=True)
+            file = known or _place(ASKED / f"{args.policy}-{re.sub('[^A-Za-z0-9._-]+', '-', name)}.eval.jsonl")
             lines.note(f"playing {len(plan.tasks)} games of {plan.split} by {args.policy} with {name}")
             return await play(plan, asked, name, episodes_file(file),
                               lambda done, total: lines.at(args.policy, done, total, "games")), file
@@ -131,6 +131,17 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
         summary, file = asyncio.run(played(lines))
     append_row(file, summary)
     return summary, file
+
+def _place(file: Path) -> Path:
+    """Returns `file`, whose folder it makes if needed. Raises UserError if no result can be appended to it."""
+    from deploy.launch.machine import check_writable
+    from deploy.training.evaluation import check_results
+
+    check_writable(file.parent, str(file), "choose another file with --out")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    check_results(file)
+    return file
+
 
 
 def _endpoint_config(args: argparse.Namespace) -> Config:

@@ -7,6 +7,7 @@ import importlib
 from pathlib import Path
 
 from deploy.commands.arguments import above_zero, positive
+from deploy.launch.machine import check_writable
 from deploy.runs.policies import run_path
 from services.errors import UserError
 
@@ -79,4 +80,5 @@ def run(args: argparse.Namespace) -> int:
         if args.report and name not in REPORT_READS:
             raise UserError(f"{option} does nothing with --report, which shows all runs in --out", "leave it out")
     args.out = args.out or Path("docs", "experiments", args.name)
+    check_writable(args.out, str(args.out), "name a folder that you may write to with --out")
     return importlib.import_module(EXPERIMENTS[args.name]).run(args)

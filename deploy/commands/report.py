@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from deploy.console.printable import printable
+from deploy.launch.machine import check_writable
 from deploy.runs.policies import run_path
 from services.errors import UserError
 
@@ -44,7 +45,8 @@ def _steps(text: str) -> tuple[int, ...]:
 def run(args: argparse.Namespace) -> int:
     """Writes the page. Returns 1 if files of the runs are damaged.
 
-    Raises UserError for a folder that holds no run, for a run that is given twice, and for a step without an archive.
+    Raises UserError for a folder that holds no run, for a run that is given twice, for a step without an archive, and
+    for a place that cannot be written.
     """
     from deploy.report.page import write_report
 
@@ -52,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
     if len(set(places)) < len(places):
         raise UserError("a run is given twice", "name each run once")
     out = args.out or (args.runs[0] if len(args.runs) == 1 else Path("report"))
+    if out not in args.runs:
+        check_writable(out, str(out), "name a folder that you may write to with --out")
     page, numbers = write_report(args.runs, out, args.steps)
     print(json.dumps(numbers) if args.json else f"report: {page.absolute()}")
     for text in numbers["damaged"]:

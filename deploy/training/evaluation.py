@@ -50,6 +50,14 @@ def results_file(path: Path) -> Path:
     return path / "eval.jsonl" if (path / "config.yaml").exists() else path.with_name(f"{path.name}.eval.jsonl")
 
 
+def check_results(file: Path) -> None:
+    """Raises UserError if no result can be appended to `file`."""
+    if file.is_dir():
+        raise UserError(f"{file} is a folder", "name a file in it with --out")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise UserError(f"{file} cannot be written", "choose another file with --out")
+
+
 def evaluate(config: Config, policy: PlayablePolicy, *, split: str | None, file: Path) -> Evaluated:
     """Plays the task set once and appends the result to `file`.
 
@@ -66,8 +74,7 @@ def evaluate(config: Config, policy: PlayablePolicy, *, split: str | None, file:
     tell = partial(print, file=sys.stderr, flush=True)
     config = with_gpu(for_playing(config, tell), tell)
     preflight.check_parts(config, learner=False)
-    if not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise UserError(f"{file} cannot be written", "choose another file with --out")
+    check_results(file)
     with StatusLines(Console(stderr=True)) as lines:
         lines.note(f"playing {policy.title}")
         summary = _play(config, policy.folder, split, lines)

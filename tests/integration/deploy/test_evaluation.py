@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from scripted_member import Scripted
 
-from deploy.training.evaluation import erased, keep, working_folder
+from deploy.training.evaluation import check_results, erased, keep, working_folder
 from services.config.file import default_config
 from services.config.tree import SupervisionSection
 from services.controller.supervise import Supervisor
-from services.errors import DeadlineExceeded
+from services.errors import DeadlineExceeded, UserError
 from services.store.redis_server import private_redis
 from services.store.store import Store
 from services.telemetry.metrics_file import read_rows
@@ -112,3 +112,10 @@ def test_the_next_evaluation_removes_the_folder_of_a_killed_one_and_spares_a_liv
     with working_folder(config) as folder:
         assert list(tmp_path.iterdir()) == [folder]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_in_the_place_of_the_results_is_refused_before_the_games(tmp_path: Path):
+    """It would have been noticed after them."""
+    with pytest.raises(UserError, match="is a folder; name a file in it with --out"):
+        check_results(tmp_path)
+    check_results(tmp_path / "new.jsonl")

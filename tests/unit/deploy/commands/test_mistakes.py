@@ -91,6 +91,15 @@ DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
     (["monitor", "absent"], "there is no folder absent; give the folder that holds the runs"),
     (["monitor", "runs", "--port", "-5"],
      "there is no port -5; choose a --port from 1 to 65535, or 0 for a free one"),
+    (["report", "mine", "--out", "empty.json"], "empty.json cannot be written (Not a directory: CWD/empty.json); name "
+     "a folder that you may write to with --out"),
+    (["experiment", "tabular", "--out", "empty.json"], "empty.json cannot be written (Not a directory: "
+     "CWD/empty.json); name a folder that you may write to with --out"),
+    (["eval", "--policy", "react", "--endpoint", "http://127.0.0.1:9/v1", "--model", "m", "--episodes", "1", "--out",
+      "half"], "half is a folder; name a file in it with --out"),
+    (["eval", "--policy", "react", "--endpoint", "http://127.0.0.1:9/v1", "--model", "m", "--episodes", "1", "--out",
+      "empty.json/x"], "empty.json/x cannot be written (Not a directory: CWD/empty.json); choose another file with "
+     "--out"),
     (["monitor", "runs", "--ray", "absent.json"], "--ray absent.json is no JSON file; give "
      "prom_metrics_service_discovery.json in the temporary folder of Ray's head"),
     (["tasks"], "the following arguments are required: SPLIT; see `gagpo tasks --help`"),
