@@ -6,7 +6,6 @@ import os
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from deploy.launch.ray_address import ray_address
 from deploy.runs.policies import PlayablePolicy
-from services.config.file import dump_config
-from services.config.secrets import env_token
+from services.config.file import dump_config, load_config
+from services.config.redis import RedisSection
+from services.config.secrets import env_token, masked, redis_url
 from services.config.tree import Config
 from services.errors import StoreFault, UserError
 from services.patience import while_folder_away
@@ -110,17 +110,17 @@ def _play(config: Config, model: Path, split: str | None, lines: StatusLines) ->
     train, _, heldout = environment.training_splits()
     everything = environment.tasks(chosen := split or heldout)
     tasks = cut(everything, config.eval.panel or len(everything), name=chosen, key="--episodes (eval.panel)")
-    run = f"eval-{uuid.uuid4().hex[:8]}"
-    with (working_folder(config) as folder,
-          topology(config, run=run, folder=folder, config_file=folder / "config.yaml", note=lines.note) as parts,
+    with (working_folder(config, lines.note) as folder,
+          topology(config, run=run_of(folder), folder=folder, config_file=folder / "config.yaml",
+                   note=lines.note) as parts,
           erased(parts.store, parts.supervisor, lines.note)):
-        lease = parts.store.acquire("controller", run, ttl_s=30.0)
+        lease = parts.store.acquire("controller", parts.run, ttl_s=30.0)
         scaling = Scaling(parts, lease, lambda index: parts.rollout_worker(index, model), note=lines.note)
         controller = Controller(
             config=config, store=parts.store, lease=lease, supervisor=parts.supervisor,
             tickets=TrainTickets(config=config, tasks=TaskStream(environment.tasks(train), config.seed)),
             request=lambda _: None, hooks=_hooks(lines, environment.task_type, parts, scaling))
-        version = publish_folder(parts, model, holder=run)
+        version = publish_folder(parts, model, holder=parts.run)
         scaling.start()
         request = EvalRequest(label="eval", version=version, split=chosen, tasks=tasks,
                               temperature=config.eval.temperature, seed=config.seed + 1,
@@ -129,10 +129,32 @@ def _play(config: Config, model: Path, split: str | None, lines: StatusLines) ->
     return {**summary, "env": environment.name, "engine": engine}
 
 
+def run_of(folder: Path) -> str:
+    """Returns the run that an evaluation with this folder is in Redis."""
+    return folder.name.removeprefix("gagpo-")
+
+
+def _erase_keys(folder: Path, *, ours: RedisSection, note: Callable[[str], object]) -> None:
+    """Deletes the keys of the killed evaluation with this folder from a shared Redis, or notes that they stay.
+
+    Its config has no password. `ours`: the settings of this evaluation, which has one if its Redis is the same.
+    """
+    from services.store.connection import briefly
+    from services.store.store import Store
+
+    try:
+        theirs = load_config(folder / "config.yaml").redis
+        redis = ours if masked(ours.url or "") == theirs.url else theirs
+        if (url := redis_url(redis)) is not None:
+            Store(url, run_of(folder), settings=briefly(redis)).erase()
+    except (UserError, StoreFault) as error:
+        note(f"the keys of a killed evaluation stay in Redis: {error}")
+
+
 @contextmanager
-def working_folder(config: Config) -> Iterator[Path]:
+def working_folder(config: Config, note: Callable[[str], object] = lambda _: None) -> Iterator[Path]:
     """Yields a new folder for the processes of an evaluation, with its config.yaml, and removes it at the end. If this
-    process is killed, the next evaluation removes it.
+    process is killed, the next evaluation removes it, and its keys from Redis. `note` takes a line if they stay.
 
     On a Ray cluster it is below runs_dir, because processes on other nodes use it too. Raises UserError if no folder
     can be locked there.
@@ -140,7 +162,8 @@ def working_folder(config: Config) -> Iterator[Path]:
     place = Path(tempfile.gettempdir()) if ray_address(config) is None else config.runs_dir.absolute()
     try:
         place.mkdir(parents=True, exist_ok=True)
-        held = HeldFolder("gagpo-eval-", place, mode=0o777 if config.shared else 0o700)
+        held = HeldFolder("gagpo-eval-", place, mode=0o777 if config.shared else 0o700,
+                          leaving=partial(_erase_keys, ours=config.redis, note=note))
     except OSError as error:
         raise UserError(f"no folder can be made and locked in {place} ({error.strerror})",
                         "set runs_dir to storage with flock that you may write to") from error

@@ -10,6 +10,7 @@ import os
 import secrets
 import shutil
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,12 +23,13 @@ class HeldFolder:
     """A new folder of `mode` in `root`, whose name begins with `prefix`, held until `remove` or the process's end.
 
     First it removes the folders of this prefix that nobody holds any more, and ends the processes that still keep their
-    temporary files in them. `root` None: the folder for temporary files.
+    temporary files in them. `root` None: the folder for temporary files. `leaving`: see sweep.
     """
 
-    def __init__(self, prefix: str, root: Path | None = None, *, mode: int = 0o700) -> None:
+    def __init__(self, prefix: str, root: Path | None = None, *, mode: int = 0o700,
+                 leaving: Callable[[Path], object] = lambda _: None) -> None:
         root = Path(tempfile.gettempdir()) if root is None else root
-        sweep(prefix, root)
+        sweep(prefix, root, leaving)
         self.path = root / f"{prefix}{secrets.token_hex(4)}"
         self.path.mkdir(mode=mode)
         draft = self.path / "draft"
@@ -43,10 +45,14 @@ class HeldFolder:
         os.close(self.lock)
 
 
-def sweep(prefix: str, root: Path) -> None:
-    """Removes the folders in `root` whose owners have ended. Spares those without a lock, and other users' folders."""
+def sweep(prefix: str, root: Path, leaving: Callable[[Path], object] = lambda _: None) -> None:
+    """Removes the folders in `root` whose owners have ended. Spares those without a lock, and other users' folders.
+
+    `leaving` takes each folder before its end, to remove what its owner has left elsewhere.
+    """
     for lock in root.glob(f"{prefix}*/{LOCK}"):
         with suppress(OSError), lock.open() as file:  # the folder is another user's, in use, or gone
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             end_all(str(lock.parent))
+            leaving(lock.parent)
             shutil.rmtree(lock.parent, ignore_errors=True)

@@ -114,6 +114,51 @@ def test_the_next_evaluation_removes_the_folder_of_a_killed_one_and_spares_a_liv
     assert list(tmp_path.iterdir()) == []
 
 
+KILLED_WITH_KEYS = """
+import sys
+from deploy.training.evaluation import working_folder
+from services.config.file import default_config
+from services.store.store import Store
+keys = ["runs_dir=" + sys.argv[1], "ray.address=head:6379", "redis.url=" + sys.argv[2]]
+with working_folder(default_config(keys)) as folder:
+    Store(sys.argv[2], folder.name.removeprefix("gagpo-")).acquire("controller", "it")
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_the_next_evaluation_deletes_the_keys_of_a_killed_one_and_spares_those_of_a_living_one(tmp_path: Path):
+    with private_redis(tmp_path / "redis") as url:
+        config = default_config([f"runs_dir={tmp_path / 'runs'}", "ray.address=head:6379", f"redis.url={url}"])
+        killed = subprocess.Popen([sys.executable, "-c", KILLED_WITH_KEYS, str(tmp_path / "runs"), url],
+                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        left = Path(killed.stdout.readline().strip())
+        redis = Store(url, "other").redis
+        mine = f"gagpo:{{{left.name.removeprefix('gagpo-')}}}:*"
+        with working_folder(config):
+            assert list(redis.scan_iter(match=mine))
+        killed.kill()
+        killed.communicate(timeout=60)
+        assert list(redis.scan_iter(match=mine))
+        with working_folder(config):
+            assert not list(redis.scan_iter(match=mine))
+
+
+def test_a_killed_evaluation_whose_redis_is_gone_holds_up_nobody(tmp_path: Path):
+    notes = list[str]()
+    with private_redis(tmp_path / "redis") as url:
+        config = default_config([f"runs_dir={tmp_path / 'runs'}", "ray.address=head:6379", f"redis.url={url}"])
+        killed = subprocess.Popen([sys.executable, "-c", KILLED_WITH_KEYS, str(tmp_path / "runs"), url],
+                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        left = Path(killed.stdout.readline().strip())
+        killed.kill()
+        killed.communicate(timeout=60)
+    with working_folder(config, notes.append):
+        assert not left.exists()
+    assert [note.partition(": ")[0] for note in notes] == ["the keys of a killed evaluation stay in Redis"]
+    assert "redis.outage_seconds" in notes[0] or "3 s" in notes[0]
+
+
 def test_a_folder_in_the_place_of_the_results_is_refused_before_the_games(tmp_path: Path):
     """It would have been noticed after them."""
     with pytest.raises(UserError, match="is a folder; name a file in it with --out"):
