@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from rollout.agents.session import AgentSession
 from rollout.agents.world import AgentWorld
 from services.config.secrets import VARIABLES
+from services.errors import UserError
 from services.process.child_processes import ending_with_parent
 
 LAST_BYTES = 400
@@ -32,6 +34,13 @@ class AgentProgram:
 
     def __init__(self, *command: str) -> None:
         object.__setattr__(self, "command", command)
+
+    def check(self, name: str) -> None:
+        """Raises UserError if it names no program that can be started here. `name`: the agent's, for the message."""
+        program = self.command[0] if self.command else ""
+        if shutil.which(program) is None:
+            raise UserError(f"the agent {name} starts the program {program!r}, and there is none",
+                            "correct its name in AgentProgram, or install it")
 
     async def __call__(self, task: str, llm: AgentSession, env: AgentWorld) -> None:
         """Runs the program to its end. It is killed with the episode, and its process group with it."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from envservice.client.client import EnvClient
 from envservice.tool_calls import Tool
+from rollout.agents.program import AgentProgram
 from rollout.agents.session import AgentSession, EpisodeOver
 from rollout.agents.world import AgentWorld
 from rollout.episode import Limits, attempt_id, closing, score_of
@@ -132,4 +133,6 @@ def find_agent(name: str) -> Agent:
             from None
     except ValueError:
         pass  # compiled code without a signature
+    if isinstance(found, AgentProgram):
+        found.check(name)
     return cast(Agent, found)

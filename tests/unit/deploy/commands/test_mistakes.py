@@ -26,6 +26,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("table_module.py").write_text(
         "from learner.credit.gagpo import Gagpo\n\nclass Own(Gagpo):\n    class Options(Gagpo.Options):\n"
         "        table: int = 3\n")
+    Path("misspelt.py").write_text(
+        "from rollout.agents.program import AgentProgram\n\nagent = AgentProgram('pyhton', 'my_program.py')\n"
+        "none = AgentProgram()\n")
     Path("logged.jsonl").write_text('{"episodes": [{"steps": [{"state": "a", "reward": 1}]}]}\nno json\n')
     Path("empty.json").touch()
     Path("half").mkdir()
@@ -73,6 +76,10 @@ DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
      "the environment leaving_module:SPEC cannot be imported (SystemExit: bye); fix leaving_module"),
     ([*DRY, "env.name=number_module:SPEC"],
      "number_module:SPEC is of type int, not an EnvironmentSpec; see envservice/spec.py"),
+    ([*DRY, "agent.name=misspelt:agent"], "the agent misspelt:agent starts the program 'pyhton', and there is none; "
+     "correct its name in AgentProgram, or install it"),
+    ([*DRY, "agent.name=misspelt:none"], "the agent misspelt:none starts the program '', and there is none; correct "
+     "its name in AgentProgram, or install it"),
     ([*DRY, "agent.name=number_module:SPEC"], "number_module:SPEC is of type int, not a function; give agent.name an "
      "async function of (task, llm, env)"),
     ([*DRY, "model.chat_template=absent.jinja"],
