@@ -123,9 +123,9 @@ def find_agent(name: str) -> Agent:
                         "give agent.name an async function of (task, llm, env)")
     if inspect.isclass(found):
         raise UserError(f"{name} is a class", "give agent.name an async function, or an object made of it")
-    if inspect.isfunction(inspect.unwrap(found)) and not inspect.iscoroutinefunction(inspect.unwrap(found)):
+    if inspect.isfunction(inspect.unwrap(found)) and not _returns_awaitable(inspect.unwrap(found)):
         raise UserError(f"{name} is no async function",
-                        f"write `async def {found.__name__}`, or give agent.name another function")
+                        f"write `async def {found.__name__}`, or say in its annotation that it returns an Awaitable")
     try:
         inspect.signature(found).bind("task", "llm", "env")
     except TypeError as error:
@@ -136,3 +136,10 @@ def find_agent(name: str) -> Agent:
     if isinstance(found, AgentProgram):
         found.check(name)
     return cast(Agent, found)
+
+
+def _returns_awaitable(function: Callable[..., Any]) -> bool:
+    """Whether it is async, or its annotation says that what it returns can be awaited. One that says nothing may be
+    blocking, and would hold the loop that answers it."""
+    told = str(inspect.signature(function).return_annotation)  # a text, with `from __future__ import annotations`
+    return inspect.iscoroutinefunction(function) or any(word in told for word in ("Awaitable", "Coroutine", "Future"))

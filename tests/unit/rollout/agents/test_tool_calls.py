@@ -1,6 +1,7 @@
 """Tool calls in answers, and messages and answers in OpenAI's form."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -108,9 +109,22 @@ def test_messages_reach_the_template_as_templates_expect_them():
 @pytest.mark.parametrize(("name", "said"), [
     ("agent", "no agent 'agent'"), ("nowhere.to_be:found", "cannot be imported"), ("json:agent", "json has no agent"),
     ("json:__name__", "is of type str, not a function"),
-    ("json:dumps", "json:dumps is no async function; write `async def dumps`, or give agent.name another function"),
+    ("json:dumps", "json:dumps is no async function; write `async def dumps`, or say in its annotation that it returns "
+     "an Awaitable"),
     ("asyncio:sleep", r"asyncio:sleep cannot be called with \(task, llm, env\) \(too many positional arguments\)"),
     ("collections:Counter", "is a class; give agent.name an async function, or an object made of it")])
 def test_an_agent_that_cannot_be_found_is_one_line(name, said):
     with pytest.raises(UserError, match=said):
         find_agent(name)
+
+
+@pytest.mark.parametrize("first", ["", "from __future__ import annotations\n"])
+@pytest.mark.parametrize("returns", ["Awaitable[None]", "Coroutine[None, None, None]", "asyncio.Future[None]"])
+async def test_a_plain_function_that_says_it_returns_an_awaitable_is_an_agent(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, returns: str):
+    module = f"says_{abs(hash((first, returns)))}"
+    (tmp_path / f"{module}.py").write_text(
+        f"{first}import asyncio\nfrom collections.abc import Awaitable, Coroutine\n\n\nasync def play(task):\n"
+        f"    print(task)\n\n\ndef agent(task, llm, env) -> {returns}:\n    return play(task)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    await find_agent(f"{module}:agent")("a task", None, None)
