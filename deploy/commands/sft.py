@@ -10,6 +10,7 @@ from rich.console import Console
 from deploy.commands.arguments import add_config_arguments, config_from
 from deploy.console.plain import StatusLines
 from deploy.launch.machine import check_writable
+from deploy.runs.configs import lay_over
 from deploy.training.cold_start import cold_start
 from services.errors import UserError
 
@@ -33,6 +34,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 
 def run(args: argparse.Namespace) -> int:
     """Trains and prints where the model is."""
+    from deploy.launch.chat_template import check_template
+    from deploy.launch.model_folder import check_model, check_weights
     from deploy.launch.preflight import check_scratch
 
     config = config_from(args)
@@ -41,8 +44,12 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"{args.out} is not empty", "give a new folder with --out")
     if args.continue_from is not None and not (args.continue_from / "config.json").exists():
         raise UserError(f"{args.continue_from} holds no model", "give a Hugging Face folder")
-    if args.continue_from is None and config.model.path is None:
+    if (begins := args.continue_from or config.model.path) is None:
         check_scratch(config)
+    else:
+        check_model(begins)
+        check_weights(begins)
+        check_template(lay_over(config, {"model.path": begins}))
     with StatusLines(Console(stderr=args.json)) as lines:
         out = cold_start(config, args.out, minutes=config.sft.minutes, epochs=config.sft.epochs,
                          continue_from=args.continue_from, report=lines.note, passing=lines.passing)

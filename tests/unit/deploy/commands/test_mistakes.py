@@ -91,13 +91,6 @@ DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
     (["audit", "min"], "min is not the folder of a run; did you mean runs/mine?"),
     (["audit", "mine"], "runs/mine has no run.json: its run has not begun; audit it once it trains"),
     (["export", "min", "out"], "min is not the folder of a run; did you mean runs/mine?"),
-    (["report", "min"], "min is not the folder of a run; did you mean runs/mine?"),
-    (["report", "mine", "--steps", "a,b"],
-     "argument --steps: write learner steps as 60,120, not as 'a,b'; see `gagpo report --help`"),
-    (["explore", "runs"], "runs is not the folder of a run; give one of runs/mine"),
-    (["monitor", "absent"], "there is no folder absent; give the folder that holds the runs"),
-    (["monitor", "runs", "--port", "-5"],
-     "there is no port -5; choose a --port from 1 to 65535, or 0 for a free one"),
     (["report", "mine", "--out", "empty.json"], "empty.json cannot be written (Not a directory: CWD/empty.json); name "
      "a folder that you may write to with --out"),
     (["experiment", "tabular", "--out", "empty.json"], "empty.json cannot be written (Not a directory: "
@@ -107,6 +100,13 @@ DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
     (["eval", "--policy", "react", "--endpoint", "http://127.0.0.1:9/v1", "--model", "m", "--episodes", "1", "--out",
       "empty.json/x"], "empty.json/x cannot be written (Not a directory: CWD/empty.json); choose another file with "
      "--out"),
+    (["report", "min"], "min is not the folder of a run; did you mean runs/mine?"),
+    (["report", "mine", "--steps", "a,b"],
+     "argument --steps: write learner steps as 60,120, not as 'a,b'; see `gagpo report --help`"),
+    (["explore", "runs"], "runs is not the folder of a run; give one of runs/mine"),
+    (["monitor", "absent"], "there is no folder absent; give the folder that holds the runs"),
+    (["monitor", "runs", "--port", "-5"],
+     "there is no port -5; choose a --port from 1 to 65535, or 0 for a free one"),
     (["monitor", "runs", "--ray", "absent.json"], "--ray absent.json is no JSON file; give "
      "prom_metrics_service_discovery.json in the temporary folder of Ray's head"),
     (["tasks"], "the following arguments are required: SPLIT; see `gagpo tasks --help`"),
@@ -119,6 +119,10 @@ DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
     (["sft", "--config", "alfworld-tiny", "--out", "cold", "env.name=untaught:SPEC", "env.max_steps=3"],
      "untaught:SPEC has no demonstrations for a cold start; give its spec a teacher, or name a file of trajectories by "
      "sft.file, or set model.path and sft.enabled=false"),
+    (["sft", "--config", "alfworld-tiny", "--out", "cold", "model.path=half"],
+     "the model at half has no weights; set model.path to a complete Hugging Face folder"),
+    (["sft", "--config", "alfworld-tiny", "--out", "cold", "--continue-from", "half"],
+     "the model at half has no weights; set model.path to a complete Hugging Face folder"),
     (["play", "alfworld/valid_seen/x"], "alfworld/valid_seen/x is an official game and ALFWORLD_DATA is not set; "
      "run `pip install --no-deps alfworld==0.4.2 && alfworld-download`, and set ALFWORLD_DATA to its folder"),
     (["bench", "soak", "--minutes", "-1"], "argument --minutes: it must be above 0, not -1; see `gagpo bench --help`"),
