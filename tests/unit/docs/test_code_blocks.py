@@ -8,6 +8,8 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -147,3 +149,15 @@ def test_code_that_is_marked_runnable_runs_beside_a_run(page: Path, block: str, 
 
 def test_something_is_marked_runnable():
     assert RUNNABLE
+
+
+def test_the_page_on_episodes_runs_beside_a_run_whose_last_step_lost_none(tmp_path: Path):
+    make_run(tmp_path / "runs" / "mine")
+    for file in (tmp_path / "runs/mine/episodes").glob("*.parquet"):
+        table = pq.read_table(file)
+        won = table.column_names.index("won")
+        pq.write_table(table.set_column(won, "won", pa.array([True] * len(table))), file)
+    (block,) = (block for page, block in RUNNABLE if page.stem == "parquet")
+    done = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=120,
+                          check=False)
+    assert (done.stderr, done.stdout) == ("", "0 steps of lost episodes\n")
