@@ -42,8 +42,8 @@ def success_interval(by_task: Sequence[float], samples: int = 1) -> tuple[float,
     """
     mean, low, _ = mean_interval(by_task)
     error = (mean - low) / Z95
-    tasks = len(by_task)
-    n = tasks if error == 0 else min(max(mean * (1 - mean) / error**2, tasks), tasks * samples)
+    tasks, equal = len(by_task), max(by_task) - min(by_task) < ROUNDING
+    n = tasks if equal else min(max(mean * (1 - mean) / error**2, tasks), tasks * samples)
     middle = (mean + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
     half = Z95 / (1 + Z95**2 / n) * math.sqrt(mean * (1 - mean) / n + Z95**2 / (4 * n**2))
     return mean, min(mean, max(0.0, middle - half)), max(mean, min(1.0, middle + half))  # it never rounds past the mean

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from services.statistics import (
+    Z95,
     detectable,
     holm,
     mean_interval,
@@ -132,6 +133,15 @@ def test_an_interval_holds_its_mean_whatever_is_rounded(success: float):
         mean, low, high = success_interval([success] * games)
         assert low <= mean <= high
 
+
+@pytest.mark.parametrize(("share", "tasks", "samples"), [(0.8, 3, 5), (0.7, 3, 10), (0.3, 3, 10)])
+def test_games_of_one_success_are_one_trial_each_whatever_is_rounded(share: float, tasks: int, samples: int):
+    """The mean of three times .8 is not exactly .8, and by that they counted as 15 trials."""
+    _, low, high = success_interval([share] * tasks, samples)
+    z2 = Z95**2
+    half = Z95 / (1 + z2 / tasks) * math.sqrt(share * (1 - share) / tasks + z2 / (4 * tasks**2))
+    middle = (share + z2 / (2 * tasks)) / (1 + z2 / tasks)
+    assert (low, high) == pytest.approx((middle - half, middle + half))
 
 
 @pytest.mark.parametrize(("wins", "tasks", "low", "high"), [
