@@ -24,6 +24,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -55,7 +56,8 @@ class Keys:
 def keys_of_group(group: Sequence[Episode], options: CreditSection) -> Keys:
     """Returns the keys of the K episodes of one group, in their order.
 
-    Raises UserError if a key of the user's own returns another number of keys than there are steps.
+    Raises UserError if a key of the user's own returns another number of keys than there are steps, or other things
+    than texts.
     """
     key = find_key(options.state_key)
     found = key.keys(group, key.Options.model_validate(
@@ -63,6 +65,10 @@ def keys_of_group(group: Sequence[Episode], options: CreditSection) -> Keys:
     if ([len(row) for row in found.steps], len(found.cut_in)) != ([len(one.steps) for one in group], len(group)):
         raise UserError(f"the state key {options.state_key} returned another number of keys than there are steps",
                         "return `steps` with one key for each step, [episode][step], and `cut_in` for each episode")
+    flat: list[Any] = [*chain.from_iterable(found.steps)]
+    if wrong := [one for one in flat if not isinstance(one, str)]:
+        raise UserError(f"the state key {options.state_key} returned {wrong[0]!r:.40}, which is no text",
+                        "make keys by learner.credit.state_keys.state_key")
     return stayed(found, [[step.unchanged for step in episode.steps] for episode in group]) if options.stay else found
 
 
@@ -242,4 +248,6 @@ def find_key(name: str) -> StateKey:
     if lacks := [part for part in ("Options", "knows_cuts", "keys") if not hasattr(own, part)]:
         raise UserError(f"{name} is no state key, because it has no {lacks[0]}",
                         "see StateKey in learner/credit/state_keys.py")
+    if not (isinstance(own.Options, type) and issubclass(own.Options, BaseModel)):
+        raise UserError(f"{name}.Options is no options model", "make it a subclass of pydantic.BaseModel")
     return own
