@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from learner.credit.registry import ESTIMATORS
+from learner.credit.registry import ESTIMATORS, estimator
 from learner.credit.state_keys import LISTED_KEY
 from learner.logged_groups.form import LoggedEpisode, LoggedGroup, LoggedStep, check_read, credit_of, credit_options
 from services.config.credit import CreditSection
@@ -114,6 +114,9 @@ def advantage_function(name: str, given: dict[str, Any]) -> Advantages:
 
 def _needs_only_rows(options: CreditSection) -> None:
     """Raises UserError for an option that would do nothing, because rows do not have what it reads."""
+    if getattr(estimator(options.estimator), "rewards_tags", False):
+        raise UserError(f"option estimator {options.estimator}: rows do not say which kind of reasoning they are",
+                        "choose another one")
     if options.stay:
         raise UserError("option stay: rows do not say which actions changed nothing",
                         "give StepUid the observation of the turn before instead")

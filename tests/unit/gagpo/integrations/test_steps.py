@@ -125,6 +125,8 @@ def test_adastep_compares_the_actions_of_the_ids():
 def test_rows_have_no_tags_for_an_estimator_that_rewards_them():
     with pytest.raises(UserError, match="no step has a tag, and the estimator rlvmr rewards kinds of reasoning"):
         step_advantages([StepUid("g", "e", 0, "S")], [0.0], credit_options({"estimator": "rlvmr"}))
+    with pytest.raises(UserError, match="option estimator rlvmr: rows do not say which kind of reasoning they are"):
+        advantage_function("rlvmr", {})
 
 
 @pytest.mark.parametrize(("option", "said"), [
