@@ -7,17 +7,18 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import msgspec
 
-from envservice.base import Environment, Turn
+from envservice.base import Environment, Turn, outcome_of
 from rollout.episode import score_of
 from rollout.prompting.model import AskedModel, ContextFull, ModelAnswer
 from rollout.prompting.policies import PromptingPolicy, Trial, reflection_on
 from services.chat import Message
 from services.config.prompting import PromptingSection
-from services.errors import DeadlineExceeded
+from services.errors import DeadlineExceeded, EnvFault, UserError, described
 from services.records import EpisodeEnd
 from services.seeds import seed_for
 
@@ -105,7 +106,7 @@ class TaskPlayer:
         started, cost = time.monotonic(), Cost()
         memory = reflections[-self.settings.memory :]
         session = await self._in_thread(lambda: self.environment.open(task))
-        first = await self._in_thread(session.reset)
+        first = await self._in_thread(lambda: outcome_of(session.reset(), "reset"))
         trial, steps = Trial(first=first, now=first, turns=[], answers=[]), list[PlayedStep]()
         end: EpisodeEnd = "turns"
         while not trial.now.done and len(steps) < self.max_steps:
@@ -115,7 +116,7 @@ class TaskPlayer:
                 end = "context"
                 break
             steps.append(self._take(trial, said))
-            trial.now = await self._in_thread(lambda: session.step(steps[-1].action))
+            trial.now = await self._in_thread(lambda: outcome_of(session.step(steps[-1].action), "step"))
         won = trial.now.won
         reflection = None
         if self.policy.reflects and not won and number < self.settings.trials:
@@ -147,9 +148,19 @@ class TaskPlayer:
         return answer.text
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
-        running = asyncio.get_running_loop().run_in_executor(self.thread, call)
+        running = asyncio.get_running_loop().run_in_executor(self.thread, partial(_as_fault, call))
         try:
             return await asyncio.wait_for(running, self.settings.step_seconds)
         except TimeoutError:
             raise DeadlineExceeded(f"a step of the environment took longer than {self.settings.step_seconds:g} s "
                                    "(prompting.step_seconds)") from None
+
+
+def _as_fault(call: Callable[[], T]) -> T:
+    """Returns the result of a call of the environment. Its code may be a user's, so any error of it is an EnvFault."""
+    try:
+        return call()
+    except (EnvFault, UserError):
+        raise
+    except Exception as error:
+        raise EnvFault(described(error)) from error

@@ -4,15 +4,16 @@ import asyncio
 import json
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from toy_environment import ToyEnvironment
+from toy_environment import ToyEnvironment, ToySession
 
 from deploy.training.prompting import episodes_file, make_plan, open_trials, play
 from rollout.prompting.model import ContextFull, ModelAnswer
 from services.chat import Message
-from services.config.file import default_config
+from services.config.file import default_config, lay_over
 from services.errors import DeadlineExceeded, EngineFault, UserError
 
 BEST = ("open door", "take key", "go on", "go back")
@@ -166,6 +167,35 @@ async def test_a_game_that_breaks_is_left_out_and_tried_again_later(tmp_path: Pa
     assert (summary["tasks"], summary["dropped"]) == (2, 1)
     again = await play(plan("react"), Player(), "m", file, lambda *_: None)
     assert (again["tasks"], again["dropped"]) == (3, 0)
+
+
+class Careless(ToyEnvironment):
+    """Code of a user's: `crash` raises what nobody expects, and `forget` returns nothing."""
+
+    def open(self, task: str) -> ToySession:
+        session = super().open(task)
+        step = session.step
+
+        def careless(action: str):
+            if action == "crash":
+                return {}["no such room"]
+            return None if action == "forget" else step(action)
+
+        session.step = careless
+        return session
+
+
+@pytest.mark.parametrize("action", ["crash", "forget"])
+async def test_code_of_an_environment_that_fails_loses_its_game_alone(tmp_path: Path, action: str):
+    class Breaks(Player):
+        async def ask(self, messages, *, seed):
+            answer = await super().ask(messages, seed=seed)
+            return answer if self.calls > 1 else ModelAnswer(text=f"Action: {action}", prompt_tokens=1, answer_tokens=1)
+
+    file, mine = tmp_path / "e.jsonl", replace(plan("react"), environment=Careless())
+    summary = await play(mine, Breaks(), "m", file, lambda *_: None)
+    assert (summary["tasks"], summary["dropped"], summary["success_rate"]) == (2, 1, 1.0)
+    assert (await play(mine, Player(), "m", file, lambda *_: None))["tasks"] == 3
 
 
 def test_a_step_that_hangs_ends_the_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
