@@ -109,8 +109,8 @@ def _trial(line: bytes) -> PlayedTrial | None:
 async def play(plan: PromptingPlan, model: AskedModel, name: str, file: Path, progress: Progress) -> dict[str, Any]:
     """Plays what `file` does not have yet, and returns the summary. `name`: the model's, as the settings record it.
 
-    A task whose environment fails is left out, and played again by the next call. Raises UserError, EngineFault and
-    DeadlineExceeded; the trials before that are kept.
+    A task whose environment fails, or whose first prompt is too long, is left out, and played again by the next call.
+    Raises UserError, EngineFault and DeadlineExceeded; the trials before that are kept.
     """
     settings, config = plan.settings(name), plan.config
     by_task: dict[str, list[PlayedTrial]] = defaultdict(list)
@@ -127,14 +127,15 @@ async def play(plan: PromptingPlan, model: AskedModel, name: str, file: Path, pr
                             policy=make_policy(plan.policy, make_template(config.env)), seed=config.seed,
                             max_steps=config.env.max_steps)
         failed = await _all(plan.tasks, player, by_task, keep, progress)
-    whole = {task: by_task[task] for task in plan.tasks if task not in failed}
+    whole = {task: by_task[task] for task in plan.tasks
+             if task not in failed and any(trial.steps for trial in by_task[task])}
+    if not whole and failed:
+        raise EnvFault(f"none of the {len(plan.tasks)} games could be played: {next(iter(failed.values()))}")
     if not whole:
-        raise EnvFault(f"none of the {len(plan.tasks)} games could be played: {next(iter(failed.values()), '')}")
-    if not any(trial.steps for trials in whole.values() for trial in trials):
         raise UserError("the first prompt of every game is longer than the model reads",
                         "choose a model that reads more" if plan.prompt_tokens is None else
                         f"raise rollout.max_prompt_tokens above {plan.prompt_tokens}")
-    return summarise(plan, settings, whole, dropped=len(failed))
+    return summarise(plan, settings, whole, dropped=len(plan.tasks) - len(whole))
 
 
 async def _all(tasks: Sequence[str], player: TaskPlayer, by_task: Mapping[str, Sequence[PlayedTrial]],

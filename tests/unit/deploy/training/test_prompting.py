@@ -198,6 +198,20 @@ async def test_code_of_an_environment_that_fails_loses_its_game_alone(tmp_path: 
     assert (await play(mine, Player(), "m", file, lambda *_: None))["tasks"] == 3
 
 
+async def test_a_game_whose_first_prompt_is_too_long_is_left_out_and_not_lost(tmp_path: Path):
+    """As an evaluation of a run has it: the model never acted."""
+    class Short(Player):
+        async def ask(self, messages, *, seed):
+            self.calls += 1
+            if self.calls == 1:
+                raise ContextFull("too long")
+            return await super().ask(messages, seed=seed)
+
+    summary = await play(plan("react", "prompting.concurrency=1"), Short(), "m", tmp_path / "e.jsonl", lambda *_: None)
+    assert (summary["tasks"], summary["dropped"], summary["success_rate"]) == (2, 1, 1.0)
+    assert (summary["episodes"], summary["context_full"]) == (2, 0)
+
+
 def test_a_step_that_hangs_ends_the_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The evaluation runs in a thread, so that the test ends also if the step keeps it."""
     never, ended = threading.Event(), list[BaseException]()
