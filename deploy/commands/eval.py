@@ -104,9 +104,8 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
     from rich.console import Console
 
     from deploy.console.plain import StatusLines
-    from deploy.training.evaluation import results_file
+    from deploy.training.evaluation import keep, results_file
     from deploy.training.prompting import asked_endpoint, asked_sampler, episodes_file, make_plan, play
-    from services.telemetry.metrics_file import append_row
 
     if args.endpoint is None:
         path = run_path(args.model)
@@ -129,8 +128,9 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
 
     with StatusLines(Console(stderr=True)) as lines:
         summary, file = asyncio.run(played(lines))
-    append_row(file, summary)
+        keep(summary, file, patience_s=config.learner.collective_s, note=lines.note)
     return summary, file
+
 
 def _place(file: Path) -> Path:
     """Returns `file`, whose folder it makes if needed. Raises UserError if no result can be appended to it."""
@@ -141,7 +141,6 @@ def _place(file: Path) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     check_results(file)
     return file
-
 
 
 def _endpoint_config(args: argparse.Namespace) -> Config:

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from services.config.secrets import endpoint_key
 from services.config.tree import Config
 from services.errors import EnvFault, UserError
 from services.files import read_bounded
+from services.patience import while_folder_away
 from services.process.daemon_thread import DaemonThread
 from services.statistics import success_interval
 from services.telemetry.metrics_file import FILE_BYTES, append_row
@@ -119,7 +121,8 @@ async def play(plan: PromptingPlan, model: AskedModel, name: str, file: Path, pr
 
     def keep(trial: PlayedTrial) -> None:
         if trial.steps:  # else the first prompt was too long, which another config can change
-            append_row(file, msgspec.to_builtins(trial))
+            while_folder_away(partial(append_row, file, msgspec.to_builtins(trial)),
+                              seconds=config.learner.collective_s, what=f"{file} could not be written")
         by_task[trial.task].append(trial)
 
     with DaemonThread("environment") as thread:

@@ -212,6 +212,26 @@ async def test_a_game_whose_first_prompt_is_too_long_is_left_out_and_not_lost(tm
     assert (summary["episodes"], summary["context_full"]) == (2, 0)
 
 
+async def test_a_trial_waits_for_a_file_that_cannot_be_written(tmp_path: Path):
+    """A folder stands in its place for a while. The trials in flight, whose calls may have cost money, were lost."""
+    file, aside = tmp_path / "e.jsonl", tmp_path / "aside"
+
+    def back() -> None:
+        file.rmdir()
+        aside.rename(file)
+
+    class Away(Player):
+        async def ask(self, messages, *, seed):
+            if not self.calls:
+                file.rename(aside)
+                file.mkdir()
+                threading.Timer(0.5, back).start()
+            return await super().ask(messages, seed=seed)
+
+    assert (await play(plan("react"), Away(), "m", file, lambda *_: None))["tasks"] == 3
+    assert len(lines(file)) == 4
+
+
 def test_a_step_that_hangs_ends_the_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The evaluation runs in a thread, so that the test ends also if the step keeps it."""
     never, ended = threading.Event(), list[BaseException]()
