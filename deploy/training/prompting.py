@@ -7,10 +7,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -80,6 +81,24 @@ def episodes_file(results: Path) -> Path:
     return results.with_name(f"{results.stem}.episodes.jsonl")
 
 
+@contextmanager
+def only_player(file: Path) -> Iterator[None]:
+    """Locks the file of the trials until the block or the process ends, so that no trial is played and counted twice.
+
+    Raises UserError if another evaluation plays into it.
+    """
+    with file.open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another evaluation plays into {file}", "wait for it, or choose another file with --out") \
+                from None
+        except OSError as error:
+            raise UserError(f"{file} cannot be locked ({error.strerror})",
+                            "choose a file on storage with flock with --out") from None
+        yield
+
+
 def open_trials(file: Path, settings: Mapping[str, Any]) -> list[PlayedTrial]:
     """Returns the trials that are kept, in order. A new file begins with the settings. A line that a crash cut short
     does not count.
@@ -116,8 +135,6 @@ async def play(plan: PromptingPlan, model: AskedModel, name: str, file: Path, pr
     """
     settings, config = plan.settings(name), plan.config
     by_task: dict[str, list[PlayedTrial]] = defaultdict(list)
-    for trial in open_trials(file, settings):
-        by_task[trial.task].append(trial)
 
     def keep(trial: PlayedTrial) -> None:
         if trial.steps:  # else the first prompt was too long, which another config can change
@@ -125,7 +142,9 @@ async def play(plan: PromptingPlan, model: AskedModel, name: str, file: Path, pr
                               seconds=config.learner.collective_s, what=f"{file} could not be written")
         by_task[trial.task].append(trial)
 
-    with DaemonThread("environment") as thread:
+    with only_player(file), DaemonThread("environment") as thread:
+        for trial in open_trials(file, settings):
+            by_task[trial.task].append(trial)
         player = TaskPlayer(environment=plan.environment, thread=thread, model=model, settings=config.prompting,
                             policy=make_policy(plan.policy, make_template(config.env)), seed=config.seed,
                             max_steps=config.env.max_steps)

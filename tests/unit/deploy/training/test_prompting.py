@@ -232,6 +232,16 @@ async def test_a_trial_waits_for_a_file_that_cannot_be_written(tmp_path: Path):
     assert len(lines(file)) == 4
 
 
+async def test_two_evaluations_never_play_into_one_file(tmp_path: Path):
+    """Each trial would be there twice, and Reflexion's second trial would count as its third."""
+    file = tmp_path / "e.jsonl"
+    first, second = await asyncio.gather(*(play(plan("react"), Player(), "m", file, lambda *_: None) for _ in "ab"),
+                                         return_exceptions=True)
+    assert isinstance(second, UserError)
+    assert str(second) == f"another evaluation plays into {file}; wait for it, or choose another file with --out"
+    assert len(lines(file)) == 1 + first["episodes"] == 4
+
+
 def test_a_step_that_hangs_ends_the_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The evaluation runs in a thread, so that the test ends also if the step keeps it."""
     never, ended = threading.Event(), list[BaseException]()
