@@ -63,7 +63,16 @@ class PromptingPlan:
             "answer_tokens": config.rollout.max_response_tokens,
             "trials": config.prompting.trials if self.policy == "reflexion" else 1,
             "memory": config.prompting.memory if self.policy == "reflexion" else 0,
-            **({} if self.prompt_tokens is None else {"prompt_tokens": self.prompt_tokens})}
+            **self._of_sampler()}
+
+    def _of_sampler(self) -> dict[str, Any]:
+        """Returns what only our own sampler reads. Settings that say nothing are left out, as older files have them."""
+        if self.prompt_tokens is None:
+            return {}
+        model = self.config.model
+        told = {"chat_template": None if model.chat_template is None else str(model.chat_template),
+                "chat_template_kwargs": model.chat_template_kwargs, "system_prompt": model.system_prompt}
+        return {"prompt_tokens": self.prompt_tokens, **{key: value for key, value in told.items() if value}}
 
 
 def make_plan(config: Config, policy: str, split: str | None, *, own_sampler: bool = False) -> PromptingPlan:

@@ -156,6 +156,21 @@ def test_the_longest_prompt_of_our_own_sampler_is_a_setting_of_its_trials():
     assert "prompt_tokens" not in make_plan(config, "react", None).settings("m")
 
 
+@pytest.mark.parametrize(("key", "value"), [
+    ("model.chat_template_kwargs", {"enable_thinking": False}), ("model.system_prompt", "Be brief."),
+    ("model.chat_template", "/templates/short.jinja")])
+def test_the_chat_template_of_our_own_sampler_is_a_setting_of_its_trials(tmp_path: Path, key: str, value: object):
+    """A file of before, without the key, is of the default."""
+    config = default_config(["env.name=toy_environment:SPEC", "eval.panel=3"])
+    before = make_plan(config, "react", None, own_sampler=True).settings("m")
+    now = make_plan(lay_over(config, {key: value}), "react", None, own_sampler=True).settings("m")
+    open_trials(tmp_path / "e.jsonl", before)
+    with pytest.raises(UserError, match=f"has trials with {key.removeprefix('model.')}=None, and this evaluation has"):
+        open_trials(tmp_path / "e.jsonl", now)
+    assert make_plan(lay_over(config, {key: value}), "react", None).settings("m").keys() == before.keys() - {
+        "prompt_tokens"}
+
+
 async def test_a_game_that_breaks_is_left_out_and_tried_again_later(tmp_path: Path):
     class Breaks(Player):
         async def ask(self, messages, *, seed):
