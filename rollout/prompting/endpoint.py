@@ -1,7 +1,8 @@
 """A client of any server that speaks OpenAI's chat completions. It obeys rate limits.
 
-A status of 429 or 5xx, a lost connection and a request that takes too long are tried again: after Retry-After if the
-server sends it, else after 1, 2, 4 ... 60 s. All calls wait meanwhile, not only the one that was refused.
+A status of 429 or 5xx, a lost connection, a request that takes too long and an answer that a fault of the server has
+cut are tried again: after Retry-After if the server sends it, else after 1, 2, 4 ... 60 s. All calls wait meanwhile,
+not only the one that was refused.
 
 The server may be anybody's: its answers are bounded in time and size, and our key is not in what we repeat of them.
 """
@@ -27,6 +28,8 @@ from services.errors import UserError
 
 AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 """Statuses that may pass. Every other one is the user's to fix."""
+CUT = ("abort", "error")
+"""Ends of answers that a fault of the server has cut, as vLLM and OpenRouter name them beside a status of 200."""
 LONGEST_PAUSE_S = 60.0
 FIRST_S = 10.0
 """Seconds for which an endpoint that has never answered is asked again: its address may be wrong."""
@@ -48,6 +51,7 @@ class _Message(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     message: _Message
+    finish_reason: str | None = None
 
 
 class _Usage(msgspec.Struct):
@@ -123,17 +127,17 @@ class EndpointModel:
             why, wait = "", None
             try:
                 reply = await self._reply(method, path, body)
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:  # also an answer that cannot be unpacked
                 why = f"{type(error).__name__} {error}".strip()
             except TimeoutError:
                 why = f"no whole answer within prompting.call_seconds={self.settings.call_seconds:g}"
             else:
                 self._met = True
                 key = self.http.headers.get("authorization", "").removeprefix("Bearer ")
-                if reply.status_code not in AGAIN:
-                    return _checked(reply, form, key)
+                if reply.status_code not in AGAIN and not (why := _cut(found := _checked(reply, form, key))):
+                    return found
                 wait = retry_after(reply.headers, time.time())
-                why = f"status {reply.status_code}" + ("" if wait is None else f", Retry-After {wait:.0f} s") \
+                why = why or f"status {reply.status_code}" + ("" if wait is None else f", Retry-After {wait:.0f} s") \
                     + (f": {said}" if (said := _said(reply, key)) else "")
             failed_at = self.clock() if failed_at is None else failed_at
             again = self.clock() + (min(LONGEST_PAUSE_S, 2.0**attempt) if wait is None else wait)
@@ -209,6 +213,12 @@ def _checked(reply: httpx.Response, form: type[Form], key: str) -> Form:
                         "set prompting.key_file or $GAGPO_ENDPOINT_KEY")
     raise UserError(f"the endpoint answers with status {reply.status_code}{wrong}: {said or 'nothing'}",
                     "check --endpoint (it often ends in /v1) and --model")
+
+
+def _cut(found: _Completion | _Models) -> str:
+    """Returns what is wrong with an answer that a fault has cut, or ""."""
+    end = found.choices[0].finish_reason if isinstance(found, _Completion) else None
+    return f"finish_reason={end} of its answer" if end in CUT else ""
 
 
 def _said(reply: httpx.Response, key: str) -> str:

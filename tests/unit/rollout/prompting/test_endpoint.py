@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
@@ -244,3 +246,42 @@ async def test_an_endpoint_that_answered_before_is_waited_for():
     await asked.ask(ASKED, seed=0)
     await asked.ask(ASKED, seed=1)
     assert clock.slept == [1, 2, 4, 8, 16]
+
+
+class Replies(BaseHTTPRequestHandler):
+    """Gives the answers in its server's `left`, headers and body, and then good ones."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        headers, body = self.server.left.pop(0) if self.server.left else ({}, json.dumps(GOOD).encode())
+        self.send_response(200)
+        for name, value in {**headers, "content-length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("headers", "body", "why"), [
+    ({"content-encoding": "gzip"}, b"no gzip", "DecodingError"),
+    ({}, json.dumps({"choices": [{"message": {"content": "Act"}, "finish_reason": "abort"}]}).encode(),
+     "finish_reason=abort of its answer"),
+    ({}, json.dumps({"choices": [{"message": {"content": ""}, "finish_reason": "error"}]}).encode(),
+     "finish_reason=error of its answer")])
+async def test_an_answer_that_a_fault_has_cut_is_asked_for_again(headers: dict[str, str], body: bytes, why: str):
+    """As an answer, half a sentence is an invalid action, and the model would have lost by it."""
+    server, told = ThreadingHTTPServer(("127.0.0.1", 0), Replies), list[str]()
+    server.left = [(headers, body)]
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    settings = PromptingSection()
+    try:
+        async with endpoint_client(f"http://127.0.0.1:{server.server_port}/v1", None, settings) as http:
+            asked = EndpointModel(http=http, model="m", settings=settings, temperature=0.4, max_tokens=64,
+                                  tell=told.append)
+            assert (await asked.ask(ASKED, seed=0)).text == "Action: look"
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert why in told[0]
