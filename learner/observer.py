@@ -48,10 +48,12 @@ class Observer:
         """The file with one line for each learner step."""
         return self.metrics.with_name(LEDGER)
 
-    def restored(self, step: int, *, incarnation: int, found: bool, durable: float) -> None:
-        """The learner continues after `step`. `durable`: Unix time of its checkpoint, or of the start without one."""
+    def restored(self, step: int, *, incarnation: int, found: bool, durable: float, wait_s: float = 0.0) -> None:
+        """The learner continues after `step`. `durable`: Unix time of its checkpoint, or of the start without one.
+        `wait_s`: the longest wait for a folder that cannot be written.
+        """
         for path in (self.metrics, self.ledger):
-            drop_rows(path, after_step=step)
+            drop_rows(path, after_step=step, wait_s=wait_s)
         self.checkpointed(durable)
         log.info("restored" if found else "no checkpoint", step=step, incarnation=incarnation)
 

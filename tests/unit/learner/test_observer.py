@@ -1,0 +1,19 @@
+"""The rows that a learner drops when it continues a run."""
+
+import threading
+from pathlib import Path
+
+from learner.observer import Observer
+from services.telemetry.metrics_file import append_row, read_rows
+
+
+def test_rows_of_lost_steps_are_dropped_once_the_folder_is_back(tmp_path: Path):
+    """A link to itself cannot be read, as a file of a shared folder that is away."""
+    file, aside = tmp_path / "metrics.jsonl", tmp_path / "aside"
+    for step in (1, 2, 3):
+        append_row(file, {"step": step})
+    file.rename(aside)
+    file.symlink_to(file)
+    threading.Timer(0.3, aside.rename, [file]).start()
+    Observer(metrics=file).restored(2, incarnation=1, found=True, durable=0.0, wait_s=60.0)
+    assert [row["step"] for row in read_rows(file)] == [1, 2]
