@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deploy.console.plain import Pace, span
 from services.chat import chat_format
 from services.config.tree import Config
-from services.errors import UserError
+from services.errors import EnvFault, UserError, described
 from services.files import open_as_folder, sync_tree, write_whole
 from services.seeds import seed_for
 from services.tokenizer import load_tokenizer
@@ -49,6 +49,8 @@ class Demonstrations:
     episodes: int
     won: int
     seconds: float
+    failed: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Games that could not be shown, with the reason. They are left out."""
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the counts that sft.json records."""
@@ -116,6 +118,8 @@ def _shown(config: Config, spec: EnvironmentSpec, template: PromptTemplate, *, s
                                report=passing)
         report(f"demonstrations: {shown.episodes} episodes on {shown.games} training games, "
                f"{shown.won / max(1, shown.episodes):.0%} won, {shown.seconds:.0f} s")
+        for task, reason in list(shown.failed.items())[:1]:
+            report(f"{len(shown.failed)} games could not be shown and are left out, such as {task} ({reason})")
         return shown
     found = read_trajectories(config.sft.file, chat=template.chat)
     report(f"demonstrations: {found.episodes} trajectories with {len(found.examples)} answers in {config.sft.file}")
@@ -139,7 +143,8 @@ def demonstrations(
     """Plays sft.demos_per_game episodes of every training game. Examples are the steps of won episodes without noise,
     and the judgements that these episodes show.
 
-    Every second episode is played in disguise (other names for objects), if the environment's teacher offers that.
+    A game that fails is left out, as RL leaves it out. Every second episode is played in disguise (other names for
+    objects), if the environment's teacher offers that. Raises UserError, and EnvFault if all games fail.
     """
     from envservice.registry import find_spec
     from rollout.demonstrations import demonstrate
@@ -150,19 +155,28 @@ def demonstrations(
     split = environment.training_splits()[0]
     tasks = environment.tasks(split)
     examples: list[Example] = []
+    failed: dict[str, str] = {}
     episodes = won = 0
     for task in tasks:
         for k in range(config.sft.demos_per_game):
-            shown = demonstrate(environment, task, teacher=teacher, template=template, seed=seed_for(seed, k),
-                                sft=config.sft, max_steps=config.env.max_steps, disguised=k % 2 == 1)
+            try:
+                shown = demonstrate(environment, task, teacher=teacher, template=template, seed=seed_for(seed, k),
+                                    sft=config.sft, max_steps=config.env.max_steps, disguised=k % 2 == 1)
+            except UserError:
+                raise
+            except Exception as error:  # the code of an environment of the user's own may raise anything
+                failed[task] = str(error) if isinstance(error, EnvFault) else described(error)
+                break
             episodes, won = episodes + 1, won + shown.won
             examples.extend(_examples(shown, template, stops))
             if time.monotonic() - reported > _REPORT_SECONDS:
                 reported = time.monotonic()
                 report(pace.at("demonstrations:", episodes, config.sft.demos_per_game * len(tasks), "episodes"))
-    seconds = time.monotonic() - start
-    return Demonstrations(examples=examples, split=split, digest=environment.digest(split), games=len(tasks),
-                          episodes=episodes, won=won, seconds=seconds)
+    if not episodes:
+        raise EnvFault(f"none of the {len(tasks)} games could be shown: {failed[tasks[0]]}")
+    return Demonstrations(examples=examples, split=split, digest=environment.digest(split),
+                          games=len(tasks) - len(failed), episodes=episodes, won=won,
+                          seconds=time.monotonic() - start, failed=failed)
 
 
 def _examples(shown: Demonstration, template: PromptTemplate, stops: Sequence[str]) -> list[Example]:

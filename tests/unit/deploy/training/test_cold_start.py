@@ -2,10 +2,12 @@
 
 import pytest
 
-from deploy.training.cold_start import _examples
-from envservice.registry import make_template
+from deploy.runs.configs import load_config
+from deploy.training.cold_start import _examples, demonstrations
+from envservice.registry import find_teacher, make_template, open_environment
 from rollout.demonstrations import Demonstration, DemoStep
 from services.config.tree import EnvSection
+from services.errors import EnvFault, UserError
 
 
 def demonstration(*, won: bool) -> Demonstration:
@@ -28,3 +30,50 @@ def test_a_won_demonstration_shows_its_own_actions_and_then_its_judgements():
 @pytest.mark.parametrize("prompt", ["compact", "full"])
 def test_a_lost_demonstration_shows_nothing(prompt):
     assert _examples(demonstration(won=False), make_template(EnvSection(prompt=prompt)), ["</action>"]) == []
+
+
+class Fragile:
+    """The environment `inner`, in which opening some games raises."""
+
+    def __init__(self, inner, raises):
+        self._inner, self._raises = inner, raises
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+    def open(self, task):
+        if error := self._raises(task):
+            raise error
+        return self._inner.open(task)
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch):
+    """Provides the demonstrations of an environment in which opening a game raises what `raises` returns for it."""
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    config = load_config("alfworld-tiny", ["env.alfworld.task_types=[look]", "env.max_steps=12",
+                                           "sft.demos_per_game=1"])
+    inner = open_environment(config.env)
+
+    def of(raises):
+        return demonstrations(config, Fragile(inner, raises), find_teacher(config.env), make_template(config.env),
+                              seed=1, report=lambda _: None)
+
+    of.tasks = inner.tasks("train")
+    return of
+
+
+def test_a_game_that_fails_is_left_out_of_the_demonstrations(shown):
+    """One broken game of thousands ended the run, though RL would have left it out."""
+    first, second = shown.tasks[:2]
+    found = shown({first: EnvFault("the file is broken"), second: KeyError("lamp")}.get)
+    assert (found.games, found.episodes) == (len(shown.tasks) - 2, len(shown.tasks) - 2)
+    assert found.failed[first] == "the file is broken"
+    assert found.failed[second].startswith("KeyError: 'lamp' (in open, test_cold_start.py:")
+
+
+def test_demonstrations_of_no_game_at_all_are_a_fault_and_a_users_mistake_is_told(shown):
+    with pytest.raises(EnvFault, match=f"none of the {len(shown.tasks)} games could be shown: no Java"):
+        shown(lambda _: EnvFault("no Java"))
+    with pytest.raises(UserError, match="no data; get it"):
+        shown(lambda _: UserError("no data", "get it"))
