@@ -150,4 +150,4 @@ def make_critic(config: Config, model_path: Path, gang: RankGroup, layout: Layou
     mesh = gang.mesh_of(layout.shards)
     fully_shard(model.head, mesh=mesh)  # always in float32: returns need more than 8 bits
     shard(model, model.body, weights, mesh, layout=layout, half=config.model.dtype == "bfloat16")
-    return Critic(trainee=Trainee(model, section, lr=section.critic.lr), gang=gang, section=section)
+    return Critic(trainee=Trainee(model, section, lr=section.critic_lr), gang=gang, section=section)

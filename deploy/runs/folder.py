@@ -17,6 +17,7 @@ import msgspec
 
 from deploy.runs.configs import load_config
 from deploy.runs.hub import origin
+from learner.credit.registry import estimator
 from learner.mirrored import MIRROR
 from services.config.file import as_yaml, dump_config, flatten
 from services.config.tree import Config
@@ -134,7 +135,8 @@ def targets_folder(runs_dir: Path) -> Path:
 
 
 def differences(before: Config, now: Config) -> list[str]:
-    """Returns a text with both values for each differing key that decides what a run learns.
+    """Returns a text with both values for each differing key that decides what a run learns. The critic's keys decide
+    nothing without one.
 
     An option of `learner.credit` that one config lacks is left out: it does nothing there, or belongs to another
     estimator or state key, which is named itself. Models of the hub are compared by their commit, wherever their cache
@@ -143,6 +145,8 @@ def differences(before: Config, now: Config) -> list[str]:
     mine, theirs = flatten(now), flatten(before)
     if (commit := origin(now.model.path)) and commit == origin(before.model.path):
         mine = {key: value for key, value in mine.items() if key not in ("model.path", "model.revision")}
+    if not estimator(now.learner.credit.estimator).needs_critic:
+        mine = {key: value for key, value in mine.items() if not key.startswith("learner.critic.")}
     return [f"{key} is {as_yaml(theirs[key])} there and {as_yaml(mine[key])} here" for key in mine
             if key in theirs and mine[key] != theirs[key] and not MAY_CHANGE.fullmatch(key)]
 

@@ -38,8 +38,9 @@ class LossSection(Section):
 class CriticSection(Section):
     """The value model of estimators that learn one (PPO): the policy's first weights with a scalar head."""
 
-    lr: float = Field(default=1e-5, gt=0)
-    """Learning rate of the critic's AdamW."""
+    lr: float | None = Field(default=None, gt=0)
+    """Learning rate of the critic's AdamW. None: ten times `learner.lr`, as in verl-agent's scripts. A critic that is
+    not faster than the policy leaves Turn-PPO without gain (docs/experiments/peers.md)."""
     value_clip: float = Field(default=0.5, gt=0)
     """Largest change of a value in one step that its loss counts. Changes beyond it are clipped."""
 

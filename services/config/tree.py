@@ -116,6 +116,11 @@ class LearnerSection(Section):
     loss: LossSection = LossSection()
     lora: LoraSection = LoraSection()
 
+    @property
+    def critic_lr(self) -> float:
+        """Returns the learning rate of the critic."""
+        return 10 * self.lr if self.critic.lr is None else self.critic.lr
+
 
 class AgentSection(Section):
     """Who plays the episodes."""

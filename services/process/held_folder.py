@@ -48,11 +48,12 @@ class HeldFolder:
 def sweep(prefix: str, root: Path, leaving: Callable[[Path], object] = lambda _: None) -> None:
     """Removes the folders in `root` whose owners have ended. Spares those without a lock, and other users' folders.
 
-    `leaving` takes each folder before its end, to remove what its owner has left elsewhere.
+    `leaving` takes each folder of ours before its end, to remove what its owner has left elsewhere.
     """
     for lock in root.glob(f"{prefix}*/{LOCK}"):
         with suppress(OSError), lock.open() as file:  # the folder is another user's, in use, or gone
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             end_all(str(lock.parent))
-            leaving(lock.parent)
+            if lock.parent.stat().st_uid == os.getuid():  # another user's could name anything that is ours
+                leaving(lock.parent)
             shutil.rmtree(lock.parent, ignore_errors=True)

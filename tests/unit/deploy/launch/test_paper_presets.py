@@ -18,7 +18,8 @@ PRESETS = {file.stem: load_config(file) for file in sorted((SHIPPED / "paper").g
 def test_all_methods_of_the_table_are_there():
     table = {f"{env}-{size}-{method}" for env in ("alfworld", "webshop") for size in ("1.5b", "7b")
              for method in ("ppo", "rloo", "grpo", "gigpo", "gagpo")}
-    assert set(PRESETS) == table | {f"alfworld-1.5b-{method}" for method in ("dapo", "gspo", "rlvmr", "gcd")}
+    assert set(PRESETS) == table | {f"alfworld-1.5b-{method}" for method in ("dapo", "gspo", "rlvmr", "gcd")} | {
+        "scienceworld-1.5b-rlvmr"}
 
 
 @pytest.mark.parametrize("config", PRESETS.values(), ids=PRESETS)
@@ -29,9 +30,10 @@ def test_all_paper_presets_share_batch_size_and_optimizer(config: Config):
     assert learner.groups_per_step * learner.group_size == 128
     assert (learner.lr, learner.loss.kl, learner.loss.entropy, config.eval.temperature) == (1e-6, 0.01, 0.001, 0.4)
     sizes = (config.env.max_steps, config.rollout.max_prompt_tokens, learner.minibatch_rows)
-    expected = {"alfworld": (50, 2048, 256), "webshop": (15, 4096, 64)}[config.env.name]
+    expected = {"alfworld": (50, 2048, 256), "webshop": (15, 4096, 64), "scienceworld": (30, 6000, 256)}
     own = {"alfworld-1.5b-rlvmr": (30, 6000, 256), "alfworld-1.5b-gcd": (30, 2048, 256)}
-    assert sizes == own.get(config.name, expected)
+    assert sizes == own.get(config.name, expected[config.env.name])
+    assert config.eval.episodes == (250 if config.env.name == "webshop" else 128)
     assert learner.judge.questions == (config.name == "alfworld-1.5b-gcd")
     assert (learner.group_size == 1) == estimator(learner.credit.estimator).needs_critic
 
@@ -59,18 +61,29 @@ def test_each_preset_has_its_papers_numbers(name: str, steps: int, loss: tuple[o
     assert config.learner.dynamic_sampling == (9 if name.endswith("dapo") else 0)
     placed = (config.rollout.workers, config.learner.ranks)
     assert placed == ((1, 1) if "7b" not in name else (2, 6) if name.endswith("ppo") else (4, 4))
-    assert (config.learner.critic.lr, config.learner.critic.value_clip) == (1e-5, 0.5)
+    assert (config.learner.critic_lr, config.learner.critic.value_clip) == (pytest.approx(1e-5), 0.5)
 
 
 def tiny_commands() -> Iterator[str]:
-    """Yields what the page of the papers' systems gives in its columns `tiny`: commands, and keys for alfworld-tiny."""
-    column = None
-    for line in (SHIPPED.parents[1] / "docs/papers.md").read_text().splitlines():
+    """Yields what the page of the papers' systems gives in its columns `tiny`: commands, and keys for alfworld-tiny.
+    The page says what TOKENS stands for."""
+    column, page = None, (SHIPPED.parents[1] / "docs/papers.md").read_text()
+    (tokens,) = re.findall(r"TOKENS stands for `([^`]+)`", page)
+    for line in page.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
         if "tiny" in cells:
             column = cells.index("tiny")
         elif column is not None and len(cells) > column:
-            yield from re.findall(r"`([^`]+)`", cells[column])
+            yield from re.findall(r"`([^`]+)`", cells[column].replace("` TOKENS", f" {tokens}`"))
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo", "gigpo", "ppo", "dapo", "gspo"])
+def test_the_page_and_the_preset_of_a_system_have_one_loss(name: str):
+    marks = {"dapo": "dynamic_sampling", "gspo": "clip_low"}
+    keys = next(text for text in tiny_commands() if marks.get(name, f"estimator={name}") in text)
+    loss, its = load_config("alfworld-tiny", keys.split()).learner.loss, PRESETS[f"alfworld-1.5b-{name}"].learner.loss
+    for key in ("ratio", "aggregation", "clip_low", "clip_high"):
+        assert getattr(loss, key) == getattr(its, key)
 
 
 def test_the_pages_keys_for_ppo_are_those_of_its_preset():

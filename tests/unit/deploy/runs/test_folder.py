@@ -106,6 +106,13 @@ def test_a_refusal_lists_the_keys_that_differ_with_both_values(tmp_path: Path):
         "is [pick, look, clean, heat, cool, two] there and [pick] here, learner.lr is 0.0001 there and 1.0e-06 here")
 
 
+def test_the_critics_keys_differ_only_where_there_is_a_critic(tmp_path: Path):
+    before = config(tmp_path, learner={"critic": {"lr": 1e-5}})
+    assert differences(before, config(tmp_path)) == []
+    assert differences(before, config(tmp_path, learner={"credit": {"estimator": "ppo"}}))[-1] == \
+        "learner.critic.lr is 1.0e-05 there and null here"
+
+
 def test_a_key_that_a_later_version_adds_does_not_stand_against_going_on(tmp_path: Path):
     folder, _ = open_run(config(tmp_path), games=GAMES, resume=False)
     text = folder.config_file.read_text()

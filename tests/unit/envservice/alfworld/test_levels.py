@@ -26,7 +26,7 @@ def root(tmp_path):
 
 
 def test_levels_of_official_games(root):
-    """All types in seen rooms, all types in unseen rooms, unseen types in unseen rooms. L2 alone trains without those."""
+    """All types in seen rooms, all types in unseen rooms, unseen types in unseen rooms. L2 trains without those."""
     games = LevelGames(OfficialGames(root), "L2", ["cool"])
     assert games.training_splits == (TRAIN, VALID, "L2")
     for level in ("L0", "L1"):

@@ -48,6 +48,19 @@ def test_a_folder_is_held_as_long_as_one_process_has_its_lock(tmp_path: Path):
     assert not held.path.exists()
 
 
+def test_what_an_owner_has_left_elsewhere_is_told_for_folders_of_ours_alone(tmp_path: Path):
+    for name in ("gagpo-x-ours", "gagpo-x-theirs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "held").touch()
+    if os.getuid() == 0:
+        os.chown(tmp_path / "gagpo-x-theirs", 1, 1)
+    else:
+        (tmp_path / "gagpo-x-theirs" / "held").unlink()  # only root can make another user's folder
+    found: list[str] = []
+    sweep("gagpo-x-", tmp_path, lambda folder: found.append(folder.name))
+    assert found == ["gagpo-x-ours"]
+
+
 def test_other_folders_are_spared(tmp_path: Path):
     for name in ("gagpo-x-strange", "gagpo-y-dead"):
         (tmp_path / name).mkdir()
