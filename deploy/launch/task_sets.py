@@ -14,6 +14,10 @@ from services.errors import UserError
 from services.seeds import seed_for
 
 
+HELDOUT = "heldout"
+"""Name by which the games of the final report are drawn, whatever their split is called."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSets:
     """Tasks for training, for the learning curve and for the final report. The last set overlaps neither other set."""
@@ -48,6 +52,17 @@ def cut(tasks: list[str], count: int, *, name: str, key: str) -> tuple[str, ...]
     return tuple(sorted(random.Random(seed_for("panel", name)).sample(sorted(tasks), count)))
 
 
+def asked_for(environment: Environment, split: str | None, count: int) -> tuple[str, tuple[str, ...]]:
+    """Returns a split, the held-out one for None, and the `count` tasks of it that an evaluation plays; 0: all.
+
+    Of the held-out split they are those of a run's table, so that both can be compared. Raises UserError.
+    """
+    heldout = environment.training_splits()[2]
+    everything = environment.tasks(chosen := split or heldout)
+    name = HELDOUT if chosen == heldout else chosen
+    return chosen, cut(everything, count or len(everything), name=name, key="--episodes (eval.panel)")
+
+
 def open_task_sets(config: Config) -> TaskSets:
     """Reads the splits of the run's environment.
 
@@ -60,7 +75,7 @@ def open_task_sets(config: Config) -> TaskSets:
     training = environment.tasks(train)
     engine = engine_name(environment)
     ids = hashlib.blake2b("\n".join(training).encode(), digest_size=4).hexdigest()
-    panel = cut(environment.tasks(heldout), config.eval.panel, name="heldout", key="eval.panel")
+    panel = cut(environment.tasks(heldout), config.eval.panel, name=HELDOUT, key="eval.panel")
     return TaskSets(
         env_name=environment.name,
         engine=engine,

@@ -98,7 +98,7 @@ def _play(config: Config, model: Path, split: str | None, lines: StatusLines) ->
     from deploy.launch.publishing import publish_folder
     from deploy.launch.reach import check_versions
     from deploy.launch.scaling import Scaling
-    from deploy.launch.task_sets import cut, engine_name
+    from deploy.launch.task_sets import asked_for, engine_name
     from deploy.launch.topology import topology
     from envservice.registry import open_environment
     from services.controller.controller import Controller
@@ -107,9 +107,8 @@ def _play(config: Config, model: Path, split: str | None, lines: StatusLines) ->
     environment = open_environment(config.env)
     engine, token = engine_name(environment), env_token(config.env)
     check_versions(config.env.urls, env=environment.name, engine=engine, token=token)
-    train, _, heldout = environment.training_splits()
-    everything = environment.tasks(chosen := split or heldout)
-    tasks = cut(everything, config.eval.panel or len(everything), name=chosen, key="--episodes (eval.panel)")
+    chosen, tasks = asked_for(environment, split, config.eval.panel)
+    training = environment.tasks(environment.training_splits()[0])
     with (working_folder(config, lines.note) as folder,
           topology(config, run=run_of(folder), folder=folder, config_file=folder / "config.yaml",
                    note=lines.note) as parts,
@@ -118,7 +117,7 @@ def _play(config: Config, model: Path, split: str | None, lines: StatusLines) ->
         scaling = Scaling(parts, lease, lambda index: parts.rollout_worker(index, model), note=lines.note)
         controller = Controller(
             config=config, store=parts.store, lease=lease, supervisor=parts.supervisor,
-            tickets=TrainTickets(config=config, tasks=TaskStream(environment.tasks(train), config.seed)),
+            tickets=TrainTickets(config=config, tasks=TaskStream(training, config.seed)),
             request=lambda _: None, hooks=_hooks(lines, environment.task_type, parts, scaling))
         version = publish_folder(parts, model, holder=parts.run)
         scaling.start()

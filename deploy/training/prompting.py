@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from deploy.launch.task_sets import cut, engine_name
+from deploy.launch.task_sets import asked_for, engine_name
 from deploy.runs.policies import PlayablePolicy
 from envservice.base import Environment
 from envservice.registry import make_template, open_environment
@@ -78,9 +78,7 @@ class PromptingPlan:
 def make_plan(config: Config, policy: str, split: str | None, *, own_sampler: bool = False) -> PromptingPlan:
     """Returns the plan for a split, the held-out one without a name. Raises UserError for missing data."""
     environment = open_environment(config.env)
-    chosen = split or environment.training_splits()[2]
-    everything = environment.tasks(chosen)
-    tasks = cut(everything, config.eval.panel or len(everything), name=chosen, key="--episodes (eval.panel)")
+    chosen, tasks = asked_for(environment, split, config.eval.panel)
     return PromptingPlan(policy=policy, config=config, split=chosen, tasks=tasks, environment=environment,
                          prompt_tokens=config.rollout.max_prompt_tokens if own_sampler else None)
 

@@ -54,6 +54,16 @@ def test_a_runs_panels_are_disjoint_and_do_not_depend_on_its_seed(monkeypatch: p
     assert open_task_sets(load_config("alfworld-tiny", ["seed=7", "eval.episodes=8", "eval.panel=16"])) == panels
 
 
+@pytest.mark.parametrize("level", ["all", "L1"])
+def test_an_evaluation_of_the_held_out_split_plays_a_runs_games(level: str, monkeypatch: pytest.MonkeyPatch):
+    """Whatever the split is called; games of another split are other games anyway."""
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    config = load_config("alfworld-tiny", [f"env.alfworld.level={level}", "eval.episodes=8", "eval.panel=16"])
+    panels, alone = open_task_sets(config), make_plan(config, "react", None)
+    assert (alone.split, alone.tasks) == (panels.heldout_split, panels.heldout)
+    assert make_plan(config, "react", panels.heldout_split).tasks == panels.heldout
+
+
 def test_evaluations_on_the_panel_play_its_games(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     on_panel = ["eval.episodes=8", "eval.on_panel=true"]
