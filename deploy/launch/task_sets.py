@@ -13,7 +13,6 @@ from services.config.tree import Config
 from services.errors import UserError
 from services.seeds import seed_for
 
-
 HELDOUT = "heldout"
 """Name by which the games of the final report are drawn, whatever their split is called."""
 
