@@ -158,7 +158,7 @@ class LearnerRank:
             transfer=self._transfer(learner, publisher),
             archive=stack.enter_context(EpisodeArchive(config.run_dir / "episodes", deadline_s=seconds)),
             checkpoints=Checkpoints(config.run_dir / "checkpoints", config.checkpoint.keep),
-            observer=Observer(metrics=config.run_dir / "metrics.jsonl", pulse=pulse))
+            observer=Observer(metrics=config.run_dir / "metrics.jsonl", pulse=pulse, patience_s=seconds))
         if loop.run():
             loop.export(config.run_dir / "model")
 

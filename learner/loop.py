@@ -118,14 +118,14 @@ class TrainingLoop:
 
     def restore(self) -> None:
         """Loads the newest whole checkpoint and begins an incarnation. If the store disagrees, it is reset."""
-        found = self.checkpoints.newest_whole(wait_s=(wait_s := self.config.learner.collective_s))
+        found = self.checkpoints.newest_whole(wait_s=self.config.learner.collective_s)
         if found is not None:
             self.position = found
             self.learner.load(self.checkpoints.folder(found.step))
             self.exported = self.checkpoints.folder(found.step) / EXPORT
         at = self.position
         self.incarnation = self.store.incarnation(self.lease, above=at.incarnation)
-        self.observer.restored(at.step, incarnation=self.incarnation, found=found is not None, wait_s=wait_s,
+        self.observer.restored(at.step, incarnation=self.incarnation, found=found is not None,
                                durable=self.checkpoints.written(at.step) if found else time.time())
         if not self.store.agrees_with(at.step):
             # Told first: after a reset that nobody has told, an audit would call the groups lost.

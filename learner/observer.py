@@ -6,8 +6,11 @@ The loop names its moments to an Observer (waiting, training, trained, published
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -16,6 +19,7 @@ from learner.collect import WAITS
 from learner.step_metrics import metrics_row
 from learner.telemetry import step_taken, trace_step
 from learner.trainer import StepReport
+from services.patience import while_folder_away
 from services.records import Manifest, Version
 from services.telemetry.energy import EnergyMeter
 from services.telemetry.heartbeat import Pulse
@@ -33,6 +37,8 @@ class Observer:
 
     metrics: Path
     pulse: Pulse = field(default_factory=lambda: Pulse("learner-0", "learner"))
+    patience_s: float = 0.0
+    """Longest wait for a folder that cannot be written (learner.collective_s)."""
     _phase: str = ""
     _entered: float = 0.0
     _seconds: dict[str, float] = field(default_factory=dict)
@@ -48,19 +54,17 @@ class Observer:
         """The file with one line for each learner step."""
         return self.metrics.with_name(LEDGER)
 
-    def restored(self, step: int, *, incarnation: int, found: bool, durable: float, wait_s: float = 0.0) -> None:
-        """The learner continues after `step`. `durable`: Unix time of its checkpoint, or of the start without one.
-        `wait_s`: the longest wait for a folder that cannot be written.
-        """
+    def restored(self, step: int, *, incarnation: int, found: bool, durable: float) -> None:
+        """The learner continues after `step`. `durable`: Unix time of its checkpoint, or of the start without one."""
         for path in (self.metrics, self.ledger):
-            drop_rows(path, after_step=step, wait_s=wait_s)
+            drop_rows(path, after_step=step, wait_s=self.patience_s)
         self.checkpointed(durable)
         log.info("restored" if found else "no checkpoint", step=step, incarnation=incarnation)
 
     def forgotten(self, step: int, *, next_group: int, incarnation: int) -> None:
         """The store is about to be reset to a checkpoint: what it knew of drops before `next_group` is lost."""
         log.warning("Redis and the checkpoint disagree: work in flight is issued anew", step=step)
-        append_row(self.ledger, {"step": step, "incarnation": incarnation, "reset_to_group": next_group})
+        self._append(self.ledger, {"step": step, "incarnation": incarnation, "reset_to_group": next_group})
 
     def waiting(self) -> None:
         """The loop waits for the groups of its next step."""
@@ -95,13 +99,19 @@ class Observer:
         measured = self._report.metrics | {"energy_joules": self._energy.taken()}
         row = metrics_row(version, self._manifest, self._groups, measured, seconds)
         check_metrics(row)
-        append_row(self.ledger, msgspec.to_builtins(self._manifest))
-        append_row(self.metrics, row)
+        self._append(self.ledger, msgspec.to_builtins(self._manifest))
+        self._append(self.metrics, row)
         step_taken(self.pulse, row, self._report.credits, self._report.utilization)
 
     def checkpointed(self, at: float) -> None:
         """The newest checkpoint was durable at this Unix time."""
         self.pulse.meters("gagpo_learner_checkpoint_timestamp_seconds").set(at)
+
+    def _append(self, path: Path, row: Mapping[str, Any]) -> None:
+        """Appends a line once the folder can be written: without it a full disk would end the learner. Raises
+        DeadlineExceeded after `patience_s`.
+        """
+        while_folder_away(partial(append_row, path, row), seconds=self.patience_s, what=f"{path} could not be written")
 
     def _enter(self, phase: str, doing: str) -> None:
         """Ends the phase before. Phases without a name are timed elsewhere."""

@@ -1,4 +1,4 @@
-"""The rows that a learner drops when it continues a run."""
+"""The lines that a learner writes, and those that it drops when it continues a run, beside a folder that is away."""
 
 import threading
 from pathlib import Path
@@ -15,5 +15,14 @@ def test_rows_of_lost_steps_are_dropped_once_the_folder_is_back(tmp_path: Path):
     file.rename(aside)
     file.symlink_to(file)
     threading.Timer(0.3, aside.rename, [file]).start()
-    Observer(metrics=file).restored(2, incarnation=1, found=True, durable=0.0, wait_s=60.0)
+    Observer(metrics=file, patience_s=60.0).restored(2, incarnation=1, found=True, durable=0.0)
     assert [row["step"] for row in read_rows(file)] == [1, 2]
+
+
+def test_a_line_is_written_once_the_folder_is_back(tmp_path: Path):
+    ledger = tmp_path / "ledger.jsonl"
+    ledger.symlink_to(ledger)
+    threading.Timer(0.3, ledger.unlink).start()
+    observer = Observer(metrics=tmp_path / "metrics.jsonl", patience_s=60.0)
+    observer.forgotten(4, next_group=9, incarnation=2)
+    assert [(row["step"], row["reset_to_group"]) for row in read_rows(ledger)] == [(4, 9)]
