@@ -17,7 +17,6 @@ import msgspec
 
 from deploy.runs.configs import load_config
 from deploy.runs.hub import origin
-from learner.credit.registry import estimator
 from learner.mirrored import MIRROR
 from services.config.file import as_yaml, dump_config, flatten
 from services.config.tree import Config
@@ -142,6 +141,8 @@ def differences(before: Config, now: Config) -> list[str]:
     estimator or state key, which is named itself. Models of the hub are compared by their commit, wherever their cache
     is.
     """
+    from learner.credit.registry import estimator
+
     mine, theirs = flatten(now), flatten(before)
     if (commit := origin(now.model.path)) and commit == origin(before.model.path):
         mine = {key: value for key, value in mine.items() if key not in ("model.path", "model.revision")}

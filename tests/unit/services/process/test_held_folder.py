@@ -48,7 +48,7 @@ def test_a_folder_is_held_as_long_as_one_process_has_its_lock(tmp_path: Path):
     assert not held.path.exists()
 
 
-def test_what_an_owner_has_left_elsewhere_is_told_for_folders_of_ours_alone(tmp_path: Path):
+def test_leavings_of_an_owner_are_told_for_folders_of_ours_alone(tmp_path: Path):
     for name in ("gagpo-x-ours", "gagpo-x-theirs"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "held").touch()
