@@ -21,6 +21,7 @@ from services.telemetry.logs import configure_logs
 FIRST = Version(incarnation=0, step=0, digest="initial")
 SAMPLER = RolloutSection(slots=16, max_prompt_tokens=384, max_response_tokens=128, kv_cache_gb=0.25, threads=1)
 VOCABULARY = 512
+EXAMPLES = Path(__file__).parents[1] / "examples"
 
 # A shell that starts the suite in the background has it ignore these signals, and what it starts would inherit that:
 # the tests that send them to their own processes would then wait for ever.
@@ -76,11 +77,12 @@ def own_log() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Forgets modules that a test imported from its temporary folder: another test may write one of the same name."""
-    before, folder = set(sys.modules), str(tmp_path_factory.getbasetemp())
+    """Forgets modules that a test imported from its temporary folder or from the examples: another test may write one
+    of the same name."""
+    before, folders = set(sys.modules), (str(tmp_path_factory.getbasetemp()), str(EXAMPLES))
     yield
     for name in sys.modules.keys() - before:
-        if (getattr(sys.modules[name], "__file__", None) or "").startswith(folder):
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(folders):
             del sys.modules[name]
 
 
