@@ -6,11 +6,8 @@ The loop names its moments to an Observer (waiting, training, trained, published
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -19,12 +16,11 @@ from learner.collect import WAITS
 from learner.step_metrics import metrics_row
 from learner.telemetry import step_taken, trace_step
 from learner.trainer import StepReport
-from services.patience import while_folder_away
 from services.records import Manifest, Version
 from services.telemetry.energy import EnergyMeter
 from services.telemetry.heartbeat import Pulse
 from services.telemetry.logs import get_logger
-from services.telemetry.metrics_file import append_row, check_metrics, drop_rows
+from services.telemetry.metrics_file import check_metrics, drop_rows, keep_row
 
 LEDGER = "ledger.jsonl"
 """File beside metrics.jsonl with one line for each learner step: its manifest."""
@@ -64,7 +60,8 @@ class Observer:
     def forgotten(self, step: int, *, next_group: int, incarnation: int) -> None:
         """The store is about to be reset to a checkpoint: what it knew of drops before `next_group` is lost."""
         log.warning("Redis and the checkpoint disagree: work in flight is issued anew", step=step)
-        self._append(self.ledger, {"step": step, "incarnation": incarnation, "reset_to_group": next_group})
+        keep_row(self.ledger, {"step": step, "incarnation": incarnation, "reset_to_group": next_group},
+                 wait_s=self.patience_s)
 
     def waiting(self) -> None:
         """The loop waits for the groups of its next step."""
@@ -99,19 +96,13 @@ class Observer:
         measured = self._report.metrics | {"energy_joules": self._energy.taken()}
         row = metrics_row(version, self._manifest, self._groups, measured, seconds)
         check_metrics(row)
-        self._append(self.ledger, msgspec.to_builtins(self._manifest))
-        self._append(self.metrics, row)
+        keep_row(self.ledger, msgspec.to_builtins(self._manifest), wait_s=self.patience_s)
+        keep_row(self.metrics, row, wait_s=self.patience_s)
         step_taken(self.pulse, row, self._report.credits, self._report.utilization)
 
     def checkpointed(self, at: float) -> None:
         """The newest checkpoint was durable at this Unix time."""
         self.pulse.meters("gagpo_learner_checkpoint_timestamp_seconds").set(at)
-
-    def _append(self, path: Path, row: Mapping[str, Any]) -> None:
-        """Appends a line once the folder can be written: without it a full disk would end the learner. Raises
-        DeadlineExceeded after `patience_s`.
-        """
-        while_folder_away(partial(append_row, path, row), seconds=self.patience_s, what=f"{path} could not be written")
 
     def _enter(self, phase: str, doing: str) -> None:
         """Ends the phase before. Phases without a name are timed elsewhere."""

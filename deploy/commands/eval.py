@@ -104,8 +104,9 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
     from rich.console import Console
 
     from deploy.console.plain import StatusLines
-    from deploy.training.evaluation import keep, results_file
+    from deploy.training.evaluation import results_file
     from deploy.training.prompting import asked_endpoint, asked_sampler, episodes_file, make_plan, play
+    from services.telemetry.metrics_file import keep_row
 
     if args.endpoint is None:
         path = run_path(args.model)
@@ -128,7 +129,7 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
 
     with StatusLines(Console(stderr=True)) as lines:
         summary, file = asyncio.run(played(lines))
-        keep(summary, file, patience_s=config.learner.collective_s, note=lines.note)
+        keep_row(file, summary, wait_s=config.learner.collective_s, note=lines.note)
     return summary, file
 
 

@@ -70,7 +70,8 @@ PEER_ARMS: dict[str, Arm] = {
                             credit__gamma=0.99, credit__lam=0.9, critic__lr=4e-3),
 }
 """Arms of the other papers' estimators (docs/experiments/peers.md). `rlvmr` needs a prompt that asks for tags, and so a
-cold start of its own. The last four test why Turn-PPO and GraphGPO did not train an agent, and the authors' states."""
+cold start of its own. The last four test why Turn-PPO and GraphGPO did not train an agent, and give
+G²PO states near to its authors'."""
 ARMS = FIRST_ARMS | KEY_ARMS | PEER_ARMS
 """Arms by short name, in the order of tables, legends and the runs of one seed."""
 

@@ -20,7 +20,6 @@ from services.config.redis import RedisSection
 from services.config.secrets import env_token, masked, redis_url
 from services.config.tree import Config
 from services.errors import StoreFault, UserError
-from services.patience import while_folder_away
 from services.process.held_folder import HeldFolder
 
 if TYPE_CHECKING:
@@ -70,6 +69,7 @@ def evaluate(config: Config, policy: PlayablePolicy, *, split: str | None, file:
     from deploy.launch import preflight
     from deploy.launch.gpu_checks import with_gpu
     from deploy.launch.playing import for_playing
+    from services.telemetry.metrics_file import keep_row
 
     tell = partial(print, file=sys.stderr, flush=True)
     config = with_gpu(for_playing(config, tell), tell)
@@ -79,19 +79,8 @@ def evaluate(config: Config, policy: PlayablePolicy, *, split: str | None, file:
         lines.note(f"playing {policy.title}")
         summary = _play(config, policy.folder, split, lines)
         row = {"policy": policy.title, "time": time.time(), **summary, "step": policy.step or 0}
-        keep(row, file, patience_s=config.learner.collective_s, note=lines.note)
+        keep_row(file, row, wait_s=config.learner.collective_s, note=lines.note)
     return Evaluated(summary=row, file=file)
-
-
-def keep(row: dict[str, Any], file: Path, *, patience_s: float, note: Callable[[str], object]) -> None:
-    """Appends a result to its file. Waits for a full disk or a folder that is away: its games took long to play.
-
-    Raises DeadlineExceeded after `patience_s`. `note` takes a line that says what is waited for.
-    """
-    from services.telemetry.metrics_file import append_row
-
-    while_folder_away(partial(append_row, file, row), seconds=patience_s, what=f"{file} could not be written",
-                      note=note)
 
 
 def _play(config: Config, model: Path, split: str | None, lines: StatusLines) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +30,9 @@ from services.config.secrets import endpoint_key
 from services.config.tree import Config
 from services.errors import EnvFault, UserError
 from services.files import read_bounded
-from services.patience import while_folder_away
 from services.process.daemon_thread import DaemonThread
 from services.statistics import success_interval
-from services.telemetry.metrics_file import FILE_BYTES, append_row
+from services.telemetry.metrics_file import FILE_BYTES, append_row, keep_row
 
 Progress = Callable[[int, int], object]
 """Is told of the finished tasks and of all tasks."""
@@ -145,8 +143,7 @@ async def play(plan: PromptingPlan, model: AskedModel, name: str, file: Path, pr
 
     def keep(trial: PlayedTrial) -> None:
         if trial.steps:  # else the first prompt was too long, which another config can change
-            while_folder_away(partial(append_row, file, msgspec.to_builtins(trial)),
-                              seconds=config.learner.collective_s, what=f"{file} could not be written")
+            keep_row(file, msgspec.to_builtins(trial), wait_s=config.learner.collective_s)
         by_task[trial.task].append(trial)
 
     with only_player(file), DaemonThread("environment") as thread:

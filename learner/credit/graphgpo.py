@@ -22,7 +22,8 @@ from pydantic import Field
 
 from learner.credit.base import WithinGroup
 from learner.credit.explanation import ADVANTAGE, RAW, Explanation
-from learner.credit.group_operations import by_state, center, discounted, plus, rewards, states
+from learner.credit.gigpo import step_term
+from learner.credit.group_operations import discounted, plus, rewards, states
 from learner.credit.grpo import episode_keys, episode_term
 from learner.credit.options import EpisodeOptions
 from learner.credit.types import Credit, Group, Nested
@@ -32,7 +33,7 @@ WON: Final = object()
 
 
 class GraphgpoOptions(EpisodeOptions):
-    """Options of GraphGPO. `statistics` is the episode's term's; `mode` is both terms'."""
+    """Options of GraphGPO. `statistics` is for the episode's term, `mode` for both terms."""
 
     decay: float = Field(default=0.1, gt=0, lt=1)
     """q: factor on the value of a state for each further step to a won end."""
@@ -49,18 +50,10 @@ class Graphgpo(WithinGroup):
 
     def group(self, group: Group, options: GraphgpoOptions) -> Credit:
         """Returns the credit of one group. raw_advantages have no term divided by a spread."""
-        near = nearness(group, options)
-        centers = {state: center(xs, options.ddof) if len(xs) > 1 else (xs[0], 1.0)
-                   for state, xs in by_state(group, near).items()}
-        raw = [[x - centers[step.state][0] for x, step in zip(row, episode, strict=True)]
-               for row, episode in zip(near, group, strict=True)]
-        divided = [[x / centers[step.state][1] for x, step in zip(row, episode, strict=True)]
-                   for row, episode in zip(raw, group, strict=True)]
-        if options.mode == "mean_norm":
-            divided = raw
+        _, raw_g, advantages_g = step_term(group, nearness(group, options), options)
         raw_e, advantages_e = episode_term(group, options)
         return Credit(returns=discounted(group, options), values=None, deltas=None, states=states(group),
-                      raw_advantages=plus(raw_e, 1.0, raw), advantages=plus(advantages_e, 1.0, divided))
+                      raw_advantages=plus(raw_e, 1.0, raw_g), advantages=plus(advantages_e, 1.0, advantages_g))
 
     def legend(self, options: GraphgpoOptions) -> dict[str, str]:
         """Returns the legend. No state has a value."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,15 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
         file.write(f"{line}\n".encode())
         file.flush()
         os.fsync(file.fileno())
+
+
+def keep_row(path: Path, row: Mapping[str, Any], *, wait_s: float,
+             note: Callable[[str], object] = lambda _: None) -> None:
+    """Appends one object as append_row does. Waits up to `wait_s` for a full disk or a folder that is away.
+
+    Raises DeadlineExceeded after that. `note` takes a line that says what is waited for.
+    """
+    while_folder_away(partial(append_row, path, row), seconds=wait_s, what=f"{path} could not be written", note=note)
 
 
 def _plain(value: Any) -> Any:

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from scripted_member import Scripted
 
-from deploy.training.evaluation import check_results, erased, keep, working_folder
+from deploy.training.evaluation import check_results, erased, working_folder
 from services.config.file import default_config
 from services.config.tree import SupervisionSection
 from services.controller.supervise import Supervisor
 from services.errors import DeadlineExceeded, UserError
 from services.store.redis_server import private_redis
 from services.store.store import Store
-from services.telemetry.metrics_file import read_rows
+from services.telemetry.metrics_file import keep_row, read_rows
 
 
 class Worker(Scripted):
@@ -67,13 +67,13 @@ def test_a_result_waits_for_a_folder_that_cannot_be_written_and_says_so(tmp_path
     file, notes = tmp_path / "eval.jsonl", list[str]()
     file.mkdir()
     threading.Timer(2.0, file.rmdir).start()
-    keep({"success_rate": 1.0}, file, patience_s=60.0, note=notes.append)
+    keep_row(file, {"success_rate": 1.0}, wait_s=60.0, note=notes.append)
     assert [row["success_rate"] for row in read_rows(file)] == [1.0]
     assert [note.partition(" could not be written (")[0] for note in notes] == [str(file)]
     file.unlink()
     file.mkdir()
     with pytest.raises(DeadlineExceeded, match=r"eval\.jsonl could not be written for 0\.01 s .*collective_s"):
-        keep({"success_rate": 1.0}, file, patience_s=0.01, note=notes.append)
+        keep_row(file, {"success_rate": 1.0}, wait_s=0.01, note=notes.append)
 
 
 @pytest.mark.parametrize("cluster", [True, False])
