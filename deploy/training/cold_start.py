@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from services.chat import chat_format
 from services.config.tree import Config
 from services.errors import EnvFault, UserError, described
 from services.files import open_as_folder, sync_tree, write_whole
+from services.patience import while_folder_away
 from services.seeds import seed_for
 from services.tokenizer import load_tokenizer
 
@@ -68,7 +70,7 @@ def cold_start(
     The demonstrations are new ones on training games, or those of sft.file. Training starts from `continue_from` (with
     other new demonstrations than the first time), else from model.path, else from a new tokenizer and a new model.
     `passing` (if None, `report`) takes lines about the progress. Raises UserError if data is missing or damaged, or the
-    model path holds no model.
+    model path holds no model, and DeadlineExceeded if `out` cannot be written for learner.collective_s seconds.
     """
     from envservice.registry import find_spec, make_template
     from envservice.tool_calls import TAGS
@@ -96,14 +98,14 @@ def cold_start(
             model, rows, config.sft, budget=budget, pad_id=_pad_id(tokenizer), seed=seed,
             muon=config.model.path is None, report=lambda now: _tell(passing, now, budget))
     _tell(report, progress, budget)
-    _save(model, tokenizer, out)
     facts = {
         "format": FORMAT, "minutes": minutes, "epochs": epochs,
         "continued_from": str(continue_from) if continue_from else None,
         "vocabulary": len(tokenizer), "parameters": sum(w.numel() for w in model.parameters()),
         "demonstrations": shown.as_dict(), "training": progress.as_dict(),
     }
-    write_whole(out / "sft.json", json.dumps(facts, indent=1) + "\n")
+    while_folder_away(partial(_save, model, tokenizer, facts, out), seconds=config.learner.collective_s,
+                      what=f"{out} could not be written", note=report)
     return out
 
 
@@ -220,11 +222,18 @@ def _start(
     return scratch_model(config.model, tokenizer, max_positions=positions, seed=seed), tokenizer
 
 
-def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path) -> None:
-    model.save_pretrained(out)
+def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, facts: Mapping[str, Any], out: Path) -> None:
+    """Writes the model, the tokenizer and, last, sft.json. Raises OSError, and can then be called again."""
+    from safetensors import SafetensorError
+
+    try:
+        model.save_pretrained(out)
+    except SafetensorError as error:  # its writer has no other error, for a full disk either
+        raise OSError(str(error)) from error
     tokenizer.save_pretrained(out)
     open_as_folder(out)
     sync_tree(out)  # sft.json says that all of it is there, also after a power loss
+    write_whole(out / "sft.json", json.dumps(facts, indent=1) + "\n")
 
 
 @contextmanager

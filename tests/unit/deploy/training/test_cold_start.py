@@ -1,9 +1,12 @@
 """The examples that a demonstration gives to the cold start."""
 
+import json
+
 import pytest
+from safetensors import safe_open
 
 from deploy.runs.configs import load_config
-from deploy.training.cold_start import _examples, demonstrations
+from deploy.training.cold_start import _examples, cold_start, demonstrations
 from envservice.registry import find_teacher, make_template, open_environment
 from rollout.demonstrations import Demonstration, DemoStep
 from services.config.tree import EnvSection
@@ -77,3 +80,24 @@ def test_demonstrations_of_no_game_at_all_are_a_fault_and_a_users_mistake_is_tol
         shown(lambda _: EnvFault("no Java"))
     with pytest.raises(UserError, match="no data; get it"):
         shown(lambda _: UserError("no data", "get it"))
+
+
+def test_a_cold_start_waits_for_a_disk_that_is_full_when_it_saves_its_model(tmp_path, monkeypatch):
+    """A folder in the place of the weights has the effect of a full disk: the minutes of the cold start were lost."""
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    config = load_config("alfworld-tiny", ["env.alfworld.task_types=[look]", "env.max_steps=12", "sft.demos_per_game=1",
+                                           "model.layers=1"])
+    in_place = tmp_path / "model" / "model.safetensors"
+    in_place.mkdir(parents=True)
+    told: list[str] = []
+
+    def note(line: object) -> None:
+        told.append(str(line))
+        if "could not be written" in told[-1]:
+            in_place.rmdir()
+
+    out = cold_start(config, tmp_path / "model", minutes=0.01, report=note)
+    assert "Is a directory" in next(line for line in told if line.endswith("waiting for the folder"))
+    with safe_open(in_place, framework="pt") as weights:
+        assert list(weights.keys())
+    assert json.loads((out / "sft.json").read_text())["training"]["updates"] > 0
