@@ -19,7 +19,7 @@
 | claims       | worker -> name and answer of its last claim               | claim, its next claim           |
 | attempts     | step -> incarnation, attempts to train it; step:cause     | attempt, attempt_ended          |
 | counters     | issued, dropped, trained, next_group, last_step, ...      |                                 |
-| lease:<role> | epoch, holder, expires                                    |                                 |
+| lease:<role> | epoch, holder, expires, released                          |                                 |
 
 Invariants, which a model test checks: issued - dropped - trained = unfinished + ready training groups; a ticket is in
 its stream, or failed, exactly while it is outstanding; a ticket's number of attempts is the number of deliveries of its

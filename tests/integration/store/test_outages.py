@@ -12,7 +12,7 @@ from store_episodes import play_all, tickets
 from waiting import wait_until_written
 
 from services.config.redis import RedisSection
-from services.errors import StoreFault, UserError
+from services.errors import LeaseLost, StoreFault, UserError
 from services.records import Drop
 from services.store.store import Store
 
@@ -53,6 +53,32 @@ def test_a_repeated_claim_leaves_out_what_another_worker_holds_by_then(server):
     store.meanwhile = [lambda: other.claim("other", 1, min_idle_s=0.0)]
     assert [(claim.ticket.k, claim.attempt) for claim in store.claim("w", 2)] == [(1, 1)]
     assert store.claim("w", 2) == []
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "taken", "taken and released"])
+def test_a_release_whose_reply_was_lost_is_answered_the_same(server, meanwhile: str):
+    """The other side of a shared card takes it as soon as it is free, and may have given it back before the repeat."""
+    run = f"case{uuid.uuid4().hex}"
+    store, other = (kind(server.url, run, timeout_s=5.0) for kind in (RepeatingStore, Store))
+
+    def taken():
+        lease = other.acquire("card-0", "learner") if meanwhile != "nothing" else None
+        if lease is not None and meanwhile == "taken and released":
+            other.release(lease)
+
+    lease = store.acquire("card-0", "worker")
+    store.meanwhile = [taken]
+    store.release(lease)
+    with pytest.raises(LeaseLost):
+        other.renew(lease)
+
+
+def test_a_release_of_a_lease_that_has_passed_to_another_is_told(store):
+    expired = store.acquire("learner", "a", ttl_s=0.01)
+    time.sleep(0.05)
+    store.acquire("learner", "b")
+    with pytest.raises(LeaseLost, match="has passed to b"):
+        store.release(expired)
 
 
 def test_a_redis_that_is_away_is_one_line_for_the_user_and_a_fault_for_the_rest(free_url):
