@@ -66,10 +66,10 @@ class AgentRunner:
         async with closing(game):
             with self.endpoint.serving(llm, world):
                 await self._run(ticket, llm, world)
-        if not llm.steps:
-            raise AgentFault(f"the agent ended {ticket.task} without a call of the model")
-        return episode_of(llm, world, worker=self.worker, attempt=attempt, seconds=time.monotonic() - started,
-                          engine=self.env_engine)
+            if not llm.steps:
+                raise AgentFault(f"the agent ended {ticket.task} without a call of the model")
+            return episode_of(llm, world, worker=self.worker, attempt=attempt, seconds=time.monotonic() - started,
+                              engine=self.env_engine)
 
     async def _run(self, ticket: Ticket, llm: AgentSession, world: AgentWorld) -> None:
         """Runs the agent to its end. After a budget has ended the episode, an error of the agent is no fault."""
@@ -101,14 +101,15 @@ class AgentRunner:
 
 def episode_of(llm: AgentSession, world: AgentWorld | None, *, worker: str, attempt: int, seconds: float,
                engine: str) -> Episode:
-    """The record of an episode that has ended. `world`: its environment, if it has one."""
+    """The record of an episode that has ended. `world`: its environment, if it has one. Calls that are answered later
+    are no steps of it."""
     last = None if world is None else world.last
     won = llm.won if llm.won is not None else last.won if last is not None else llm.total_reward > 0
     end: EpisodeEnd = llm.over.end if llm.over is not None else "won" if won else "lost"
     if last is not None:
         end = replace(last, won=won).ended(end)
     return Episode(
-        ticket=llm.ticket, steps=llm.steps, won=won, end=end, worker=worker, attempt=attempt, seconds=seconds,
+        ticket=llm.ticket, steps=list(llm.steps), won=won, end=end, worker=worker, attempt=attempt, seconds=seconds,
         engine=engine, replays=0 if world is None else world.game.replays,
         final_observation="" if last is None else last.observation,
         final_choices="" if last is None else choices_digest(last.admissible_actions),

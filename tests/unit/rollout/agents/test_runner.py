@@ -5,6 +5,7 @@ import dataclasses
 
 import pytest
 
+from envservice.client.client import EpisodeHandle
 from rollout.agents import runner as runners
 from rollout.agents.session import EpisodeOver
 from services.config.tree import AgentSection
@@ -64,3 +65,35 @@ async def test_an_agent_that_fails_after_a_prompt_was_too_long_ended_by_it(count
     async with counting(["so", "then"], summarises) as (runner, _):
         episode = await runner.play(ticket, 1)
     assert (len(episode.steps), episode.end, episode.won) == (2, end, False)
+
+
+async def test_a_call_that_the_agent_did_not_wait_for_is_no_step(counting, ticket, monkeypatch: pytest.MonkeyPatch):
+    """Its answer may come while the environment is closed, or while the episode waits for a slow store."""
+    asked, answers = asyncio.Event(), [asyncio.Event(), asyncio.Event()]
+    calls: list[asyncio.Task[object]] = []
+
+    async def hurried(_task, llm, _env):
+        await llm.chat([{"role": "user", "content": "7 plus 3"}])
+        sample = llm.engine.sample
+
+        async def slow(*prompt, **named):
+            asked.set()
+            await answers[len(calls) - 1].wait()
+            return await sample(*prompt, **named)
+
+        monkeypatch.setattr(llm.engine, "sample", slow)
+        for _ in answers:
+            calls.append(asyncio.create_task(llm.chat([{"role": "user", "content": "again"}])))
+            await asked.wait()
+            asked.clear()
+
+    async def closes(game):
+        answers[0].set()
+        await calls[0]
+
+    monkeypatch.setattr(EpisodeHandle, "close", closes)
+    async with counting(["10", "11", "12"], hurried) as (runner, _):
+        episode = await runner.play(ticket, 1)
+        answers[1].set()
+        await calls[1]
+    assert len(episode.steps) == 1
