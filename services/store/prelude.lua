@@ -58,10 +58,11 @@ local function forget(group)
   return freed
 end
 
--- Whether this very claim still holds its ticket: a later claim has another worker or a higher delivery count.
+-- Whether this very claim still holds its ticket: a later claim has another worker or a higher delivery count, and one
+-- that was given back still has its worker's name.
 local function holds(id, entry, worker, attempt)
   local pending = redis.call('XPENDING', stream_of(id), WORKERS, entry, entry, 1)[1]
-  return pending and pending[2] == worker and pending[4] == attempt
+  return pending and pending[2] == worker and pending[4] == attempt and pending[3] < RETURNED / 2
 end
 
 -- What is claimed stays claimed: idle times are by the server's clock, which has just jumped. Given back ones stay so.

@@ -10,7 +10,7 @@ import pytest
 from store_episodes import play_all, played, tickets
 
 from services.errors import LeaseLost, StoreFault
-from services.records import Drop, Manifest, Version
+from services.records import Drop, Manifest, PlayedTurn, Version
 from services.store.connection import NotReady
 from services.store.lease import LeaseHeld
 from services.store.store import Store
@@ -138,6 +138,25 @@ def test_ten_dead_workers_use_up_attempts_and_the_late_episode_of_one_still_coun
     assert store.commit_episode(claims[0], played(claims[0])) == "accepted"
     assert store.failed_groups() == []
     assert store.ready("train") == ["train/00000000"]
+
+
+@pytest.mark.parametrize("how", ["fails", "its worker starts again"])
+def test_a_claim_that_was_given_back_can_neither_be_renewed_nor_keep_turns(server, how: str):
+    """A worker may have asked for both before it knew. Others would wait 30 s for the ticket, or repeat its turns."""
+    run = f"case{uuid.uuid4().hex}"
+    store, restarted = (Store(server.url, run, timeout_s=5.0) for _ in range(2))
+    store.issue(store.acquire("controller", "c"), tickets(0, size=1), capacity=1)
+    (claim,) = store.claim("w", 1)
+    if how == "fails":
+        store.fail(claim, "env: its server broke")
+    else:
+        restarted.claim("w", 0)
+    turn = PlayedTurn(ids=np.arange(2, dtype=np.int32), logprobs=np.zeros(2, np.float32), spans=[], action="look",
+                      digest="d")
+    store.keep_turns("w", [(claim, 0, turn)])
+    assert store.turns(claim.ticket.id) == []
+    assert store.renew_claims("w", [claim]) == [claim]
+    assert [(again.ticket.id, again.attempt) for again in store.claim("v", 1)] == [(claim.ticket.id, 2)]
 
 
 def test_a_failed_group_is_listed_with_task_reason_and_the_steps_it_held(store, controller):
