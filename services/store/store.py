@@ -200,7 +200,8 @@ class Store(StepLog):
 
     def fail(self, claim: Claim, reason: str) -> Literal["retry", "exhausted"]:
         """Records a fault that ended the episode. Any worker may claim the ticket again, up to three attempts."""
-        ticket, cause = claim.ticket, f"{claim.ticket.task}\n{reason}"
+        # The error of an agent may hold half of a surrogate pair, which is no UTF-8.
+        ticket, cause = claim.ticket, f"{claim.ticket.task}\n{reason}".encode(errors="replace")
         used_up = self.script("give_back", ticket.id, claim.entry, claim.worker, claim.attempt, cause)
         return "exhausted" if used_up else "retry"
 

@@ -175,6 +175,6 @@ def _append(path: Path, line: str) -> None:
     """Appends a line in one write call, so that the kernel keeps the lines of several writers apart."""
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
-        os.write(handle, (line + "\n").encode())
+        os.write(handle, (line + "\n").encode(errors="replace"))  # half of a surrogate pair is no UTF-8
     finally:
         os.close(handle)

@@ -171,6 +171,16 @@ def test_a_failed_group_is_listed_with_task_reason_and_the_steps_it_held(store, 
     assert (drop.task, drop.steps) == ("alfworld/train/a", 1)
 
 
+def test_a_reason_with_half_of_a_surrogate_pair_is_kept(store, controller):
+    """The error of an agent may repeat what json.loads made of the model's `\\ud83d`. It must not end the worker."""
+    store.issue(controller, tickets(0, size=1), capacity=9)
+    for _ in range(3):
+        (claim,) = store.claim("a", 1, min_idle_s=0.0)
+        store.fail(claim, "agent: there is no city \ud83d")
+    (drop,) = store.failed_groups()
+    assert drop.reason == "agent: there is no city ?"
+
+
 def test_the_task_of_a_group_is_known_in_every_state_of_it(store, controller):
     assert store.task_of("train/00000000") == ""
     store.issue(controller, tickets(0, size=1, task="alfworld/train/b"), capacity=9)

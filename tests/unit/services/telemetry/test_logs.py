@@ -25,6 +25,13 @@ def test_an_event_is_one_json_line_and_one_short_line(tmp_path: Path):
     assert [logs.short_line(one) for one in shown] == [f"{event['time'][11:19]} step done  step=3 seconds=1.235"]
 
 
+def test_half_of_a_surrogate_pair_is_a_question_mark(tmp_path: Path):
+    """An agent's error may hold one, from json.loads of the model's answer."""
+    logs.configure_logs(tmp_path, process="rollout-0", show=None)
+    logs.get_logger("worker").warning("episode failed", reason="no city \ud83d")
+    assert json.loads((tmp_path / "log.jsonl").read_text())["reason"] == "no city ?"
+
+
 def test_a_traceback_goes_to_the_file_and_not_to_the_terminal(tmp_path: Path):
     shown: list[logs.Event] = []
     logs.configure_logs(tmp_path, process="cli", show=shown.append)
