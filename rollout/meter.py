@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import Any
 
 from rollout.engine import Engine
-from services.records import Episode, Version
+from rollout.version_policy import may_start
+from services.records import Episode, Ticket, Version
 from services.store.store import Claim
 from services.telemetry.heartbeat import NO_SERVERS, Pulse
 from services.telemetry.overhead import counted
+
+LOADS = 64
+"""Number of newest versions of which a worker remembers when it loaded them."""
 
 
 def queued(claim: Claim) -> float:
@@ -24,6 +29,7 @@ class Meter:
         self._pulse = Pulse(name, "rollout")
         self._meters = self._pulse.meters
         self._engine = engine
+        self._loads: deque[tuple[Version, float]] = deque(maxlen=LOADS)
         self._meters("gagpo_rollout_slots").set(slots)
         engine.listener = self.sampled
 
@@ -40,8 +46,15 @@ class Meter:
         self._meters("gagpo_rollout_redeliveries_total").inc(sum(claim.attempt > 1 for claim in claims))
 
     def started(self, claim: Claim) -> None:
-        """Notes how long the ticket of a beginning episode has waited."""
-        self._meters("gagpo_rollout_queue_seconds").observe(queued(claim))
+        """Notes how long the ticket of a beginning episode has waited for a worker, if it was not played before."""
+        if claim.attempt == 1:
+            waited = min(queued(claim), time.time() - self._playable_since(claim.ticket))
+            self._meters("gagpo_rollout_queue_seconds").observe(waited)
+
+    def _playable_since(self, ticket: Ticket) -> float:
+        """Returns the Unix time at which the worker loaded the first weights that may play the ticket; 0: unknown."""
+        own = self._engine.version
+        return next((at for version, at in self._loads if may_start(ticket, version, own)), 0.0)
 
     @counted("metrics")
     def finished(self, episode: Episode, *, accepted: bool) -> None:
@@ -60,7 +73,8 @@ class Meter:
         self._meters("gagpo_rollout_episodes_total", outcome="failed").inc()
 
     def updated(self, seconds: float) -> None:
-        """Counts one update of the weights."""
+        """Counts one update of the weights, which the engine holds now."""
+        self._loads.append((self._engine.version, time.time()))
         self._meters("gagpo_rollout_update_seconds").observe(seconds)
         self._pulse.progressed()
 

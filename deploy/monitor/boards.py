@@ -157,8 +157,8 @@ ROLLOUT = Board(name="rollout", title="gagpo: rollout", rows=(
         IN_HAND,
         panel("In hand by worker", "Episodes that each plays.",
               gauge("rollout_tickets", "worker", where='state="playing"')),
-        panel("Wait of a ticket", "From its issue to its episode's start.", *median_and_tail("rollout_queue_seconds"),
-              unit="s"))),
+        panel("Wait of a ticket", "For a worker with weights that may play it.",
+              *median_and_tail("rollout_queue_seconds"), unit="s"))),
     BoardRow(title="Weights", panels=(
         LAG, panel("Version", "Learner step of the weights that each worker holds.",
                    gauge("rollout_version_step", "worker")),

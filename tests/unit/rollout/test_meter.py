@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
+
+import msgspec
+import pytest
 
 from rollout.meter import Meter
 from services.records import Episode, Ticket, Version
@@ -16,7 +20,8 @@ def test_a_heartbeat_says_what_the_worker_did():
     meter = Meter("rollout-0", engine, slots=4)  # pyright: ignore[reportArgumentType]  # an engine is vLLM
     engine.listener(40, 8, 0.3)
     meter.claimed([CLAIM])
-    meter.started(CLAIM)
+    meter.started(CLAIM)  # it waited for no worker while its first one played it
+    meter.started(msgspec.structs.replace(CLAIM, attempt=1))
     meter.finished(Episode(ticket=TICKET, steps=[], won=True, end="won", worker="rollout-0", attempt=2, seconds=2.0,
                            engine="toy 1", replays=1), accepted=True)
     meter.failed()
@@ -48,3 +53,22 @@ def test_a_heartbeat_says_what_the_worker_did():
     assert of("gagpo_rollout_version_lag_incarnations") == 0
     assert of("gagpo_rollout_tickets", state="held") == 1
     assert of("gagpo_rollout_queue_seconds", le="+Inf") == 1
+
+
+@pytest.mark.parametrize(("needs", "waited"), [
+    ({"min_step": 2}, 60), ({"min_step": 3}, 0), ({"exact_version": Version(incarnation=1, step=3)}, 0)])
+def test_a_ticket_waits_for_a_worker_only_while_the_weights_may_play_it(needs, waited: int, monkeypatch):
+    """Else each one waits for a whole learner step, and autoscaling adds workers up to its bound."""
+    engine = SimpleNamespace(version=Version(incarnation=1, step=2), listener=None, kv_used=0.0)
+    meter = Meter("rollout-0", engine, slots=4)  # pyright: ignore[reportArgumentType]  # an engine is vLLM
+    now = time.time()
+    entry = f"{int(1000 * (now - 60))}-0"
+    with monkeypatch.context() as hour_ago:
+        hour_ago.setattr(time, "time", lambda: now - 3600)
+        meter.updated(1.0)
+    engine.version = Version(incarnation=1, step=3)
+    meter.updated(1.0)
+    meter.started(Claim(ticket=msgspec.structs.replace(TICKET, **needs), attempt=1, entry=entry, worker="rollout-0"))
+    (total,) = (value for sample, _, value in meter.beat(playing=0, held=0, pointer=None)["metrics"][
+        "gagpo_rollout_queue_seconds"] if sample.endswith("_sum"))
+    assert total == pytest.approx(waited, abs=5)
