@@ -97,7 +97,10 @@ class OpenEpisodes:
         return key
 
     async def close(self, key: str) -> records.Episode:
-        """Ends an episode, records it, and returns it. Raises Refused for another key, and the fault that ended it."""
+        """Ends an episode, records it, and returns it. Raises Refused for another key, and the fault that ended it.
+
+        If it cannot be written, Refused says so, and the episode stays open.
+        """
         ended = self._open.pop(key, None)
         if ended is None:
             raise Refused(401, "no episode has this key", "authentication_error")
@@ -110,6 +113,7 @@ class OpenEpisodes:
             try:
                 self.record(episode)
             except OSError as error:
+                ended.used, self._open[key] = time.monotonic(), ended  # its client may end it again
                 raise Refused(507, f"the episode could not be written ({error.strerror})", "server_error") from None
         return episode
 

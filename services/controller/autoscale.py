@@ -24,9 +24,9 @@ class RolloutLoad:
     """The load of all rollout workers since the last decision."""
 
     episodes: int
-    """Number of episodes that were started."""
+    """Number of episodes that were started, without those of tickets that were played before."""
     wait_seconds: float
-    """Mean time in seconds that their tickets waited for a worker."""
+    """Mean time in seconds that their tickets waited for a worker with weights that may play them."""
     most_playing: int
     """Highest number of episodes in play at one moment, over all workers."""
     slots: int

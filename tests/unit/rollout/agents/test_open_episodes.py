@@ -172,9 +172,14 @@ async def test_a_request_that_no_client_sends_is_refused_and_harms_no_episode(te
 
 
 @pytest.mark.attack
-async def test_a_record_that_cannot_be_written_is_told_and_no_crash(text):
-    async with served(text, ["so"] * 2, out=Path("/dev/full"), with_env=False) as http:
+async def test_a_record_that_cannot_be_written_is_told_and_can_be_asked_for_again(text, tmp_path):
+    out = tmp_path / "episodes.jsonl"
+    out.symlink_to("/dev/full")
+    async with served(text, ["so"] * 2, out=out, with_env=False) as http:
         head = bearer((await begin(http))["api_key"])
         await http.post("/v1/chat/completions", json={"messages": [USER]}, headers=head)
         reply = await http.delete("/episodes", headers=head)
-    assert (reply.status_code, "No space left" in reply.text) == (507, True)
+        assert (reply.status_code, "No space left" in reply.text) == (507, True)
+        out.unlink()
+        again = [(await http.delete("/episodes", headers=head)).status_code for _ in range(2)]
+    assert (again, len(out.read_text().splitlines())) == ([200, 401], 1)
