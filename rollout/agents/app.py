@@ -5,7 +5,8 @@ An episode is known by its key, which is the client's API key. Keys are random a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
 import msgspec
@@ -18,7 +19,7 @@ from starlette.exceptions import HTTPException
 from envservice.client.client import Result
 from envservice.tool_calls import Tool
 from rollout.agents.completions import ChatRequest, chunks, reply
-from rollout.agents.session import AgentSession, EpisodeOver
+from rollout.agents.session import AgentSession, ChatAnswer, EpisodeOver
 from rollout.agents.world import AgentWorld
 from services.chat import ChatRefused, TokenUnknown
 from services.errors import Fault
@@ -35,6 +36,8 @@ NO_SUCH = ("models are asked by POST /v1/chat/completions. There is no Responses
            "set_default_openai_api('chat_completions'), and ChatOpenAI by use_responses_api=False")
 MAX_BODY = 4 * 1024 * 1024
 """The most bytes of one request's body."""
+LOOK_S = 0.25
+"""Seconds between two looks whether the client of a call is still there."""
 
 
 class Episodes(Protocol):
@@ -137,9 +140,9 @@ def _model_routes(app: FastAPI, found: Finder) -> None:
         if reason := asked.refusal():
             raise Refused(400, reason)
         try:
-            answer = await llm.chat(asked.conversation, tools=asked.tools, max_tokens=asked.limit,
-                                    state=request.headers.get(STATE_HEADER), stop=asked.stops,
-                                    calls=asked.tool_choice != "none")
+            answer = await _answered(request, llm.chat(
+                asked.conversation, tools=asked.tools, max_tokens=asked.limit, state=request.headers.get(STATE_HEADER),
+                stop=asked.stops, calls=asked.tool_choice != "none"))
         except TokenUnknown as error:
             raise Refused(400, str(error)) from None
         except ChatRefused as error:
@@ -150,6 +153,18 @@ def _model_routes(app: FastAPI, found: Finder) -> None:
         if asked.stream:
             return StreamingResponse(chunks(whole, asked), media_type="text/event-stream")
         return JSONResponse(whole)
+
+
+async def _answered(request: Request, call: Coroutine[Any, Any, ChatAnswer]) -> ChatAnswer:
+    """Returns the answer to a call. If its client leaves before, the sampler gives the call up. Raises Refused then."""
+    asking = asyncio.create_task(call)
+    try:
+        while not (await asyncio.wait({asking}, timeout=LOOK_S))[0]:
+            if await request.is_disconnected():
+                raise Refused(499, "the client has left")
+        return asking.result()
+    finally:
+        asking.cancel()
 
 
 def _world_routes(app: FastAPI, found: Finder) -> None:

@@ -93,6 +93,8 @@ class AgentSession:
     fault: Fault | None = None
     """Our fault that ended the episode, also if the agent caught the exception."""
     _begun: int = 0
+    _given_up: int = 0
+    """Calls without an answer, which do not count among `max_calls`."""
     _opening: str | None = field(init=False, default=None)
 
     async def chat(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None,
@@ -132,7 +134,7 @@ class AgentSession:
 
         A prompt that is too long ends the episode, unless the agent shortens it and asks again.
         """
-        if (self.over is None or self.over is self.full) and self._begun >= self.max_calls:
+        if (self.over is None or self.over is self.full) and self._begun - self._given_up >= self.max_calls:
             self.over = EpisodeOver("turns", f"the episode has made its {self.max_calls} calls (agent.max_calls)")
         if self.over is not None and self.over is not self.full:
             raise self.over
@@ -163,9 +165,13 @@ class AgentSession:
         except Fault as fault:
             self.fault = fault
             raise
+        except asyncio.CancelledError:
+            self._given_up += 1
+            raise
 
     def forget(self, answer: ChatAnswer) -> None:
         """Takes back a call whose answer never reached the agent: it chose nothing."""
+        self._given_up += 1
         self.steps = without(self.steps, [step.response_ids is answer.sample.ids for step in self.steps].index(True))
 
     def earn(self, reward: float) -> None:

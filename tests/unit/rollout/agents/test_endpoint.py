@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 
 import httpx
@@ -144,3 +145,30 @@ async def test_clients_ask_this_machine_without_a_proxy(monkeypatch):
         client = openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="x", max_retries=0)
         assert [model.id async for model in client.models.list()] == ["policy"]
     assert os.environ["no_proxy"] == f"cluster.local,{HOST}"
+
+
+async def test_a_call_whose_client_has_left_is_given_up_and_its_repetition_counts(text, ticket):
+    """Clients repeat calls that take too long for them. Each took a slot of the sampler, and one of the episode's
+    calls: a slow sampler ended episodes."""
+    given_up = asyncio.Event()
+
+    class Slow(ScriptedEngine):
+        async def sample(self, prompt_ids, **named):
+            if not given_up.is_set():
+                try:
+                    await asyncio.sleep(600)
+                finally:
+                    given_up.set()
+            return await super().sample(prompt_ids, **named)
+
+    llm = AgentSession(ticket=ticket, engine=Slow(text, ["9"]), text=text, max_calls=1, prompt_tokens=1000,
+                       response_tokens=64)
+    async with endpoint() as served:
+        served.episodes["key"] = llm, None
+        client = openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="key", max_retries=0)
+        with pytest.raises(openai.APITimeoutError):
+            await said(client, timeout=0.5)
+        async with asyncio.timeout(30):
+            await given_up.wait()
+        assert (await said(client)).content == "9"
+    assert len(llm.steps) == 1
