@@ -33,7 +33,7 @@ from rollout.version_policy import Missing, may_start, next_version, usable, wan
 from services.config.rollout import RolloutSection
 from services.errors import AgentFault, DeadlineExceeded, EnvFault, Fault, GagpoError, described
 from services.records import Episode, PlayedTurn, Ticket, Version
-from services.store.store import Claim, Store
+from services.store.store import WITHOUT_STEPS, Claim, Store
 from services.telemetry.heartbeat import BEAT_S
 from services.telemetry.logs import bind, get_logger
 from services.telemetry.tracing import span
@@ -214,6 +214,10 @@ class RolloutWorker:
                       queue_seconds=queued(claim), version=self._engine.version.short) as told:
                 episode = await self._runner.play(claim.ticket, claim.attempt, played=await self._taken_over(claim),
                                                   keep=partial(self._turns.add, claim))
+                if not episode.steps:
+                    await self._fail(claim, WITHOUT_STEPS[episode.end])
+                    self._meter.failed()
+                    return
                 verdict = await self._end(self._store.commit_episode, claim, episode)
                 if told:
                     told.set(verdict=verdict, end=episode.end, steps=len(episode.steps), reward=episode.total_reward)
