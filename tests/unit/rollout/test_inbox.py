@@ -274,7 +274,11 @@ def test_a_stream_is_cut_into_runs_of_elements_wherever_its_buckets_end(length: 
         assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
-@pytest.mark.parametrize("shares", [[SHARDS[0]], [SHARDS[0], WHOLE], [SHARDS[0], SHARDS[1][1:]]])
+TWICE = [ShardRows(0, 0, MANIFEST[0].shape[0] - 1), ShardRows(0, 0, 1), *WHOLE[1:]]
+"""The first row has two senders, the last has none, and their number is right."""
+
+
+@pytest.mark.parametrize("shares", [[SHARDS[0]], [SHARDS[0], WHOLE], [SHARDS[0], SHARDS[1][1:]], [TWICE]])
 def test_shares_that_leave_rows_out_or_send_them_twice_are_refused(shares):
     check_whole(MANIFEST, SHARDS)
     with pytest.raises(ValueError, match="rows"):

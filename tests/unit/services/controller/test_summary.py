@@ -1,10 +1,11 @@
 """The row that an evaluation writes."""
 
+import numpy as np
 import pytest
 
 from services.controller.evaluation import summarise
 from services.controller.tickets import EvalRequest
-from services.records import Episode, Version
+from services.records import Episode, Step, Version
 
 REQUEST = EvalRequest(label="step-1", version=Version(incarnation=1, step=1), split="test", tasks=("shop/a", "shop/b"),
                       temperature=0.4, samples=2, seed=0, max_steps=3)
@@ -31,3 +32,14 @@ def test_success_is_a_mean_over_tasks_of_means_over_samples():
     assert line["success_by_task"] == {"shop/a": 0.5, "shop/b": 0.0}
     assert line["success_by_type"] == {"a": 0.5, "b": 0.0}
     assert (line["success_rate"], line["tasks"], line["episodes"]) == (0.25, 2, 4)
+
+
+def test_answers_without_form_and_actions_that_are_not_admissible_are_shares_of_the_turns():
+    none = np.zeros(0, np.int32)
+    steps = [Step(observation="", prompt_ids=none, response_ids=none, logprobs=none.astype(np.float32), spans=[],
+                  action="", valid=valid, admissible=admissible, reward=0.0)
+             for valid, admissible in ((False, False), (True, False), (True, False), (True, True))]
+    (ticket, *_), *_ = REQUEST.tickets()
+    episode = Episode(ticket=ticket, steps=steps, won=False, end="lost", worker="w", attempt=1, seconds=1.0, engine="e")
+    line = summarise(REQUEST, [episode], dropped=0, task_type=str)
+    assert (line["invalid_share"], line["inadmissible_share"], line["episode_length"]) == (0.25, 0.75, 4)
