@@ -77,9 +77,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _sort_words(args: argparse.Namespace) -> None:
-    """Tells the model from overrides. argparse cannot: the model is optional, and options may come before it."""
+    """Tells the model from overrides. argparse cannot: the model is optional, and options may come before it.
+
+    The name of a model's folder may have a `=`.
+    """
     words = [word for word in (args.model, *args.overrides) if word is not None]
-    args.model = next((word for word in words if "=" not in word), None)
+    args.model = next((word for word in words if "=" not in word or Path(word).is_dir()), None)
     if args.model is not None:
         words.remove(args.model)
     args.overrides = words

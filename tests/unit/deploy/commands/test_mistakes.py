@@ -31,8 +31,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "none = AgentProgram()\n")
     Path("logged.jsonl").write_text('{"episodes": [{"steps": [{"state": "a", "reward": 1}]}]}\nno json\n')
     Path("empty.json").touch()
-    Path("half").mkdir()
-    Path("half/config.json").write_text('{"model_type": "qwen2"}')
+    for model in ("half", "lr=3e-4"):
+        Path(model).mkdir()
+        Path(model, "config.json").write_text('{"model_type": "qwen2"}')
 
 
 DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
@@ -48,6 +49,8 @@ DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
      "argument --skip-step: it must be at least 1, not 0; see `gagpo train --help`"),
     (["eval", "--policy", "react", "--endpoint", "http://host/v1", "--which", "best"],
      "--which is given with --endpoint; leave it out: it chooses a checkpoint of a run"),
+    (["eval", "lr=3e-4", "--config", "alfworld-tiny", "--policy", "react", "env.history=3"],
+     "the model at CWD/lr=3e-4 has no weights; set model.path to a complete Hugging Face folder"),
     (["eval", "mine", "--episodes", "-3"],
      "argument --episodes: it must be at least 0, not -3; see `gagpo eval --help`"),
     (["eval", "mine", "--episodes", "x"],
