@@ -32,6 +32,7 @@ from deploy.experiment.maze import Floats, Ints, View, make_maze, score_gradient
 from learner.credit.registry import estimator, make_options
 from services.config.credit import CreditSection
 from services.errors import UserError
+from services.files import write_whole
 from services.statistics import mean_interval
 
 K = 8
@@ -74,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.report:
         args.out.mkdir(parents=True, exist_ok=True)
         result = measure(args.seeds or SEEDS, os.cpu_count() or 1, lambda line: print(line, file=sys.stderr))
-        file.write_text(json.dumps(result) + "\n")
+        write_whole(file, json.dumps(result) + "\n")
     result = json.loads(file.read_text())
     lines = as_lines(result)
     (args.out / "tabular.md").write_text("\n".join(["```text", *lines, "```"]) + "\n")

@@ -23,6 +23,7 @@ from deploy.training.child_runs import FAILURES_IN_A_ROW, ChildFailed, run_child
 from services.config.file import dump_config
 from services.config.tree import Config
 from services.errors import UserError
+from services.files import write_whole
 from services.statistics import paired_gain, success_interval
 from services.telemetry.metrics_file import append_row, read_evaluations
 
@@ -216,5 +217,5 @@ def as_text(lines: Sequence[SweepLine]) -> list[str]:
 def write(folder: Path, lines: Sequence[SweepLine]) -> None:
     """Writes sweep.json and sweep.txt."""
     rows = [asdict(line) for line in lines]
-    (folder / "sweep.json").write_text(json.dumps({"format": FORMAT, "table": rows}, indent=1) + "\n")
-    (folder / "sweep.txt").write_text("\n".join(as_text(lines)) + "\n")
+    write_whole(folder / "sweep.json", json.dumps({"format": FORMAT, "table": rows}, indent=1) + "\n")
+    write_whole(folder / "sweep.txt", "\n".join(as_text(lines)) + "\n")

@@ -1,5 +1,8 @@
 """The maze's exact values, and the figures made from them."""
 
+import os
+from argparse import Namespace
+
 import numpy as np
 import pytest
 
@@ -95,3 +98,14 @@ def test_the_tables_name_every_estimator(monkeypatch):
     for arm in tabular.ARMS:
         assert sum(line.split()[:1] == [arm] for line in lines) == 1 + len(tabular.LEARNING)
     assert told
+
+
+def test_a_result_is_whole_while_the_next_one_takes_its_place(monkeypatch, tmp_path):
+    for name, small in (("MAZES", 1), ("GROUPS", 3), ("STEPS", 10)):
+        monkeypatch.setattr(tabular, name, small)
+    file, args = tmp_path / "tabular.json", Namespace(out=tmp_path, report=False, seeds=2, json=True)
+    tabular.run(args)
+    with file.open() as old:
+        tabular.run(args)
+        assert old.read() == file.read_text()
+        assert os.stat(old.fileno()).st_nlink == 0

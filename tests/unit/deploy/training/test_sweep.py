@@ -1,6 +1,7 @@
 """The paper's ablation table as one command: its rows, what they share, and the numbers."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -188,3 +189,10 @@ def test_a_finished_sweep_writes_its_table_again(config: Config):
     assert [line.gain for line in swept.lines] == [None, -0.5]
     assert json.loads((config.run_dir / "sweep.json").read_text())["table"][1]["success"] == 0.5
     assert "other" in (config.run_dir / "sweep.txt").read_text()
+    files = [(config.run_dir / name).open() for name in ("sweep.json", "sweep.txt")]
+    whole = [file.read() for file in files]
+    sweep.run_sweep(config, variants, resume=True, quiet=True)
+    for file, text in zip(files, whole, strict=True):
+        file.seek(0)
+        assert file.read() == text, "the old file is whole until the new one has its place"
+        assert os.stat(file.fileno()).st_nlink == 0
