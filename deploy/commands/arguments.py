@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from pathlib import Path
 
 from deploy.runs.configs import default_config, light_config, load_config
 from services.config.tree import Config, EnvSection
@@ -38,6 +39,12 @@ def env_from(args: argparse.Namespace) -> EnvSection:
 def optional_config_from(args: argparse.Namespace) -> Config:
     """Returns the config that the command line names, or the defaults, with its overrides. Raises UserError."""
     return load_config(args.config, args.overrides) if args.config else default_config(args.overrides)
+
+
+def is_setting(word: str) -> bool:
+    """Whether a word is KEY=VALUE and not a folder or an address with a `=` in its name."""
+    key, equals, _ = word.partition("=")
+    return bool(equals) and "/" not in key and not Path(word).is_dir()
 
 
 def positive(text: str) -> int:

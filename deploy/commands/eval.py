@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from deploy.commands.arguments import above_zero, counted, optional_config_from, positive
+from deploy.commands.arguments import above_zero, counted, is_setting, optional_config_from, positive
 from deploy.console.printable import printable
 from deploy.runs.configs import lay_over
 from deploy.runs.policies import resolve, run_path
@@ -77,12 +77,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _sort_words(args: argparse.Namespace) -> None:
-    """Tells the model from overrides. argparse cannot: the model is optional, and options may come before it.
-
-    The name of a model's folder may have a `=`.
-    """
+    """Tells the model from overrides. argparse cannot: the model is optional, and options may come before it."""
     words = [word for word in (args.model, *args.overrides) if word is not None]
-    args.model = next((word for word in words if "=" not in word or Path(word).is_dir()), None)
+    args.model = next((word for word in words if not is_setting(word)), None)
     if args.model is not None:
         words.remove(args.model)
     args.overrides = words

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deploy.commands.arguments import add_config_arguments, config_from, positive
+from deploy.commands.arguments import add_config_arguments, config_from, is_setting, positive
 from deploy.runs.configs import load_config
 from deploy.runs.policies import find_run, run_path
 from deploy.training.paper_tables import SWEEPS
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _config(args: argparse.Namespace) -> Config:
     """Returns the config of --config, or of the run that --resume names. Raises UserError."""
-    if isinstance(args.resume, str) and "=" in args.resume:  # `--resume learner.lr=1e-4` has an override, not a run
+    if isinstance(args.resume, str) and is_setting(args.resume):  # `--resume learner.lr=1e-4` names no run
         args.overrides, args.resume = [args.resume, *args.overrides], True
     if not isinstance(args.resume, str):
         if args.config is None:

@@ -52,6 +52,9 @@ def test_a_run_that_was_moved_goes_on_where_it_lies(mine, tmp_path: Path, capsys
     Path("runs").rename("kept")
     assert cli.main(["train", "--resume", "kept/mine", "--dry-run"]) == 0
     assert capsys.readouterr().out.startswith("run           kept/mine,")
+    Path("kept").rename("day=24")
+    assert cli.main(["train", "--resume", "day=24/mine", "--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith("run           day=24/mine,")
 
 
 @pytest.mark.parametrize(("arguments", "line"), [
