@@ -38,6 +38,8 @@ WARM_UP = 0.25
 BLOCKS = 12
 """Number of blocks into which the rest of the time is divided."""
 PERIOD_S = 2.0
+FEWEST_LOOKS = 6
+"""Fewest samples after the warm-up: a slope with an interval needs three blocks."""
 STEPS = 30
 """Steps of a game that does not end by itself."""
 LOST = 0.02
@@ -79,9 +81,11 @@ class ServerTally:
 def run(tell: Tell = silent, *, minutes: float = MINUTES, sessions: str = SESSIONS) -> list[Figure]:
     """Starts a server for each environment in `sessions` (`name=number`, with commas) and plays for `minutes`.
 
-    Raises UserError if `sessions` cannot be read or one server cannot hold them.
+    Raises UserError if `sessions` cannot be read, one server cannot hold them, or `minutes` show no slope of memory.
     """
-    wanted = read_sessions(sessions)
+    wanted, least = read_sessions(sessions), FEWEST_LOOKS * PERIOD_S / (1 - WARM_UP) / 60
+    if minutes < least:
+        raise UserError(f"--minutes {minutes:g} are too few for a slope of memory", f"give {least:.1f} or more")
     return [figure for name, played in asyncio.run(_soak(wanted, 60 * minutes, tell)).items()
             for figure in _figures(name, played)]
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deploy.bench.simulation.events import Simulation, Totals
 from deploy.bench.simulation.figures import Figures
 from services.config.tree import Config
+from services.errors import UserError
 
 WARM = 2
 """Learner steps that are not counted: the first ones fill the queues."""
@@ -38,9 +40,14 @@ def forecast(config: Config, figures: Figures, *, steps: int, price: float = 0.0
 
 
 def promise(config: Config, history: Sequence[Totals], *, price: float) -> Forecast:
-    """Returns what happened from the first of the totals to the last, as a rate."""
+    """Returns what happened from the first of the totals to the last, as a rate.
+
+    Raises UserError for times of parts from which no rate can be made.
+    """
     first, last = history[0], history[-1]
     seconds = last.time - first.time
+    if not 0 < seconds < math.inf:
+        raise UserError(f"by these times of its parts a learner step takes {seconds:g} s", "correct the times")
     rollout, learner = config.rollout, config.learner
     servers = len(config.env.urls) or config.env.servers
     gpus = rollout.workers * rollout.reserved_gpus + learner.ranks * learner.gpus

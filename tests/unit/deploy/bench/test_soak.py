@@ -29,6 +29,11 @@ def test_sessions_that_cannot_be_read_are_a_mistake(text: str):
         soak.read_sessions(text)
 
 
+def test_a_soak_too_short_for_a_slope_is_refused_before_it_plays():
+    with pytest.raises(UserError, match="--minutes 0.1 are too few"):
+        soak.run(minutes=0.1, sessions="search=2")
+
+
 def test_the_line_and_its_interval_by_hand():
     """Residuals 1/6, -1/3, 1/6: their squares sum to 1/6, and Student's t with one degree of freedom is 12.706."""
     slope, low, high = soak.slope([(0.0, 0.0), (1.0, 1.0), (2.0, 3.0)])
