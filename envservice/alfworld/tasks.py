@@ -110,7 +110,7 @@ class OfficialGames:
         if not self._root.is_dir():
             raise UserError(f"there are no ALFWorld games in {data}: no folder {self._root}", DOWNLOAD)
         self._lists: dict[str, tuple[str, ...]] = {}
-        self._known: frozenset[str] = frozenset()
+        self._known: set[str] = set()
 
     def splits(self) -> list[str]:
         official = [split for split in _OFFICIAL if (self._root / split).is_dir()]
@@ -119,8 +119,8 @@ class OfficialGames:
     def tasks(self, split: str) -> tuple[str, ...]:
         if split not in self._lists:
             listed = self._list(split)
+            self._known.update(listed)  # first: another thread that finds the list opens its games
             self._lists[split] = listed
-            self._known |= set(listed)
         return self._lists[split]
 
     def tested(self, *, seen_rooms: bool) -> tuple[str, ...]:

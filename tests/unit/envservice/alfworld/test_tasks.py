@@ -1,6 +1,7 @@
 """Which games are listed and in which split: on a small folder in the official layout, and on generated games."""
 
 import json
+import threading
 import tomllib
 from pathlib import Path
 
@@ -44,6 +45,24 @@ def test_only_games_that_can_be_played_and_solved_are_listed(root):
     assert list(train) == sorted(train)
     assert {task_type(task) for task in train} == {"pick", "look"}
     assert games.tasks("valid_seen") == (f"alfworld/valid_seen/{PICK.format(3)}/trial_T9",)
+
+
+def test_two_threads_that_list_two_splits_at_once_lose_no_game_of_either(root):
+    """The second thread lists its split while the first one takes up the games of its own."""
+    class Listed(tuple):
+        def __iter__(self):
+            other = threading.Thread(target=games.tasks, args=("train",))
+            other.start()
+            other.join()
+            return super().__iter__()
+
+    class Games(OfficialGames):
+        def _list(self, split):
+            return Listed(super()._list(split)) if split == "valid_seen" else super()._list(split)
+
+    games = Games(root)
+    for split in ("valid_seen", "train"):
+        assert games.content(games.tasks(split)[0])
 
 
 def test_held_out_games_share_no_folder_with_kept_ones_and_keep_their_official_split_in_the_id(root):
