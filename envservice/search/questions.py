@@ -80,16 +80,23 @@ def read_questions(folder: Path) -> Questions:
 
 
 def read_documents(path: Path) -> list[tuple[str, str]]:
-    """Reads (id, contents) from a jsonl file of {"id": str, "contents": str}. Raises UserError for a malformed line."""
-    found: list[tuple[str, str]] = []
+    """Reads (id, contents) from a jsonl file of {"id": str, "contents": str}.
+
+    Raises UserError for a malformed line, and for an id that occurs twice.
+    """
+    found: dict[str, str] = {}
     for number, line in enumerate(_lines(path), start=1):
         try:
             row = json.loads(line)
-            found.append((str(row["id"]), str(row["contents"])))
+            name, contents = str(row["id"]), str(row["contents"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise UserError(f"line {number} of {path} is not a document: {type(error).__name__} {error}",
                             'write one object a line: {"id": "...", "contents": "..."}') from None
-    return found
+        if name in found:
+            raise UserError(f"line {number} of {path} has the id {name!r} of an earlier line",
+                            "give each document an id of its own")
+        found[name] = contents
+    return list(found.items())
 
 
 def _read(path: Path) -> tuple[Question, ...]:

@@ -178,3 +178,9 @@ def test_files_that_overlap_or_are_missing_are_refused(tmp_path: Path):
     (tmp_path / "documents.jsonl").write_text('{"id": "a"}\n')
     with pytest.raises(UserError, match=r"line 1 of .* is not a document"):
         read_documents(tmp_path / "documents.jsonl")
+
+
+def test_two_documents_with_one_id_are_refused(tmp_path):
+    write(tmp_path / "documents.jsonl", [{"id": "a", "contents": "one"}, {"id": "a", "contents": "other"}])
+    with pytest.raises(UserError, match="line 2 of .* has the id 'a' of an earlier line"):
+        read_documents(tmp_path / "documents.jsonl")
