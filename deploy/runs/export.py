@@ -46,14 +46,17 @@ def export(run: RunFolder, step: int, model: Path, out: Path) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = out.with_name(f".{out.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    shutil.copytree(model, temporary)
-    if config.model.chat_template is not None:
-        shutil.copyfile(config.model.chat_template, temporary / "chat_template.jinja")
-    stops, generation = _generation(temporary, config)
-    (temporary / GENERATION).write_text(json.dumps(generation, indent=2) + "\n")
-    (temporary / "README.md").write_text(_card(run, step, config, stops, title=out.name))
-    dump_config(config, temporary / EXPORTED_CONFIG, include=PLAYED)
-    temporary.rename(out)
+    try:
+        shutil.copytree(model, temporary)
+        if config.model.chat_template is not None:
+            shutil.copyfile(config.model.chat_template, temporary / "chat_template.jinja")
+        stops, generation = _generation(temporary, config)
+        (temporary / GENERATION).write_text(json.dumps(generation, indent=2) + "\n")
+        (temporary / "README.md").write_text(_card(run, step, config, stops, title=out.name))
+        dump_config(config, temporary / EXPORTED_CONFIG, include=PLAYED)
+        temporary.rename(out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # it is gone, unless something failed
 
 
 def _generation(folder: Path, config: Config) -> tuple[list[str], dict[str, Any]]:

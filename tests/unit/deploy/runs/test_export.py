@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from transformers import AutoTokenizer
 
 from deploy.runs.configs import load_config
@@ -66,3 +67,14 @@ def test_a_template_of_the_config_goes_with_the_model(tmp_path: Path):
     template.unlink()
     assert AutoTokenizer.from_pretrained(out).chat_template == TEMPLATE
     assert load_config(out / EXPORTED_CONFIG).model.chat_template is None
+
+
+def test_an_export_that_fails_leaves_no_copy_of_the_model_behind(tmp_path: Path):
+    (tmp_path / "template.jinja").write_text(TEMPLATE)
+    config = load_config("alfworld-tiny", ("env.prompt=full", f"model.chat_template={tmp_path / 'template.jinja'}"))
+    dump_config(config, tmp_path / "run/config.yaml")
+    (tmp_path / "template.jinja").unlink()
+    model = model_at(tmp_path / "model")
+    with pytest.raises(FileNotFoundError, match="template"):
+        export(RunFolder(tmp_path / "run"), 3, model, tmp_path / "out")
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "model"}
