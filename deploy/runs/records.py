@@ -75,18 +75,28 @@ class Record:
 
 def settings_of(config: Config) -> dict[str, Any]:
     """Returns keys that differ from the defaults, without PLACES, so that keys of later versions change nothing."""
-    defaults = flatten(Config(name="defaults", steps=1))
-    defaults.pop("steps")
+    defaults = _defaults(config)
     return {key: value for key, value in flatten(config).items()
             if key not in PLACES and value != defaults.get(key)}
 
 
+def _defaults(config: Config) -> dict[str, Any]:
+    """Returns the default of each key that has one, and of each option of `learner.credit`."""
+    from learner.credit.registry import SECTION, declared
+
+    options = {f"{SECTION}{name}": default for name, default in declared(config.learner.credit).items()}
+    defaults = options | flatten(Config(name="defaults", steps=1))
+    defaults.pop("steps")
+    return defaults
+
+
 def same_settings(settings: Mapping[str, Any], config: Config, *, where: str) -> None:
-    """Raises UserError that names the first key that differs."""
-    mine = settings_of(config)
+    """Raises UserError that names the first key that differs. A key that is not in `settings` had its default."""
+    mine, defaults = settings_of(config), _defaults(config)
     for key in sorted(settings.keys() | mine.keys()):
-        if settings.get(key) != mine.get(key):
-            raise UserError(f"{where} was made with {key}={settings.get(key)}, and now it is {mine.get(key)}",
+        before, now = (each.get(key, defaults.get(key)) for each in (settings, mine))
+        if before != now:
+            raise UserError(f"{where} was made with {key}={before}, and now it is {now}",
                             "use the same config, or another --out")
 
 

@@ -1,5 +1,6 @@
 """Continuing an interrupted experiment, and the failures that end one. Failing runs are real processes."""
 
+import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from deploy.experiment.common import place
-from deploy.experiment.design import PlannedRun, config_of, runs
+from deploy.experiment.design import ARMS, PlannedRun, config_of, runs
 from deploy.experiment.progress import RunsProgress
 from deploy.experiment.runs import Runner, RunsFailed, left, only_one, path_of
 from deploy.runs import records
@@ -59,6 +60,25 @@ def test_a_record_of_another_config_or_cold_start_is_refused(out: Path, config: 
         left(out, WANTED, lay_over(config, {"steps": 3}), COMMON)
     with pytest.raises(UserError, match="another cold start"):
         left(out, WANTED, config, COMMON | {"cold_start": "d"})
+
+
+@pytest.mark.parametrize(("folder", "name", "laid"), [
+    ("credit", "credit-experiment", []),
+    ("credit-observation/weak", "credit-observation", ["sft.minutes=1.5"]),
+    ("credit-observation/long", "credit-observation",
+     ["steps=54", "eval.every=18", "checkpoint.every=54", "sft.minutes=1.5"]),
+    ("peers", "credit-observation", ["sft.minutes=1.5"]),
+    ("peers/rlvmr", "credit-observation",
+     ["sft.epochs=1", "env.prompt=compact-meta", "rollout.max_response_tokens=48"]),
+])
+def test_the_recorded_experiments_go_on_by_their_commands(folder: str, name: str, laid: list[str]):
+    """Their records may be older than options of estimators, which had no other value then."""
+    out, config = Path(__file__).parents[4] / "docs/experiments" / folder, load_config(name, laid)
+    records.same_settings(json.loads((out / "experiment.json").read_text())["settings"], config, where="experiment.json")
+    found = records.read_records(out)
+    made = [PlannedRun(seed=one.seed, arm=one.arm) for one in found if ARMS[one.arm].runnable]
+    assert made
+    assert left(out, made, config, {"cold_start": found[0].cold_start}) == []
 
 
 def test_two_experiments_never_share_a_folder_for_their_runs(tmp_path: Path):

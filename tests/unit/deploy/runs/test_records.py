@@ -61,6 +61,7 @@ def test_settings_are_what_differs_from_the_defaults(config: Config):
     assert settings["steps"] == config.steps
     assert settings["learner.credit.state_key"] == "prompt"
     assert "learner.credit.gamma" not in settings
+    assert "learner.credit.lam" not in settings
 
 
 def test_other_settings_are_refused_by_name(config: Config):
