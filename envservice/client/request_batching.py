@@ -76,7 +76,8 @@ class Replica:
         """It gets no requests before this time.monotonic()."""
         self.answers = 0
         """Number of requests that it has answered."""
-        self._failures = 0
+        self._pause = 0.0
+        """The pause after its last failure. 0: it has answered since."""
         self._batchers = {
             verb: RequestBatcher(self, http, f"{url}/v1/episodes:{verb}", once=live if verb == "reset" else _never)
             for verb in ("reset", "step", "close")}
@@ -91,13 +92,12 @@ class Replica:
     def failed(self) -> None:
         """Pauses requests to it: longer after each failure, and at random, so that clients return one by one."""
         first, longest = BACKOFF_S
-        pause = min(first * 2**self._failures, longest)
-        self.open_at = time.monotonic() + pause * random.uniform(0.5, 1.0)
-        self._failures += 1
+        self._pause = min(2 * self._pause or first, longest)
+        self.open_at = time.monotonic() + self._pause * random.uniform(0.5, 1.0)
 
     def answered(self) -> None:
         """Forgets its failures after an answer."""
-        self._failures = 0
+        self._pause = 0.0
         self.answers += 1
 
     def refused(self, response: httpx.Response) -> Exception:
@@ -112,7 +112,7 @@ class Replica:
     @property
     def failing(self) -> bool:
         """Whether the last request to it failed."""
-        return self._failures > 0
+        return self._pause > 0
 
 
 class RequestBatcher:

@@ -100,6 +100,15 @@ async def test_nonsense_and_server_errors_are_tried_again(monkeypatch: pytest.Mo
     assert len(wire.sizes) == 4
 
 
+async def test_an_episode_outlasts_any_number_of_failures(monkeypatch: pytest.MonkeyPatch):
+    """A server that is away for half an hour, or one of several that never comes back, fails more than 1024 times."""
+    monkeypatch.setattr(lanes, "BACKOFF_S", (1e-6, 1e-6))
+    wire = Wire(Settings(), lambda n: httpx.Response(500) if n <= 1100 else None)
+    async with client_over(wire, monkeypatch) as client:
+        await walk(client, "a", 1)
+    assert len(wire.sizes) == 1102
+
+
 @pytest.mark.parametrize("headers", [{}, {"retry-after": "1"}], ids=["away", "full"])
 async def test_an_episode_is_over_although_its_server_refuses_to_close_it(
     headers: dict[str, str], monkeypatch: pytest.MonkeyPatch
