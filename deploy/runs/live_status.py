@@ -15,6 +15,7 @@ import msgspec
 
 from deploy.runs.configs import load_config
 from deploy.runs.folder import RunFolder
+from deploy.runs.stage import read_stage
 from services.config.secrets import env_token
 from services.errors import UserError
 from services.files import Damaged, read_json
@@ -56,7 +57,13 @@ class Seen:
 
 
 def look(path: Path) -> dict[str, Beat]:
-    """Returns the present processes by name, environment servers last; {} if the run's driver does not answer."""
+    """Returns the present processes by name, environment servers last; {} if the run's driver does not answer.
+
+    A driver that was killed leaves its address behind, and another run may answer there.
+    """
+    stage = read_stage(RunFolder(path).stage_file)
+    if stage is not None and not stage.alive:
+        return {}
     try:
         driver, *servers = read_json(RunFolder(path).targets, list[_Target])
     except FileNotFoundError:

@@ -109,11 +109,16 @@ def test_after_an_interruption_it_says_how_where_and_what_goes_on(folder):
     assert rest == ["  next:", f"    gagpo train --resume {folder.path}"]
 
 
-def test_a_driver_that_was_killed_is_gone(folder):
+def kill(folder: RunFolder) -> None:
+    """Leaves what a driver leaves that was killed."""
     with StageRecord(folder.stage_file):
         pass
     left = msgspec.structs.replace(read_stage(folder.stage_file), ended="", born=1.0, name="reinforcement learning")
     folder.stage_file.write_bytes(msgspec.json.encode(left))
+
+
+def test_a_driver_that_was_killed_is_gone(folder):
+    kill(folder)
     (line, *_) = summary(read_status(folder))
     assert re.search(r"interrupted: its process is gone, \d+ s ago, in the stage `reinforcement learning`", line)
 
@@ -212,6 +217,12 @@ def test_environment_servers_have_a_line_each_whatever_proxy_the_shell_names(fol
     assert "0 steps/s" in lines[0]
     assert lines[1].endswith("does not answer")
     assert "steps/s" not in lines[1]
+
+
+def test_the_processes_of_another_run_at_a_killed_drivers_address_are_not_its_own(folder):
+    kill(folder)
+    with living(folder):
+        assert look(folder.path) == {}
 
 
 class Guarded(BaseHTTPRequestHandler):
