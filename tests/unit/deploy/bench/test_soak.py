@@ -30,7 +30,7 @@ def test_sessions_that_cannot_be_read_are_a_mistake(text: str):
 
 
 def test_a_soak_too_short_for_a_slope_is_refused_before_it_plays():
-    with pytest.raises(UserError, match="--minutes 0.1 are too few"):
+    with pytest.raises(UserError, match=r"--minutes 0\.1 are too few"):
         soak.run(minutes=0.1, sessions="search=2")
 
 

@@ -74,7 +74,8 @@ def test_a_record_of_another_config_or_cold_start_is_refused(out: Path, config: 
 def test_the_recorded_experiments_go_on_by_their_commands(folder: str, name: str, laid: list[str]):
     """Their records may be older than options of estimators, which had no other value then."""
     out, config = Path(__file__).parents[4] / "docs/experiments" / folder, load_config(name, laid)
-    records.same_settings(json.loads((out / "experiment.json").read_text())["settings"], config, where="experiment.json")
+    shared = json.loads((out / "experiment.json").read_text())
+    records.same_settings(shared["settings"], config, where="experiment.json")
     found = records.read_records(out)
     made = [PlannedRun(seed=one.seed, arm=one.arm) for one in found if ARMS[one.arm].runnable]
     assert made

@@ -108,4 +108,4 @@ def test_a_result_is_whole_while_the_next_one_takes_its_place(monkeypatch, tmp_p
     with file.open() as old:
         tabular.run(args)
         assert old.read() == file.read_text()
-        assert os.stat(old.fileno()).st_nlink == 0
+        assert os.fstat(old.fileno()).st_nlink == 0

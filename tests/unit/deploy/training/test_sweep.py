@@ -195,4 +195,4 @@ def test_a_finished_sweep_writes_its_table_again(config: Config):
     for file, text in zip(files, whole, strict=True):
         file.seek(0)
         assert file.read() == text, "the old file is whole until the new one has its place"
-        assert os.stat(file.fileno()).st_nlink == 0
+        assert os.fstat(file.fileno()).st_nlink == 0

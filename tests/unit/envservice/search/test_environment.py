@@ -182,5 +182,5 @@ def test_files_that_overlap_or_are_missing_are_refused(tmp_path: Path):
 
 def test_two_documents_with_one_id_are_refused(tmp_path):
     write(tmp_path / "documents.jsonl", [{"id": "a", "contents": "one"}, {"id": "a", "contents": "other"}])
-    with pytest.raises(UserError, match="line 2 of .* has the id 'a' of an earlier line"):
+    with pytest.raises(UserError, match=r"line 2 of .* has the id 'a' of an earlier line"):
         read_documents(tmp_path / "documents.jsonl")

@@ -109,7 +109,7 @@ def test_the_command_prints_times_that_it_takes_again(tmp_path: Path, capsys: py
 
 @pytest.mark.parametrize(("text", "what"), [("{", "has no figures"), (
     '{"turns": [1], "turn_alone": -1, "turn_share": 0, "learner_step": 0, "learner_turn": 0}', "negative time"), (
-    '{"turns": [1], "turn_alone": 0, "turn_share": 0, "learner_step": 0, "learner_turn": 0}', "a learner step takes 0 s"), (
+    '{"turns": [1], "turn_alone": 0, "turn_share": 0, "learner_step": 0, "learner_turn": 0}', "step takes 0 s"), (
     '{"turns": [1], "turn_alone": 1e308, "turn_share": 1e308, "learner_step": 0, "learner_turn": 0}', "takes nan s")])
 def test_wrong_figures_are_told_in_one_line(tmp_path: Path, capsys, text: str, what: str):
     (tmp_path / "figures.json").write_text(text)
