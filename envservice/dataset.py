@@ -100,7 +100,7 @@ class DatasetEnvironment:
             raise EnvFault(f"its session was not made: KeyError {error}, and the row has {', '.join(row)}") from error
 
     def _row(self, task: str) -> Row:
-        split, _, number = task.removeprefix(f"{self.name}/").partition("/")
+        split, _, number = task.removeprefix(f"{self.name}/").rpartition("/")
         table = self._tables.get(split)
         if (not task.startswith(f"{self.name}/") or table is None or not _NUMBER.fullmatch(number)
                 or int(number) >= len(table)):

@@ -97,6 +97,9 @@ def test_one_file_is_cut_by_its_column_or_by_a_hash_of_each_row(tmp_path):
     quiz = opened(named, splits=("a", "b", "c"))
     assert quiz.training_splits() == ("a", "b", "c")
     assert [len(quiz.tasks(split)) for split in "abc"] == [20, 20, 20]
+    lines(named, [row | {"split": ("en/a", "en/b", "de/c")[n % 3]} for n, row in enumerate(ROWS)])
+    quiz = opened(named, splits=("en/a", "en/b", "de/c"))
+    assert quiz.open(quiz.tasks("en/b")[0]).reset().observation == ROWS[1]["question"]
     lines(tmp_path / "plain.jsonl", ROWS)
     lines(tmp_path / "longer.jsonl", [{"question": "new", "answer": "-", "level": "hard"}, *ROWS])
     plain, longer = (read_splits(tmp_path / name) for name in ("plain.jsonl", "longer.jsonl"))
