@@ -269,9 +269,8 @@ def credit_options(options: CreditSection) -> Sequence[str]:
     words: list[str] = []
     # The options of a key of the user's own are of no use without it, and the command would not know them.
     for name, default in declared(options.model_copy(update={"state_key": given["state_key"]})).items():
-        if given.get(name, default) != default:
+        if (value := given.get(name, default)) != default:
             option = name.replace("_", "-")
-            plain = [f"--{option}"] if given[name] is True else [f"--{option}", f"{given[name]:g}"
-                     if isinstance(given[name], float) else str(given[name])]
-            words += plain
+            words += ([f"--{option}" if value else f"--no-{option}"] if isinstance(value, bool) else
+                      [f"--{option}", f"{value:g}" if isinstance(value, float) else str(value)])
     return words

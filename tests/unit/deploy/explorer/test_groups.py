@@ -73,6 +73,18 @@ def test_the_numbers_of_the_episode_page_are_those_of_gagpo_credit(name, tmp_pat
                     assert (step.value, len(group.visits[step.state])) == value_of(said, given, group, step)
 
 
+def test_the_command_of_an_option_that_is_off_can_be_run(tmp_path, monkeypatch, capsys):
+    """A system of equations is solved in the order of the states' names, so its last digits are others."""
+    run, = open_runs([make_run(tmp_path / "run", steps=1, estimator="gagpo_graph", leave_out=False)])
+    group = run.group("step-00000001", "train/00000100")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / pages.credit_file(group)).write_text(json.dumps(credit_input(group, run.credit)))
+    assert main([*shlex.split(pages.command(run, group))[1:-1], "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    for episode, advantages in zip(group.episodes, said["advantages"], strict=True):
+        assert [step.advantage for step in episode.steps] == pytest.approx(advantages)
+
+
 def value_of(said, given, group, step):
     """V̄ and the size of the step's state as the command says them, by the text that stands for it: one of its own, or
     folded."""
