@@ -24,7 +24,7 @@ from deploy.runs.history import unreadable
 from services.files import write_whole
 from services.store.archive import FILE_NAME
 
-FORMAT = 2
+FORMAT = 3
 """Format of the cached indexes. An index of another format is made again."""
 _OF_GROUPS = ("group", "task", "outcome", "reason", "temperature")
 _TYPE = "task_type"
@@ -178,7 +178,8 @@ def _entry(file: str, step: int, group: dict[str, Any], rows: dict[str, list[Any
         step=step, episodes=len(returns),
         won=len({k for k, won in zip(rows["k"], rows["won"], strict=True) if won}), steps=steps,
         length=steps / len(returns), mean_return=float(np.mean(list(returns.values()))),
-        spread=float(np.std(list(returns.values()))), invalid=rows["valid"].count(False) / steps,
+        spread=float(np.std(list(returns.values()))) if len(set(returns.values())) > 1 else 0.0,
+        invalid=rows["valid"].count(False) / steps,
         singletons=None if keys[0] is None else list(Counter(keys).values()).count(1) / steps,
         row_groups=tuple(np.unique(at).tolist()))
 

@@ -3,16 +3,18 @@
 import shutil
 from collections import Counter
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from explorer_run import make_run
+from explorer_run import make_group, make_run
 
 from deploy.explorer.index import ArchiveIndex, kind_of
 from deploy.explorer.lists import Choice, choose, matrix
 from deploy.explorer.runs import open_runs
 from services.errors import UserError
+from services.store.archive import ArchiveRow, EpisodeArchive
 
 
 def test_an_index_entry_agrees_with_the_rows_of_its_group(run_folder):
@@ -129,3 +131,16 @@ def test_a_file_that_cannot_be_read_is_named_and_the_others_are_shown(tmp_path):
     (run / "episodes/step-00000001.parquet").write_bytes(whole)
     assert "step-00000001" in {entry.file for entry in explored.groups()}
     assert explored.index.warnings == []
+
+
+@pytest.mark.parametrize("size", [3, 6, 7])
+def test_equal_returns_have_no_spread_whatever_is_rounded(tmp_path, size):
+    """0.7 three times has a mean that is not 0.7. So the list of groups with different returns leaves them out."""
+    played = [msgspec.structs.replace(one, steps=[msgspec.structs.replace(one.steps[0], reward=0.7)])
+              for one in make_group(1, size=size)]
+    with EpisodeArchive(tmp_path / "episodes") as archive:
+        archive.write(1, [ArchiveRow(episode=one, outcome="trained") for one in played])
+    index = ArchiveIndex(tmp_path)
+    index.refresh()
+    assert [entry.spread for entry in index.groups()] == [0.0]
+    assert choose(index.groups(), Choice(mixed=True)).entries == []
