@@ -20,7 +20,7 @@ from deploy.runs.comparison import TITLES, TRAINED
 from deploy.runs.configs import lay_over, load_config
 from deploy.runs.folder import RunFolder, check_run
 from deploy.training.child_runs import FAILURES_IN_A_ROW, ChildFailed, run_child
-from services.config.file import dump_config
+from services.config.file import dump_config, flatten
 from services.config.tree import Config
 from services.errors import UserError
 from services.files import write_whole
@@ -94,9 +94,9 @@ def _check_variant(variant: Variant, config: Config) -> None:
 
 
 def is_finished(config: Config) -> bool:
-    """Whether a run of exactly this config has finished: its summary exists."""
+    """Whether a run of exactly this config has finished: its summary exists. Files have no password of redis.url."""
     folder = RunFolder(config.run_dir)
-    return folder.summary.exists() and load_config(folder.config_file) == config
+    return folder.summary.exists() and flatten(load_config(folder.config_file)) == flatten(config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -196,3 +196,10 @@ def test_a_finished_sweep_writes_its_table_again(config: Config):
         file.seek(0)
         assert file.read() == text, "the old file is whole until the new one has its place"
         assert os.fstat(file.fileno()).st_nlink == 0
+
+
+def test_a_run_whose_redis_has_a_password_counts_as_finished(tmp_path: Path):
+    """Its config.yaml has none."""
+    config = load_config("alfworld-tiny", [f"runs_dir={tmp_path}", "redis.url=redis://:secret@127.0.0.1:6379/0"])
+    finish(config, {"a": 1.0})
+    assert sweep.is_finished(config)
