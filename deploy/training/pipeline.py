@@ -255,8 +255,8 @@ class TrainingRun:
         return {label: temperatures for label, temperatures in left.items() if temperatures}
 
     def _steps_of(self, label: str) -> int:
-        """Returns the learner step of a policy of the table. More cold start is compared with the last step."""
-        return 0 if label == COLD else self.config.steps
+        """Returns the learner step of a policy of the table. It may be above `steps`, which may be lowered later."""
+        return 0 if label == COLD else max(self.config.steps, self._durable_step())
 
     def heldout(self, parts: Topology, controller: Controller, cold: Path, loading: Loading) -> None:
         """Plays the held-out games with the policies before RL, after RL, and after as many minutes of cold start.

@@ -157,3 +157,14 @@ def test_evaluations_of_lost_weights_are_dropped_once_the_folder_is_back(trainin
     file.symlink_to(file)
     with pytest.raises(DeadlineExceeded, match=r"evaluations\.jsonl could not be written for 0\.01 s .*collective_s"):
         hasty(training)._settle()
+
+
+def test_a_run_that_goes_on_with_fewer_steps_than_it_has_taken_has_the_policy_of_its_last_one(training: TrainingRun):
+    checkpoints = Checkpoints(training.folder.path / "checkpoints", keep=1)
+    checkpoints.draft(7)
+    checkpoints.commit(Position(step=7, incarnation=1, next_group=7, trained=7))
+    append_row(training.folder.evaluations, ROW)
+    fewer = Config.model_validate({"name": "t", "steps": 5, "runs_dir": training.config.runs_dir,
+                                   "eval": {"panel_temperatures": [1.0]}})
+    task_sets = replace(training.task_sets, heldout=("toy/test/0",))
+    assert replace(training, config=fewer, task_sets=task_sets).unplayed() == {COLD: [1.0]}
