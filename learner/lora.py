@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import cast
@@ -44,12 +45,16 @@ def add_adapters(body: nn.Module, section: LoraSection, *, seed: int) -> None:
     """Freezes the model and adds an adapter to each layer that `section.targets` names.
 
     A is drawn from `seed` and the layer's name only, so all ranks draw the same. Raises UserError if no layer has such
-    a name.
+    a name, and for a head whose weights are the embeddings too: exports leave it out, and its adapter with it.
     """
     body.requires_grad_(False)
+    owners = Counter(id(weight) for _, weight in body.named_parameters(remove_duplicate=False))
     found = 0
     for name, module in body.named_modules():
         if isinstance(module, nn.Linear) and name.rpartition(".")[2] in section.targets:
+            if owners[id(module.weight)] > 1:
+                raise UserError(f"learner.lora.targets names {name.rpartition('.')[2]}, whose weights are the "
+                                "embeddings too in this model", "leave it out")
             found += 1
             _adapt(module, section, _generator(name, seed))
     if not found:

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from learner_tiny import VARIANTS, make_config, make_groups, make_step, weights
+from learner_tiny import VARIANTS, make_config, make_groups, make_model, make_step, weights
 from safetensors import safe_open
 
 from learner.lora import DOWN, UP, LoraLinear
@@ -92,3 +92,17 @@ def test_targets_that_the_model_lacks_are_refused(model_path, gang):
         Learner(make_config(lora={"rank": 2, "targets": ["c_attn"]}), model_path, gang)
     assert "down_proj, gate_proj" in str(caught.value)
     assert json.loads((model_path / "config.json").read_text())["model_type"] == "qwen2"
+
+
+def test_a_head_that_is_the_embeddings_too_is_no_target(model_path, gang):
+    """Exports leave it out, and samplers on GPUs do not read it: its adapter would be trained and then lost."""
+    with pytest.raises(UserError, match=r"learner.lora.targets names lm_head, .* embeddings too"):
+        Learner(make_config(lora={"rank": 2, "targets": ["q_proj", "lm_head"]}), model_path, gang)
+
+
+def test_a_head_of_its_own_is_a_target(tmp_path, gang, pack):
+    model = make_model(tmp_path / "model", tied=False)
+    learner = Learner(make_config(lora={"rank": 2, "targets": ["lm_head"]}), model, gang)
+    learner.train(make_groups(0))
+    learner.export(tmp_path / "hf")
+    torch.testing.assert_close(load_policy(tmp_path / "hf")(pack)[0], learner.policy(pack)[0], atol=1e-5, rtol=0)
