@@ -94,10 +94,15 @@ class Scaling:
         starting = not all(self._parts.supervisor.was_ready(one) for one in fleet.members)
         if count == fleet.wanted or (count > fleet.wanted and starting):
             return
+        wanted = msgspec.structs.replace(self._wanted, **{role: count})
+        try:
+            write_wanted(self._folder, wanted)
+        except OSError as error:  # a full disk: the next decision comes soon
+            self._note(f"warning: {self._folder.wanted} could not be written ({error})")
+            return
         self._note(f"autoscale: {role} {fleet.wanted} -> {count}")
-        self._wanted = msgspec.structs.replace(self._wanted, **{role: count})
-        write_wanted(self._folder, self._wanted)
-        self._file.keep(self._wanted)
+        self._wanted = wanted
+        self._file.keep(wanted)
 
     def _fill(self) -> None:
         workers, servers = numbers(self._parts.config, self._wanted)
