@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from deploy.launch.idle_keys import idle_keys
 from deploy.launch.model_memory import model_shape
+from learner.credit.registry import estimator
 from services.config.tree import Config
 
 LARGE_MODEL = 50_000_000
@@ -18,11 +19,14 @@ def warnings(config: Config) -> list[str]:
 
 
 def _large_rates(config: Config) -> list[str]:
-    """Returns a line for each learning rate of a tiny model that would train a large one. Adapters take high rates."""
+    """Returns a line for each learning rate of a tiny model that would train a large one. Adapters take high rates, but
+    a critic has none: all its weights are trained, at ten times their rate unless it has its own."""
     learner, sft = config.learner, config.sft
     if config.model.path is None or (parameters := model_shape(config.model).parameters) < LARGE_MODEL:
         return []
     rates = {} if learner.lora.rank else {"learner.lr": (learner.lr, 1e-6)}
+    critic = estimator(learner.credit.estimator).needs_critic
+    rates |= {"learner.critic.lr": (learner.critic_lr, 1e-5)} if critic else {}
     rates |= {"sft.lr": (sft.lr, 1e-5)} if sft.enabled else {}
     return [f"{key}={rate:g} is for tiny models, and {config.model.path} has {parameters:,} parameters: "
             f"try {key}={usual:g}" for key, (rate, usual) in rates.items() if rate > HIGHEST_RATE]

@@ -8,6 +8,8 @@ from deploy.launch import plan
 from deploy.launch.warnings import warnings
 from deploy.runs.configs import load_config
 
+PPO = ("learner.credit.estimator=ppo", "learner.loss.ratio=token")
+
 
 def warned(*overrides: str) -> list[str]:
     """Returns the keys with a warning."""
@@ -25,7 +27,10 @@ def test_a_large_model_with_the_learning_rates_of_a_tiny_one_is_told(models: dic
 @pytest.mark.parametrize(("overrides", "keys"), [
     (["sft.enabled=false"], ["learner.lr"]), (["learner.lr=1e-4", "sft.lr=1e-4"], []),
     (["learner.lora.rank=16"], ["sft.lr"]), (["learner.lr=1e-6", "learner.critic.lr=1e-3"],
-                                             ["learner.critic.lr", "sft.lr"])])
+                                             ["learner.critic.lr", "sft.lr"]),
+    (["learner.lora.rank=16", "sft.enabled=false", *PPO], ["learner.critic.lr"]),
+    (["learner.lora.rank=16", "sft.enabled=false", "learner.critic.lr=1e-5", *PPO], []),
+    (["learner.lr=1e-6", "sft.enabled=false", *PPO], [])])
 def test_only_rates_that_are_used_and_high_are_told(overrides: list[str], keys: list[str], models: dict[str, Path]):
     assert warned(f"model.path={models['1.5b']}", *overrides) == keys
 
