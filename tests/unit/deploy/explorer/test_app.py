@@ -53,6 +53,13 @@ def test_a_missing_page_is_answered_with_help(client, path, said):
     assert "/toy/groups" in reply.text
 
 
+def test_a_step_that_is_alone_in_its_state_has_the_value_that_its_estimator_gave_it(client):
+    """With gagpo_loo that is the value of the step before, and not the step's own return."""
+    pages = [unescape(client.get(f"/other/episode/step-00000001/{k}/train/00000100").text) for k in range(4)]
+    assert any("Alone in this state" in page for page in pages)
+    assert not any("its value is its own return" in page for page in pages)
+
+
 @pytest.mark.parametrize("name", ["mine:Above", *ESTIMATORS])
 def test_the_pages_of_a_group_and_an_episode_are_shown_for_every_estimator(name, tmp_path, monkeypatch):
     """Each has other options, so no page may ask for an option that only some have."""
