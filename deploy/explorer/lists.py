@@ -145,7 +145,7 @@ def matrix(evaluations: Sequence[dict[str, Any]], entries: Iterable[GroupEntry],
                   cells=[column.by_task.get(task) for column in columns]) for task in tasks]
     kinds = sorted({line.kind for line in lines} - {""})
     lines = [line for line in lines if kind in ("", line.kind)]
-    if sort.isdigit() and int(sort) < len(columns):
+    if sort in map(str, range(len(columns))):
         lines.sort(key=lambda line: -1.0 if (cell := line.cells[int(sort)]) is None else cell, reverse=descending)
     elif sort in ("kind", "changes"):
         lines.sort(key=lambda line: getattr(line, sort), reverse=descending)

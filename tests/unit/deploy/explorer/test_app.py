@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 from deploy.explorer.app import create_app
 from deploy.explorer.runs import open_runs
 from deploy.explorer.server import explorer_config
+from deploy.report.figures import SMOOTHING
 from learner.credit.registry import ESTIMATORS
 
 GROUP = "step-00000001/train/00000100"
@@ -107,6 +108,16 @@ def test_all_links_of_all_pages_lead_somewhere(client):
                     todo.append(link)
     assert any("/episode/" in path for path in seen)
     assert any(path.startswith("/other/credit/") for path in seen)
+
+
+def test_the_first_page_says_how_thick_lines_are_smoothed(client):
+    """They are those of the report, whose axes say it too."""
+    assert f"thick ones are smoothed ({SMOOTHING})" in client.get("/").text
+
+
+@pytest.mark.parametrize("sort", ["\N{SUPERSCRIPT TWO}", "9" * 30, "-1"])
+def test_an_order_of_no_column_is_passed_over(client, sort):
+    assert client.get("/toy/evaluations", params={"sort": sort}).status_code == 200
 
 
 def test_text_of_the_environment_is_never_run_as_code(client):
