@@ -30,7 +30,7 @@ def calculation(group: Group, episode: ShownEpisode, options: CreditSection) -> 
     if not group.has_credit:
         return [[] for _ in episode.steps]
     steps = [[CreditStep(state=step.state or "", reward=step.reward, invalid=not step.valid, tokens=len(step.tokens),
-                         action=step.action)
+                         action=step.action, admissible=step.admissible, tag=step.tag or "")
               for step in other.steps] for other in group.episodes]
     credit = Credit(
         returns=_column(group, lambda step: step.ret), values=None, baselines=_column(group, lambda step: step.value),

@@ -19,6 +19,7 @@ from services.telemetry.metrics_file import append_row
 
 EVIL = "<script>document.title='owned'</script><img src=x onerror=alert(1)>"
 ROOMS = ("You are in a room.", "You see a desk 1.", "Nothing happens.", EVIL)
+TAGS = ("planning", "explore", "reflection", "monitor")
 ACTIONS = ("go to desk 1", "look", "take cup 1", "</code><b>go</b>")
 
 
@@ -29,7 +30,7 @@ def make_step(rng: np.random.Generator, room: int, reward: float = 0.0) -> Step:
         response_ids=rng.integers(0, 90, size, dtype=np.int32), logprobs=-rng.random(size, dtype=np.float32),
         spans=[VersionSpan(version=Version(incarnation=1, step=0), start=0, end=size)],
         action=ACTIONS[int(rng.integers(len(ACTIONS)))], valid=bool(rng.random() > 0.2),
-        admissible=bool(rng.random() > 0.3), reward=reward)
+        admissible=bool(rng.random() > 0.3), reward=reward, tag=TAGS[room])
 
 
 def make_group(seed: int, *, kind: str = "train", size: int = 4, group: str = "") -> list[Episode]:

@@ -20,7 +20,7 @@ HOLDING = {
     "undivided": ({"estimator": "grpo", "mode": "mean_norm"}, "Â A"),
     "gigpo": ({"estimator": "gigpo"}, "V̄ Â A"), "rloo": ({"estimator": "rloo"}, "Â A"),
     "reinforce": ({"estimator": "reinforce_pp"}, "Â"), "baseline": ({"estimator": "reinforce_pp_baseline"}, "Â"),
-    "ppo": ({"estimator": "ppo"}, "Â")}
+    "rlvmr": ({"estimator": "rlvmr"}, "Â A"), "ppo": ({"estimator": "ppo"}, "Â")}
 """Credit options, and the numbers that the page works out for every step."""
 
 
