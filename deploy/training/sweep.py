@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from services.config.file import dump_config, flatten
 from services.config.tree import Config
 from services.errors import UserError
 from services.files import write_whole
+from services.patience import while_folder_away
 from services.statistics import paired_gain, success_interval
 from services.telemetry.metrics_file import append_row, read_evaluations
 
@@ -146,7 +148,8 @@ def _results(config: Config, made: Mapping[str, Config],
     finished = [variant for variant in variants if is_finished(made[variant.name])]
     lines = table(made, finished)
     if finished:
-        write(config.run_dir, lines)
+        while_folder_away(partial(write, config.run_dir, lines), seconds=config.learner.collective_s,
+                          what=f"{config.run_dir / 'sweep.json'} could not be written")
     return finished, lines
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -203,3 +204,14 @@ def test_a_run_whose_redis_has_a_password_counts_as_finished(tmp_path: Path):
     config = load_config("alfworld-tiny", [f"runs_dir={tmp_path}", "redis.url=redis://:secret@127.0.0.1:6379/0"])
     finish(config, {"a": 1.0})
     assert sweep.is_finished(config)
+
+
+def test_the_table_of_a_sweep_waits_for_a_folder_that_cannot_be_written(config: Config):
+    """A folder stands where the file should be, so that writing it raises OSError, until it is removed."""
+    variants = ABLATIONS[:1]
+    finish(sweep.configs(config, variants)["full"], {"a": 1.0})
+    (config.run_dir / "sweep.json").mkdir()
+    threading.Timer(2.0, (config.run_dir / "sweep.json").rmdir).start()
+    swept = sweep.run_sweep(config, variants, resume=True, quiet=True)
+    assert [line.variant for line in swept.lines] == ["full"]
+    assert len(json.loads((config.run_dir / "sweep.json").read_text())["table"]) == 1
