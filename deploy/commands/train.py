@@ -125,12 +125,13 @@ def _sweep(config: Config, args: argparse.Namespace) -> int:
 
     variants = SWEEPS[args.sweep](config)
     made = sweep.configs(config, variants)
-    preflight.check(config, planned=args.dry_run)
+    games = len(preflight.check(config, planned=args.dry_run).train)
     # The common cold start does not exist yet, so the checks and the plan use the model that the config describes.
     planned = {name: one.model_copy(update={"model": config.model}) for name, one in made.items()}
     for name, one in planned.items():
         try:
             preflight.check_learner(one)
+            preflight.check_supply(one, games)
         except UserError as error:
             raise UserError(f"variant {name}: {error.what}", error.fix) from None
     if args.dry_run:

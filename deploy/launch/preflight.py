@@ -252,13 +252,18 @@ def _machine(config: Config, plan: Plan) -> None:
         check_gpus(config, cards.visible(), private=True)
 
 
-def _games(config: Config) -> TaskSets:
-    task_sets = open_task_sets(config)
-    games = len(task_sets.train)
+def check_supply(config: Config, games: int) -> None:
+    """Raises UserError if a learner step takes more games than the `games` to train on."""
     if config.learner.groups_per_step > games:
         raise UserError(
             f"learner.groups_per_step={config.learner.groups_per_step}, and only {games} games to train on",
             "lower it, or choose more games by the settings in env")
+
+
+def _games(config: Config) -> TaskSets:
+    task_sets = open_task_sets(config)
+    games = len(task_sets.train)
+    check_supply(config, games)
     environment, check_task = open_environment(config.env), find_spec(config.env.name).check
     for task in task_sets.train[::max(1, games // PROBED_GAMES)]:
         try:

@@ -95,3 +95,13 @@ def test_a_sweep_checks_each_variant_before_the_first_one_starts(capsys: pytest.
     assert cli.main(["train", "--config", "alfworld-tiny", "--sweep", "table1", "learner.dynamic_sampling=1",
                      "--dry-run"]) == 2
     assert capsys.readouterr().err.startswith("error: variant ppo-seed0: learner.dynamic_sampling drops groups")
+
+
+def test_a_sweep_checks_that_each_variant_has_games_enough(capsys: pytest.CaptureFixture[str],
+                                                           monkeypatch: pytest.MonkeyPatch):
+    """PPO plays eight times as many games in a step as the methods with groups of eight."""
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    assert cli.main(["train", "--config", "alfworld-tiny", "--sweep", "table1", "learner.groups_per_step=200",
+                     "--dry-run"]) == 2
+    assert capsys.readouterr().err.startswith(
+        "error: variant ppo-seed0: learner.groups_per_step=1600, and only 1000 games to train on")
