@@ -48,7 +48,7 @@ class Plan:
     groups_per_step: int
     episodes_per_step: int
     rows_per_step: int
-    """Upper bound: reached if every episode uses all its turns."""
+    """Upper bound: reached if every episode uses all its turns, or calls of its agent, and is asked all questions."""
     tokens_per_step: int
     """Upper bound: reached if every row fills its prompt and its response."""
     private_ray: bool
@@ -75,7 +75,8 @@ def make_plan(config: Config, *, learner: bool = True) -> Plan:
     `learner`: whether the plan has the learner's ranks, which an evaluation does not start.
     """
     episodes = config.learner.groups_per_step * config.learner.group_size
-    rows = episodes * config.env.max_steps
+    judge, turns = config.learner.judge, config.agent.max_calls if config.agent.name else config.env.max_steps
+    rows = episodes * (turns + (judge.answers * (judge.questions + 1) if judge.questions else 0))
     return Plan(
         run_dir=str(config.run_dir),
         model=origin(config.model.path) or str(config.model.path or "Qwen2 architecture, from scratch"),

@@ -26,6 +26,14 @@ def test_upper_bounds_follow_from_the_batch():
     assert (made.episodes_per_step, made.rows_per_step, made.tokens_per_step) == (20, 600, 600 * 504)
 
 
+@pytest.mark.parametrize(("overrides", "rows"), [
+    (["agent.name=rollout.agents.conversation:agent", "agent.max_calls=40"], 40),
+    (["learner.judge.questions=2", "learner.judge.answers=3"], 30 + 3 * (2 + 1))])
+def test_upper_bounds_count_all_answers_of_an_episode(overrides: list[str], rows: int):
+    """Each call of the model by an agent is a row. A won episode has one question more than `questions`."""
+    assert plan.make_plan(config("env.max_steps=30", *overrides)).rows_per_step == 20 * rows
+
+
 def test_reservations_add_up():
     made = plan.make_plan(config("rollout.workers=2", "rollout.cpus=3", "learner.ranks=4", "learner.gpus=0.5"))
     assert (made.cpus, made.gpus) == (2 * 3 + 4 * 1, 2.0)
