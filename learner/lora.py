@@ -44,22 +44,23 @@ class LoraLinear(nn.Linear):
 def add_adapters(body: nn.Module, section: LoraSection, *, seed: int) -> None:
     """Freezes the model and adds an adapter to each layer that `section.targets` names.
 
-    A is drawn from `seed` and the layer's name only, so all ranks draw the same. Raises UserError if no layer has such
-    a name, and for a head whose weights are the embeddings too: exports leave it out, and its adapter with it.
+    A is drawn from `seed` and the layer's name only, so all ranks draw the same. Raises UserError for a name that no
+    layer has, though families that fuse layers may lack names of the default, and for a head whose weights are the
+    embeddings too: exports leave it out, and its adapter with it.
     """
     body.requires_grad_(False)
     owners = Counter(id(weight) for _, weight in body.named_parameters(remove_duplicate=False))
-    found = 0
+    targets, known = set(section.targets), linear_names(body)
+    if targets.isdisjoint(known) or targets.difference(known, LoraSection().targets):
+        unknown = ", ".join(sorted(targets.difference(known)))
+        raise UserError(f"learner.lora.targets names no layer of this model ({unknown})",
+                        f"choose from {', '.join(known)}")
     for name, module in body.named_modules():
-        if isinstance(module, nn.Linear) and name.rpartition(".")[2] in section.targets:
+        if isinstance(module, nn.Linear) and (last := name.rpartition(".")[2]) in targets:
             if owners[id(module.weight)] > 1:
-                raise UserError(f"learner.lora.targets names {name.rpartition('.')[2]}, whose weights are the "
-                                "embeddings too in this model", "leave it out")
-            found += 1
+                raise UserError(f"learner.lora.targets names {last}, whose weights are the embeddings too here",
+                                "leave it out")
             _adapt(module, section, _generator(name, seed))
-    if not found:
-        raise UserError(f"learner.lora.targets names no layer of this model ({', '.join(section.targets)})",
-                        f"choose from {', '.join(linear_names(body))}")
 
 
 def linear_names(body: nn.Module) -> list[str]:

@@ -9,11 +9,12 @@ import torch
 from learner_tiny import VARIANTS, make_config, make_groups, make_model, make_step, weights
 from safetensors import safe_open
 
-from learner.lora import DOWN, UP, LoraLinear
+from learner.lora import DOWN, UP, LoraLinear, add_adapters
 from learner.memory import adapter_parameters
 from learner.model import load_policy
 from learner.packing import make_rows, pack_rows
 from learner.trainer import Learner
+from services.config.lora import LoraSection
 from services.errors import UserError
 
 LORA = VARIANTS["lora"]
@@ -92,6 +93,16 @@ def test_targets_that_the_model_lacks_are_refused(model_path, gang):
         Learner(make_config(lora={"rank": 2, "targets": ["c_attn"]}), model_path, gang)
     assert "down_proj, gate_proj" in str(caught.value)
     assert json.loads((model_path / "config.json").read_text())["model_type"] == "qwen2"
+
+
+def test_one_target_that_the_model_lacks_is_refused_unless_it_is_of_the_default():
+    """A misspelt name trained fewer adapters than were asked for. Families that fuse layers lack names of the default.
+    """
+    fused = torch.nn.ModuleDict({"qkv_proj": torch.nn.Linear(4, 12), "o_proj": torch.nn.Linear(4, 4)})
+    with pytest.raises(UserError, match=r"targets names no layer of this model \(v_porj\)"):
+        add_adapters(fused, LoraSection(rank=2, targets=("o_proj", "v_porj")), seed=0)
+    add_adapters(fused, LoraSection(rank=2), seed=0)
+    assert [name for name, module in fused.items() if isinstance(module, LoraLinear)] == ["o_proj"]
 
 
 def test_a_head_that_is_the_embeddings_too_is_no_target(model_path, gang):
