@@ -42,6 +42,8 @@ def _of_parts_that_are_off(config: Config) -> Iterator[tuple[str, Any, str]]:
          "at learner.judge.questions=0"),
         ("learner.lora", learner.lora, ("alpha", "targets"), not learner.lora.rank, "at learner.lora.rank=0"),
         ("eval", config.eval, ("episodes",), config.eval.on_panel, "at eval.on_panel=true"),
+        ("eval", config.eval, ("panel_temperatures", "panel_samples", "compare_cold_start"), not config.eval.panel,
+         "at eval.panel=0"),
         ("sft", config.sft, ("minutes",), epochs is not None, f"beside sft.epochs={epochs}"),
     ):
         for key, value in _changed(section).items():
