@@ -177,7 +177,7 @@ def describe(config: Config, *, resume: bool = False) -> str:
     ]
     lines += [f"  redis at {config.redis.url.rpartition('@')[2]}"] if config.redis.url else []
     lines += [f"  environment server at {url}" for url in config.env.urls]
-    lines += [f"  traces to {config.metrics.traces.rpartition('@')[2]}"] if config.metrics.traces else []
+    lines += [f"  traces to {config.metrics.traces}"] if config.metrics.traces else []
     lines += [] if plan.private_ray else [f"  Ray at {ray_address(config)}"]
     gpus = gpu_plan(config, cards_of(config))
     lines += describe_gpus(gpus) if gpus else []

@@ -209,6 +209,9 @@ class MetricsSection(Section):
     @field_validator("traces")
     @classmethod
     def _receiver(cls, url: str | None) -> str | None:
+        if url is not None and "@" in urlsplit(url).netloc:
+            raise ValueError("it should have no user and password, which every copy of the config would "
+                             "show: set $OTEL_EXPORTER_OTLP_HEADERS")
         if url is not None and not (urlsplit(url).scheme in ("http", "https") and urlsplit(url).hostname):
             raise ValueError(f"{url!r} is no address of an OTLP/HTTP receiver, such as http://127.0.0.1:4318")
         return url

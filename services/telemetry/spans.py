@@ -77,7 +77,7 @@ class Tracer:
 
     def __init__(self, endpoint: str, *, process: str, run: str) -> None:
         complaints = logging.getLogger("opentelemetry")
-        complaints.handlers, complaints.propagate = [_FirstTime(endpoint.rpartition("@")[2])], False
+        complaints.handlers, complaints.propagate = [_FirstTime(endpoint)], False
         resource = {"service.name": SERVICE, "service.instance.id": process, **({"gagpo.run": run} if run else {})}
         self._run = run
         # Not the process's global provider, because vLLM sets that one.

@@ -212,6 +212,13 @@ def test_an_address_that_is_none_is_refused(value: str):
         default_config([f"metrics.traces={value}"])
 
 
+def test_a_password_in_the_address_is_refused_and_not_told():
+    """It was in config.yaml and in the report."""
+    with pytest.raises(UserError, match="OTEL_EXPORTER_OTLP_HEADERS") as told:
+        default_config(["metrics.traces=http://me:sesame@receiver:4318"])
+    assert "sesame" not in str(told.value)
+
+
 def test_an_address_is_taken():
     assert default_config(["metrics.traces=https://traces.example:4318/x"]).metrics.traces
     assert default_config().metrics.traces is None
