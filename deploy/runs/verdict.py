@@ -84,7 +84,7 @@ def _curve(evaluations: Evaluations) -> Iterator[Verdict]:
         gain, low, high = paired_gain(*({task: row["success_by_task"][task] for task in both} for row in (first, last)))
         yield Verdict(temperature=last["temperature"], before=first["success_rate"], after=last["success_rate"],
                       gain=gain, low=low, high=high, more=None,
-                      games=f"{last['tasks']} validation games, learner step {first['step']} to {last['step']}")
+                      games=f"{last['tasks']} games of {last['split']}, learner step {first['step']} to {last['step']}")
 
 
 def next_commands(run: Path, evaluations: Evaluations) -> list[str]:

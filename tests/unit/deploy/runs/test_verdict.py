@@ -13,7 +13,8 @@ def row(label: str, wins: str, *, step: int = 0, temperature: float = 1.0) -> di
     """Returns an evaluation whose game i was won if `wins[i]` is 1."""
     by_task = {f"alfworld-gen/valid/look-{i}": float(won) for i, won in enumerate(wins)}
     mean = sum(by_task.values()) / len(by_task)
-    return {"label": label, "step": step, "temperature": temperature, "tasks": len(by_task), "success_rate": mean,
+    return {"label": label, "step": step, "temperature": temperature, "split": "valid_seen",
+            "tasks": len(by_task), "success_rate": mean,
             "success_low": 0.0, "success_high": 1.0, "success_by_task": by_task}
 
 
@@ -40,7 +41,7 @@ def test_before_the_heldout_games_the_curve_stands_in() -> None:
             row(COLD, "0011"), row("step-000004", "1111", step=4, temperature=0.4)]
     (found,) = verdicts(rows)
     assert found.text == ("0% -> 100% at T=0.4, +100 points [-20, 100], no difference shown "
-                          "(4 validation games, learner step 0 to 4)")
+                          "(4 games of valid_seen, learner step 0 to 4)")
 
 
 @pytest.mark.parametrize("rows", [[], [row("step-000000", "01")], [row(COLD, "01")]])
