@@ -65,6 +65,7 @@ def test_a_record_of_another_config_or_cold_start_is_refused(out: Path, config: 
 @pytest.mark.parametrize(("folder", "name", "laid"), [
     ("credit", "credit-experiment", []),
     ("credit-observation/weak", "credit-observation", ["sft.minutes=1.5"]),
+    ("credit-observation/plateaued", "credit-observation", ["sft.minutes=20"]),
     ("credit-observation/long", "credit-observation",
      ["steps=54", "eval.every=18", "checkpoint.every=54", "sft.minutes=1.5"]),
     ("peers", "credit-observation", ["sft.minutes=1.5"]),
