@@ -40,5 +40,6 @@ def test_a_cold_start_is_on_the_disk_before_sft_json_marks_it_as_complete(tmp_pa
         def save_pretrained(self, folder: Path) -> None:
             (folder / "model.safetensors").write_text("weights")
 
-    _save(Saved(), Saved(), tmp_path)
-    assert "model.safetensors" in synced
+    _save(Saved(), Saved(), {"format": 1}, tmp_path)
+    mark = next(index for index, name in enumerate(synced) if "sft.json" in name)
+    assert "model.safetensors" in synced[:mark]
