@@ -58,11 +58,13 @@ local function forget(group)
   return freed
 end
 
--- Whether this very claim still holds its ticket: a later claim has another worker or a higher delivery count, and one
--- that was given back still has its worker's name.
+-- Whether a claim was given back: it still has its worker's name, and anyone may take its ticket.
+local function given_back(pending) return pending[3] > RETURNED / 2 end
+
+-- Whether this very claim still holds its ticket: a later claim has another worker or a higher delivery count.
 local function holds(id, entry, worker, attempt)
   local pending = redis.call('XPENDING', stream_of(id), WORKERS, entry, entry, 1)[1]
-  return pending and pending[2] == worker and pending[4] == attempt and pending[3] < RETURNED / 2
+  return pending and pending[2] == worker and pending[4] == attempt and not given_back(pending)
 end
 
 -- What is claimed stays claimed: idle times are by the server's clock, which has just jumped. Given back ones stay so.
@@ -70,7 +72,7 @@ local function claim_anew()
   for _, stream in ipairs({tickets, evals}) do
     local pendings = redis.call('EXISTS', stream) == 1 and redis.call('XPENDING', stream, WORKERS, '-', '+', 100000)
     for _, pending in ipairs(pendings or {}) do
-      local idle = pending[3] > RETURNED / 2 and RETURNED or 0
+      local idle = given_back(pending) and RETURNED or 0
       redis.call('XCLAIM', stream, WORKERS, pending[2], 0, pending[1], 'IDLE', idle, 'JUSTID')
     end
   end
