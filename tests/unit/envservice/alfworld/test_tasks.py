@@ -51,6 +51,7 @@ def test_two_threads_that_list_two_splits_at_once_lose_no_game_of_either(root):
     """The second thread lists its split while the first one takes up the games of its own."""
     class Listed(tuple):
         def __iter__(self):
+            assert "valid_seen" not in games._lists, "a thread that finds the list opens its games"
             other = threading.Thread(target=games.tasks, args=("train",))
             other.start()
             other.join()
