@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from services.errors import UserError
 
@@ -50,14 +50,18 @@ def empty_model(folder: Path, attention: str) -> tuple[PreTrainedModel, Weights]
     Raises UserError if the folder holds no causal LM.
     """
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        with _empty_parameters():
-            hf = AutoModelForCausalLM.from_config(
-                config, dtype=torch.float32, attn_implementation=attention, trust_remote_code=False)
+        hf = skeleton(AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False), attention)
         return hf, Weights(hf, _reader(folder, {name for name, _ in hf.named_parameters()}))
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise UserError(f"{folder} holds no causal language model ({str(error).splitlines()[0]})",
                         "set model.path to a folder with config.json and model.safetensors") from error
+
+
+def skeleton(config: PretrainedConfig, attention: str | None = None) -> PreTrainedModel:
+    """Returns the causal LM of a config with empty parameters. Raises ValueError if there is none."""
+    with _empty_parameters():
+        return AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation=attention, trust_remote_code=False)
 
 
 @contextmanager

@@ -44,23 +44,32 @@ class LoraLinear(nn.Linear):
 def add_adapters(body: nn.Module, section: LoraSection, *, seed: int) -> None:
     """Freezes the model and adds an adapter to each layer that `section.targets` names.
 
-    A is drawn from `seed` and the layer's name only, so all ranks draw the same. Raises UserError for a name that no
-    layer has, though families that fuse layers may lack names of the default, and for a head whose weights are the
-    embeddings too: exports leave it out, and its adapter with it.
+    A is drawn from `seed` and the layer's name only, so all ranks draw the same. Raises UserError as `adapted` does.
     """
     body.requires_grad_(False)
+    for name, module in adapted(body, section).items():
+        _adapt(module, section, _generator(name, seed))
+
+
+def adapted(body: nn.Module, section: LoraSection) -> dict[str, nn.Linear]:
+    """Returns the layers that `section.targets` names, by their names. The model may be empty.
+
+    Raises UserError for a name that no layer has, though families that fuse layers may lack names of the default, and
+    for a head whose weights are the embeddings too: exports leave it out, and its adapter with it.
+    """
     owners = Counter(id(weight) for _, weight in body.named_parameters(remove_duplicate=False))
     targets, known = set(section.targets), linear_names(body)
     if targets.isdisjoint(known) or targets.difference(known, LoraSection().targets):
         unknown = ", ".join(sorted(targets.difference(known)))
         raise UserError(f"learner.lora.targets names no layer of this model ({unknown})",
                         f"choose from {', '.join(known)}")
-    for name, module in body.named_modules():
-        if isinstance(module, nn.Linear) and (last := name.rpartition(".")[2]) in targets:
-            if owners[id(module.weight)] > 1:
-                raise UserError(f"learner.lora.targets names {last}, whose weights are the embeddings too here",
-                                "leave it out")
-            _adapt(module, section, _generator(name, seed))
+    found = {name: module for name, module in body.named_modules()
+             if isinstance(module, nn.Linear) and name.rpartition(".")[2] in targets}
+    for name, module in found.items():
+        if owners[id(module.weight)] > 1:
+            raise UserError(f"learner.lora.targets names {name.rpartition('.')[2]}, whose weights are the embeddings "
+                            "too here", "leave it out")
+    return found
 
 
 def linear_names(body: nn.Module) -> list[str]:

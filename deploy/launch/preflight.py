@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.launch import cards, machine, reach
+from deploy.launch.adapters import check_adapters
 from deploy.launch.chat_template import check_template
 from deploy.launch.gpu_checks import check_builds, check_gpus
 from deploy.launch.model_folder import check_model, check_weights, described_sizes
@@ -86,9 +87,11 @@ def check_parts(config: Config, *, planned: bool = False, before: Config | None 
 
 
 def check_learner(config: Config) -> None:
-    """Checks that the estimator suits the loss and the groups, and that a batch can be filled and fits."""
+    """Checks that the estimator suits the loss and the groups, that a batch can be filled and fits, and that the model
+    has the layers of adapters."""
     _credit(config)
     _batch(config)
+    check_adapters(config)
 
 
 def _unread(config: Config) -> None:
@@ -120,7 +123,7 @@ def _places(config: Config) -> None:
 def _environment(config: Config) -> None:
     check_settings(config.env)
     if config.agent.name is not None:
-        find_agent(config.agent.name)
+        find_agent(config.agent.name, starts=ray_address(config) is None)  # a cluster's machines have their own files
     if config.sft.enabled and config.sft.file is None:
         find_teacher(config.env)
     elif config.sft.enabled and config.sft.file is not None:

@@ -10,6 +10,7 @@ import signal
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rollout.agents.session import AgentSession
 from rollout.agents.world import AgentWorld
@@ -17,6 +18,10 @@ from services.config.secrets import VARIABLES
 from services.errors import UserError
 from services.process.child_processes import ending_with_parent
 
+SCRIPTS = frozenset({".py", ".sh", ".js", ".mjs", ".ts", ".rb", ".pl"})
+"""Ends of the names of scripts."""
+CODE = ("-c", "-m")
+"""Python's options after which no file is named."""
 LAST_BYTES = 400
 """Number of bytes of a failed program's output that its error repeats."""
 
@@ -36,11 +41,21 @@ class AgentProgram:
         object.__setattr__(self, "command", command)
 
     def check(self, name: str) -> None:
-        """Raises UserError if it names no program that can be started here. `name`: the agent's, for the message."""
+        """Raises UserError if it names no program that can be started here, or a script that is not here.
+
+        Only the first argument, after Python's short options, is taken for a script: any other may be a file to come.
+        `name`: the agent's, for the message.
+        """
         program = self.command[0] if self.command else ""
         if shutil.which(program) is None:
             raise UserError(f"the agent {name} starts the program {program!r}, and there is none",
                             "correct its name in AgentProgram, or install it")
+        python = Path(program).name.startswith("python")
+        script = next((word for word in self.command[1:]
+                       if not python or word in CODE or len(word) != 2 or word[0] != "-"), "")
+        if Path(script).suffix in SCRIPTS and not script.startswith("-") and not Path(script).is_file():
+            raise UserError(f"the agent {name} starts {script}, and there is no such file in {Path.cwd()}",
+                            "correct its name in AgentProgram, or give its whole path")
 
     async def __call__(self, task: str, llm: AgentSession, env: AgentWorld) -> None:
         """Runs the program to its end. It is killed with the episode, and its process group with it."""

@@ -116,8 +116,11 @@ def episode_of(llm: AgentSession, world: AgentWorld | None, *, worker: str, atte
         final_state="" if last is None else last.state, task_score=None if last is None else score_of(last))
 
 
-def find_agent(name: str) -> Agent:
-    """Finds the agent `module:attribute`. Raises UserError if there is none, or if it cannot be called as one."""
+def find_agent(name: str, *, starts: bool = True) -> Agent:
+    """Finds the agent `module:attribute`. Raises UserError if there is none, or if it cannot be called as one.
+
+    `starts`: whether it will be started on this machine, which then has to have its program.
+    """
     found: Any = imported(name, kind="agent", key="agent.name")
     if not callable(found):
         raise UserError(f"{name} is of type {type(found).__name__}, not a function",
@@ -134,7 +137,7 @@ def find_agent(name: str) -> Agent:
             from None
     except ValueError:
         pass  # compiled code without a signature
-    if isinstance(found, AgentProgram):
+    if starts and isinstance(found, AgentProgram):
         found.check(name)
     return cast(Agent, found)
 

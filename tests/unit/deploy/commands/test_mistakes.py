@@ -28,7 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "        table: int = 3\n")
     Path("misspelt.py").write_text(
         "from rollout.agents.program import AgentProgram\n\nagent = AgentProgram('pyhton', 'my_program.py')\n"
-        "none = AgentProgram()\n")
+        "none = AgentProgram()\nscript = AgentProgram('python', '-u', 'my_porgram.py', 'out.py')\n")
     Path("logged.jsonl").write_text('{"episodes": [{"steps": [{"state": "a", "reward": 1}]}]}\nno json\n')
     Path("empty.json").touch()
     for model in ("half", "lr=3e-4"):
@@ -83,6 +83,8 @@ DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
      "correct its name in AgentProgram, or install it"),
     ([*DRY, "agent.name=misspelt:none"], "the agent misspelt:none starts the program '', and there is none; correct "
      "its name in AgentProgram, or install it"),
+    ([*DRY, "agent.name=misspelt:script"], "the agent misspelt:script starts my_porgram.py, and there is no such file "
+     "in CWD; correct its name in AgentProgram, or give its whole path"),
     ([*DRY, "agent.name=number_module:SPEC"], "number_module:SPEC is of type int, not a function; give agent.name an "
      "async function of (task, llm, env)"),
     ([*DRY, "model.chat_template=absent.jinja"],

@@ -1,6 +1,7 @@
 """An agent that is a program: its end, its children and what it is told."""
 
 import asyncio
+import contextlib
 import signal
 import sys
 import time
@@ -10,8 +11,10 @@ import psutil
 import pytest
 
 from rollout.agents.program import AgentProgram
+from rollout.agents.runner import find_agent
 from rollout.agents.session import AgentSession
 from services.config.secrets import VARIABLES
+from services.errors import UserError
 
 
 @pytest.fixture
@@ -59,6 +62,28 @@ async def test_the_error_has_the_end_of_a_long_output(llm):
     with pytest.raises(RuntimeError, match=r"ended with status 3: x+\nno luck$") as error:
         await AgentProgram(sys.executable, "-c", prints)("a task", llm, None)
     assert len(str(error.value)) < 1000
+
+
+@pytest.mark.parametrize(("words", "missing"), [
+    (["absent.py"], True), (["-u", "absent.py"], True), (["there.py", "absent.py"], False),
+    (["-c", "absent.py"], False), (["-X", "dev", "absent.py"], False), (["-m", "there", "absent.py"], False),
+    (["--log=absent.py"], False), ([], False)])
+def test_a_script_is_looked_for_where_it_can_be_told_from_other_words(words, missing, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.py").touch()
+    with pytest.raises(UserError, match=r"starts absent\.py") if missing else contextlib.nullcontext():
+        AgentProgram("python3", *words).check("mine:agent")
+    AgentProgram("sh", "-o", "absent.py").check("mine:agent")  # perhaps a file that it will write
+
+
+def test_files_of_a_clusters_machines_are_not_looked_for_on_the_drivers(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere.py").write_text(
+        "from rollout.agents.program import AgentProgram\n\nagent = AgentProgram('python3', 'absent.py')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert find_agent("elsewhere:agent", starts=False).command == ("python3", "absent.py")
+    with pytest.raises(UserError, match="there is no such file in"):
+        find_agent("elsewhere:agent")
 
 
 def wait_until(done: Callable[[], bool]) -> None:
