@@ -24,15 +24,21 @@ class AgentWorld:
     last: Result | None = None
     """The latest outcome; None if the agent has not looked yet."""
     steps: int = 0
+    """Turns that were taken, over all resets."""
 
     async def reset(self) -> Result:
-        """Starts the environment and returns its first outcome. Raises EnvFault."""
+        """Starts the environment, also again, and returns its first outcome. Turns that were taken stay taken.
+
+        Raises EpisodeOver when they are used up, and EnvFault.
+        """
+        if self.steps >= self.max_steps:
+            raise self._used_up()
         try:
             self.last = await self.game.reset()
         except EnvFault as fault:
             self.llm.fault = fault
             raise
-        self.steps, self.llm.seen = 0, self.last
+        self.llm.seen = self.last
         return self.last
 
     async def step(self, action: str) -> Result:
@@ -57,8 +63,13 @@ class AgentWorld:
             self.llm.earn(after.reward)
         self.last, self.llm.seen = after, after
         if self.steps == self.max_steps and not after.done:  # the next call would have no turn to act in
-            self.llm.over = self.llm.over or EpisodeOver("turns", f"{self.max_steps} turns are used up (env.max_steps)")
+            self._used_up()
         return after
+
+    def _used_up(self) -> EpisodeOver:
+        """Ends the episode, unless something else has ended it. Returns its end."""
+        self.llm.over = self.llm.over or EpisodeOver("turns", f"{self.max_steps} turns are used up (env.max_steps)")
+        return self.llm.over
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Result:
         """Calls a tool of the environment, which is a step. The observation is what the tool returned.

@@ -40,6 +40,22 @@ async def test_an_agent_that_catches_its_cancellation_is_left_to_itself(
             await refused.wait()
 
 
+@pytest.mark.parametrize(("added", "won"), [(1, False), (5, True)])
+async def test_a_reset_gives_no_turns_back(counting, ticket, added, won):
+    """Also not where each turn ends its game: then the last turn has not ended the episode."""
+    taken = []
+
+    async def starts_again(_task, llm, env):
+        for _ in range(ticket.max_steps + 1):
+            await env.reset()
+            await llm.chat([{"role": "user", "content": "again"}])
+            taken.append(await env.call("add", {"n": added}))
+
+    async with counting(["so"] * (ticket.max_steps + 1), starts_again) as (runner, _):
+        episode = await runner.play(ticket, 1)
+    assert (len(taken), episode.end, episode.won) == (ticket.max_steps, "won" if won else "turns", won)
+
+
 async def test_an_agent_that_cancels_itself_has_failed(counting, ticket):
     async def quitter(*_):
         raise asyncio.CancelledError
