@@ -70,12 +70,13 @@ class LossReport:
 def losses(run: Path, evaluations: Sequence[Mapping[str, Any]], env: str) -> tuple[LossReport | None, list[str]]:
     """Returns the losses of the trained policy's last evaluation, and a warning for each file that cannot be read.
 
-    `env`: the run's env.name. None if the run keeps no episodes of an evaluation.
+    The last one is that of the highest step, and there the held-out games: rows are in the order in which an evaluation
+    was made first. `env`: the run's env.name. None if the run keeps no episodes of an evaluation.
     """
     rows = [row for row in evaluations if row["label"] == TRAINED or row["label"].startswith("step-")]
     if not rows:
         return None, []
-    last = rows[-1]
+    _, last = max(enumerate(rows), key=lambda found: (found[1]["step"], found[1]["label"] == TRAINED, found[0]))
     file = run / "episodes" / file_name(last["step"], evaluation_part(last["label"], last["temperature"]))
     tables, warnings = read_columns([file] if file.exists() else [], _COLUMNS)
     explain, found = _explain(env), dict[str, Losses]()

@@ -66,6 +66,17 @@ def test_the_last_evaluation_of_the_trained_policy_counts(run):
     assert losses(folder, [row("step-000009", step=9)], "alfworld") == (None, [])
 
 
+def test_after_a_run_went_on_its_held_out_games_count(run):
+    """Their row keeps the place that it had before, above the evaluations of the steps that followed."""
+    folder = run("one")
+    for name in ("step-00000004-step-000004-T1", "step-00000004-panel-trained-T0.4", "step-00000004-panel-trained-T1"):
+        archive(folder, name)
+    heldout = [row("panel-trained", step=4, temperature=t) for t in (1.0, 0.4)]
+    found, _ = losses(folder, [row("step-000002", step=2), *heldout, row("step-000004", step=4)], "alfworld")
+    assert found is not None
+    assert (found.label, found.temperature) == ("panel-trained", 0.4)
+
+
 def test_any_environment_tells_the_shares(run):
     """An environment that explains nothing, one that is not installed, and an archive without newer columns."""
     folder = run("one")
