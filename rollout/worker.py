@@ -33,7 +33,7 @@ from rollout.version_policy import Missing, may_start, next_version, usable, wan
 from services.config.rollout import RolloutSection
 from services.errors import AgentFault, DeadlineExceeded, EnvFault, Fault, GagpoError, described
 from services.records import Episode, PlayedTurn, Ticket, Version
-from services.store.store import WITHOUT_STEPS, Claim, Store
+from services.store.store import Claim, Store, WithoutSteps
 from services.telemetry.heartbeat import BEAT_S
 from services.telemetry.logs import bind, get_logger
 from services.telemetry.tracing import span
@@ -76,6 +76,7 @@ class RolloutWorker:
         self._fetch = fetch
         self._slots = settings.slots
         self._update_s = settings.update_seconds
+        self._retry_s = settings.retry_seconds
         self._playing: dict[str, tuple[Claim, asyncio.Task[None]]] = {}
         self._ending: set[Claim] = set()
         """Claims whose end is on its way to the store: its answer says whether they were lost."""
@@ -202,8 +203,8 @@ class RolloutWorker:
             del self._held[claim.ticket.id]
             await self._fail(claim, f"nobody has the weights of version {gone.short} any more")
 
-    async def _fail(self, claim: Claim, reason: str) -> None:
-        then = await self._end(self._store.fail, claim, reason)
+    async def _fail(self, claim: Claim, reason: str, pause_s: float = 0.0) -> None:
+        then = await self._end(self._store.fail, claim, reason, pause_s)
         log.warning("episode failed", ticket=claim.ticket.id, task=claim.ticket.task, attempt=claim.attempt,
                     reason=reason, then=then)
 
@@ -214,23 +215,20 @@ class RolloutWorker:
                       queue_seconds=queued(claim), version=self._engine.version.short) as told:
                 episode = await self._runner.play(claim.ticket, claim.attempt, played=await self._taken_over(claim),
                                                   keep=partial(self._turns.add, claim))
-                if not episode.steps:
-                    await self._fail(claim, WITHOUT_STEPS[episode.end])
-                    self._meter.failed()
-                    return
                 verdict = await self._end(self._store.commit_episode, claim, episode)
                 if told:
                     told.set(verdict=verdict, end=episode.end, steps=len(episode.steps), reward=episode.total_reward)
             self._meter.finished(episode, accepted=verdict == "accepted")
         except (AgentFault, EnvFault) as fault:
-            await self._fail(claim, f"{fault.boundary}: {fault}")
+            pause_s = 0.0 if isinstance(fault, WithoutSteps) else claim.pause_s(self._retry_s)
+            await self._fail(claim, f"{fault.boundary}: {fault}", pause_s)
             self._meter.failed()
         except GagpoError:
             raise
         except Exception as error:
             # The parser, the template or the environment's client could not handle this episode: others can go on.
             log.exception("episode broke", task=claim.ticket.task, attempt=claim.attempt)
-            await self._fail(claim, f"episode: {described(error)}")
+            await self._fail(claim, f"episode: {described(error)}", claim.pause_s(self._retry_s))
             self._meter.failed()
         finally:
             # If the claim was lost, this worker may have claimed the ticket again, and plays it already.
@@ -273,11 +271,11 @@ class RolloutWorker:
             await act()
             await asyncio.sleep(seconds)
 
-    async def _end(self, tell: Callable[[Claim, Any], T], claim: Claim, how: Any) -> T:
+    async def _end(self, tell: Callable[..., T], claim: Claim, *how: Any) -> T:
         """Tells the store how a claim ended: with an episode, or with the reason of a failure."""
         self._ending.add(claim)
         try:
-            return await self._calls.carry(tell, claim, how)
+            return await self._calls.carry(tell, claim, *how)
         finally:
             self._ending.discard(claim)
 

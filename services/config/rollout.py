@@ -45,6 +45,9 @@ class RolloutSection(Section):
     """Seconds that the engine may take to load the model."""
     sample_seconds: float = Field(default=300, gt=0)
     """Seconds without a step of the engine while a request waits, after which the worker ends."""
+    retry_seconds: float = Field(default=15, ge=0, le=300)
+    """Pause in seconds before the second attempt of an episode that failed, give or take a quarter. The one before the
+    third is four times as long, so that the attempts outlast a fault of about a minute."""
     update_seconds: float = Field(default=900, gt=0)
     """Seconds that fetching a version of the weights may take, and as many again for loading it."""
     exact: bool = False

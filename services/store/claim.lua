@@ -34,7 +34,9 @@ end
 
 local function give_back_all(stream)
   for _, pending in ipairs(redis.call('XPENDING', stream, WORKERS, '-', '+', 100000, worker)) do
-    redis.call('XCLAIM', stream, WORKERS, worker, 0, pending[1], 'IDLE', RETURNED, 'JUSTID')
+    if not given_back(pending) then
+      redis.call('XCLAIM', stream, WORKERS, worker, 0, pending[1], 'IDLE', RETURNED, 'JUSTID')
+    end
   end
 end
 
@@ -49,8 +51,9 @@ end
 local function redelivered(stream, highest)
   for _, pending in ipairs(redis.call('XPENDING', stream, WORKERS, 'IDLE', idle, '-', '+', 1000)) do
     if #claimed == wanted then return end
-    local entry = redis.call('XRANGE', stream, pending[1], pending[1])[1]
-    if pending[4] >= MAX_DELIVERIES then
+    local entry = not rests(pending) and redis.call('XRANGE', stream, pending[1], pending[1])[1]
+    if not entry then -- later
+    elseif pending[4] >= MAX_DELIVERIES then
       local id = id_of(entry[2][2])
       redis.call('HSET', failed, id, cmsgpack.unpack(entry[2][2]).task .. '\nworker died')
       withdraw(id, entry[1])

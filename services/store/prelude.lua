@@ -4,7 +4,8 @@ local tickets, outstanding, groups, ready, episodes, manifests, drops, failed, c
 local WORKERS = 'workers'   -- the consumer group
 local MAX_ATTEMPTS = 3      -- an episode that fails in this attempt or a later one is not tried again
 local MAX_DELIVERIES = 10   -- attempts in which workers died are no fault of the ticket, unless there are so many
-local RETURNED = 1000000000 -- idle ms of a ticket that was handed back: anyone may claim it at once
+local RETURNED = 1000000000 -- idle ms from which on anyone may claim a ticket that was handed back. One that rests has
+                            -- fewer: less by what is left of its pause
 local JUMP = 10000          -- ms
 
 -- An error reply unless the caller holds the lease. The holder counts beside the epoch, because an emptied Redis
@@ -58,8 +59,10 @@ local function forget(group)
   return freed
 end
 
--- Whether a claim was given back: it still has its worker's name, and anyone may take its ticket.
+-- Whether a claim was given back: it still has its worker's name, and anyone may take its ticket, once it has rested.
 local function given_back(pending) return pending[3] > RETURNED / 2 end
+
+local function rests(pending) return given_back(pending) and pending[3] < RETURNED end
 
 -- Whether this very claim still holds its ticket: a later claim has another worker or a higher delivery count.
 local function holds(id, entry, worker, attempt)
@@ -67,12 +70,13 @@ local function holds(id, entry, worker, attempt)
   return pending and pending[2] == worker and pending[4] == attempt and not given_back(pending)
 end
 
--- What is claimed stays claimed: idle times are by the server's clock, which has just jumped. Given back ones stay so.
-local function claim_anew()
+-- What is claimed stays claimed: idle times are by the server's clock, which has just jumped by `ms`. Given back ones
+-- stay so, and rest as long as before.
+local function claim_anew(ms)
   for _, stream in ipairs({tickets, evals}) do
     local pendings = redis.call('EXISTS', stream) == 1 and redis.call('XPENDING', stream, WORKERS, '-', '+', 100000)
     for _, pending in ipairs(pendings or {}) do
-      local idle = given_back(pending) and RETURNED or 0
+      local idle = given_back(pending) and pending[3] - ms or 0
       redis.call('XCLAIM', stream, WORKERS, pending[2], 0, pending[1], 'IDLE', idle, 'JUSTID')
     end
   end
@@ -89,7 +93,7 @@ local function now()
   if not before then
     clock = wall
   elseif wall < before or wall - before > JUMP then
-    claim_anew()
+    claim_anew(wall - before)
   else
     clock = clock + wall - before
   end

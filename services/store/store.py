@@ -29,6 +29,7 @@ All calls block: in asyncio, use asyncio.to_thread.
 
 from __future__ import annotations
 
+import random
 import uuid
 from collections.abc import Sequence
 from typing import Literal
@@ -36,6 +37,7 @@ from typing import Literal
 import msgspec
 
 from services.config.redis import RedisSection
+from services.errors import EnvFault
 from services.records import (
     Drop,
     Episode,
@@ -53,11 +55,16 @@ from services.store.step_log import StepLog
 from services.telemetry.overhead import counted
 
 WITHOUT_STEPS = {
-    "context": "env: the first prompt has more tokens than rollout.max_prompt_tokens",
-    **dict.fromkeys(("won", "lost", "turns"), "env: the game is over before the first step"),
+    "context": "the first prompt has more tokens than rollout.max_prompt_tokens",
+    **dict.fromkeys(("won", "lost", "turns"), "the game is over before the first step"),
 }
-"""End of an episode without steps -> reason why its ticket fails."""
+"""End of an episode without steps -> why it is refused."""
+PAUSE_GROWTH = 4
 _tickets = msgspec.msgpack.Decoder(Ticket)
+
+
+class WithoutSteps(EnvFault):
+    """The policy never acted in an episode. Another attempt would end like it, whenever it is made."""
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +76,11 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     entry: str
     """The ticket's entry in the stream."""
     worker: str
+
+    def pause_s(self, first_s: float) -> float:
+        """Returns the seconds until the next attempt, if this one has failed: about `first_s` after the first attempt,
+        four times as long after the second. Random, so that the tickets of one fault do not all come back at once."""
+        return first_s * PAUSE_GROWTH ** (self.attempt - 1) * random.uniform(0.75, 1.25)
 
 
 class Store(StepLog):
@@ -186,23 +198,24 @@ class Store(StepLog):
     def commit_episode(self, claim: Claim, episode: Episode) -> Verdict:
         """Stores the episode if its ticket is outstanding, also if another worker claims it now: the first writer wins.
 
-        An episode without steps is refused and its ticket fails with the reason. The policy never acted, so nothing can
-        be learned from it, and an evaluation does not count it as lost.
+        Raises WithoutSteps for an episode without steps: nothing can be learned from it, and an evaluation does not
+        count it as lost.
         """
         if episode.ticket != claim.ticket:
             raise ValueError(f"an episode of {episode.ticket.id} cannot answer {claim.ticket.id}")
         if not episode.steps:
-            self.fail(claim, WITHOUT_STEPS[episode.end])
-            return "refused"
+            raise WithoutSteps(WITHOUT_STEPS[episode.end])
         ticket, held = claim.ticket, self.bodies.keep(claim.ticket, claim.entry, episode)
         accepted = self.script("commit_episode", ticket.id, claim.entry, ticket.group, ticket.size, held)
         return "accepted" if accepted else "refused"
 
-    def fail(self, claim: Claim, reason: str) -> Literal["retry", "exhausted"]:
-        """Records a fault that ended the episode. Any worker may claim the ticket again, up to three attempts."""
+    def fail(self, claim: Claim, reason: str, pause_s: float = 0.0) -> Literal["retry", "exhausted"]:
+        """Records a fault that ended the episode. Any worker may claim the ticket again once `pause_s` seconds have
+        passed, up to three attempts."""
         # The error of an agent may hold half of a surrogate pair, which is no UTF-8.
         ticket, cause = claim.ticket, f"{claim.ticket.task}\n{reason}".encode(errors="replace")
-        used_up = self.script("give_back", ticket.id, claim.entry, claim.worker, claim.attempt, cause)
+        used_up = self.script("give_back", ticket.id, claim.entry, claim.worker, claim.attempt, cause,
+                              int(pause_s * 1000))
         return "exhausted" if used_up else "retry"
 
     # Evaluation

@@ -25,7 +25,7 @@ from services.telemetry.heartbeat import decode
 from services.weights.pack import Packed, pack_tensors
 
 DEADLINE_S = 240.0
-SETTINGS = RolloutSection(slots=4)
+SETTINGS = RolloutSection(slots=4, retry_seconds=1.0)
 
 
 class TokenText:

@@ -1,9 +1,11 @@
 """Rules of the store's model: what rollout workers call, also after they were taken for dead."""
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 from store_model import A_STEP, AGAIN, ANY, NOTHING, WORKERS, StoreModel, pick
 
+from services.errors import EnvFault
 from services.records import Episode, PlayedTurn, encode_episode
 from services.store.bodies import Lost
 
@@ -103,16 +105,13 @@ class WorkerRules(StoreModel):
     @precondition(lambda self: self.hands())
     @rule(which=ANY)
     def commit_without_steps(self, which):
-        """The episode is refused, and the ticket is given back with its reason."""
-        store, claim, held = pick(self.hands(), which)
-        state = self.open.get(claim.ticket.id, [0, None]) if self.current(claim) else [0, None]
+        """The episode is refused, and its worker keeps the ticket until it says why it failed."""
+        store, claim, _ = pick(self.hands(), which)
         episode = Episode(
             ticket=claim.ticket, steps=[], won=False, end="context", worker=claim.worker, attempt=claim.attempt,
             seconds=0.0, engine="own")
-        assert store.commit_episode(claim, episode) == "refused"
-        held.remove(claim)
-        if state[1] == (claim.worker, claim.attempt):
-            self.failed(claim, state)
+        with pytest.raises(EnvFault, match="the first prompt has more tokens"):
+            store.commit_episode(claim, episode)
 
     @precondition(lambda self: self.hands())
     @rule(which=ANY, again=AGAIN, how=st.sampled_from(["fail", "renew"]))

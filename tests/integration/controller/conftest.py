@@ -13,6 +13,7 @@ from services.config.tree import Config
 from services.controller.controller import Controller, Hooks
 from services.controller.supervise import Supervisor
 from services.controller.tickets import EvalRequest, TaskStream, TrainTickets
+from services.errors import EnvFault
 from services.records import Drop, Episode, Manifest, Step, Version, VersionSpan
 from services.store.redis_server import private_redis
 from services.store.store import Store
@@ -93,10 +94,13 @@ class World:
         return finished
 
     def commit(self, claim, **changes) -> str:
-        """Commits an episode with these changes as the worker. Returns the verdict."""
+        """Commits an episode with these changes as the worker, or fails. Returns what the store says."""
         pointer = self.store.version()
         version = claim.ticket.exact_version or (pointer[0] if pointer else Version(incarnation=1, step=0))
-        return self.store.commit_episode(claim, msgspec.structs.replace(an_episode(claim, version), **changes))
+        try:
+            return self.store.commit_episode(claim, msgspec.structs.replace(an_episode(claim, version), **changes))
+        except EnvFault as fault:
+            return self.store.fail(claim, f"{fault.boundary}: {fault}")
 
     def publish(self, step: int) -> Version:
         """Makes a version current, as the learner."""

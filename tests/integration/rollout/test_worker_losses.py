@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 import numpy as np
 import pytest
 from playing_worker import DEADLINE_S, SETTINGS, Held, TokenText, issue, said, until, working
 
+from services.errors import EnvFault
 from services.seeds import seed_for
 from services.telemetry.heartbeat import NO_SERVERS
 from services.telemetry.logs import configure_logs
@@ -109,6 +111,27 @@ async def test_a_ticket_that_is_lost_and_claimed_again_is_played_on_and_counts_o
         async with asyncio.timeout(DEADLINE_S):
             await worker
     assert len(world.store.episodes("train/0")) == 1
+
+
+async def test_a_fault_of_some_seconds_costs_episodes_attempts_and_no_group(world):
+    """The attempts of a ticket are apart. Without pauses all three would fall into the fault, for ticket after ticket.
+    """
+    ends: list[float] = []
+
+    class Faulty(TokenText):
+        def prompt(self, first, turns, now, correction=""):
+            ends[:] = ends or [time.monotonic() + 2.5]
+            if time.monotonic() < ends[0]:
+                raise EnvFault("the server answers with faults")
+            return super().prompt(first, turns, now, correction)
+
+    world.shelf.publish(1)
+    for number in range(4):
+        issue(world.store, world.lease, f"train/{number}", min_step=1)
+    async with working(world, text=Faulty) as worker:
+        await until(world, lambda: len(world.store.ready("train")) == 4 or world.store.failed_groups(), worker)
+    assert world.store.failed_groups() == []
+    assert any(episode.attempt > 1 for number in range(4) for episode in world.store.episodes(f"train/{number}"))
 
 
 async def test_an_episode_that_breaks_the_parser_takes_no_other_one_with_it(world, tmp_path):

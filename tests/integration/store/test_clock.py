@@ -73,6 +73,20 @@ def test_leases_claims_and_heartbeats_outlive_a_jump_of_the_clock(store, set_clo
 
 
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])
+def test_a_failed_ticket_rests_as_long_as_before_although_the_clock_jumped(store, set_clock, jump):
+    store.issue(store.acquire("controller", "c", ttl_s=600.0), tickets(), capacity=9)
+    first, second = store.claim("w", 2)
+    began = time.monotonic()
+    store.fail(first, "its server broke", pause_s=60.0)
+    store.fail(second, "its server broke", pause_s=1.0)
+    set_clock(jump)
+    while not (claims := store.claim("w", 2)):
+        time.sleep(0.05)
+    assert 1.0 <= time.monotonic() - began < 60
+    assert [claim.ticket.k for claim in claims] == [second.ticket.k]
+
+
+@pytest.mark.parametrize("jump", [HOUR, -HOUR])
 def test_claims_and_leases_of_a_dead_process_expire_on_time_although_the_clock_jumped(store, set_clock, jump):
     store.issue(store.acquire("controller", "dead", ttl_s=600.0), tickets(), capacity=9)
     first, second = store.claim("dead", 2)

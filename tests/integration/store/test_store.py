@@ -159,6 +159,24 @@ def test_a_claim_that_was_given_back_can_neither_be_renewed_nor_keep_turns(serve
     assert [(again.ticket.id, again.attempt) for again in store.claim("v", 1)] == [(claim.ticket.id, 2)]
 
 
+def test_a_failed_ticket_rests_as_long_as_its_worker_said(server):
+    """Neither another worker nor the next process of the same one may take it earlier, however long claims may idle."""
+    run = f"case{uuid.uuid4().hex}"
+    store, restarted = (Store(server.url, run, timeout_s=5.0) for _ in range(2))
+    store.issue(store.acquire("controller", "c"), tickets(0), capacity=1)
+    first, second = store.claim("w", 2)
+    began = time.monotonic()
+    assert [store.fail(claim, "env: it answers with faults", pause_s=1.5) for claim in (first, first)] == ["retry"] * 2
+    restarted.claim("w", 0)
+    assert [claim.ticket for claim in restarted.claim("w", 9, min_idle_s=0.0)] == [second.ticket]
+    assert store.renew_claims("w", [first]) == [first]
+    assert time.monotonic() - began < 1.5, "the machine is too slow for this test"
+    while not (claims := store.claim("v", 9)):
+        time.sleep(0.05)
+    assert time.monotonic() - began >= 1.5
+    assert [(claim.ticket, claim.attempt) for claim in claims] == [(first.ticket, 2)]
+
+
 def test_a_failed_group_is_listed_with_task_reason_and_the_steps_it_held(store, controller):
     store.issue(controller, tickets(0), capacity=9)
     first, *_ = store.claim("a", 1)
