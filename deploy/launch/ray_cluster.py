@@ -54,7 +54,6 @@ def ray_cluster(config: Config, namespace: str, note: Callable[[str], object]) -
     Yields the address by which the cluster's nodes reach this machine. It is 127.0.0.1 in a private cluster. `note`
     is told if a cluster of others asks for no token.
     """
-    polite = signal.getsignal(signal.SIGTERM)
     os.environ.update({k: v for k, v in _QUIET.items() if k not in os.environ})
     options: dict[str, Any] = {
         "namespace": namespace, "log_to_driver": False, "configure_logging": False}
@@ -63,8 +62,6 @@ def ray_cluster(config: Config, namespace: str, note: Callable[[str], object]) -
     with private or _existing(str(address), options, note):
         import ray
 
-        # Restore our SIGTERM handler: Ray replaced it with one that exits with status 1 and skips cleanup.
-        signal.signal(signal.SIGTERM, polite)
         yield ray.util.get_node_ip_address()
 
 
@@ -74,7 +71,8 @@ def _existing(address: str, options: dict[str, Any], note: Callable[[str], objec
 
     check_ray(address)
     try:
-        ray.init(address=address, **options)
+        with _uninterrupted():
+            ray.init(address=address, **options)
     except (ConnectionError, TimeoutError) as error:
         raise UserError(f"no Ray cluster answers at {address}",
                         "start a cluster, or unset RAY_ADDRESS and ray.address for a private one") from error
@@ -159,25 +157,32 @@ def _end(mark: Path) -> None:
 def _uninterrupted() -> Iterator[None]:
     """Delays Ctrl-C, SIGTERM and SIGHUP to the end of the block. Only the first of them: a second one comes at once.
 
-    A process whose ray.init was interrupted is killed by a segmentation fault when it ends.
+    A process whose ray.init was interrupted is killed by a segmentation fault when it ends. Inside the block nobody
+    else handles these signals: ray.init would put a handler in the place of ours, which exits with status 15.
     """
+    handle = signal.signal
     usual = {number: handler for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
              if callable(handler := signal.getsignal(number))}
     came: list[int] = []
 
     def restore() -> None:
         for number, handler in usual.items():
-            signal.signal(number, handler)
+            handle(number, handler)
+
+    def handle_others(number: int, handler: Any) -> Any:
+        return signal.getsignal(number) if number in usual else handle(number, handler)
 
     def delay(number: int, _frame: FrameType | None) -> None:
         came.append(number)
         restore()
 
     for number in usual:
-        signal.signal(number, delay)
+        handle(number, delay)
+    signal.signal = handle_others
     try:
         yield
     finally:
+        signal.signal = handle
         restore()
         for number in came:
             signal.raise_signal(number)

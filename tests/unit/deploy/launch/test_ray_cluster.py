@@ -103,6 +103,34 @@ def test_ctrl_c_waits_for_the_end_of_a_start_and_a_second_one_does_not():
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+TERMINATED = """
+import os, signal, threading, time
+import psutil
+from deploy.launch.ray_cluster import private_ray
+from services.process.signals import signals_unwind
+
+def terminate():
+    while not any(child.name() == "gcs_server" for child in psutil.Process().children()):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+with signals_unwind():
+    threading.Thread(target=terminate, daemon=True).start()
+    try:
+        with private_ray():
+            time.sleep(600)
+    finally:
+        print("ended in order")
+"""
+
+
+@pytest.mark.timeout(900)
+def test_sigterm_while_ray_starts_ends_the_command_as_at_any_other_time():
+    """ray.init puts a handler of its own in the place of ours, which exits with status 15."""
+    done = subprocess.run([sys.executable, "-c", TERMINATED], capture_output=True, text=True, timeout=800, check=False)
+    assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "ended in order\n")
+
+
 PRINTED = """
 import os
 from deploy.launch import ray_cluster
