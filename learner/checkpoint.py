@@ -161,8 +161,20 @@ class Checkpoints:
         return self.drafted(step)
 
     def commit(self, position: Position) -> Path:
-        """Makes the draft of this step durable and the newest checkpoint. Returns its path."""
-        temporary, final = self.drafted(position.step), self.folder(position.step)
+        """Makes the draft of this step durable and the newest checkpoint. Returns its path.
+
+        Raises OSError, for example because the disk is full, and can then be called again.
+        """
+        final = self.folder(position.step)
+        if self.drafted(position.step).exists():  # not if an earlier call was cut off after its rename
+            self._seal(position, final)
+        sync(self.root)
+        self._write("latest.json", _Pointer(step=position.step))
+        self._retain(position.step)
+        return final
+
+    def _seal(self, position: Position, final: Path) -> None:
+        temporary = self.drafted(position.step)
         sizes = _listing(temporary)
         files = {name: _File(sizes[name], digest) for name, digest in _digests(temporary, list(sizes)).items()}
         (temporary / "meta.json").write_bytes(
@@ -171,10 +183,6 @@ class Checkpoints:
         if final.exists():  # a replayed step: the pointer names an older step, or this step's first checkpoint
             shutil.rmtree(final)
         temporary.rename(final)
-        sync(self.root)
-        self._write("latest.json", _Pointer(step=position.step))
-        self._retain(position.step)
-        return final
 
     def record_score(self, step: int, score: float) -> None:
         """Records the score of `step`. The best checkpoint is kept beside the newest; of equal scores, the earlier one.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -16,13 +18,24 @@ TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.json", "merge
                    "chat_template*", "generation_config.json")
 
 
+@contextmanager
+def disk_errors() -> Iterator[None]:
+    """Raises OSError for an error of the safetensors writer, which has one type for all, also for a full disk."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+
+
 def write_export(folder: Path, tensors: Mapping[str, Tensor], *, like: Path, dtype: str) -> None:
     """Writes the weights, with config and tokenizer of the model folder `like`. `dtype` is that of the weights.
 
-    A tied head is left out, as such a file has it. Takes no part in collectives, so any thread may call it.
+    A tied head is left out, as such a file has it. Takes no part in collectives, so any thread may call it. Raises
+    OSError, and can then be called again.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(dict(tensors), folder / "model.safetensors", metadata={"format": "pt"})
+    with disk_errors():
+        save_file(dict(tensors), folder / "model.safetensors", metadata={"format": "pt"})
     for pattern in TOKENIZER_FILES:
         for path in like.glob(pattern):
             shutil.copyfile(path, folder / path.name)

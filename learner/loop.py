@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from learner.observer import Observer
 from learner.trainer import Learner, StepReport
 from learner.transfer import Transfer
 from services.config.tree import Config
+from services.patience import while_folder_away
 from services.records import Episode, Manifest, Version
 from services.store.archive import ArchiveRow, EpisodeArchive
 from services.store.lease import Lease
@@ -241,15 +243,15 @@ class TrainingLoop:
         assert packed is not None
         self.archive.flush()
         self.fence()
-        saved = self.learner.save(self.checkpoints.draft(position.step))
-        self.writing.start(lambda: self._finish(position, packed, saved, started))
+        saved = self.learner.save(self._written(partial(self.checkpoints.draft, position.step)))
+        self.writing.start(partial(self._finish, position, packed, saved, started))
 
     def _finish(self, position: Position, packed: Packed, saved: Future[object], started: float) -> None:
         """Makes the checkpoint durable, then retires its episodes."""
         self._export(packed, self.checkpoints.drafted(position.step) / EXPORT)
         saved.result(self.config.learner.collective_s)
         self.fence()
-        folder = self.checkpoints.commit(position)
+        folder = self._written(partial(self.checkpoints.commit, position))
         log.info("checkpoint written", step=position.step, seconds=time.monotonic() - started)
         self.observer.checkpointed(time.time())
         self._point(exported=folder / EXPORT)
@@ -263,7 +265,11 @@ class TrainingLoop:
         self._export(self.packed, folder)
 
     def _export(self, packed: Packed, folder: Path) -> None:
-        self.learner.write(folder, unpack(packed.manifest, packed.buffer))
+        self._written(partial(self.learner.write, folder, unpack(packed.manifest, packed.buffer)))
+
+    def _written(self, write: Callable[[], Any]) -> Any:
+        """Returns the result of `write`, once the disk of the run's folder has room for it."""
+        return while_folder_away(write, seconds=self.config.learner.collective_s, what="no file could be written")
 
     def fence(self) -> None:
         """Raises LeaseLost if another learner has begun. Called before files change, because files check no lease."""

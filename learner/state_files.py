@@ -17,19 +17,37 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future as TorchFuture
 
 from services.errors import LearnerFault
+from services.patience import while_folder_away
 
 
-def save_state(state: dict[str, Any], folder: Path, *, group: ProcessGroup | None = None) -> Future[object]:
+class PatientWriter(HuggingFaceStorageWriter):
+    """Writes this rank's part, again and again for up to `wait_s` seconds while the disk is full or away."""
+
+    def __init__(self, folder: Path, wait_s: float) -> None:
+        super().__init__(str(folder), save_distributed=True)
+        self._wait_s = wait_s
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> TorchFuture[list[WriteResult]]:
+        """Raises DeadlineExceeded if the wait was too short."""
+        return while_folder_away(lambda: HuggingFaceStorageWriter.write_data(self, plan, planner),
+                                 seconds=self._wait_s, what=f"{self.path} could not be written")
+
+
+def save_state(state: dict[str, Any], folder: Path, *, group: ProcessGroup | None = None,
+               wait_s: float = 0.0) -> Future[object]:
     """Copies the tensors of a nested state to host memory and begins to write them into a folder that all ranks see.
 
     A collective. The future is done when all ranks have written. `group`: a gloo group for the writing threads alone,
-    because collectives of two threads may not meet in one group.
+    because collectives of two threads may not meet in one group. `wait_s`: longest wait for a disk that is full.
     """
-    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)  # it is the stager too: it copies and waits
+    writer = PatientWriter(folder, wait_s)  # it is the stager too: it copies and waits
     return cast("Future[object]", async_save(_tensors(state), storage_writer=writer, process_group=group))
 
 

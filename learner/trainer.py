@@ -279,7 +279,8 @@ class Learner:
     def _save(self, folder: Path) -> Future[object]:
         if self._saving is not None:
             self._saving.result(self.config.learner.collective_s)  # an error of this rank, which all others have too
-        self._saving = save_state(self._state(), folder, group=self.gang.writers)
+        self._saving = save_state(self._state(), folder, group=self.gang.writers,
+                                  wait_s=self.config.learner.collective_s)
         return self._saving
 
     def _load(self, folder: Path) -> None:

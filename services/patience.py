@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from services.errors import DeadlineExceeded
-from services.telemetry.logs import get_logger
 
 FIRST_PAUSE_S = 1 / 16
 TELL_S = 0.5
@@ -15,7 +14,6 @@ TELL_S = 0.5
 LONGEST_DISK_PAUSE_S = 10.0
 """A full disk or a shared folder that is away takes longer to come back than a server."""
 T = TypeVar("T")
-log = get_logger("run")
 
 
 def patiently(call: Callable[[], T], *, seconds: float, away: Callable[[Exception], bool],
@@ -46,7 +44,9 @@ def while_folder_away(call: Callable[[], T], *, seconds: float, what: str,
     DeadlineExceeded once `seconds`, the value of learner.collective_s, have passed.
     """
     def tell(error: Exception) -> None:
-        log.warning(f"{what}; waiting for the folder", reason=str(error), at_most_s=seconds)
+        from services.telemetry.logs import get_logger  # the learner's self-test, which saves, has no structlog
+
+        get_logger("run").warning(f"{what}; waiting for the folder", reason=str(error), at_most_s=seconds)
         note(f"{what} ({error}); waiting for the folder")
 
     try:

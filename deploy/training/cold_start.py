@@ -224,12 +224,10 @@ def _start(
 
 def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, facts: Mapping[str, Any], out: Path) -> None:
     """Writes the model, the tokenizer and, last, sft.json. Raises OSError, and can then be called again."""
-    from safetensors import SafetensorError
+    from learner.export import disk_errors
 
-    try:
+    with disk_errors():
         model.save_pretrained(out)
-    except SafetensorError as error:  # its writer has no other error, for a full disk either
-        raise OSError(str(error)) from error
     tokenizer.save_pretrained(out)
     open_as_folder(out)
     sync_tree(out)  # sft.json says that all of it is there, also after a power loss

@@ -35,6 +35,17 @@ def test_latest_is_what_was_committed_last(tmp_path):
     assert Checkpoints(tmp_path, keep=2).newest_whole() == position(3)
 
 
+def test_a_commit_that_met_a_full_disk_can_be_made_again(tmp_path):
+    """A folder in the place of the pointer has the effect of a full disk: its checkpoint has its name already."""
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    (tmp_path / "latest.json").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        commit(checkpoints, 3)
+    (tmp_path / "latest.json").rmdir()
+    assert checkpoints.commit(position(3)) == checkpoints.folder(3)
+    assert checkpoints.newest_whole() == position(3)
+
+
 def test_the_newest_and_the_best_are_kept(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=2)
     for step, score in ((1, 0.3), (2, 0.9), (3, 0.5), (4, 0.9), (5, 0.1)):
