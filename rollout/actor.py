@@ -98,7 +98,7 @@ class RolloutHost:
             stack.enter_context(tracing(self._config.metrics.traces, process=self._worker, run=self._run))
             client = await stack.enter_async_context(
                 EnvClient(self._env_urls, self._env_token, timeout_s=env.call_seconds, outage_s=env.outage_seconds))
-            info = await self._environment(client, store)
+            info = await engine.while_alive(self._environment(client, store))
             limits = Limits(
                 prompt_tokens=rollout.max_prompt_tokens, response_tokens=rollout.max_response_tokens,
                 reward_scale=env.reward_scale)
@@ -113,9 +113,9 @@ class RolloutHost:
                 from rollout.agents.served import agent_runner
 
                 runner = await stack.enter_async_context(agent_runner(self._config, shared, self._model))
-            await self._begun(RolloutWorker(
+            await engine.while_alive(self._begun(RolloutWorker(
                 self._worker, store=store, engine=engine, runner=runner, fetch=self._fetch, settings=rollout, card=card,
-                receiver=self._receiver(engine))).run()
+                receiver=self._receiver(engine))).run())
 
     def _corrector(self, store: Store, engine: Engine, text: PromptRenderer, limits: Limits) -> Corrector | None:
         if not self._config.learner.judge.correction:

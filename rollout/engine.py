@@ -22,10 +22,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -47,6 +47,7 @@ EXTEND_S = 1.0
 """Seconds between two extensions of the requests' deadlines. Extending them at every engine step would cost more."""
 PROBE_IDS = list(range(2, 18))
 Arguments = AbstractContextManager[tuple[Any, ...]]
+T = TypeVar("T")
 log = get_logger("engine")
 
 
@@ -170,6 +171,22 @@ class Engine:
                 raise EngineFault("a part of it stays asleep")
             self._extend(self._config.sample_seconds)
         self._released.set()
+
+    async def while_alive(self, work: Coroutine[Any, Any, T]) -> T:
+        """Returns the result of `work`. If vLLM's process ends first, cancels it and raises EngineFault.
+
+        Work that asks nothing of the engine, such as a wait for environment servers, would not learn of its end.
+        """
+        assert self._watch is not None, "the engine has not started"
+        task = asyncio.create_task(work)
+        try:
+            await asyncio.wait([task, self._watch], return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                self._raise_if_dead()
+            return await task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def close(self) -> None:
         """Stops the engine's processes and removes their temporary files."""

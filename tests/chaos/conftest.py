@@ -53,12 +53,13 @@ class Run:
         """Returns the number of learner steps in metrics.jsonl."""
         return [row["step"] for row in read_rows(self.folder / "metrics.jsonl")]
 
-    def wait_for(self, what: str, happened: Callable[[], bool], seconds: float = START_S) -> None:
-        """Waits for a condition. Fails with the end of the log if the run ends first or takes too long."""
+    def wait_for(self, what: str, happened: Callable[[], bool], seconds: float = START_S,
+                 seen: Callable[[], object] = lambda: "") -> None:
+        """Waits for a condition. Fails with the end of the log, and `seen`, if the run ends first or takes too long."""
         deadline = time.monotonic() + seconds
         while not happened():
             assert self.process.poll() is None, f"it ended before {what}:\n{self.tail()}"
-            assert time.monotonic() < deadline, f"no {what} in {seconds:.0f} s:\n{self.tail()}"
+            assert time.monotonic() < deadline, f"no {what} in {seconds:.0f} s: {seen()}\n{self.tail()}"
             time.sleep(POLL_S / 4)
 
     @property
@@ -78,7 +79,8 @@ class Run:
             found[:] = self._titled(title)
             return len(found) == 1
 
-        self.wait_for(f"a single {title}", one)
+        self.wait_for(f"a single {title}", one, seen=lambda: [f"{process.pid} {_title(process)}" for process in (
+            found or psutil.Process(self.process.pid).children(recursive=True))])
         return found[0]
 
     def ctrl_c(self) -> None:

@@ -1,7 +1,7 @@
 """A run at staleness 2 meets a step that cannot be trained: it says so, and ends well without that step's groups.
 
-In its second life it waits for its one environment server. Meanwhile all its processes are stopped and go on again, and
-then the network to the server makes each kind of trouble.
+In its second life it waits for its one environment server. Meanwhile its engine is killed, all its processes are
+stopped and go on again, and then the network to the server makes each kind of trouble.
 
 A second "worker" hands in an episode with more logprobs than tokens, as no sampler should ever return. The learner
 fails on it in each of its lives, until the run ends and names the step.
@@ -111,6 +111,8 @@ def test_a_run_without_a_step_that_cannot_be_trained_waits_for_servers_and_ends_
         again.wait_for("the samplers' start", lambda: "loading the samplers" in again.said)
         server.stop()
         again.wait_for("the wait for servers", lambda: "] waiting for environment servers" in again.said, LIFE_S)
+        again.find("EngineCore").kill()  # nothing is asked of it now
+        again.wait_for("its worker's end", lambda: "rollout worker 0 died" in again.said)
         stop_for_a_while(again)
         proxy.trouble = "reset"  # before the server is back, so that the run cannot finish without trouble
         server.start()
