@@ -75,7 +75,10 @@ class Record:
 
 def settings_of(config: Config) -> dict[str, Any]:
     """Returns keys that differ from the defaults, without PLACES, so that keys of later versions change nothing."""
-    defaults = _defaults(config)
+    return _beside(_defaults(config), config)
+
+
+def _beside(defaults: Mapping[str, Any], config: Config) -> dict[str, Any]:
     return {key: value for key, value in flatten(config).items()
             if key not in PLACES and value != defaults.get(key)}
 
@@ -92,7 +95,8 @@ def _defaults(config: Config) -> dict[str, Any]:
 
 def same_settings(settings: Mapping[str, Any], config: Config, *, where: str) -> None:
     """Raises UserError that names the first key that differs. A key that is not in `settings` had its default."""
-    mine, defaults = settings_of(config), _defaults(config)
+    defaults = _defaults(config)
+    mine = _beside(defaults, config)
     for key in sorted(settings.keys() | mine.keys()):
         before, now = (each.get(key, defaults.get(key)) for each in (settings, mine))
         if before != now:
