@@ -16,7 +16,7 @@ from services.statistics import holm, paired_test
 
 QUESTION = ("gagpo", "gigpo")
 """The contrast a - b that each start tests."""
-STARTS = ("weak", "plateaued")
+STARTS = ("weak", "plateaued", "random-teacher")
 """Folders of the starts. Holm's correction of QUESTION covers them."""
 KEYS = (("gagpo-adm", "gagpo"), ("gagpo-stay", "gagpo"), ("gigpo-adm", "gigpo"), ("gagpo_loo-adm", "gagpo"),
         ("gagpo_graph-adm", "gagpo"))
