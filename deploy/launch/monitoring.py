@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from deploy.launch.topology import Topology
 from deploy.runs.folder import RunFolder
+from deploy.runs.stage import read_stage
 from services.controller.telemetry import Telemetry
-from services.files import write_whole
+from services.files import Damaged, write_whole
 from services.records import Version
 from services.store.connection import briefly
 from services.store.store import Store
@@ -43,6 +44,7 @@ def monitoring(parts: Topology, telemetry: Telemetry, folder: RunFolder, *,
             tell_servers()
 
         tell_servers()
+        _forget_killed(folder)
         note(f"metrics on http://{address}/metrics")
         try:
             with Beating(telemetry.pulse, store.beat, fill=fill), _shelf(parts, store):
@@ -89,6 +91,16 @@ def target_groups(run: str, address: str, env_urls: Sequence[str]) -> list[dict[
             groups.append({"targets": targets, "labels": {
                 "run": run, "source": "environment", "__scheme__": scheme}})
     return groups
+
+
+def _forget_killed(folder: RunFolder) -> None:
+    """Removes what runs whose driver was killed have left: another run may serve its metrics at their address, and
+    Prometheus would take them under both names."""
+    for left in folder.targets.parent.glob("*.json"):
+        with suppress(OSError, Damaged):  # it is another user's, or gone; or its stage cannot be read
+            stage = read_stage(RunFolder(folder.path.parent / left.stem).stage_file)
+            if stage is not None and not stage.alive:
+                left.unlink()
 
 
 def _write(path: Path, groups: list[dict[str, object]]) -> None:

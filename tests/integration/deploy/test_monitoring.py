@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import httpx
+import msgspec
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -18,6 +19,7 @@ from deploy.launch.topology import Topology
 from deploy.runs.configs import load_config
 from deploy.runs.folder import RunFolder
 from deploy.runs.live_status import Seen, look
+from deploy.runs.stage import Stage, StageRecord
 from services.config.file import dump_config
 from services.controller.supervise import Supervisor
 from services.controller.telemetry import Telemetry
@@ -114,6 +116,22 @@ def test_workers_are_shown_while_they_beat_and_the_store_beside_them(
     assert not folder.targets.exists()
     assert look(folder.path) == {}
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_the_address_of_a_killed_run_is_forgotten(parts: Topology, folder: RunFolder, killed: bool):
+    """Another run may serve its metrics there now, and Prometheus would take them under both names."""
+    other = RunFolder(folder.path.with_name(f"{folder.path.name}-other"))
+    other.path.mkdir()
+    other.targets.parent.mkdir(parents=True, exist_ok=True)
+    other.targets.write_text('[{"targets": ["127.0.0.1:9"]}]')
+    with StageRecord(other.stage_file):
+        left = other.stage_file.read_bytes()
+    stage = msgspec.json.decode(left, type=Stage)
+    other.stage_file.write_bytes(msgspec.json.encode(msgspec.structs.replace(stage, born=0.0)) if killed else left)
+    with monitoring(parts, Telemetry(), folder, note=print):
+        assert folder.targets.exists()
+        assert other.targets.exists() != killed
 
 
 @pytest.mark.ray
