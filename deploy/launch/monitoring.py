@@ -11,9 +11,10 @@ from urllib.parse import urlsplit
 
 from deploy.launch.topology import Topology
 from deploy.runs.folder import RunFolder
+from deploy.runs.live_status import TargetGroup
 from deploy.runs.stage import read_stage
 from services.controller.telemetry import Telemetry
-from services.files import Damaged, write_whole
+from services.files import Damaged, read_json, write_whole
 from services.records import Version
 from services.store.connection import briefly
 from services.store.store import Store
@@ -44,7 +45,7 @@ def monitoring(parts: Topology, telemetry: Telemetry, folder: RunFolder, *,
             tell_servers()
 
         tell_servers()
-        _forget_killed(folder)
+        _forget_killed(folder, address)
         note(f"metrics on http://{address}/metrics")
         try:
             with Beating(telemetry.pulse, store.beat, fill=fill), _shelf(parts, store):
@@ -93,13 +94,14 @@ def target_groups(run: str, address: str, env_urls: Sequence[str]) -> list[dict[
     return groups
 
 
-def _forget_killed(folder: RunFolder) -> None:
-    """Removes what runs whose driver was killed have left: another run may serve its metrics at their address, and
-    Prometheus would take them under both names."""
+def _forget_killed(folder: RunFolder, address: str) -> None:
+    """Removes what a run whose driver was killed has left at this address: Prometheus would take the metrics of the run
+    of `folder` under both names. At other addresses it stays, for the alert that tells of the death."""
     for left in folder.targets.parent.glob("*.json"):
-        with suppress(OSError, Damaged):  # it is another user's, or gone; or its stage cannot be read
+        with suppress(OSError, Damaged):  # it is another user's, or gone; what is damaged, `gagpo status` names
             stage = read_stage(RunFolder(folder.path.parent / left.stem).stage_file)
-            if stage is not None and not stage.alive:
+            groups = read_json(left, list[TargetGroup])
+            if stage is not None and not stage.alive and groups and groups[0].targets == [address]:
                 left.unlink()
 
 

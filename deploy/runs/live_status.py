@@ -31,7 +31,7 @@ COUNTED: Mapping[Role, tuple[str, dict[str, str], str]] = {
 """Role -> the counter that measures its speed, the counter's labels, and the unit of its rate."""
 
 
-class _Target(msgspec.Struct, frozen=True):
+class TargetGroup(msgspec.Struct, frozen=True):
     """One group of addresses in Prometheus' file_sd format."""
 
     targets: Annotated[list[str], msgspec.Meta(min_length=1)]
@@ -65,7 +65,7 @@ def look(path: Path) -> dict[str, Beat]:
     if stage is not None and not stage.alive:
         return {}
     try:
-        driver, *servers = read_json(RunFolder(path).targets, list[_Target])
+        driver, *servers = read_json(RunFolder(path).targets, list[TargetGroup])
     except FileNotFoundError:
         return {}
     except ValueError:

@@ -11,12 +11,13 @@ import httpx
 import msgspec
 import numpy as np
 import pytest
+from ports import held_port
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.commands.status import table
 from deploy.launch.monitoring import monitoring
 from deploy.launch.topology import Topology
-from deploy.runs.configs import load_config
+from deploy.runs.configs import lay_over, load_config
 from deploy.runs.folder import RunFolder
 from deploy.runs.live_status import Seen, look
 from deploy.runs.stage import Stage, StageRecord
@@ -118,20 +119,22 @@ def test_workers_are_shown_while_they_beat_and_the_store_beside_them(
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("killed", [False, True])
-def test_the_address_of_a_killed_run_is_forgotten(parts: Topology, folder: RunFolder, killed: bool):
-    """Another run may serve its metrics there now, and Prometheus would take them under both names."""
-    other = RunFolder(folder.path.with_name(f"{folder.path.name}-other"))
-    other.path.mkdir()
-    other.targets.parent.mkdir(parents=True, exist_ok=True)
-    other.targets.write_text('[{"targets": ["127.0.0.1:9"]}]')
-    with StageRecord(other.stage_file):
-        left = other.stage_file.read_bytes()
-    stage = msgspec.json.decode(left, type=Stage)
-    other.stage_file.write_bytes(msgspec.json.encode(msgspec.structs.replace(stage, born=0.0)) if killed else left)
-    with monitoring(parts, Telemetry(), folder, note=print):
-        assert folder.targets.exists()
-        assert other.targets.exists() != killed
+def test_what_a_killed_run_has_left_at_the_address_of_a_new_one_is_forgotten(parts: Topology, folder: RunFolder):
+    """Prometheus took the new run's metrics under both names. Elsewhere it stays, for the alert that tells of it."""
+    port = held_port()
+    config = lay_over(parts.config, {"metrics.port": port})
+    for name, address, killed in (("here", port, True), ("elsewhere", 9, True), ("alive", port, False)):
+        other = RunFolder(folder.path.with_name(f"{folder.path.name}-{name}"))
+        other.path.mkdir()
+        other.targets.parent.mkdir(parents=True, exist_ok=True)
+        other.targets.write_text(json.dumps([{"targets": [f"127.0.0.1:{address}"]}]))
+        with StageRecord(other.stage_file):
+            left = other.stage_file.read_bytes()
+        stage = msgspec.json.decode(left, type=Stage)
+        other.stage_file.write_bytes(msgspec.json.encode(msgspec.structs.replace(stage, born=0.0)) if killed else left)
+    with monitoring(dataclasses.replace(parts, config=config), Telemetry(), folder, note=print):
+        mine = folder.targets.parent.glob(f"{folder.path.name}*.json")
+        assert {path.stem.removeprefix(folder.path.name) for path in mine} == {"", "-elsewhere", "-alive"}
 
 
 @pytest.mark.ray
