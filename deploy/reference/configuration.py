@@ -96,7 +96,7 @@ def _subsection(field: FieldInfo) -> type[BaseModel] | None:
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "*required*"
-    value = field.default
+    value = field.get_default(call_default_factory=True)
     if value is None:
         return "*none*"
     if isinstance(value, tuple):

@@ -33,6 +33,7 @@ def test_each_config_key_has_one_row():
                if name not in CreditSection.model_fields]
     shown = re.findall(r"^\| `([a-z_.]+)` \|", PAGES["configuration.md"], re.MULTILINE)
     assert sorted(shown) == sorted([*config_keys(), *options])
+    assert "Undefined" not in PAGES["configuration.md"], "pydantic's word where a factory makes the default"
 
 
 def test_each_config_key_has_a_docstring():
