@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from learner.credit.types import ZERO
 from services.config.tree import Config
 from services.errors import DeadlineExceeded
 from services.records import Drop
@@ -135,12 +136,13 @@ class GroupCollector:
         left -= sum(drop.reason.startswith(UNIFORM) for drop in self.store.drops())
         kept: list[str] = []
         for group in groups:
-            rewards = {episode.total_reward for episode in self.store.episodes(group)}
-            if len(rewards) > 1 or left <= 0:
+            rewards = [episode.total_reward for episode in self.store.episodes(group)]
+            # The same rewards in another order have another sum, by rounding.
+            if max(rewards) - min(rewards) > ZERO or left <= 0:
                 kept.append(group)
             else:
                 left -= 1
-                self.drop(group, f"{UNIFORM} {rewards.pop():g}", tell=log.info)
+                self.drop(group, f"{UNIFORM} {rewards[0]:g}", tell=log.info)
         return kept
 
     def drop(self, group: str, reason: str, *, tell: Callable[..., object] = log.warning) -> None:

@@ -3,10 +3,11 @@
 import time
 
 import msgspec
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import structlog
-from learner_tiny import make_config
+from learner_tiny import make_config, make_step
 from loop_tiny import episode, issue, play
 
 from learner import collect
@@ -61,6 +62,28 @@ def test_a_group_whose_episode_is_lost_is_played_again_before_a_manifest_names_i
     assert made._young_enough([group(0), group(1)], 1) == [group(1)]
     finish(made.store, [0])
     assert made.collect(1) == [group(0), group(1)]
+
+
+def earns(*rewards):
+    """Returns how to play an episode that earns these rewards in turn."""
+    def play_one(claim):
+        rng = np.random.default_rng(claim.ticket.k)
+        return msgspec.structs.replace(episode(claim), steps=[make_step(rng, reward=reward) for reward in rewards])
+    return play_one
+
+
+def test_a_group_whose_rewards_differ_by_rounding_alone_is_replaced(collector):
+    """All episodes of group 0 earn 0.6, two of them in another order: their sum is 0.6000000000000001. Those of group 1
+    earn 0.6 and 0.7."""
+    made = collector(dynamic_sampling=1)
+
+    def play_one(claim):
+        last = 0.4 if claim.ticket.group == group(1) and claim.ticket.k else 0.3
+        return earns(*([0.1, 0.2, last] if claim.ticket.k % 2 else [last, 0.2, 0.1]))(claim)
+
+    play(made.store, [0, 1], play_one=play_one)
+    assert made._not_uniform([group(0), group(1)]) == [group(1)]
+    assert [drop.reason for drop in made.store.drops()] == ["uniform reward 0.6"]
 
 
 def test_a_dropped_group_without_any_episode_still_says_its_task(collector):
