@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from learner.credit.options import CreditOptions, RecursionOptions
-from learner.credit.types import Array, Credit, Group, Nested
+from learner.credit.types import ZERO, Array, Credit, Group, Nested
 
 EPSILON = 1e-6
 Integers = npt.NDArray[np.int64]
@@ -96,12 +96,14 @@ def center(sample: Sequence[float], ddof: int) -> tuple[float, float]:
     """Returns mean and spread, the standard deviation + ε. They do not depend on the order of the sample.
 
     A single number has nothing to compare with: (0, 1). Equal numbers have no spread: (their value, 1), so that their
-    deviations are exactly 0, and a penalised step outside the sample is not magnified by 1/ε.
+    deviations are exactly 0, and a penalised step outside the sample is not magnified by 1/ε. Sums of the same rewards
+    over other turns are equal only up to rounding, which is no spread either.
     """
     if len(sample) == 1:
         return 0.0, 1.0
-    if min(sample) == max(sample):
-        return sample[0], 1.0
+    low, high = min(sample), max(sample)
+    if high - low <= ZERO * max(1.0, abs(low), abs(high)):
+        return average(sample), 1.0
     mean = fsum(sample) / len(sample)
     return mean, sqrt(fsum([(d := x - mean) * d for x in sample]) / (len(sample) - ddof)) + EPSILON
 

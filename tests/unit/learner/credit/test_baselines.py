@@ -6,6 +6,7 @@ import pytest
 
 from learner.credit.registry import ESTIMATORS, estimator, make_options
 from learner.credit.state_keys import state_keys_of
+from learner.credit.types import CreditStep
 from services.errors import UserError
 
 FORK = ("SXY+", "SXZ-", "SZX+", "SY+")
@@ -81,6 +82,16 @@ def test_all_fail_with_one_invalid_step(group, name, options, local, reward):
     for mode, expected in [("local", local), ("reward", reward), ("none", [0] * 6)]:
         (c,) = credit(name, group(*FAIL), penalty_mode=mode, **options)
         close(c.advantages, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["grpo", "graphgpo"])
+def test_rewards_that_are_equal_but_for_rounding_have_no_spread(name):
+    """Both episodes earn 0.3, one of them as three times 0.1, which sums up to 0.30000000000000004. The penalised step
+    had an advantage of -100,000. GraphGPO's own term is 0 in a state of one step."""
+    whole = [CreditStep(state="S", reward=0.3)]
+    parts = [CreditStep(state=state, reward=0.1, invalid=state == "Y") for state in "XYZ"]
+    (c,) = credit(name, [whole, parts], statistics="trajectories", penalty=0.1)
+    close(c.advantages, [0, 0, -0.1, 0])
 
 
 def test_gigpo_values_are_the_means_that_it_compares_with(group):
