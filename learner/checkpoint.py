@@ -166,7 +166,7 @@ class Checkpoints:
         Raises OSError, for example because the disk is full, and can then be called again.
         """
         final = self.folder(position.step)
-        if self.drafted(position.step).exists():  # not if an earlier call was cut off after its rename
+        if self.drafted(position.step).exists() or not final.exists():  # else an earlier call got as far as its rename
             self._seal(position, final)
         sync(self.root)
         self._write("latest.json", _Pointer(step=position.step))

@@ -242,7 +242,6 @@ class TrainingLoop:
         started, position, packed = time.monotonic(), self.position, self.packed
         assert packed is not None
         self.archive.flush()
-        self.fence()
         saved = self.learner.save(self._written(partial(self.checkpoints.draft, position.step)))
         self.writing.start(partial(self._finish, position, packed, saved, started))
 
@@ -250,7 +249,6 @@ class TrainingLoop:
         """Makes the checkpoint durable, then retires its episodes."""
         self._export(packed, self.checkpoints.drafted(position.step) / EXPORT)
         saved.result(self.config.learner.collective_s)
-        self.fence()
         folder = self._written(partial(self.checkpoints.commit, position))
         log.info("checkpoint written", step=position.step, seconds=time.monotonic() - started)
         self.observer.checkpointed(time.time())
@@ -268,8 +266,10 @@ class TrainingLoop:
         self._written(partial(self.learner.write, folder, unpack(packed.manifest, packed.buffer)))
 
     def _written(self, write: Callable[[], Any]) -> Any:
-        """Returns the result of `write`, once the disk of the run's folder has room for it."""
-        return while_folder_away(write, seconds=self.config.learner.collective_s, what="no file could be written")
+        """Returns the result of `write`, once the disk of the run's folder has room for it. Raises LeaseLost."""
+        # Before every try: another learner may have begun while this one waited for the disk.
+        return while_folder_away(lambda: self.fence() or write(), seconds=self.config.learner.collective_s,
+                                 what="no file could be written")
 
     def fence(self) -> None:
         """Raises LeaseLost if another learner has begun. Called before files change, because files check no lease."""

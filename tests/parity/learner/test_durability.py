@@ -109,6 +109,35 @@ def test_a_learner_that_lost_its_role_changes_no_file(redis_url, model_path, gan
     assert state_of(tmp_path) == before[0]
 
 
+@pytest.mark.parametrize("moment", ["draft", "commit"])
+def test_a_learner_that_lost_its_role_while_the_disk_was_full_changes_no_file(
+        redis_url, model_path, gang, tmp_path, monkeypatch, moment):
+    """Another learner has begun meanwhile, in whose draft of a checkpoint there is a file. The one before it removed
+    that draft, or named a checkpoint that was not there and retired its episodes."""
+    store, other = Store(redis_url, f"late-{moment}"), Store(redis_url, f"late-{moment}")
+    play(store, range(2 * STEPS))
+    act, before, theirs = getattr(Checkpoints, moment), [], tmp_path / "checkpoints" / ".tmp-step-00000004"
+
+    def act_once_the_disk_has_room(self, *arguments):
+        if not before:
+            other.acquire("learner", "l")
+            shutil.rmtree(tmp_path / "checkpoints" / ".tmp-step-00000002", ignore_errors=True)
+            theirs.mkdir()
+            (theirs / "shard").touch()
+            before.append(state_of(tmp_path))
+            raise OSError(28, "No space left on device")
+        return act(self, *arguments)
+
+    monkeypatch.setattr(Checkpoints, moment, act_once_the_disk_has_room)
+    monkeypatch.setattr(TrainingLoop, "next_manifest", lambda self, real=TrainingLoop.next_manifest: (
+        self.writing.wait() if self.learner.step == 2 else None, real(self))[1])
+    with pytest.raises(LeaseLost):
+        run(store, tmp_path, model_path, gang)
+    assert state_of(tmp_path) == before[0]
+    assert [file.name for file in theirs.iterdir()] == ["shard"]
+    assert store.counts().retired_step == 0
+
+
 @pytest.mark.parametrize("moment", ["copied", "written", "committed"])
 def test_a_death_between_two_steps_of_a_checkpoint_leaves_a_whole_one(
         redis_url, model_path, gang, tmp_path, monkeypatch, moment):
