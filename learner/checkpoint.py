@@ -187,12 +187,14 @@ class Checkpoints:
     def record_score(self, step: int, score: float) -> None:
         """Records the score of `step`. The best checkpoint is kept beside the newest; of equal scores, the earlier one.
 
-        Raises LearnerFault if `step` has no checkpoint: nobody would have the weights of that score.
+        A second score of the best step takes the place of its first one: the step was taken again, because its
+        checkpoint was damaged, and has other weights. Raises LearnerFault if `step` has no checkpoint: nobody would
+        have the weights of that score.
         """
         if not self.folder(step).exists():
             raise LearnerFault(f"step {step} was evaluated, and its checkpoint is not in {self.root}")
         best = self._pointer("best.json", _Best)
-        if best is None or score > best.score or not self.folder(best.step).exists():
+        if best is None or score > best.score or best.step == step or not self.folder(best.step).exists():
             self._write("best.json", _Best(step=step, score=score))
 
     def best(self) -> int | None:

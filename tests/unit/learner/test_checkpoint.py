@@ -55,6 +55,18 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     assert checkpoints.best() == 2
 
 
+def test_a_best_step_that_was_taken_again_has_its_new_score(tmp_path):
+    """Step 2 was damaged and taken again from step 1, with other weights: 0.4 in place of 0.9. Step 3 won 0.6."""
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    for step, score in ((1, 0.3), (2, 0.9)):
+        commit(checkpoints, step)
+        checkpoints.record_score(step, score)
+    for step, score, best in ((2, 0.4, 2), (3, 0.6, 3)):
+        commit(checkpoints, step)
+        checkpoints.record_score(step, score)
+        assert checkpoints.best() == best
+
+
 def test_a_score_without_its_checkpoint_is_a_fault(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=1)
     with pytest.raises(LearnerFault, match="step 7 was evaluated"):
