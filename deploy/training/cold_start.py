@@ -69,8 +69,9 @@ def cold_start(
 
     The demonstrations are new ones on training games, or those of sft.file. Training starts from `continue_from` (with
     other new demonstrations than the first time), else from model.path, else from a new tokenizer and a new model.
-    `passing` (if None, `report`) takes lines about the progress. Raises UserError if data is missing or damaged, or the
-    model path holds no model, and DeadlineExceeded if `out` cannot be written for learner.collective_s seconds.
+    `passing` (if None, `report`) takes lines about the progress. Raises UserError if data is missing or damaged, if the
+    scripted player never wins, or the model path holds no model, and DeadlineExceeded if `out` cannot be written for
+    learner.collective_s seconds.
     """
     from envservice.registry import find_spec, make_template
     from envservice.tool_calls import TAGS
@@ -111,7 +112,7 @@ def cold_start(
 
 def _shown(config: Config, spec: EnvironmentSpec, template: PromptTemplate, *, seed: int, report: Report,
            passing: Report) -> Demonstrations:
-    """Returns the examples of sft.file, or new demonstrations without one."""
+    """Returns the examples of sft.file, or new demonstrations without one. Raises UserError if there are none."""
     from envservice.registry import find_teacher
     from learner.cold_start.trajectories import read_trajectories
 
@@ -122,6 +123,10 @@ def _shown(config: Config, spec: EnvironmentSpec, template: PromptTemplate, *, s
                f"{shown.won / max(1, shown.episodes):.0%} won, {shown.seconds:.0f} s")
         for task, reason in list(shown.failed.items())[:1]:
             report(f"{len(shown.failed)} games could not be shown and are left out, such as {task} ({reason})")
+        if not shown.examples:
+            raise UserError(f"there is nothing to imitate: the scripted player of {config.env.name} won {shown.won} of "
+                            f"{shown.episodes} episodes, and only steps of won ones are shown",
+                            "raise env.max_steps, lower sft.noise, or correct the player; or set sft.file")
         return shown
     found = read_trajectories(config.sft.file, chat=template.chat)
     report(f"demonstrations: {found.episodes} trajectories with {len(found.examples)} answers in {config.sft.file}")

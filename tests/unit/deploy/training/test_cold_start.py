@@ -101,3 +101,15 @@ def test_a_cold_start_waits_for_a_disk_that_is_full_when_it_saves_its_model(tmp_
     with safe_open(in_place, framework="pt") as weights:
         assert list(weights.keys())
     assert json.loads((out / "sft.json").read_text())["training"]["updates"] > 0
+
+
+@pytest.mark.parametrize("start", [None, "model"])
+def test_a_scripted_player_that_never_wins_is_named(tmp_path, monkeypatch, start):
+    """In two turns no lamp is found. The message was a tokenizer's, or that all 0 steps were too long."""
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    config = load_config("alfworld-tiny", ["env.alfworld.task_types=[look]", "env.max_steps=2", "sft.demos_per_game=1"])
+    if start is not None:
+        (tmp_path / start).mkdir()
+        (tmp_path / start / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"the scripted player of alfworld won 0 of \d+ episodes"):
+        cold_start(config, tmp_path / "out", minutes=0.01, continue_from=start and tmp_path / start)
