@@ -24,8 +24,10 @@ from deploy.runs.history import unreadable
 from services.files import write_whole
 from services.store.archive import FILE_NAME
 
-FORMAT = 3
+FORMAT = 4
 """Format of the cached indexes. An index of another format is made again."""
+ROUNDING = 1e-9
+"""Returns that differ by less are equal: the same rewards in another order have another sum."""
 _OF_GROUPS = ("group", "task", "outcome", "reason", "temperature")
 _TYPE = "task_type"
 """Column that archives of formats 1 and 2 lack."""
@@ -172,13 +174,14 @@ def _entry(file: str, step: int, group: dict[str, Any], rows: dict[str, list[Any
     returns: dict[int, float] = {}
     for k, reward in zip(rows["k"], rows["reward"], strict=True):
         returns[k] = returns.get(k, 0.0) + reward
+    earned = [*returns.values()]
     keys, steps = rows["state_key"], len(at)
     return GroupEntry(
         **{name: group[name] for name in _OF_GROUPS}, kind=group.get(_TYPE) or kind_of(group["task"]), file=file,
         step=step, episodes=len(returns),
         won=len({k for k, won in zip(rows["k"], rows["won"], strict=True) if won}), steps=steps,
-        length=steps / len(returns), mean_return=float(np.mean(list(returns.values()))),
-        spread=float(np.std(list(returns.values()))) if len(set(returns.values())) > 1 else 0.0,
+        length=steps / len(returns), mean_return=float(np.mean(earned)),
+        spread=float(np.std(earned)) if max(earned) - min(earned) > ROUNDING else 0.0,
         invalid=rows["valid"].count(False) / steps,
         singletons=None if keys[0] is None else list(Counter(keys).values()).count(1) / steps,
         row_groups=tuple(np.unique(at).tolist()))

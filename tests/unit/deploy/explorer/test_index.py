@@ -144,3 +144,17 @@ def test_equal_returns_have_no_spread_whatever_is_rounded(tmp_path, size):
     index.refresh()
     assert [entry.spread for entry in index.groups()] == [0.0]
     assert choose(index.groups(), Choice(mixed=True)).entries == []
+
+
+def test_the_same_rewards_in_another_order_are_no_spread(tmp_path):
+    """0.1 + 0.2 + 0.3 is 0.6000000000000001, and the other way round it is 0.6."""
+    orders = [0.1, 0.2, 0.3], [0.3, 0.2, 0.1]
+    played = [msgspec.structs.replace(one, steps=[msgspec.structs.replace(one.steps[0], reward=reward)
+                                                  for reward in orders[k % 2]])
+              for k, one in enumerate(make_group(1, size=4))]
+    with EpisodeArchive(tmp_path / "episodes") as archive:
+        archive.write(1, [ArchiveRow(episode=one, outcome="trained") for one in played])
+    index = ArchiveIndex(tmp_path)
+    index.refresh()
+    assert [entry.spread for entry in index.groups()] == [0.0]
+    assert choose(index.groups(), Choice(mixed=True)).entries == []
