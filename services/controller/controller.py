@@ -156,9 +156,21 @@ class Controller:
 
     def _evaluate_due(self) -> EvalRequest | None:
         pointer = self.store.version()
-        if pointer is None or pointer[0].step <= self._eval_done:
+        if pointer is None:
             return None
-        return self.request(pointer[0])
+        self._follow_back(pointer[0].step)
+        return self.request(pointer[0]) if pointer[0].step > self._eval_done else None
+
+    def _follow_back(self, step: int) -> None:
+        """Forgets the evaluations after `step` if the learner has gone back to it: it takes those steps again.
+
+        Every evaluated step has a checkpoint, so it found one damaged, and its new weights are others.
+        """
+        if step >= self._eval_done or self.store.counts().last_step >= self._eval_done:
+            return
+        self.hooks.note(f"the learner went back to step {step}: evaluations of later steps are made again")
+        self._eval_done = step
+        self.store.mark_evaluated(self.lease, step)
 
     def evaluate(self) -> None:
         """Evaluates the version that is due. The learner publishes no other version until it is marked as evaluated.
