@@ -23,7 +23,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,7 +45,7 @@ from services.weights.pack import ITEM_SIZES, Manifest
 EXTEND_S = 1.0
 """Seconds between two extensions of the requests' deadlines. Extending them at every engine step would cost more."""
 PROBE_IDS = list(range(2, 18))
-Arguments = AbstractContextManager[tuple[Any, ...]]
+Arguments = contextlib.AbstractContextManager[tuple[Any, ...]]
 T = TypeVar("T")
 log = get_logger("engine")
 
@@ -173,9 +172,8 @@ class Engine:
         self._released.set()
 
     async def while_alive(self, work: Coroutine[Any, Any, T]) -> T:
-        """Returns the result of `work`. If vLLM's process ends first, cancels it and raises EngineFault.
-
-        Work that asks nothing of the engine, such as a wait for environment servers, would not learn of its end.
+        """Returns the result of `work`. If vLLM's process ends first, of which a wait for environment servers would not
+        learn, cancels it and raises EngineFault.
         """
         assert self._watch is not None, "the engine has not started"
         task = asyncio.create_task(work)
@@ -299,4 +297,3 @@ class Engine:
     def _raise_if_dead(self) -> None:
         if self._fault is not None:
             raise self._fault
-
