@@ -119,8 +119,11 @@ class OpenEpisodes:
 
     async def expire(self) -> None:
         """Forgets episodes that nobody has used for `idle_s` seconds."""
-        for key in [key for key, one in self._open.items() if time.monotonic() - one.used > self.idle_s]:
-            await _free(self._open.pop(key))
+        for key in list(self._open):
+            one = self._open.get(key)  # while another one was freed, it may have been ended, or used again
+            if one is not None and time.monotonic() - one.used > self.idle_s:
+                del self._open[key]
+                await _free(one)
 
     def _ticket(self, task: str, seed: int | None) -> Ticket:
         k, self._opened = self._opened, self._opened + 1

@@ -6,6 +6,7 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import openai
@@ -13,6 +14,7 @@ import pytest
 from scripted_engine import ScriptedEngine
 
 from learner.logged_groups.agents import read_agents
+from rollout.agents.open_episodes import OpenEpisodes, Opening
 from rollout.agents.serving import ServedPolicy, agents_url
 from services.config.file import default_config
 from services.errors import UserError
@@ -119,6 +121,27 @@ async def test_episodes_are_bounded_and_idle_ones_make_room(text):
         assert (await http.delete("/episodes", headers=bearer(first["api_key"]))).status_code == 401
         large = {"messages": [{"role": "user", "content": "x" * (5 << 20)}]}
         assert (await http.post("/v1/chat/completions", json=large)).status_code == 413
+
+
+async def test_looks_for_idle_episodes_may_overlap_and_spare_one_that_is_used_meanwhile(text):
+    """One ended with a KeyError: the server then looked no more, and its idle episodes held their games for good."""
+    closing = asyncio.Barrier(3)
+
+    async def close():
+        await closing.wait()
+
+    episodes = OpenEpisodes(
+        session=lambda _: SimpleNamespace(), env=SimpleNamespace(episode=lambda *_: SimpleNamespace(close=close)),
+        tools=(), engine="", temperature=1.0, max_steps=8, token="secret", limit=9, idle_s=60.0, record=lambda _: None)
+    keys = [await episodes.open(Opening(task="a game")) for _ in range(4)]
+    episodes.idle_s = 0.0
+    looks = [asyncio.create_task(episodes.expire()) for _ in range(2)]
+    await asyncio.sleep(0)
+    episodes.idle_s = 60.0  # as if a client asked with the others' keys now
+    async with asyncio.timeout(60):
+        await closing.wait()
+        await asyncio.gather(*looks)
+    assert [episodes.get(key) is not None for key in keys] == [False, False, True, True]
 
 
 async def test_a_faulty_episode_is_told_and_not_recorded(text, tmp_path):
