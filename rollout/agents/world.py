@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from envservice.client.client import EpisodeHandle, Result
@@ -14,7 +15,7 @@ from services.errors import EnvFault
 
 @dataclass(slots=True, kw_only=True)
 class AgentWorld:
-    """One session of the run's environment. Await its calls one after the other."""
+    """One session of the run's environment. Calls that overlap are made one after the other, as they came."""
 
     game: EpisodeHandle
     llm: AgentSession
@@ -25,21 +26,24 @@ class AgentWorld:
     """The latest outcome; None if the agent has not looked yet."""
     steps: int = 0
     """Turns that were taken, over all resets."""
+    _calling: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    """Two calls at once would be the same turn: the server refuses the second, or answers it as a repetition."""
 
     async def reset(self) -> Result:
         """Starts the environment, also again, and returns its first outcome. Turns that were taken stay taken.
 
         Raises EpisodeOver when they are used up, and EnvFault.
         """
-        if self.steps >= self.max_steps:
-            raise self._used_up()
-        try:
-            self.last = await self.game.reset()
-        except EnvFault as fault:
-            self.llm.fault = fault
-            raise
-        self.llm.seen = self.last
-        return self.last
+        async with self._calling:
+            if self.steps >= self.max_steps:
+                raise self._used_up()
+            try:
+                self.last = await self.game.reset()
+            except EnvFault as fault:
+                self.llm.fault = fault
+                raise
+            self.llm.seen = self.last
+            return self.last
 
     async def step(self, action: str) -> Result:
         """Takes an action; its reward goes to the newest call of the model.
@@ -47,6 +51,10 @@ class AgentWorld:
         Raises EpisodeOver when the episode's turns are used up, EnvFault, and ValueError before a reset or after the
         end.
         """
+        async with self._calling:
+            return await self._step(action)
+
+    async def _step(self, action: str) -> Result:
         before = self.last
         if before is None or before.done:
             raise ValueError("the episode is over" if before else "the environment has not been reset")

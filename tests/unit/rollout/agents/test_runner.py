@@ -56,6 +56,36 @@ async def test_a_reset_gives_no_turns_back(counting, ticket, added, won):
     assert (len(taken), episode.end, episode.won) == (ticket.max_steps, "won" if won else "turns", won)
 
 
+async def test_calls_of_the_environment_that_overlap_are_made_one_after_the_other(counting, ticket):
+    """Frameworks carry out the calls of one answer side by side. The server refused the second one, as it takes each
+    turn once, and that fault of ours cost the episode an attempt."""
+    seen = []
+
+    async def at_once(_task, llm, env):
+        await env.reset()
+        await llm.chat([{"role": "user", "content": "add"}])
+        seen.extend(await asyncio.gather(env.call("add", {"n": 1}), env.call("add", {"n": 2})))
+        seen.append(await env.call("add", {"n": 2}))
+
+    async with counting(["so"], at_once) as (runner, _):
+        episode = await runner.play(ticket, 1)
+    assert [now.observation for now in seen] == ["2", "4", "6"]
+    assert (episode.won, episode.total_reward) == (True, 17.5)
+
+
+async def test_a_last_call_that_is_repeated_is_rewarded_once(counting, ticket):
+    """A client that has waited too long for the answer asks again, while the first request is under way."""
+    async def asks_again(_task, llm, env):
+        await env.reset()
+        await llm.chat([{"role": "user", "content": "add"}])
+        first, again = await asyncio.gather(*(env.call("add", {"n": 5}) for _ in range(2)), return_exceptions=True)
+        assert (first.done, str(again)) == (True, "the episode is over")
+
+    async with counting(["so"], asks_again) as (runner, _):
+        episode = await runner.play(ticket, 1)
+    assert (episode.won, episode.total_reward) == (True, 12.5)
+
+
 async def test_an_agent_that_cancels_itself_has_failed(counting, ticket):
     async def quitter(*_):
         raise asyncio.CancelledError
