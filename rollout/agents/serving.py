@@ -68,7 +68,7 @@ async def serve_agents(served: ServedPolicy, ready: Callable[[str], object]) -> 
             watched = _Watched(engine, stop)
             async with agents_url(served, text, watched, listener) as url:
                 ready(url)
-                await stop.wait()
+                await engine.while_alive(stop.wait())
     if watched.fault is not None:
         raise watched.fault
 
@@ -96,7 +96,7 @@ async def _expire(episodes: OpenEpisodes) -> None:
 
 
 class _Watched:
-    """The engine, whose death ends the server."""
+    """The engine, whose first fault ends the server. The end of its process does too, as nobody may ask it for long."""
 
     def __init__(self, engine: Engine, stop: asyncio.Event) -> None:
         self._engine, self._stop = engine, stop

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,8 +13,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from byte_tokenizer import byte_tokenizer
 
+from rollout.agents.serving import ServedPolicy, serve_agents
 from rollout.engine import Engine
+from services.config.file import default_config
 from services.config.rollout import RolloutSection
 from services.errors import EngineFault
 from services.process.guard import processes_in
@@ -63,7 +67,7 @@ async def test_the_death_of_an_engine_ends_work_that_asks_nothing_of_it(tied_fol
     engine = Engine(tied_folder, Version(incarnation=0, step=0), config=config, dtype="float32", load=False)
     await engine.start()
     try:
-        (core,) = (child for child in psutil.Process().children(recursive=True) if "EngineCore" in child.cmdline()[0])
+        core = engine_core()
         assert await engine.while_alive(asyncio.sleep(0, "done")) == "done"
         waiting = asyncio.create_task(engine.while_alive(asyncio.sleep(600)))
         await asyncio.sleep(0)
@@ -73,3 +77,20 @@ async def test_the_death_of_an_engine_ends_work_that_asks_nothing_of_it(tied_fol
                 await waiting
     finally:
         await engine.close()
+
+
+async def test_the_death_of_an_engine_ends_the_endpoint_of_agents_that_nobody_asks(tied_folder, tmp_path):
+    """It said that it was healthy until a client lost its episode, and only then it ended."""
+    folder = shutil.copytree(tied_folder, tmp_path / "model")
+    byte_tokenizer().save_pretrained(folder)
+    config = default_config(["rollout.slots=2", "rollout.max_prompt_tokens=64", "rollout.max_response_tokens=16",
+                             "rollout.kv_cache_gb=0.05", "rollout.threads=1", "model.dtype=float32"])
+    served = ServedPolicy(config=config, model=folder, host="127.0.0.1", port=0, token=None, with_env=False, out=None)
+    with pytest.raises(EngineFault, match="vLLM's process died"):
+        async with asyncio.timeout(280):
+            await serve_agents(served, lambda _: engine_core().kill())
+
+
+def engine_core() -> psutil.Process:
+    (core,) = (child for child in psutil.Process().children(recursive=True) if "EngineCore" in child.cmdline()[0])
+    return core
