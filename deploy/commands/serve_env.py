@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
         from envservice.openenv.server import serve_openenv
 
         serve_openenv(lambda: spec.open(env), host=args.host, port=args.port,
-                      limit=session_limit(env, spec.session_bytes), token=token)
+                      limit=session_limit(env, spec.session_bytes), token=token, call_s=env.call_seconds)
         return
     settings = Settings(
         max_sessions=session_limit(env, spec.session_bytes), record_bytes=sessions_bytes(env),

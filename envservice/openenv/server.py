@@ -4,7 +4,8 @@ A reset takes `task`, or `split` and `seed` (task number `seed` of the split, mo
 it takes a random task of the training split. An action is `{"action": "text"}`.
 
 The session lives as long as its connection, which is closed after an hour without a message. One thread opens and steps
-all sessions, as engines are not thread-safe.
+all sessions, as engines are not thread-safe. So a call that hangs would hold them all: it ends the process, as it does
+in the server of our own API (envservice/server/watchdog.py).
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from envservice.base import Environment, Outcome, Session
+from envservice.server.watchdog import Activity, Watchdog
 from envservice.wire.schemas import MAX_ACTION
 from services.config.secrets import ENV_TOKEN_VARIABLE
 from services.errors import UserError
@@ -122,6 +123,9 @@ class OpenEnvServer:
     token: str | None = None
     idle_s: float = 3600.0
     """Longest wait in seconds for the next message of a client. After it the connection is closed."""
+    call_s: float | None = None
+    """Longest time of one call of the environment, after which the process ends. None: no bound."""
+    _activity: Activity = field(default_factory=Activity)
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="engine"))
     _playing: int = 0
 
@@ -137,10 +141,16 @@ class OpenEnvServer:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        async with await self.start(listener):
-            ready()
-            await stop.wait()
-        self._thread.shutdown(cancel_futures=True)
+        with self._watched():  # to the end, because the end waits for the call that is under way
+            async with await self.start(listener):
+                ready()
+                await stop.wait()
+            self._thread.shutdown(cancel_futures=True)
+
+    def _watched(self) -> contextlib.AbstractContextManager[None]:
+        if self.call_s is None:
+            return contextlib.nullcontext()
+        return Watchdog(self._activity, asyncio.get_running_loop(), self.call_s).watching()
 
     def _before(self, connection: ServerConnection, request: Request) -> Response | None:
         """Answers what is no WebSocket, and refuses clients without the token."""
@@ -192,7 +202,7 @@ class OpenEnvServer:
         if verb not in verbs:
             return _error("UNKNOWN_TYPE", f"there is no {verb!r}; send {', '.join(verbs)} or close")
         try:
-            told = await asyncio.get_running_loop().run_in_executor(self._thread, partial(verbs[verb], data))
+            told = await asyncio.get_running_loop().run_in_executor(self._thread, self._inside, verbs[verb], data)
         except OpenEnvError as refused:
             return _error(refused.code, str(refused))
         except Exception as error:
@@ -201,10 +211,15 @@ class OpenEnvServer:
             return _error("EXECUTION_ERROR", f"{type(error).__name__}: {error}")
         return msgspec.json.encode({"type": "state" if verb == "state" else "observation", "data": told}).decode()
 
+    def _inside(self, verb: Callable[[dict[str, Any]], dict[str, Any]], data: dict[str, Any]) -> dict[str, Any]:
+        with self._activity:
+            return verb(data)
 
-def serve_openenv(open_environment: Callable[[], Environment], *, host: str, port: int, limit: int,
-                  token: str | None) -> None:
-    """Serves until SIGTERM or SIGINT, and prints the URL when it is ready.
+
+def serve_openenv(
+    open_environment: Callable[[], Environment], *, host: str, port: int, limit: int, token: str | None, call_s: float,
+) -> None:
+    """Serves until SIGTERM or SIGINT, and prints the URL when it is ready. Limits as in OpenEnvServer.
 
     Raises UserError for a port in use, a host that others can reach without a token, missing packages or data.
     """
@@ -215,7 +230,7 @@ def serve_openenv(open_environment: Callable[[], Environment], *, host: str, por
         made = open_environment()
         url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         with made if isinstance(made, contextlib.AbstractContextManager) else contextlib.nullcontext():
-            asyncio.run(OpenEnvServer(environment=made, limit=limit, token=token).run(
+            asyncio.run(OpenEnvServer(environment=made, limit=limit, token=token, call_s=call_s).run(
                 listener, lambda: print(f"serving {made.name} by OpenEnv's protocol on {url}", flush=True)))
 
 
