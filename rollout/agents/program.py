@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import shutil
 import signal
+import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +20,7 @@ from rollout.agents.world import AgentWorld
 from services.config.secrets import VARIABLES
 from services.errors import UserError
 from services.process.child_processes import ending_with_parent
+from services.process.guard import processes_with
 
 SCRIPTS = frozenset({".py", ".sh", ".js", ".mjs", ".ts", ".rb", ".pl"})
 """Ends of the names of scripts."""
@@ -24,6 +28,10 @@ CODE = ("-c", "-m")
 """Python's options after which no file is named."""
 LAST_BYTES = 400
 """Number of bytes of a failed program's output that its error repeats."""
+MARK = "GAGPO_PROGRAM"
+"""The variable by which the processes of one episode's program are known, in whatever session they are."""
+LEFT_S, LOOK_S = 5.0, 0.05
+"""How long what is left of a program is killed, as it may go on starting processes meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +66,11 @@ class AgentProgram:
                             "correct its name in AgentProgram, or give its whole path")
 
     async def __call__(self, task: str, llm: AgentSession, env: AgentWorld) -> None:
-        """Runs the program to its end. It is killed with the episode, and its process group with it."""
+        """Runs the program to its end. It is killed with the episode, and all that it has started with it."""
         del env  # the program reaches it over HTTP
+        mark = f"{MARK}={secrets.token_hex(8)}"
         told = {"OPENAI_BASE_URL": llm.base_url, "OPENAI_API_KEY": llm.api_key, "GAGPO_TASK": task,
-                "GAGPO_ENV_URL": f"{llm.base_url.removesuffix('/v1')}/env"}
+                "GAGPO_ENV_URL": f"{llm.base_url.removesuffix('/v1')}/env", MARK: mark.partition("=")[2]}
         environ = {name: value for name, value in os.environ.items() if name not in VARIABLES}
         with tempfile.TemporaryFile() as printed:  # a child of the program could hold a pipe open for ever
             process = await asyncio.create_subprocess_exec(
@@ -73,7 +82,18 @@ class AgentProgram:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
+                await asyncio.to_thread(_kill_left, mark.encode())
             if process.returncode:
                 printed.seek(max(0, printed.seek(0, os.SEEK_END) - LAST_BYTES))
                 said = printed.read().decode(errors="replace").strip()
                 raise RuntimeError(f"{self.command[0]} ended with status {process.returncode}: {said}")
+
+
+def _kill_left(mark: bytes) -> None:
+    """Kills what has left the program's process group, as browsers and the shells of tools do. Linux only."""
+    until = time.monotonic() + LEFT_S
+    while sys.platform == "linux" and time.monotonic() < until and (found := processes_with(mark.__eq__)):
+        for process in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(LOOK_S)

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 GRACE_S = 5.0
@@ -45,7 +46,13 @@ def processes_in(folder: str) -> list[int]:
     An engine's folder lies in its worker's: ending the worker's processes ends the engine too, even if its guard
     goes first.
     """
-    mark, found = f"TMPDIR={folder}".encode(), []
+    mark = f"TMPDIR={folder}".encode()
+    return processes_with(lambda variable: variable == mark or variable.startswith(mark + b"/"))
+
+
+def processes_with(wanted: Callable[[bytes], bool]) -> list[int]:
+    """Returns the ids of the processes that were started with a variable, as `NAME=value`, that is `wanted`. Linux."""
+    found: list[int] = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -53,7 +60,7 @@ def processes_in(folder: str) -> list[int]:
             variables = (entry / "environ").read_bytes().split(b"\0")
         except OSError:  # it has ended, or it is another user's
             continue
-        if any(variable == mark or variable.startswith(mark + b"/") for variable in variables):
+        if any(map(wanted, variables)):
             found.append(int(entry.name))
     return found
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 import time
@@ -37,6 +38,20 @@ async def test_the_episode_ends_with_the_program_and_so_do_its_children(tmp_path
     async with asyncio.timeout(60):
         await AgentProgram("sh", "-c", f"sleep infinity & echo $! > {tmp_path}/child; exit 0")("a task", llm, None)
     await asyncio.to_thread(wait_until, lambda: ended(int((tmp_path / "child").read_text())))
+
+
+async def test_a_child_in_a_session_of_its_own_ends_too(tmp_path, llm):
+    """Agents start shells and browsers like that, to end them as one: each episode left some behind, for days."""
+    starts = ("import subprocess, sys; child = subprocess.Popen(['sleep', 'infinity'], start_new_session=True); "
+              "open(sys.argv[1], 'w').write(str(child.pid))")
+    async with asyncio.timeout(60):
+        await AgentProgram(sys.executable, "-c", starts, str(tmp_path / "child"))("a task", llm, None)
+    child = int((tmp_path / "child").read_text())
+    try:
+        assert ended(child)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
 
 
 async def test_a_program_that_is_stopped_ends_with_its_children(tmp_path, llm):
