@@ -160,7 +160,7 @@ async def _answered(request: Request, call: Coroutine[Any, Any, ChatAnswer]) -> 
     asking = asyncio.create_task(call)
     try:
         while not (await asyncio.wait({asking}, timeout=LOOK_S))[0]:
-            if await request.is_disconnected():
+            if await request.is_disconnected() and not asking.done():  # else it came meanwhile, and is taken back
                 raise Refused(499, "the client has left")
         return asking.result()
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 
 import httpx
@@ -10,10 +11,12 @@ import openai
 import pytest
 from byte_tokenizer import byte_tokenizer
 from scripted_engine import ScriptedEngine
+from starlette.requests import Request
 
 from envservice.plain_prompts import PLAIN
 from envservice.tool_calls import tool
-from rollout.agents.app import create_app
+from rollout.agents.app import Refused, create_app
+from rollout.agents.completions import ChatRequest
 from rollout.agents.served import HOST, endpoint
 from rollout.agents.session import AgentSession
 from rollout.prompt_renderer import PromptRenderer
@@ -172,3 +175,28 @@ async def test_a_call_whose_client_has_left_is_given_up_and_its_repetition_count
             await given_up.wait()
         assert (await said(client)).content == "9"
     assert len(llm.steps) == 1
+
+
+async def test_an_answer_that_comes_while_the_client_leaves_is_taken_back(text, ticket):
+    """Nobody got it, and yet it stayed as a step that chose nothing."""
+    answers = asyncio.Event()
+
+    class Slow(ScriptedEngine):
+        async def sample(self, prompt_ids, **named):
+            await answers.wait()
+            return await super().sample(prompt_ids, **named)
+
+    class Leaving(Request):
+        async def is_disconnected(self):
+            answers.set()
+            await asyncio.sleep(0.1)  # the answer comes while the endpoint looks
+            return True
+
+    llm = AgentSession(ticket=ticket, engine=Slow(text, ["9"]), text=text, max_calls=1, prompt_tokens=1000,
+                       response_tokens=64)
+    app = create_app({"key": (llm, None)})
+    route = next(route for route in app.routes if route.path == "/v1/chat/completions")
+    head = [(b"authorization", b"Bearer key")]
+    with contextlib.suppress(Refused):
+        await route.endpoint(ChatRequest(messages=[USER]), Leaving({"type": "http", "headers": head}))
+    assert llm.steps == []
