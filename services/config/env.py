@@ -19,8 +19,11 @@ FARTHEST = 1e9
 
 
 def http_address(url: str) -> str:
-    """Returns `url`. Raises ValueError if it is not the http or https address of a server."""
+    """Returns `url`. Raises ValueError if it is not the http or https address of a server, or holds a password."""
     parts = urlsplit(url)
+    if "@" in parts.netloc:
+        raise ValueError("it should have no user and password, which every copy of the config would show: set "
+                         "env.token_file or $GAGPO_ENV_TOKEN")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{url!r} is no address of a server, such as http://127.0.0.1:8100")
     return url

@@ -77,6 +77,14 @@ def test_a_broken_url_is_not_repeated_with_its_password(tmp_path: Path):
     assert CANARY not in str(error.value)
 
 
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_an_environment_servers_address_holds_no_password(scheme: str):
+    """config.yaml, the log, the store and Prometheus' targets would show it, and by http no request would carry it."""
+    with pytest.raises(UserError, match=r"env\.urls.*: it should have no user and password.* env\.token_file") as error:
+        default_config([f"env.urls=[{scheme}://me:{CANARY}@h:1]"])
+    assert CANARY not in str(error.value)
+
+
 @pytest.mark.attack
 @pytest.mark.parametrize("token", [f"{CANARY}\nx-admin: 1", f"{CANARY} y", f"{CANARY}\x00", f"{CANARY}\u20ac"])
 def test_a_token_that_no_header_carries_is_refused_and_not_shown(
