@@ -120,8 +120,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     stray = [word for word in rest if word.startswith("-") or not hasattr(args, "overrides")]
     if stray:
         option = stray[0].partition("=")[0]
-        near = [f"{key}=VALUE, without dashes" for key in config_keys()
-                if option == f"--{key}" and hasattr(args, "overrides")]
+        near = _settings_named(option) if hasattr(args, "overrides") else []
         near = near or difflib.get_close_matches(option, names[args.command]._option_string_actions, n=1)  # pyright: ignore[reportPrivateUsage]
         raise UserError(f"unrecognised argument {stray[0]}", f"did you mean {near[0]}?" if near else
                         f"see `gagpo {args.command} --help`")
@@ -129,6 +128,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         args.overrides = [*args.overrides, *rest]
     _check_places(names[args.command], args)
     return args
+
+
+def _settings_named(option: str) -> list[str]:
+    """Returns what to write instead of `--steps`, `--learner.lr` or `--group-size`; empty if no key has this name."""
+    name = option.lstrip("-").replace("-", "_")
+    keys = [key for key in config_keys() if name == key] or [key for key in config_keys() if key.endswith(f".{name}")]
+    return [f"{' or '.join(f'{key}=VALUE' for key in keys)}, without dashes"] if keys else []
 
 
 def _check_places(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:

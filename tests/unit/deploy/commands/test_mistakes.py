@@ -68,6 +68,10 @@ DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
     (["train", "--dryrun"], "unrecognised argument --dryrun; did you mean --dry-run?"),
     ([*DRY, "--learner.lr=3e-4"],
      "unrecognised argument --learner.lr=3e-4; did you mean learner.lr=VALUE, without dashes?"),
+    ([*DRY, "--lr", "3e-4"], "unrecognised argument --lr; did you mean sft.lr=VALUE or learner.lr=VALUE or "
+     "learner.critic.lr=VALUE, without dashes?"),
+    ([*DRY, "--group-size=4"],
+     "unrecognised argument --group-size=4; did you mean learner.group_size=VALUE, without dashes?"),
     ([*DRY, "sft={minutes:5}"], "unknown key sft.minutes:5 in the command line; write a space after the "
      "colon: minutes: 5"),
     (["sft", "--config", "alfworld-tiny", "--out", "empty.json"],
