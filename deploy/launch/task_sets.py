@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from envservice.base import Environment
-from envservice.registry import open_environment
+from envservice.registry import open_environment, stands_in_for
 from services.config.tree import Config
 from services.errors import UserError
 from services.seeds import seed_for
@@ -47,8 +47,14 @@ def cut(tasks: list[str], count: int, *, name: str, key: str) -> tuple[str, ...]
     """
     if len(tasks) < count:
         raise UserError(f"the {name} split has {len(tasks)} games of the chosen kinds, and {count} are asked for",
-                        f"lower {key}, or choose more of them by the settings in env")
+                        f"lower {key}, or choose more of them by the settings in env{_published(tasks)}")
     return tuple(sorted(random.Random(seed_for("panel", name)).sample(sorted(tasks), count)))
+
+
+def _published(tasks: Sequence[str]) -> str:
+    """Returns one more way out of too few games, if these stand in for the published ones, such as ALFWorld's."""
+    published = stands_in_for(tasks[0].partition("/")[0]) if tasks else None
+    return f", or set env.data to the data of {published}, which has other games" if published else ""
 
 
 def asked_for(environment: Environment, split: str | None, count: int) -> tuple[str, tuple[str, ...]]:

@@ -29,11 +29,18 @@ def test_a_task_set_may_be_a_whole_split_or_empty():
 
 def test_more_than_there_are_says_what_to_lower(monkeypatch: pytest.MonkeyPatch):
     said = "has 100 games of the chosen kinds, and 101 are asked for; lower eval.panel"
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=rf"{said}, or choose more of them by the settings in env$"):
         cut(TASKS, 101, name="heldout", key="eval.panel")
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     with pytest.raises(UserError, match=r"100000 are asked for; lower eval\.episodes, or"):
         open_task_sets(load_config("alfworld-tiny", ["eval.episodes=100000"]))
+
+
+def test_a_config_of_the_official_games_says_that_generated_ones_are_too_few(monkeypatch: pytest.MonkeyPatch):
+    """The official held-out games are 978, all of which alfworld-best plays; of generated ones there are 768."""
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    with pytest.raises(UserError, match=r"768 games .* and 978 are asked for; .*, or set env\.data to the data of alfworld"):
+        open_task_sets(load_config("alfworld-best"))
 
 
 def test_an_evaluation_names_its_own_option(monkeypatch: pytest.MonkeyPatch):
