@@ -56,7 +56,8 @@ def training_charts(names: Sequence[str], metrics: Sequence[Rows]) -> list[Chart
     for name, subplot in ((name, subplot) for name, subplots in FIGURES.items() for subplot in subplots):
         lines = [CurveLine(run=i, key=j, name=_label(names, i, key), steps=[row["step"] for row in rows],
                       values=[row.get(key) for row in rows])
-                 for i, rows in enumerate(metrics) for j, key in enumerate(subplot.keys) if rows and key in rows[-1]]
+                 for i, rows in enumerate(metrics) for j, key in enumerate(subplot.keys)
+                 if any(row.get(key) is not None for row in rows)]
         if lines:
             charts.append(_chart(name, subplot.title, lines))
     return charts

@@ -1,5 +1,6 @@
 """The pages over HTTP: each page answers, escapes the contents of files, and admits the right clients."""
 
+import json
 import re
 from html import unescape
 from pathlib import Path
@@ -157,3 +158,13 @@ def test_a_token_is_asked_for_and_moves_into_a_cookie(run_folder):
     assert client.get("/toy/groups").status_code == 200
     reply = client.get("http://host:8400//evil.example/?token=s3cret", follow_redirects=False)
     assert reply.headers["location"].startswith("/evil")
+
+
+def test_a_figure_without_any_value_is_not_drawn(tmp_path):
+    """ALFWorld has no score: task_score is null in every row, as the run writes it."""
+    folder = make_run(tmp_path / "toy", steps=2)
+    rows = [json.loads(line) | {"task_score": None} for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = TestClient(create_app(open_runs([folder]), None), base_url="http://localhost:8400").get("/").text
+    assert "Success of training episodes" in page
+    assert "Score of training episodes" not in page
