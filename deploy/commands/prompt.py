@@ -104,7 +104,8 @@ def _renderer(model: Path | None, config: Config) -> PromptRenderer | None:
     if model is None:
         return None
     if not (model / "tokenizer_config.json").exists():
-        raise UserError(f"{model} holds no tokenizer", "give a Hugging Face folder")
+        raise UserError(f"{model} holds no tokenizer" if model.is_dir() else f"there is no folder {model}",
+                        "give a Hugging Face folder")
     from rollout.prompt_renderer import load_text
 
     return load_text(str(model), config.env, config.model)

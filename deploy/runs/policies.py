@@ -53,6 +53,8 @@ def find_policy(path: Path, which: str | None = None) -> PlayablePolicy:
         kind = f"the {which or 'latest'} checkpoint" if which in (None, "latest", "best") else "the checkpoint"
         policy = PlayablePolicy(folder=folder, title=f"{kind} of {path}, learner step {step}",
                                 name=_weights_name(run, step), step=step)
+    if not policy.folder.is_dir():
+        raise UserError(f"there is no folder {policy.folder}", "give a Hugging Face folder, or the folder of a run")
     if not (policy.folder / "config.json").exists():
         raise UserError(f"{policy.folder} holds no model", "give a Hugging Face folder, or the folder of a run")
     return policy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,6 +13,7 @@ from deploy.runs.history import RunHistory, unreadable
 from deploy.runs.policies import find_run
 from deploy.runs.verdict import Verdict, verdicts
 from services.config.tree import Config
+from services.errors import UserError
 from services.files import Damaged
 from services.store.archive import FILE_NAME
 
@@ -62,7 +64,7 @@ class RunResults:
         """One row per turn, with the columns of docs/tasks/parquet.md.
 
         `step`: the episodes of one learner step alone; a large run may not fit into memory otherwise. `columns`: read
-        these alone. Raises Damaged, a UserError, for a file that cannot be read.
+        these alone. Raises UserError for a column that a file does not have, and Damaged for a file that cannot be read.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -70,6 +72,7 @@ class RunResults:
         tables: list[pa.Table] = []
         for path in self._files(step, outcome):
             try:
+                _check_columns(path, columns)
                 tables.append(pq.read_table(path, columns=None if columns is None else list(columns)))
             except (OSError, ValueError) as error:  # pyarrow's errors are among these
                 raise Damaged(unreadable(path, error), "restore it, or move it away") from None
@@ -82,6 +85,17 @@ class RunResults:
             if match is not None and _outcome(match[2]) == outcome and step in (None, int(match[1])):
                 found.append(path)
         return found
+
+
+def _check_columns(path: Path, columns: Sequence[str] | None) -> None:
+    """Raises UserError for a name that is no column of the file: pyarrow's error reads as if the file were damaged."""
+    import pyarrow.parquet as pq
+
+    known = pq.read_schema(path).names if columns is not None else []
+    if unknown := next((name for name in columns or () if name not in known), None):
+        near = difflib.get_close_matches(unknown, known, n=1)
+        raise UserError(f"episodes/{path.name} has no column {unknown!r}",
+                        f"did you mean {near[0]!r}?" if near else f"use some of {', '.join(known)}")
 
 
 def _outcome(part: str | None) -> Outcome:

@@ -69,6 +69,8 @@ def test_a_run_is_read_as_arrow_tables(tmp_path: Path):
     assert set(second["outcome"].to_pylist()) == {"trained"}
     assert set(run.episodes(outcome="evaluated")["outcome"].to_pylist()) == {"evaluated"}
     assert run.episodes(step=99).num_rows == 0
+    with pytest.raises(gagpo.UserError, match=r"step-00000001\.parquet has no column 'delt'; did you mean 'delta'\?"):
+        run.episodes(columns=["group", "delt"])
     (run.path / "episodes" / "step-00000002.parquet").write_bytes(b"torn")
     with pytest.raises(gagpo.UserError, match=r"step-00000002\.parquet cannot be read"):
         run.episodes()
@@ -85,6 +87,8 @@ def test_a_mistake_is_said_before_anything_starts(tmp_path: Path):
         gagpo.train("alfworld-tiny", {"model.path": tmp_path / "none", "runs_dir": tmp_path / "runs"})
     with pytest.raises(gagpo.UserError, match="holds no model"):
         gagpo.evaluate(tmp_path)
+    with pytest.raises(gagpo.UserError, match=f"there is no folder {tmp_path}/none; give a Hugging Face folder"):
+        gagpo.evaluate(tmp_path / "none")
     assert list(tmp_path.iterdir()) == []
 
 

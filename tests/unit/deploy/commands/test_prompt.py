@@ -60,7 +60,8 @@ def test_people_see_prompt_tokens_and_limits(capsys, tmp_path: Path):
 @pytest.mark.parametrize(("arguments", "said"), [
     (["alfworld-gen/valid/nothing"], "there is no task"),
     ([TASK, "--turns", "0"], "argument --turns: it must be at least 1, not 0"),
-    ([TASK, "model.path=/nowhere"], "/nowhere holds no tokenizer")])
+    ([TASK, "model.path=/nowhere"], "there is no folder /nowhere; give a Hugging Face folder"),
+    ([TASK, "model.path=/"], "/ holds no tokenizer; give a Hugging Face folder")])
 def test_a_mistake_is_one_line(capsys, arguments: list[str], said: str):
     assert main(["prompt", *arguments]) == 2
     assert said in capsys.readouterr().err
