@@ -267,9 +267,11 @@ class TrainingLoop:
 
     def _written(self, write: Callable[[], Any]) -> Any:
         """Returns the result of `write`, once the disk of the run's folder has room for it. Raises LeaseLost."""
-        # Before every try: another learner may have begun while this one waited for the disk.
-        return while_folder_away(lambda: self.fence() or write(), seconds=self.config.learner.collective_s,
-                                 what="no file could be written")
+        def fenced() -> Any:
+            self.fence()  # before every try: another learner may have begun while this one waited for the disk
+            return write()
+
+        return while_folder_away(fenced, seconds=self.config.learner.collective_s, what="no file could be written")
 
     def fence(self) -> None:
         """Raises LeaseLost if another learner has begun. Called before files change, because files check no lease."""

@@ -172,9 +172,8 @@ class Engine:
         self._released.set()
 
     async def while_alive(self, work: Coroutine[Any, Any, T]) -> T:
-        """Returns the result of `work`. If vLLM's process ends first, of which a wait for environment servers would not
-        learn, cancels it and raises EngineFault.
-        """
+        """Returns the result of `work`. Cancels it and raises EngineFault if vLLM's process ends first, of which a wait
+        for environment servers would not learn."""
         assert self._watch is not None, "the engine has not started"
         task = asyncio.create_task(work)
         try:

@@ -64,7 +64,7 @@ class RunResults:
         """One row per turn, with the columns of docs/tasks/parquet.md.
 
         `step`: the episodes of one learner step alone; a large run may not fit into memory otherwise. `columns`: read
-        these alone. Raises UserError for a column that a file does not have, and Damaged for a file that cannot be read.
+        these alone. Raises UserError for a column that a file lacks, and Damaged for a file that cannot be read.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
