@@ -32,8 +32,17 @@ class Demonstrator(Protocol):
         ...
 
 
-def any_admissible(action: str, now: Outcome, rng: random.Random) -> str:
+class Disturb(Protocol):
+    """The noise of demonstrations."""
+
+    def __call__(self, action: str, first: Outcome, now: Outcome, rng: random.Random, /) -> str:
+        """Returns what to execute instead of `action`, after the first outcome of the episode and its latest one."""
+        ...
+
+
+def any_admissible(action: str, first: Outcome, now: Outcome, rng: random.Random) -> str:
     """Returns a random admissible action as noise, or `action` itself if the environment lists none."""
+    del first
     return rng.choice(now.admissible_actions or [action])
 
 
@@ -43,8 +52,8 @@ class Teacher:
 
     player: Callable[[Outcome, random.Random, SftSection], Demonstrator]
     """Makes the player of one episode from its first outcome. The generator given decides all chance."""
-    disturb: Callable[[str, Outcome, random.Random], str] = any_admissible
-    """Returns the noise to execute instead of an action."""
+    disturb: Disturb = any_admissible
+    """Makes the noise. Mistakes that agents make are good noise: the steps after them show the way out."""
     disguise: Callable[[Session, int], Session] | None = None
     """Wraps a session in other words, by a seed. If it is set, every second demonstration plays such a session."""
     names: Literal["numbered", "words"] = "words"

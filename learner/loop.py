@@ -247,7 +247,7 @@ class TrainingLoop:
 
     def _finish(self, position: Position, packed: Packed, saved: Future[object], started: float) -> None:
         """Makes the checkpoint durable, then retires its episodes."""
-        self._export(packed, self.checkpoints.drafted(position.step) / EXPORT)
+        self.export(self.checkpoints.drafted(position.step) / EXPORT, packed)
         saved.result(self.config.learner.collective_s)
         folder = self._written(partial(self.checkpoints.commit, position))
         log.info("checkpoint written", step=position.step, seconds=time.monotonic() - started)
@@ -257,18 +257,16 @@ class TrainingLoop:
         log.info("episodes retired", step=position.step, bytes=self.store.retire(self.lease, position.step),
                  bodies=self.store.sweep())
 
-    def export(self, folder: Path) -> None:
-        """Writes the published weights into a folder that transformers and vLLM load."""
-        assert self.packed is not None
-        self._export(self.packed, folder)
-
-    def _export(self, packed: Packed, folder: Path) -> None:
+    def export(self, folder: Path, packed: Packed | None = None) -> None:
+        """Writes `packed`, or the published weights, into a folder that transformers and vLLM load."""
+        packed = packed or self.packed
+        assert packed is not None
         self._written(partial(self.learner.write, folder, unpack(packed.manifest, packed.buffer)))
 
     def _written(self, write: Callable[[], Any]) -> Any:
-        """Returns the result of `write`, once the disk of the run's folder has room for it. Raises LeaseLost."""
+        """Returns the result of `write`, once the disk has room. Another learner may begin meanwhile: LeaseLost."""
         def fenced() -> Any:
-            self.fence()  # before every try: another learner may have begun while this one waited for the disk
+            self.fence()
             return write()
 
         return while_folder_away(fenced, seconds=self.config.learner.collective_s, what="no file could be written")

@@ -85,17 +85,17 @@ def demonstrate(
         answer = written(player, template, first, turns, now)
         parsed = template.parse(answer)
         action, kept = parsed.action, parsed.kept
-        judged = _judged(teacher, action, now, judge) if judge.random() < sft.judgements else None
+        judged = _judged(teacher, action, first, now, judge) if judge.random() < sft.judgements else None
         noise = rng.random() < sft.noise
         if noise:
-            action, kept = teacher.disturb(action, now, rng), ""
+            action, kept = teacher.disturb(action, first, now, rng), ""
         steps.append(DemoStep(template.render(first, turns, now), answer, action, train=not noise, judged=judged))
         turns.append(Turn(observation=now.observation, action=action, admissible=now.admits(action), kept=kept))
         now = session.step(action)
     return Demonstration(task, steps, now.won)
 
 
-def _judged(teacher: Teacher, action: str, now: Outcome, rng: random.Random) -> tuple[str, bool]:
+def _judged(teacher: Teacher, action: str, first: Outcome, now: Outcome, rng: random.Random) -> tuple[str, bool]:
     """Returns the player's action or noise in its place, by a coin, and whether it is the player's."""
-    about = rng.choice((action, teacher.disturb(action, now, rng)))
+    about = rng.choice((action, teacher.disturb(action, first, now, rng)))
     return about, about == action

@@ -15,7 +15,7 @@ from envservice.base import Outcome, Session
 from services.seeds import seed_for
 
 _NUMBERED = re.compile(r"\b([a-z]+) (\d+)\b")
-_HIGHEST = 6
+HIGHEST = 6
 """Numbers 1 to 6 are permuted for each kind of object. There are rarely more of a kind."""
 
 
@@ -55,5 +55,5 @@ class Renumbered:
 
 
 def _permutation(seed: int, kind: str) -> dict[str, str]:
-    numbers = [str(number) for number in range(1, _HIGHEST + 1)]
+    numbers = [str(number) for number in range(1, HIGHEST + 1)]
     return dict(zip(numbers, random.Random(seed_for(seed, kind)).sample(numbers, len(numbers)), strict=True))

@@ -1,13 +1,14 @@
-"""ALFWorld's demonstrations: the searcher as a Demonstrator, noise that mistakes numbers, games under other numbers."""
+"""ALFWorld's demonstrations: the searcher as a Demonstrator, mistakes as noise, games under other numbers."""
 
 from __future__ import annotations
 
 import random
 import re
 
-from envservice.alfworld.prompts import choices
-from envservice.alfworld.renumbered import Renumbered
-from envservice.alfworld.searcher import Searcher
+from envservice.alfworld.memory import GameMemory
+from envservice.alfworld.prompts import choices, task_of
+from envservice.alfworld.renumbered import HIGHEST, Renumbered
+from envservice.alfworld.searcher import Searcher, parse_task
 from envservice.base import Outcome
 from envservice.response_format import answer
 from envservice.spec import Teacher
@@ -28,16 +29,35 @@ class AlfworldDemonstrator:
         return answer(move.thought, move.action)
 
 
-def disturb(action: str, now: Outcome, rng: random.Random) -> str:
-    """Returns noise instead of `action`: any admissible action, or `action` with another number in it."""
-    if rng.random() < 0.5:
-        return rng.choice(choices(now))
+def disturb(action: str, first: Outcome, now: Outcome, rng: random.Random) -> str:
+    """Returns noise instead of `action`, of three kinds alike: admissible, with a wrong number, or in vain."""
+    draw = rng.choice((_admissible, _misnumbered, _in_vain))
+    return draw(action, first, now, rng)
+
+
+def _admissible(_action: str, _first: Outcome, now: Outcome, rng: random.Random) -> str:
+    return rng.choice(choices(now))
+
+
+def _misnumbered(action: str, _first: Outcome, now: Outcome, rng: random.Random) -> str:
     numbered = action if re.search(r"\d", action) else rng.choice([each for each in choices(now) if each[-1].isdigit()])
     while True:
         spot = rng.choice(list(re.finditer(r"\d+", numbered)))
         corrupted = f"{numbered[: spot.start()]}{rng.randint(1, _HIGHEST_NUMBER)}{numbered[spot.end() :]}"
         if corrupted not in now.admissible_actions:
             return corrupted
+
+
+def _in_vain(action: str, first: Outcome, now: Outcome, rng: random.Random) -> str:
+    """Goes to where it stands, or takes an object of the task's kind where none is. These are the actions that agents
+    repeat to the end of a lost episode if no demonstration shows a way out (docs/reproduction.md#the-best-agent)."""
+    elsewhere = set(now.admissible_actions)
+    here = [each for each in GameMemory(first).receptacles if f"go to {each}" not in elsewhere]
+    if not here:
+        return _misnumbered(action, first, now, rng)  # at the start it stands nowhere
+    place, (_, kind, _) = here[0], parse_task(task_of(first))
+    takes = [f"take {kind} {number} from {place}" for number in range(1, HIGHEST + 1)]
+    return rng.choice((f"go to {place}", rng.choice([each for each in takes if each not in elsewhere])))
 
 
 TEACHER = Teacher(

@@ -41,9 +41,9 @@ class ScienceworldDemonstrator:
         return any(now.observation.startswith(begins) for action, begins in NOISE.items() if action != self._action())
 
 
-def disturb(action: str, now: Outcome, rng: random.Random) -> str:
+def disturb(action: str, first: Outcome, now: Outcome, rng: random.Random) -> str:
     """Returns a look that changes nothing, to be taken instead of `action`."""
-    del action, now
+    del action, first, now
     return rng.choice(list(NOISE))
 
 

@@ -59,7 +59,7 @@ def _route(question: str) -> tuple[str, list[str]]:
     return "", []
 
 
-def disturb(action: str, _now: Outcome, rng: random.Random) -> str:
+def disturb(action: str, _first: Outcome, _now: Outcome, rng: random.Random) -> str:
     """Returns a search for one word of `action`, to be taken in its place."""
     words = re.sub(r"<[^>]*>", " ", action).split()
     return f"<search>{rng.choice(words or ['river'])}</search>"

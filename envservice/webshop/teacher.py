@@ -29,13 +29,13 @@ class WebshopDemonstrator:
         return answer(move.thought, move.action)
 
 
-def disturb(action: str, now: Outcome, rng: random.Random) -> str:
+def disturb(action: str, first: Outcome, now: Outcome, rng: random.Random) -> str:
     """Returns noise instead of `action`: a search for half of the wish, or any click except a purchase.
 
     On an item page the click leaves the page, because a wrong option would show nowhere and could not be undone. If a
     wanted option is not offered, half of the noise clicks it: a model that never saw this fail would repeat it forever.
     """
-    del action
+    del action, first
     page, request = read(now), parse_request(instruction_of(now))
     if page.name == "index":
         words = content_words(request.wish)

@@ -23,7 +23,8 @@ class SftSection(Section):
     demos_per_game: int = Field(default=3, ge=1)
     """Number of demonstrations of each training game."""
     noise: float = Field(default=0.15, ge=0, lt=1)
-    """Share of demonstrated turns that are random or corrupted. They are executed but not trained on."""
+    """Share of demonstrated turns that are noise: random, or a mistake that agents make. They are executed but not
+    trained on."""
     judgements: float = Field(default=0.0, ge=0, le=1)
     """Share of demonstrated turns about which a judgement is shown too (learner.judge): the player's action is good,
     noise in its place is bad, by a coin. Not with sft.file, whose steps may have judgements of their own."""

@@ -119,7 +119,7 @@ def test_workers_are_shown_while_they_beat_and_the_store_beside_them(
     assert capsys.readouterr().err == ""
 
 
-def test_what_a_killed_run_has_left_at_the_address_of_a_new_one_is_forgotten(parts: Topology, folder: RunFolder):
+def test_a_new_run_forgets_a_killed_one_at_its_address(parts: Topology, folder: RunFolder):
     """Prometheus took the new run's metrics under both names. Elsewhere it stays, for the alert that tells of it."""
     port = held_port()
     config = lay_over(parts.config, {"metrics.port": port})

@@ -43,7 +43,7 @@ def test_an_action_that_noise_replaced_is_given_again(player: teacher.Sciencewor
 
 def test_noise_changes_nothing_in_the_world():
     rng, now = random.Random(0), Outcome(observation="", admissible_actions=["open <object>"])
-    assert {teacher.disturb("open door", now, rng) for _ in range(50)} == {"look around", "inventory"}
+    assert {teacher.disturb("open door", now, now, rng) for _ in range(50)} == {"look around", "inventory"}
 
 
 def test_noisy_demonstrations_win_and_their_solver_ends_when_nobody_asks(

@@ -21,7 +21,7 @@ def play(environment, task, noise=0.0):
     while not now.done and len(actions) < 15:
         action = shopper.act(now).action
         if rng.random() < noise:
-            action = disturb(action, now, rng)
+            action = disturb(action, now, now, rng)
         actions.append(action)
         now = session.step(action)
     return now, actions
@@ -60,7 +60,7 @@ def test_noise_never_buys_and_never_chooses(catalogue_shop):
     now = session.reset()
     pages = [now, session.step(f"search[{instruction_of(now)}]")]
     pages.append(session.step(pages[1].admissible_actions[2]))
-    drawn = [{disturb("click[x]", page, rng) for _ in range(200)} for page in pages]
+    drawn = [{disturb("click[x]", pages[0], page, rng) for _ in range(200)} for page in pages]
     assert all(action.startswith("search[") for action in drawn[0])
     assert drawn[1] == set(pages[1].admissible_actions)
     assert drawn[2] == {f"click[{name}]" for name in ("description", "features", "reviews", "< prev", "back to search")}
@@ -74,7 +74,7 @@ def test_noise_asks_in_vain_for_an_option_that_is_not_there(shop):
     wanted = {f"click[{value}]" for value in parse_request(wish).options.values()}
     assert wanted
     rng = random.Random(0)
-    drawn = Counter(disturb("click[x]", bare, rng) for _ in range(400))
+    drawn = Counter(disturb("click[x]", bare, bare, rng) for _ in range(400))
     assert wanted < set(drawn)
     assert 150 < sum(drawn[action] for action in wanted) < 250
 
