@@ -37,6 +37,8 @@ class Losses:
     inadmissible: int = 0
     repeated: int = 0
     """Turns with the observation and the action of an earlier turn of the episode."""
+    looped: int = 0
+    """Episodes of which half of the turns or more repeat one and the same turn."""
     unchanged: int | None = 0
     """Turns in which the environment said that nothing changed. None: the archive does not tell."""
     ends: Counter[str] = field(default_factory=Counter[str])
@@ -119,7 +121,9 @@ def _count(into: Losses, episode: Sequence[dict[str, Any]], why: LostEpisode | N
     into.lost += 1
     into.turns += len(episode)
     into.inadmissible += sum(not row["admissible"] for row in episode)
-    into.repeated += len(episode) - len({(row["observation"], row["action"]) for row in episode})
+    turns = Counter((row["observation"], row["action"]) for row in episode)
+    into.repeated += len(episode) - len(turns)
+    into.looped += 2 * (max(turns.values()) - 1) >= len(episode)
     flags = [row.get("unchanged") for row in episode]
     into.unchanged = None if None in flags or into.unchanged is None else into.unchanged + sum(map(bool, flags))
     into.ends[_ENDS.get(episode[0]["end"], "lost")] += 1
@@ -136,10 +140,12 @@ def grids(report: LossReport) -> dict[str, Grid]:
     where = f"Evaluation {report.label} at T = {report.temperature:g}."
     shares = Grid(
         note=f"{where} Shares of the turns of lost episodes: actions that were not admissible, turns that repeat an "
-             "earlier one of their episode (the same observation and action), turns that changed nothing.",
-        head=["type", "lost", "inadmissible", "repeated", "no change", "how they ended"],
-        rows=[[name, f"{found.lost} of {found.episodes}", *(_share(count, found.turns) for count in (
-            found.inadmissible, found.repeated, found.unchanged)), _counts(found.ends)]
+             "earlier one of their episode (the same observation and action), turns that changed nothing. In a loop: "
+             "lost episodes of which half of the turns or more repeat one and the same turn.",
+        head=["type", "lost", "in a loop", "inadmissible", "repeated", "no change", "how they ended"],
+        rows=[[name, f"{found.lost} of {found.episodes}", _share(found.looped, found.lost), *(
+            _share(count, found.turns) for count in (found.inadmissible, found.repeated, found.unchanged)),
+            _counts(found.ends)]
             for name, found in types.items()])
     made = {"Lost episodes": shares}
     if any(found.stages for found in types.values()):

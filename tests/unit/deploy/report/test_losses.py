@@ -51,7 +51,19 @@ def test_shares_are_over_the_turns_of_lost_episodes(run):
     assert pick.stages == {"never found the object": 1}
     assert found.by_type["two"].stages == {"saw the object, never held it": 1}
     assert (found.by_type[ALL].lost, found.by_type[ALL].ends) == (2, {"out of turns": 2})
-    assert grids(found)["Lost episodes"].rows[0] == ["pick", "1 of 2", "67%", "33%", "67%", "1 out of turns"]
+    assert grids(found)["Lost episodes"].rows[0] == ["pick", "1 of 2", "0%", "67%", "33%", "67%", "1 out of turns"]
+
+
+def test_an_episode_that_repeats_one_turn_for_half_of_its_turns_is_in_a_loop(run, monkeypatch):
+    """Two turns of four repeat the second turn, which is enough; two of five are not."""
+    looking, again = (TASK, "go to desk 1", True, False), ("desk", "go to desk 1", False, True)
+    for turns, loops in (([looking, again, again, again], 1), ([looking, looking, again, again, again], 0)):
+        monkeypatch.setattr(f"{__name__}.EPISODES", [("pick", False, "turns", turns, "Nothing happens.")])
+        folder = run(f"turns-{len(turns)}")
+        archive(folder, "step-00000001-step-000001-T1")
+        found, _ = losses(folder, [row("step-000001", step=1)], "alfworld")
+        assert found is not None
+        assert found.by_type["pick"].looped == loops
 
 
 def test_the_last_evaluation_of_the_trained_policy_counts(run):
@@ -87,7 +99,7 @@ def test_any_environment_tells_the_shares(run):
         assert list(found.by_type) == ["unknown", ALL]
         assert found.by_type[ALL].unchanged is None
         assert list(grids(found)) == ["Lost episodes"]
-        assert grids(found)["Lost episodes"].rows[0][4] == ""
+        assert grids(found)["Lost episodes"].rows[0][5] == ""
 
 
 def test_a_run_that_lost_nothing_has_no_table(run):
@@ -109,7 +121,8 @@ def test_programs_get_the_counts_as_json(run, capsys):
     told = json.loads(capsys.readouterr().out)["lost"]
     assert (told["label"], told["temperature"]) == ("panel-trained", 0.4)
     assert told["by_type"]["pick"] == {
-        "episodes": 2, "lost": 1, "turns": 3, "inadmissible": 2, "repeated": 1, "unchanged": 2,
+        "episodes": 2, "lost": 1, "turns": 3, "inadmissible": 2, "repeated": 1, "looped": 0,
+        "unchanged": 2,
         "ends": {"out of turns": 1}, "stages": {"never found the object": 1},
         "mistakes": {"object is not there": 2}}
 
