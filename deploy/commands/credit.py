@@ -67,10 +67,11 @@ def add_options(parser: argparse.ArgumentParser, arguments: Sequence[str] = ()) 
     shipped, titles = option_tables(), ("your own estimator", "your own key")
     tables = {**shipped, **{title: model for title, model in zip(titles, own, strict=True)
                             if model not in shipped.values()}}
+    able = [name for name, each in ESTIMATORS.items() if not (each.needs_critic or each.needs_tokens)]
     parser.add_argument("--estimator", default="gagpo", help=(
-        f"one of {', '.join(ESTIMATORS)}, or module:Name of your own; default %(default)s"))
+        f"one of {', '.join(able)}, or module:Name of your own; default %(default)s"))
     parser.add_argument("--state-key", default="observation", help=(
-        f"one of {', '.join(KEYS)}; default %(default)s"))
+        f"one of {', '.join(key for key in KEYS if key != 'prompt')}; default %(default)s"))
     fields = {name: field for model in tables.values() for name, field in model.model_fields.items()}
     if taken := sorted(fields.keys() & {"help", *_COMMANDS_OWN}):
         raise UserError(f"{taken[0]} is an option of your own estimator or state key, and means something else to "

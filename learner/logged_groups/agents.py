@@ -29,6 +29,6 @@ def read_agents(name: str) -> list[LoggedGroup]:
             if found.steps:
                 groups.setdefault(found.task, []).append(
                     LoggedEpisode(steps=found.steps, final_state=found.final_state))
-    if not groups:
-        raise UserError(f"{name} has no episode with a call", "give a file of gagpo serve-agent --out")
+        if not groups:
+            raise UserError("it has no episode with a call", "give a file of gagpo serve-agent --out")
     return [LoggedGroup(id=task, episodes=episodes) for task, episodes in groups.items()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,19 +23,37 @@ def read_groups(name: str) -> list[LoggedGroup]:
 
     Raises UserError that names the file and the line of the mistake.
     """
-    called = "standard input" if name == "-" else name
+    called = called_by(name)
     with opened(name) as stream:
         lines = numbered(stream)
         first = next(lines, None)
-        if first is None or not _is_whole(first[1]):
-            text = first[1] if first else b""
-            text += b"".join(line for _, line in lines)
-            if not text.strip():
-                raise UserError(f"{called} is empty", "see gagpo credit --help for the form")
-            return [parse_group(text, f"{called}: ")]
+        if first is None:
+            raise UserError(f"{called} is empty", "see gagpo credit --help for the form")
+        if not _is_whole(first[1]):
+            return [_document([first, *lines], called)]
         found = [parse_group(first[1], f"{called} line {first[0]}: ")]
         found += [parse_group(line, f"{called} line {number}: ") for number, line in lines]
         return found
+
+
+def _document(lines: list[tuple[int, bytes]], called: str) -> LoggedGroup:
+    """Returns the group of a JSON document over several lines, each with its number. Raises UserError."""
+    text = b"".join(line for _, line in lines)
+    try:
+        return parse_group(text, f"{called}: ")
+    except UserError as error:
+        what = error.what.removeprefix(f"{called}: ")
+        if (place := re.search(r"\(byte (\d+)\)$", what)) is None:
+            raise
+        before = text[:int(place[1])]
+        number, start = lines[before.count(b"\n")][0], before.rfind(b"\n") + 1
+        raise UserError(f"{called} line {number}: {what[:place.start()]}(byte {len(before) - start})",
+                        error.fix) from None
+
+
+def called_by(name: str) -> str:
+    """Returns what messages call the file `name`."""
+    return "standard input" if name == "-" else name
 
 
 @contextmanager
@@ -43,12 +62,10 @@ def opened(name: str) -> Generator[BinaryIO]:
 
     A UserError about its contents names the file.
     """
-    if name == "-":
-        yield sys.stdin.buffer
-        return
+    called = called_by(name)
     with ExitStack() as stack:
         try:
-            stream = stack.enter_context(open_plain(name))
+            stream = sys.stdin.buffer if name == "-" else stack.enter_context(open_plain(name))
         except Damaged:
             raise UserError(f"{name} is not a plain file", "give one, or - for standard input") from None
         except OSError as error:
@@ -57,7 +74,7 @@ def opened(name: str) -> Generator[BinaryIO]:
         try:
             yield stream
         except UserError as error:
-            what = error.what if error.what.startswith(name) else f"{name}: {error.what}"
+            what = error.what if error.what.startswith(called) else f"{called}: {error.what}"
             raise UserError(what, error.fix) from error
 
 

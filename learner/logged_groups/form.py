@@ -106,10 +106,14 @@ def credit_options(given: Mapping[str, Any]) -> CreditSection:
 def credit_of(groups: Sequence[LoggedGroup], options: CreditSection) -> list[Credit]:
     """Returns one credit per group. The groups count as one learner step: `normalize: batch` is over all of them.
 
-    Raises UserError as check_read does, and if an estimator of the user's own returns anything but one finite advantage
-    for each step.
+    Raises UserError as check_read does, if the state key compares lists of admissible actions and there are none, and
+    if an estimator of the user's own returns anything but one finite advantage for each step.
     """
     chosen = estimator(options.estimator)
+    if options.state_key == LISTED_KEY and all(step.admissible is None for group in groups
+                                               for episode in group.episodes for step in episode.steps):
+        raise UserError(f"no step has a list of admissible actions, and the state key {LISTED_KEY} compares them",
+                        "give each step its list as `admissible`, or choose another state key")
     check_read(((f"step {t} of episode {k} of group {group.id or number}", step)
                 for number, group in enumerate(groups, 1) for k, episode in enumerate(group.episodes)
                 for t, step in enumerate(episode.steps)), options.estimator)

@@ -65,7 +65,7 @@ def read_verl(name: str) -> list[LoggedGroup]:
         lines = numbered(stream)
         first = next(lines, None)
         if first is None:
-            raise UserError(f"{name} has no lines", PAGE)
+            raise UserError("it has no lines", PAGE)
         if _decoded(*first, _FirstLine).traj_uid is None:
             return _groups_of_episodes(_lines(first, lines, EpisodeLine))
         return _groups_of_steps(_lines(first, lines, StepLine))

@@ -162,7 +162,7 @@ def test_a_final_state_is_pooled_too(monkeypatch, capsys):
     [
         ('{"episodes": []}', "episodes: "),
         ('{"episodes": [{"steps": []}]}', r"episodes\.0\.steps: "),
-        ('{"episodes": [{"steps": [{"state": "S", "reward": NaN}]}]}', "input: JSON is malformed"),
+        ('{"episodes": [{"steps": [{"state": "S", "reward": NaN}]}]}', "input line 1: JSON is malformed"),
         ('{"episodes": [{"steps": [{"state": "S", "reward": 1e300}]}]}', r"episodes\.0\.steps\.0\.reward: "),
         ('{"episodes": [{"steps": [{"state": "S", "reward": "1"}]}]}', r"episodes\.0\.steps\.0\.reward: "),
         ('{"episodes": [{"steps": [{"state": 1, "reward": 1}]}]}', r"episodes\.0\.steps\.0\.state: "),
@@ -194,11 +194,25 @@ def test_other_mistakes_are_one_line(monkeypatch, capsys, tmp_path):
         (["--similarity", "1"], "option similarity"),
         (["--state-key", "prompt"], "option state_key prompt: the input has texts"),
         (["--state-key", "prompt", "--bootstrap"], "option state_key prompt: the input has texts"),
+        (["--state-key", "observation+admissible"], "no step has a list of admissible actions, and the state key"),
+        (["--from", "verl"], "standard input: line 1: "),
+        (["--from", "agents"], "standard input: line 1: "),
         ([str(tmp_path / "none.json")], "cannot read"),
     ]:
         with pytest.raises(UserError, match=match) as caught:
             run(monkeypatch, capsys, group(EX2), *arguments)
         assert "\n" not in str(caught.value)
+
+
+def test_each_choice_that_the_help_names_reads_a_whole_file(monkeypatch, capsys):
+    step = {"state": "S", "reward": 0, "action": "a", "tag": "explore", "admissible": ["a"]}
+    with pytest.raises(SystemExit):
+        parse(["credit", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    for option, place, last in (("--estimator", "ESTIMATOR one of ", ", or module:Name"),
+                                ("--state-key", "STATE_KEY one of ", "; default")):
+        for name in told.partition(place)[2].partition(last)[0].split(", "):
+            run(monkeypatch, capsys, json.dumps({"episodes": [{"steps": [step]}]}), option, name)
 
 
 def test_each_line_is_a_group_with_its_id_and_its_actions(monkeypatch, capsys):
@@ -223,7 +237,13 @@ def test_the_groups_of_a_file_are_those_of_one_learner_step(monkeypatch, capsys)
 
 
 def test_a_damaged_line_is_named_by_its_number(monkeypatch, capsys):
-    for text, match in [(group(EX2) + '\n\n{"episodes": []}', "line 3: episodes: "), (group(EX2) + "\n{", "line 2: ")]:
+    wrong = '{"episodes": [{"steps": [{"state": "S", "reward": NaN}]}]}'
+    spread = wrong.replace(": [{", ": [\n\n{")
+    for text, match in [
+        (group(EX2) + '\n\n{"episodes": []}', "input line 3: episodes: "), (group(EX2) + "\n{", "input line 2: "),
+        (f"{wrong}\n{group(EX2)}", r"input line 1: JSON is malformed: invalid character \(byte 50\)"),
+        (f"\n{spread}", r"input line 6: JSON is malformed: invalid character \(byte 25\)"),
+    ]:
         with pytest.raises(UserError, match=match):
             run(monkeypatch, capsys, text)
 
