@@ -123,8 +123,9 @@ def pool_centers(xs: Array, pools: Integers, ddof: int) -> tuple[Array, Array]:
     x, pool = xs[order], pools[order]
     starts = np.flatnonzero(np.append(True, pool[1:] != pool[:-1]))
     counts = np.diff(starts, append=len(x))
-    low, equal = x[starts], x[starts] == x[starts + counts - 1]
-    means = np.repeat(np.where(equal, low, np.add.reduceat(x, starts) / counts), counts)
+    low, high = x[starts], x[starts + counts - 1]
+    equal = high - low <= ZERO * np.maximum(1.0, np.maximum(np.abs(low), np.abs(high)))  # as in `center`
+    means = np.repeat(np.where(low == high, low, np.add.reduceat(x, starts) / counts), counts)
     squares = np.add.reduceat((x - means) ** 2, starts) / np.maximum(counts - ddof, 1)
     spreads = np.repeat(np.where(equal, 1.0, np.sqrt(squares) + EPSILON), counts)
     back = np.argsort(order)

@@ -55,6 +55,17 @@ def test_hgpo_weighs_the_state_alone_and_the_longer_history(group):
     assert c.values["X"] == (pytest.approx(16 / 3), 3)
 
 
+def test_hgpo_gives_histories_whose_returns_differ_by_rounding_no_weight():
+    """The same rewards in another order have another sum, by rounding. After X all steps in S have this return, so they
+    are compared with the lost one alone, which came after Y, and only by the state: mean 3/4 R, spread √3/4 R."""
+    rows = [(0.3, 3.3, 1.7, 0.3, 3.3), (3.3, 0.3, 0.3, 1.7, 3.3), (0.3, 0.3, 3.3, 1.7, 3.3)]
+    group = [[CreditStep(state="X", reward=0.0), CreditStep(state="S", reward=row[0]),
+              *(CreditStep(state=f"{i}{t}", reward=r) for t, r in enumerate(row[1:]))] for i, row in enumerate(rows)]
+    c = credit("hgpo", [*group, [CreditStep(state="Y", reward=0.0), CreditStep(state="S", reward=0.0)]], gamma=1.0)
+    assert len({row[1] for row in c.returns[:3]}) == 3
+    assert [row[1] for row in c.advantages] == pytest.approx([3**-0.5] * 3 + [-3**0.5], abs=1e-6)
+
+
 def test_g2po_compares_what_steps_lead_to(group):
     """γ = 1/2, reward 8, mean_norm. V(S) = (1/4 · 8 + 0) / 2 = 1, V(X) = 1/2 · 8 = 4, V(Z) = 0.
 
