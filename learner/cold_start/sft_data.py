@@ -69,23 +69,25 @@ def encode(
     """Returns rows of at most `max_tokens`. Longer examples are left out: a cut prompt would teach wrong answers.
 
     With `chat` a prompt is one user message in that format or a whole conversation, and a thought that the format
-    itself opens is not answered again. Without it, prompts are raw text. If the tokenizer lacks a token for one of
-    `stops` (any model that was not made here), the answer ends with its end-of-text token. Raises UserError for a
-    conversation that the chat template refuses.
+    itself opens is not answered again. Without it, prompts are raw text. An answer gets the tokenizer's end-of-text
+    token, unless it ends in one of `stops` that is a token, at which sampling ends. Raises UserError for a conversation
+    that the chat template refuses.
     """
     prompts, responses = [_text(example, chat) for example in examples], [one.response for one in examples]
     if chat is not None:
         opening = chat.opening()
         if opening and THINK_END not in opening:
             responses = [response.removeprefix(THINK) for response in responses]
-    ending = [] if tokenizer.get_vocab().keys() >= set(stops) else [tokenizer.eos_token_id]
+    known = tokenizer.get_vocab()
+    ends = tuple(stop for stop in stops if stop in known)
     first = first_tokens(tokenizer) if chat is None else []
     prompt_ids = [[*first, *prompt] for prompt in _ids(tokenizer, prompts)]
     response_ids = _ids(tokenizer, responses)
+    endings = [[] if response.endswith(ends) else [tokenizer.eos_token_id] for response in responses]
     rows = [
         TokenRow(ids=np.asarray([*prompt, *response, *ending], dtype=np.int32), prompt_tokens=len(prompt),
                  learn_prompt=example.learn_prompt)
-        for example, prompt, response in zip(examples, prompt_ids, response_ids, strict=True)
+        for example, prompt, response, ending in zip(examples, prompt_ids, response_ids, endings, strict=True)
     ]
     return [row for row in rows if len(row.ids) <= max_tokens]
 

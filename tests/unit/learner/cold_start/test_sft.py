@@ -60,6 +60,15 @@ def test_a_chat_prompt_goes_through_the_template_of_the_tokenizer(tokenizer):
     assert tokenizer.decode(row.ids[: row.prompt_tokens]) == f"<|user|>{EXAMPLES[0].prompt}{END}<|assistant|>"
 
 
+@pytest.mark.parametrize("stops", [(), ("</action>",), ("</action>", "</unknown>")])
+def test_an_answer_that_ends_in_no_token_of_a_stop_gets_the_end_of_text(tokenizer, stops):
+    """A model that imitates an answer without an end goes on to the last token that it may sample."""
+    shown = [Example(prompt="Now: a mug 1\n", response=response) for response in ("take mug 1", "<action>go</action>")]
+    plain, tagged = encode(tokenizer, shown, chat=None, max_tokens=64, stops=stops)
+    assert plain.ids[-1] == tokenizer.eos_token_id
+    assert (tagged.ids[-1] == tokenizer.eos_token_id) == (not stops)
+
+
 def test_examples_that_are_too_long_are_left_out_not_cut(tokenizer):
     long = Example(prompt="Now: " + "a mug 1, " * 40, response=EXAMPLES[0].response)
     assert len(encode(tokenizer, [long, EXAMPLES[0]], chat=None, max_tokens=64)) == 1
