@@ -38,6 +38,7 @@ def _of_parts_that_are_off(config: Config) -> Iterator[tuple[str, Any, str]]:
         ("learner.loss", loss, ("correction", "is_cap"), on_policy, "at learner.staleness=0"),
         ("learner.loss", loss, ("is_cap",), loss.correction != "decoupled",
          f"under learner.loss.correction={loss.correction}"),
+        ("learner.loss", loss, ("corrected_rows",), loss.correction == "none", "under learner.loss.correction=none"),
         ("learner.judge", learner.judge, ("answers", "weight", "correction"), not learner.judge.questions,
          "at learner.judge.questions=0"),
         ("learner.lora", learner.lora, ("alpha", "targets"), not learner.lora.rank, "at learner.lora.rank=0"),

@@ -49,6 +49,7 @@ def check(config: Config, *, planned: bool = False, before: Config | None = None
     _places(config)
     if before is None:
         _unread(config)
+        _exact(config)
     if config.storage.url is not None:
         ObjectFolder(config.storage.url).check()
     if config.redis.bodies is not None:
@@ -109,6 +110,18 @@ def _unread(config: Config) -> None:
     if config.autoscale.env is not None and config.env.urls:
         raise UserError(f"autoscale.env={list(config.autoscale.env)} scales servers that the run starts, and env.urls "
                         "names others", "scale those where they run, and leave autoscale.env out")
+
+
+def _exact(config: Config) -> None:
+    """Raises UserError for settings with which rollout.exact could not keep its promise of the same bits."""
+    learner = config.learner
+    for value, told, why in (
+        (learner.staleness, "staleness", "episodes go on under weights that come at any moment"),
+        (learner.gpus, "gpus", "the sums of a GPU come in any order"),
+    ):
+        if config.rollout.exact and value:
+            raise UserError(f"rollout.exact repeats a run, and with learner.{told}={value:g} {why}",
+                            f"set learner.{told}=0, or rollout.exact=false")
 
 
 def _places(config: Config) -> None:

@@ -51,7 +51,8 @@ class RolloutSection(Section):
     update_seconds: float = Field(default=900, gt=0)
     """Seconds that fetching a version of the weights may take, and as many again for loading it."""
     exact: bool = False
-    """One request at a time, float32, no prefix cache: a run, interrupted or not, ends with the same bits. For CPUs."""
+    """One request at a time, float32, no prefix cache: a run, interrupted or not, ends with the same bits. For CPUs,
+    at learner.staleness=0."""
 
     @property
     def reserved_gpus(self) -> float:

@@ -45,6 +45,8 @@ def test_a_key_of_a_setting_that_is_off_is_told():
     (["learner.loss.is_cap=3"], "learner.loss.is_cap=3.0 does nothing at learner.staleness=0"),
     (["learner.loss.correction=coupled", "learner.staleness=1", "learner.loss.is_cap=3"],
      "learner.loss.is_cap=3.0 does nothing under learner.loss.correction=coupled"),
+    (["learner.loss.correction=none", "learner.loss.corrected_rows=all"],
+     "learner.loss.corrected_rows=all does nothing under learner.loss.correction=none"),
     (["learner.judge.answers=8"], "learner.judge.answers=8 does nothing at learner.judge.questions=0"),
     (["learner.judge.weight=2"], "learner.judge.weight=2.0 does nothing at learner.judge.questions=0"),
     (["learner.judge.correction=true"], "learner.judge.correction=true does nothing at learner.judge.questions=0"),

@@ -107,6 +107,15 @@ def test_a_critic_and_a_baseline_over_the_batch_need_no_group_to_compare_with(es
     preflight.check(config(f"learner.credit.estimator={estimator}", "learner.loss.ratio=token", "learner.group_size=1"))
 
 
+@pytest.mark.parametrize(("override", "expected"), [
+    ("learner.staleness=1", "with learner.staleness=1 episodes go on under weights that come at any moment; set learner"
+                            ".staleness=0, or rollout.exact=false"),
+    ("learner.gpus=0.5", "with learner.gpus=0.5 the sums of a GPU come in any order"),
+])
+def test_settings_that_break_the_promise_of_exact_are_refused(override: str, expected: str):
+    assert expected in refusal("rollout.exact=true", override)
+
+
 def test_exact_sampling_needs_float32():
     assert "rollout.exact needs float32" in refusal("rollout.exact=true", "model.dtype=bfloat16")
 
