@@ -7,7 +7,7 @@ layer at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,11 @@ Read = Callable[[str], Tensor]
 
 
 class Weights:
-    """The weights of one folder, to fill the parameters of one empty model."""
+    """The weights of one folder, to fill the parameters of one empty model, and its buffers that files hold."""
 
     def __init__(self, hf: PreTrainedModel, read: Read) -> None:
-        self._names = {id(parameter): name for name, parameter in hf.named_parameters()}
-        self._empty = list(hf.parameters())  # kept alive, so that no other object gets one of their ids
+        self._empty = dict(filed(hf))  # kept alive, so that no other object gets one of their ids
+        self._names = {id(tensor): name for name, tensor in self._empty.items()}
         self._read = read
 
     def fill(self, module: nn.Module, device: torch.device | str, dtype: torch.dtype) -> None:
@@ -42,6 +42,17 @@ class Weights:
                     value = self._read(self._names[id(empty)]).to(device=device, dtype=dtype, copy=True)
                     filled[id(empty)] = nn.Parameter(value, requires_grad=empty.requires_grad)
                 setattr(owner, name, filled[id(empty)])
+            for buffer in owner.buffers(recurse=False):
+                if id(buffer) in self._names:
+                    buffer.copy_(self._read(self._names[id(buffer)]))
+
+
+def filed(hf: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yields the tensors that files hold, by name: parameters, tied ones once, and persistent buffers. Gemma 4 scales
+    each layer's output by such a buffer."""
+    kept = hf.state_dict().keys()
+    yield from hf.named_parameters()
+    yield from ((name, buffer) for name, buffer in hf.named_buffers() if name in kept)
 
 
 def empty_model(folder: Path, attention: str) -> tuple[PreTrainedModel, Weights]:
@@ -51,7 +62,7 @@ def empty_model(folder: Path, attention: str) -> tuple[PreTrainedModel, Weights]
     """
     try:
         hf = skeleton(AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False), attention)
-        return hf, Weights(hf, _reader(folder, {name for name, _ in hf.named_parameters()}))
+        return hf, Weights(hf, _reader(folder, dict(filed(hf)).keys()))
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise UserError(f"{folder} holds no causal language model ({str(error).splitlines()[0]})",
                         "set model.path to a folder with config.json and model.safetensors") from error
@@ -81,7 +92,7 @@ def _empty_parameters() -> Iterator[None]:
         nn.Module.register_parameter = register
 
 
-def _reader(folder: Path, names: set[str]) -> Read:
+def _reader(folder: Path, names: Set[str]) -> Read:
     """Returns a function that reads tensors from the files of the folder.
 
     If the files use other names for the weights than the model, as those of older architectures do, transformers loads
@@ -94,5 +105,5 @@ def _reader(folder: Path, names: set[str]) -> Read:
     if names <= places.keys():
         return lambda name: places[name].get_tensor(name)
     whole = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", local_files_only=True, trust_remote_code=False)
-    tensors = dict(whole.named_parameters())
+    tensors = dict(filed(whole))
     return lambda name: tensors[name].detach()

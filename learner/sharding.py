@@ -33,7 +33,7 @@ def shard(model: nn.Module, body: nn.Module, weights: Weights, mesh: DeviceMesh,
 
     def place(module: nn.Module) -> None:
         weights.fill(module, device, dtype)
-        module.to(device)  # buffers and adapters, which no file holds
+        module.to(device)  # what no file holds: adapters, most buffers
         fully_shard(module, mesh=mesh, mp_policy=precision, reshard_after_forward=not layout.whole)
 
     layers = getattr(body, "layers", nn.ModuleList())

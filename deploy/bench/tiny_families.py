@@ -51,6 +51,9 @@ FAMILIES = (
            features="capped scores, capped logits, windows"),
     Family(name="Gemma 3", config="Gemma3TextConfig", settings={
         **GEMMA, "sliding_window": 9}, features="windows, norms of queries and keys"),
+    Family(name="Gemma 4", config="Gemma4TextConfig", settings={
+        **WINDOW, "head_dim": 32, "global_head_dim": 32, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0,
+        "tie_word_embeddings": True}, features="windows, a scale of each layer, norms of queries and keys"),
     Family(name="Mistral", config="MistralConfig", settings={"head_dim": 32, "sliding_window": 8}, features="windows"),
     Family(name="Phi 2", config="PhiConfig", settings={"num_key_value_heads": 2, "partial_rotary_factor": 0.5},
            features="partial rotary embeddings, a head with a bias"),
@@ -90,5 +93,8 @@ def make_family(family: Family, folder: Path, *, seed: int = 0, change: Callable
                 parameter.mul_(GAIN)
             elif name.endswith("bias"):
                 parameter.normal_()
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.uniform_(0.25, 0.75)
     model.save_pretrained(folder)
     return folder

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from learner_tiny import make_config
+from transformers import AutoModelForCausalLM
 
 from deploy.bench.tiny_families import FAMILIES, make_family
 from learner import attention, model, model_family
@@ -65,6 +66,15 @@ def test_a_family_is_computed_as_its_own_code_does(folders, gang, rows, name):
     logprobs, entropies = policy(pack_rows(rows, np.arange(4)))
     (logprobs.sum() + entropies.sum()).backward()
     assert [n for n, p in policy.named_parameters() if p.grad is None or not torch.isfinite(p.grad).all()] == []
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_a_family_is_loaded_as_transformers_loads_it(folders, name):
+    """Also its buffers that files hold: the scale of each layer of Gemma 4."""
+    wanted = AutoModelForCausalLM.from_pretrained(folders(name), dtype=torch.float32).state_dict()
+    found = load_policy(folders(name)).hf.state_dict()
+    assert found.keys() == wanted.keys()
+    assert [key for key in wanted if not torch.equal(found[key], wanted[key])] == []
 
 
 @pytest.mark.parametrize("name", ["Gemma 2", "Qwen3.5"])
