@@ -207,11 +207,14 @@ def training_of(config: Config, *, critic: bool, adapters: int = 0) -> Training:
 
 
 def adapter_parameters(shape: Shape, config: Config) -> int:
-    """Returns the number of parameters of the config's adapters; 0 if it has none."""
+    """Returns the number of parameters of the config's adapters; 0 if it has none.
+
+    A layer of another name counts as one of the feed-forward layers. None would count as training all weights.
+    """
     h, i, q, k = shape.hidden, shape.intermediate, shape.queries, shape.keys
-    sides = {"q_proj": h + q, "k_proj": h + k, "v_proj": h + k, "o_proj": q + h, "gate_proj": h + i, "up_proj": h + i,
-             "down_proj": i + h}
-    return config.learner.lora.rank * shape.layers * sum(sides.get(name, 0) for name in config.learner.lora.targets)
+    sides = {"q_proj": h + q, "k_proj": h + k, "v_proj": h + k, "o_proj": q + h, "qkv_proj": h + q + 2 * k,
+             "gate_up_proj": h + 2 * i}
+    return config.learner.lora.rank * shape.layers * sum(sides.get(name, h + i) for name in config.learner.lora.targets)
 
 
 def settled(training: Training, shape: Shape, config: Config, device_bytes: int | None) -> Training:

@@ -9,9 +9,10 @@ import torch
 from learner_tiny import VARIANTS, make_config, make_groups, make_model, make_step, weights
 from safetensors import safe_open
 
+from deploy.bench.tiny_families import FAMILIES, make_family
 from learner.lora import DOWN, UP, LoraLinear, add_adapters
 from learner.memory import adapter_parameters
-from learner.model import load_policy
+from learner.model import load_policy, shape_in
 from learner.packing import make_rows, pack_rows
 from learner.trainer import Learner
 from services.config.lora import LoraSection
@@ -86,6 +87,19 @@ def test_adapters_are_those_of_the_formula_and_start_as_nothing(model_path, gang
     assert sum(p.numel() for p in trained) == adapter_parameters(learner.shape, config)
     assert torch.equal(learner.policy(pack)[0], learner._stepper.reference(pack)[0])
     assert np.isfinite(learner.train(make_groups(0)).metrics["grad_norm"])
+
+
+@pytest.mark.parametrize(("family", "targets", "counted"), [
+    ("Phi 3, Phi 4", ("qkv_proj", "gate_up_proj"), True), ("Phi 2", ("dense", "fc1"), False)])
+def test_the_plan_counts_adapters_of_layers_with_other_names(tmp_path, family, targets, counted):
+    """Without any, the plan would be that of training all weights. Layers of unknown names are counted roughly."""
+    (chosen,) = (one for one in FAMILIES if one.name == family)
+    policy = load_policy(make_family(chosen, tmp_path))
+    config, shape = make_config(lora={"rank": 4, "targets": targets}), shape_in(policy)
+    add_adapters(policy, config.learner.lora, seed=0)
+    real = sum(parameter.numel() for parameter in policy.parameters() if parameter.requires_grad)
+    planned = adapter_parameters(shape, config)
+    assert planned == real if counted else real / 2 < planned < real * 2
 
 
 def test_targets_that_the_model_lacks_are_refused(model_path, gang):
