@@ -17,6 +17,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from learner.model_family import caps_scores
 from services.errors import UserError
 
 Read = Callable[[str], Tensor]
@@ -66,6 +67,17 @@ def empty_model(folder: Path, attention: str) -> tuple[PreTrainedModel, Weights]
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise UserError(f"{folder} holds no causal language model ({str(error).splitlines()[0]})",
                         "set model.path to a folder with config.json and model.safetensors") from error
+
+
+def plain_model(folder: Path, dtype: str) -> PreTrainedModel:
+    """Returns the causal LM of a local folder with its weights and with attention that has all features of its family.
+
+    Raises the errors of transformers.
+    """
+    hf = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True, trust_remote_code=False)
+    if caps_scores(hf):
+        hf.set_attn_implementation("eager")
+    return hf
 
 
 def skeleton(config: PretrainedConfig, attention: str | None = None) -> PreTrainedModel:

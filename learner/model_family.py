@@ -59,10 +59,14 @@ def carries_state(hf: Any) -> bool:
     return bool(getattr(hf, "_is_stateful", False)) or not ATTENTION_LAYERS.issuperset(layers)
 
 
+def caps_scores(hf: Any) -> bool:
+    """Whether attention caps its scores, as in Gemma 2. torch's kernels leave such a cap out without a word."""
+    return getattr(hf.config.get_text_config(), "attn_logit_softcapping", None) is not None
+
+
 def needs_grid(hf: Any) -> bool:
     """Whether attention or a layer's state needs the rows of a pack as a rectangle, whatever the device."""
-    capped = getattr(hf.config.get_text_config(), "attn_logit_softcapping", None) is not None
-    return capped or carries_state(hf) or any(name.endswith("sinks") for name, _ in hf.named_parameters())
+    return caps_scores(hf) or carries_state(hf) or any(name.endswith("sinks") for name, _ in hf.named_parameters())
 
 
 def logits_function(hf: Any) -> Callable[[Tensor], Tensor]:

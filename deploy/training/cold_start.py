@@ -205,18 +205,16 @@ def _start(
     config: Config, path: Path | None, examples: list[Example], spec: EnvironmentSpec, report: Report
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Returns the model to train and its tokenizer: those at `path`, or new ones if `path` is None."""
-    from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     from envservice.registry import find_spec
     from learner.cold_start.scratch_model import scratch_model
     from learner.cold_start.tokenizer import train_tokenizer
+    from learner.loading import plain_model
 
     disable_progress_bar()
     if path is not None:
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype="float32", local_files_only=True, trust_remote_code=False)
-        return model, load_tokenizer(path)
+        return plain_model(path, "float32"), load_tokenizer(path)
     stride = max(1, 2 * len(examples) // TOKENIZER_TEXTS)
     texts = (str(text) for one in examples[::stride] for text in (one.prompt, one.response))
     teacher = find_spec(config.env.name).teacher
