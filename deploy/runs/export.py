@@ -66,12 +66,13 @@ def _generation(folder: Path, config: Config) -> tuple[list[str], dict[str, Any]
     text = load_text(str(folder), config.env, config.model)
     path = folder / GENERATION
     given = read_json(path, dict[str, Any]) if path.exists() else {}
+    kept = {key: value for key, value in given.items() if key.endswith("_token_id")}  # others, as penalties, shape it
     ids = list(text.stop_ids)
     sampling = {"do_sample": True, "temperature": config.eval.temperature} if config.eval.temperature else \
         {"do_sample": False}
     padding = text.tokenizer.pad_token_id
     stops = list(dict.fromkeys([*text.stops, *(str(text.tokenizer.convert_ids_to_tokens(i)) for i in ids)]))
-    return stops, {**given, **sampling, "top_k": 0, "top_p": 1.0, "eos_token_id": ids,
+    return stops, {**kept, **sampling, "top_k": 0, "top_p": 1.0, "eos_token_id": ids,
                    "pad_token_id": ids[0] if padding is None else padding,
                    "max_new_tokens": config.rollout.max_response_tokens}
 

@@ -1,5 +1,6 @@
 """An exported folder works without the run that it comes from."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,19 @@ def test_the_card_says_how_to_fetch_a_base_model_of_the_hub(tmp_path: Path):
     assert f"(`hf download acme/tiny --revision {'0' * 40}`)" in (tmp_path / "out/README.md").read_text()
     assert str(tmp_path) not in (tmp_path / "out/README.md").read_text()
     assert str(tmp_path) not in (tmp_path / "out" / EXPORTED_CONFIG).read_text()
+
+
+def test_an_exported_model_samples_as_in_training_and_not_as_its_base_model_did(tmp_path: Path):
+    """Qwen2.5's instruct models penalise repeated tokens, and vLLM's server would do as the folder says."""
+    dump_config(load_config("alfworld-tiny", ("eval.temperature=0.7",)), tmp_path / "run/config.yaml")
+    (model_at(tmp_path / "model") / "generation_config.json").write_text(json.dumps({
+        "bos_token_id": 1, "eos_token_id": [2], "do_sample": True, "repetition_penalty": 1.1, "temperature": 0.2,
+        "top_p": 0.8, "top_k": 20, "min_p": 0.1}))
+    export(RunFolder(tmp_path / "run"), 3, tmp_path / "model", tmp_path / "out")
+    said = json.loads((tmp_path / "out/generation_config.json").read_text())
+    assert (said["temperature"], said["top_p"], said["top_k"]) == (0.7, 1.0, 0)
+    assert said["bos_token_id"] == 1
+    assert not {"repetition_penalty", "min_p"} & said.keys()
 
 
 def test_a_template_of_the_config_goes_with_the_model(tmp_path: Path):
