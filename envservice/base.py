@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from math import isfinite
+from typing import TYPE_CHECKING, Literal, Protocol, SupportsFloat, runtime_checkable
 
 from services.errors import EnvFault
 
@@ -58,11 +59,21 @@ class Outcome:
             for start, end in map(_around_placeholder, self.admissible_actions) if start or end)
 
 
+_KINDS = {"observation": str, "state": str, **dict.fromkeys(("done", "won", "unchanged", "truncated"), bool)}
+"""Fields of an Outcome that are of exactly this type. numpy's texts and booleans are of others, which JSON has not."""
+
+
 def outcome_of(returned: object, verb: str) -> Outcome:
-    """Returns what `verb` of a session returned. Raises EnvFault if it is no Outcome: sessions may be a user's."""
-    if isinstance(returned, Outcome):
-        return returned
-    raise EnvFault(f"its {verb} returned {type(returned).__name__} {returned!r:.60}, and not an Outcome")
+    """Returns what `verb` of a session returned. Raises EnvFault if it is no Outcome with a finite reward and fields of
+    their types: sessions may be a user's."""
+    if not isinstance(returned, Outcome):
+        raise EnvFault(f"its {verb} returned {type(returned).__name__} {returned!r:.60}, and not an Outcome")
+    for name, kind in _KINDS.items():
+        if type(value := getattr(returned, name)) is not kind:
+            raise EnvFault(f"its {verb} returned {value!r:.60} as {name}, and not a Python {kind.__name__}")
+    if not (isinstance(returned.reward, SupportsFloat) and isfinite(returned.reward)):
+        raise EnvFault(f"its {verb} returned the reward {returned.reward!r:.60}, which is no finite number")
+    return returned
 
 
 def _around_placeholder(listed: str) -> tuple[str, str]:

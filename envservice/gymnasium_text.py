@@ -50,14 +50,14 @@ class TextSession:
 
     def reset(self) -> Outcome:
         text, info = _parts(self._game.reset(seed=self._seed), _RESET)
-        return Outcome(observation=text, admissible_actions=_admissible(info), state=str(info.get("state_id", "")))
+        return Outcome(observation=str(text), admissible_actions=_admissible(info), state=str(info.get("state_id", "")))
 
     def step(self, action: str) -> Outcome:
         text, reward, terminated, truncated, info = _parts(self._game.step(action), _STEP)
         if not isfinite(reward):
             raise EnvFault(f"its step returned the reward {reward}, which is no finite number")
         won = bool(info.get("won", terminated and reward > 0))
-        return Outcome(observation=text, admissible_actions=_admissible(info), reward=float(reward),
+        return Outcome(observation=str(text), admissible_actions=_admissible(info), reward=float(reward),
                        done=bool(terminated or truncated), won=won, state=str(info.get("state_id", "")),
                        unchanged=bool(info.get("unchanged", False)), truncated=bool(truncated and not terminated))
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from envservice.base import Environment, Outcome, Session
+from envservice.base import Environment, Outcome, Session, outcome_of
 from envservice.server.watchdog import Activity, Watchdog
 from envservice.wire.schemas import MAX_ACTION
 from services.config.secrets import ENV_TOKEN_VARIABLE
@@ -79,7 +79,7 @@ class OpenEnvPlay:
         except KeyError:
             raise OpenEnvError("VALIDATION_ERROR", f"there is no task {self.task!r}") from None
         self.steps, self.episode_id = 0, str(asked.get("episode_id") or uuid.uuid4())
-        self.last = self.session.reset()
+        self.last = outcome_of(self.session.reset(), "reset")
         return self._told(self.last)
 
     def step(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class OpenEnvPlay:
             raise OpenEnvError("VALIDATION_ERROR", f'an action is {{"action": "text"}}, up to {MAX_ACTION} characters')
         if self.session is None or self.last is None or self.last.done:
             raise OpenEnvError("EXECUTION_ERROR", "the episode is over: reset" if self.last else "reset comes first")
-        self.last = self.session.step(action)
+        self.last = outcome_of(self.session.step(action), "step")
         self.steps += 1
         return self._told(self.last)
 
@@ -203,13 +203,13 @@ class OpenEnvServer:
             return _error("UNKNOWN_TYPE", f"there is no {verb!r}; send {', '.join(verbs)} or close")
         try:
             told = await asyncio.get_running_loop().run_in_executor(self._thread, self._inside, verbs[verb], data)
+            return msgspec.json.encode({"type": "state" if verb == "state" else "observation", "data": told}).decode()
         except OpenEnvError as refused:
             return _error(refused.code, str(refused))
         except Exception as error:
             log.exception("the engine failed", task=play.task)
             play.session = None
             return _error("EXECUTION_ERROR", f"{type(error).__name__}: {error}")
-        return msgspec.json.encode({"type": "state" if verb == "state" else "observation", "data": told}).decode()
 
     def _inside(self, verb: Callable[[dict[str, Any]], dict[str, Any]], data: dict[str, Any]) -> dict[str, Any]:
         with self._activity:
@@ -235,7 +235,8 @@ def serve_openenv(
 
 
 def _error(code: str, message: str) -> str:
-    return msgspec.json.encode({"type": "error", "data": {"message": message, "code": code}}).decode()
+    told = message.encode(errors="replace").decode()  # half of a surrogate pair is no UTF-8
+    return msgspec.json.encode({"type": "error", "data": {"message": told, "code": code}}).decode()
 
 
 def _json(connection: ServerConnection, body: dict[str, Any]) -> Response:

@@ -205,10 +205,10 @@ class SessionStore:
             session = self._environment.open(task)
             self.activity.moves += 1
             outcome = outcome_of(session.reset(), "reset")
+            answer = _encode(outcome, first_digest(self._tag, content, task, outcome))
         except Exception as error:
             raise _fault(task, error) from error
         self._contents[task] = content
-        answer = _encode(outcome, first_digest(self._tag, content, task, outcome))
         return _Live(task=task, session=session, answers=[answer], recorded=_size(answer), client=client)
 
     def _make_room(self, client: str) -> bool:
@@ -234,9 +234,9 @@ class SessionStore:
             else:
                 outcome = past
                 cast("RecordedSession", live.session).recall(action, past)
+            answer = _encode(outcome, next_digest(live.answers[-1].digest, action, outcome))
         except Exception as error:
             raise _fault(live.task, error) from error
-        answer = _encode(outcome, next_digest(live.answers[-1].digest, action, outcome))
         live.actions.append(action)
         live.answers.append(answer)
         live.recorded += sys.getsizeof(action) + _size(answer)
@@ -273,4 +273,5 @@ def _encode(outcome: Outcome, digest: str) -> Answer:
 
 def _fault(task: str, error: Exception) -> Problem:
     log.exception("the engine failed", task=task)
-    return Problem("env_fault", f"{type(error).__name__}: {error}")
+    told = f"{type(error).__name__}: {error}".encode(errors="replace")  # half of a surrogate pair is no UTF-8
+    return Problem("env_fault", told.decode())

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import threading
 
 import httpx
@@ -27,7 +28,7 @@ def serving(**settings):
     thread.start()
 
     async def start():
-        return await OpenEnvServer(environment=ToyEnvironment(), **{"limit": 4, **settings}).start(listener)
+        return await OpenEnvServer(**{"environment": ToyEnvironment(), "limit": 4, **settings}).start(listener)
 
     async def stop():
         server.close()
@@ -66,6 +67,23 @@ def test_our_environment_is_played_through_openenv_as_it_is_without(url):
         action = next(a for a in ("open door", "take key", "go on", "go back") if a in now.admissible_actions)
         now, same = far.step(action), near.step(action)
     assert (now.observation, now.reward, now.won) == (same.observation, 1.0, True)
+
+
+@pytest.mark.parametrize("field", [{"reward": float("nan")}, {"done": None}, {"observation": "\ud800"}])
+def test_an_outcome_that_no_answer_can_hold_is_an_error_and_no_reward_of_zero(field):
+    class Odd(ToyEnvironment):
+        def open(self, task):
+            session = super().open(task)
+            usual = session.step
+            session.step = lambda action: dataclasses.replace(usual(action), **field)
+            return session
+
+    with serving(environment=Odd()) as url:
+        game = OpenEnvGame(url)
+        game.reset(seed=0)
+        with pytest.raises(EnvFault, match="EXECUTION_ERROR"):
+            game.step("go on")
+        assert game.reset(seed=0)  # the connection lives
 
 
 def test_each_mistake_of_a_client_is_an_error_and_the_session_goes_on(url):

@@ -1,6 +1,7 @@
 """Sessions are played, repeated and rebuilt elsewhere, and every other call is refused by name."""
 
 import dataclasses
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ from toy_environment import ToyEnvironment, solution
 from envservice.server.sessions import SessionStore
 from envservice.wire.problems import Problem
 from envservice.wire.schemas import StepResult
+from services.errors import EnvFault
 
 
 def test_a_game_is_played_to_its_end_and_encoded_as_the_schema_says():
@@ -124,6 +126,35 @@ def test_an_engine_that_breaks_loses_its_session_and_no_other():
     assert refused(store, request(["go on"], "crash", answers[1].digest)).kind == "env_fault"
     assert len(store) == 1
     assert store.step(request(["go on"], "go on", answers[1].digest)).rebuilt
+
+
+@pytest.mark.parametrize(("field", "told"), [
+    ({"observation": "a hall\ud800"}, "surrogates not allowed"), ({"info": {"map": object()}}, "object is unsupported"),
+    ({"done": None}, "None as done, and not a Python bool"), ({"reward": float("nan")}, "the reward nan")])
+def test_an_outcome_that_no_answer_can_hold_is_a_fault_of_its_own_episode(field: dict[str, Any], told: str):
+    """Any other exception would be the answer to a whole request, so to the episodes of others too."""
+    class Odd(ToyEnvironment):
+        def open(self, task: str) -> Any:
+            session = super().open(task)
+            usual = session.step
+            session.step = lambda action: dataclasses.replace(usual(action), **field)
+            return session
+
+    store = SessionStore(Odd())
+    problem = refused(store, request([], "go on", store.reset("e", TASK).digest))
+    assert problem.kind == "env_fault"
+    assert told in problem.message
+    assert len(store) == 0
+
+
+def test_a_fault_can_be_told_whatever_its_text_holds():
+    class Broken(ToyEnvironment):
+        def open(self, task: str) -> Any:
+            raise EnvFault(f"the file {task}\udcff is broken")
+
+    with pytest.raises(Problem) as caught:
+        SessionStore(Broken()).reset("e", TASK)
+    assert msgspec.json.encode(caught.value.body())
 
 
 WORDS = ("go on", "go back", "take key", "open door", "nonsense")
