@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import io
 import os
 import signal
 import sys
@@ -48,7 +49,7 @@ from services.errors import Fault, UserError
 from services.process.packages import check_one_installation
 from services.process.signals import signals_unwind
 from services.process.threads import wait_politely
-from services.telemetry.logs import get_logger, log_path
+from services.telemetry.logs import get_logger, log_path, say
 
 Subparsers = argparse._SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
 
@@ -154,6 +155,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     wait_politely()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a locale without UTF-8 has no characters for some of our text
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         args = parse(argv)
         check_one_installation()
@@ -187,7 +190,7 @@ def _report(error: Exception) -> int:
 
 
 def _say(text: str, status: int) -> int:
-    print(f"error: {printable(' '.join(text.split()))}", file=sys.stderr)
+    say(f"error: {printable(' '.join(text.split()))}")
     return status
 
 

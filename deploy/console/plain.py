@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
@@ -13,8 +15,27 @@ from rich.status import Status
 
 from deploy.console.printable import printable
 
+LOST = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""Errors of a disk that is full, and of a terminal that is gone."""
 EVERY_S = 10.0
 """Seconds between two plain lines about the same work."""
+
+
+@contextmanager
+def going_on() -> Iterator[None]:
+    """Lets a run go on if what it shows cannot be printed: its log has the lines too. Not for a pipe without a reader,
+    which ends a command."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in LOST:
+            raise
+
+
+def print_line(console: Console, text: str) -> None:
+    """Prints a permanent line."""
+    with going_on():
+        console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def span(seconds: float) -> str:
@@ -76,11 +97,12 @@ class StatusLines:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         if self._status is not None:
-            self._status.stop()
+            with going_on():
+                self._status.stop()
 
     def note(self, text: str) -> None:
         """Prints a permanent line."""
-        self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+        print_line(self._console, text)
 
     def passing(self, text: str) -> None:
         """Shows the current activity. Without a terminal it is a plain line."""

@@ -12,8 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from deploy.console.plain import EVERY_S, Pace, span
-from deploy.console.printable import printable
+from deploy.console.plain import EVERY_S, Pace, going_on, print_line, span
 
 BARS = "▁▂▃▄▅▆▇█"
 KEEP_NOTES = 6
@@ -83,7 +82,8 @@ class ProgressView:
 
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
-            self._live.stop()
+            with going_on():
+                self._live.stop()
 
     def stage(self, text: str) -> None:
         """Shows that a new stage of the run begins."""
@@ -174,8 +174,7 @@ class ProgressView:
         self._said_at = self._clock()
         self._record(text)
         if self._live is None:
-            line = f"[{_clock(self._said_at - self._started)}] {text}"
-            self._console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+            print_line(self._console, f"[{_clock(self._said_at - self._started)}] {text}")
 
     def render(self) -> Group:
         """Returns the live view."""

@@ -10,7 +10,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from deploy.console.plain import span
+from deploy.console.plain import going_on, print_line, span
 
 KEEP_LINES = 12
 
@@ -47,14 +47,15 @@ class RunsProgress:
 
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
-            self._live.stop()
+            with going_on():
+                self._live.stop()
 
     def note(self, text: str) -> None:
         """Prints a line with the time since the start."""
         line = f"[{span(self._clock() - self._started)}] {text}"
         self._lines = [*self._lines, line][-KEEP_LINES:]
         if self._live is None:
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+            print_line(self._console, line)
 
     def running(self, children: Sequence[Shown]) -> None:
         """Sets the runs in progress."""

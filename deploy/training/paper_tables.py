@@ -153,6 +153,6 @@ def write(folder: Path, lines: Sequence[MethodLine]) -> list[str]:
         found = read_json(folder / "sweep.json", dict[str, Any])
         whole = {**found, "over_seeds": [asdict(line) for line in lines]}
         write_whole(folder / "sweep.json", json.dumps(whole, indent=1) + "\n")
-        told = (folder / "sweep.txt").read_text()
+        told = (folder / "sweep.txt").read_text(encoding="utf-8")
         write_whole(folder / "sweep.txt", told + "\n".join(text) + "\n")
     return text

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.config.tree import Config
+from services.telemetry.logs import say
 
 if TYPE_CHECKING:
     from deploy.launch.task_sets import TaskSets
@@ -43,7 +44,7 @@ def saying_how_to_go_on(command: str) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        print(f"to go on: {command}", file=sys.stderr)
+        say(f"to go on: {command}")
         raise
 
 

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from deploy.console.plain import going_on
 from deploy.runs.comparison import TITLES, TRAINED
 from deploy.runs.configs import lay_over, load_config
 from deploy.runs.folder import RunFolder, check_run
@@ -128,7 +129,8 @@ def run_sweep(config: Config, variants: Sequence[Variant], *, resume: bool, quie
         if is_finished(one):
             continue
         if not quiet:
-            print(f"variant {number} of {len(made)}: {name}", flush=True)
+            with going_on():
+                print(f"variant {number} of {len(made)}: {name}", flush=True)
         try:
             _train(name, one, RunFolder(made[variants[0].name].run_dir), quiet=quiet)
             in_a_row = 0

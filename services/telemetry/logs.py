@@ -18,7 +18,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -55,7 +55,13 @@ def print_event(event: Event) -> None:
     line = short_line(event) if sys.stderr.isatty() else as_json(event)
     if _path is None and sys.stderr.isatty() and "exception" in event:
         line += f"\n{event['exception']}"
-    print(line, file=sys.stderr, flush=True)
+    say(line)
+
+
+def say(line: str) -> None:
+    """Prints a line on stderr. A full disk behind it, or a terminal or reader that is gone, ends no process."""
+    with suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def bind(**facts: Any) -> None:
@@ -142,7 +148,7 @@ class _Sink:
             try:
                 _append(self.path, as_json(event))
             except OSError as error:  # a full disk must not end the process, only its log
-                print(f"{self.path} cannot be written ({error.strerror}): {as_json(event)}", file=sys.stderr)
+                say(f"{self.path} cannot be written ({error.strerror}): {as_json(event)}")
         if self.show is not None:
             self.show(event)
         raise structlog.DropEvent

@@ -185,6 +185,21 @@ def test_a_reader_that_leaves_is_no_traceback():
     assert process.returncode == 141
 
 
+def test_a_full_disk_behind_stderr_does_not_change_the_status():
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "deploy.cli", "doctr"]
+        assert subprocess.run(command, stderr=full, timeout=60, check=False).returncode == 2
+
+
+def test_a_locale_without_utf_8_prints_all_help():
+    """Its characters are those of a locale such as en_US.ISO-8859-1; ascii has still fewer."""
+    for command in (["credit", "--help"], ["train", "--help"]):
+        process = subprocess.run([sys.executable, "-m", "deploy.cli", *command], stdout=subprocess.PIPE, timeout=60,
+                                 env=os.environ | {"PYTHONIOENCODING": "ascii"}, check=False)
+        assert process.returncode == 0
+        assert b"usage: gagpo" in process.stdout
+
+
 def test_skip_step_asks_for_resume(capsys):
     assert cli.main(["train", "--config", "alfworld-tiny", "--skip-step", "3"]) == 2
     assert "give --resume with it" in capsys.readouterr().err

@@ -1,7 +1,11 @@
 """The progress output of a run: plain lines in a file, a live view in a terminal."""
 
 import io
+import os
+import pty
+from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from deploy.console.progress import KEEP_NOTES, ProgressView, as_score, sparkline
@@ -42,6 +46,39 @@ def test_without_a_terminal_every_event_is_one_plain_line():
         "[01:15] step    2/4  success  25.0%  length  12.5  inadmissible 10.0%  loss -0.0123  grad 0.50    4.5 s",
         "[01:15] evaluation step-000002  T=0.4   50.0% [40.0%, 60.0%] on 8 games of valid",
     ]
+
+
+def test_a_full_disk_behind_the_output_does_not_end_the_run():
+    """Its other files wait for the disk, and they say so in lines like these."""
+    recorded: list[str] = []
+    with Path("/dev/full").open("w") as full:
+        clock = Clock()
+        everything(ProgressView("run", 4, console=Console(file=full), record=recorded.append, clock=clock), clock)
+        assert len(recorded) == 4
+        os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())  # for the last flush
+
+
+def test_a_terminal_that_is_gone_does_not_end_the_run():
+    """As that of a run which its shell has disowned, or which ignores SIGHUP."""
+    master, slave = pty.openpty()
+    terminal = os.fdopen(slave, "w")
+    clock = Clock()
+    progress = ProgressView("run", 4, console=Console(file=terminal, force_terminal=True), clock=clock)
+    with progress:
+        os.close(master)
+        progress.note("a line")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), terminal.fileno())
+    terminal.close()
+
+
+def test_a_pipe_without_a_reader_ends_the_command():
+    read, write = os.pipe()
+    os.close(read)
+    out = os.fdopen(write, "w")
+    with ProgressView("run", 4, console=Console(file=out)) as progress, pytest.raises(SystemExit):
+        progress.note("a line")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+    out.close()
 
 
 def test_a_long_line_is_not_folded():

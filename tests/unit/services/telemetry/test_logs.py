@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -30,6 +31,19 @@ def test_half_of_a_surrogate_pair_is_a_question_mark(tmp_path: Path):
     logs.configure_logs(tmp_path, process="rollout-0", show=None)
     logs.get_logger("worker").warning("episode failed", reason="no city \ud83d")
     assert json.loads((tmp_path / "log.jsonl").read_text())["reason"] == "no city ?"
+
+
+@pytest.mark.parametrize("folder", [True, False])
+def test_a_full_disk_ends_no_process_that_logs(tmp_path: Path, folder: bool):
+    """Neither the file's nor that behind stderr, where the line goes then."""
+    (tmp_path / "log.jsonl").symlink_to("/dev/full")
+    code = ("import sys, pathlib\nfrom services.telemetry.logs import configure_logs, get_logger\n"
+            "configure_logs(pathlib.Path(sys.argv[1]) if sys.argv[1] else None)\n"
+            "get_logger('x').info('hello')\nprint('goes on')\n")
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-c", code, str(tmp_path) if folder else ""], stdout=subprocess.PIPE,
+                              stderr=full, text=True, timeout=60, check=False)
+    assert done.stdout == "goes on\n"
 
 
 def test_a_traceback_goes_to_the_file_and_not_to_the_terminal(tmp_path: Path):
