@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import TYPE_CHECKING, Literal, Protocol, SupportsFloat, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, SupportsFloat, cast, runtime_checkable
 
 from services.errors import EnvFault
 
@@ -71,8 +71,9 @@ def outcome_of(returned: object, verb: str) -> Outcome:
     for name, kind in _KINDS.items():
         if type(value := getattr(returned, name)) is not kind:
             raise EnvFault(f"its {verb} returned {value!r:.60} as {name}, and not a Python {kind.__name__}")
-    if not (isinstance(returned.reward, SupportsFloat) and isfinite(returned.reward)):
-        raise EnvFault(f"its {verb} returned the reward {returned.reward!r:.60}, which is no finite number")
+    reward = cast("object", returned.reward)
+    if not (isinstance(reward, SupportsFloat) and isfinite(reward)):
+        raise EnvFault(f"its {verb} returned the reward {reward!r:.60}, which is no finite number")
     return returned
 
 

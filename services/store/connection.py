@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthorizationError
+from redis.exceptions import AuthorizationError, MasterDownError
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
@@ -29,11 +29,11 @@ log = get_logger("store")
 OLDEST = (6, 2)
 """XAUTOCLAIM came with Redis 6.2."""
 NO_EVICTION = "noeviction"
-AWAY = (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError)
-"""Errors after which a call is repeated. A master that Sentinel has just demoted is read-only."""
+AWAY = (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError, MasterDownError)
+"""Errors after which a call is repeated."""
 REFUSED = (redis.AuthenticationError, AuthorizationError)
 """Connection errors after which a call is not repeated."""
-UNABLE = re.compile(r"(^|-|: )(MISCONF|NOREPLICAS|MASTERDOWN|BUSY|OOM) |used memory > 'maxmemory'")
+UNABLE = re.compile(r"(^|-|: )(MISCONF|NOREPLICAS|BUSY|OOM) |used memory > 'maxmemory'")
 """Matches replies of a Redis that lives and can do nothing for now: its disk or its memory is full, it has lost its
 replicas, or a script has kept it for five seconds. Redis 6.2 puts the code into the text of a script's error."""
 KEYS = ("tickets", "outstanding", "groups", "ready", "episodes", "manifests", "drops", "failed", "counters",
@@ -169,8 +169,13 @@ class Connection:
         def tell(error: Exception) -> None:
             log.warning("Redis is away; waiting for it", call=what, reason=str(error), at_most_s=self._outage_s)
 
+        def away(error: Exception) -> bool:
+            if _demoted(error):
+                self.redis.connection_pool.disconnect(inuse_connections=False)
+            return _away(error)
+
         try:
-            return patiently(call, seconds=self._outage_s, away=_away, tell=tell)
+            return patiently(call, seconds=self._outage_s, away=away, tell=tell)
         except redis.RedisError as error:
             raise fault(what, error, self._outage_s) from error
 
@@ -178,8 +183,15 @@ class Connection:
 def _away(error: Exception) -> bool:
     """Whether a later call may succeed."""
     if isinstance(error, redis.ResponseError):
-        return isinstance(error, AWAY) or bool(UNABLE.search(str(error)))
+        return isinstance(error, AWAY) or _demoted(error) or bool(UNABLE.search(str(error)))
     return isinstance(error, AWAY) and not isinstance(error, REFUSED)
+
+
+def _demoted(error: Exception) -> bool:
+    """Whether a master has become a replica. It keeps its connections, and its address may lead to another one now.
+
+    Redis 6.2 tells it of a script in the text of another error."""
+    return isinstance(error, redis.ReadOnlyError) or "-READONLY " in str(error)
 
 
 def fault(what: str, error: redis.RedisError, outage_s: float) -> StoreFault:

@@ -1,12 +1,15 @@
 """Connections to an existing Redis: TLS with a private certificate, and sentinels that replace a dead master."""
 
+import asyncio
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -30,12 +33,12 @@ def start(tmp_path):
     port."""
     started: list[subprocess.Popen] = []
 
-    def run(name: str, port: int, lines: list[str], *arguments: str) -> subprocess.Popen:
+    def run(name: str, port: int, lines: list[str], *arguments: str, binary: Path | None = None) -> subprocess.Popen:
         folder = tmp_path / name
         folder.mkdir()
         file = folder / "redis.conf"
         file.write_text("\n".join(["bind 127.0.0.1", f"dir {folder}", "logfile redis.log", *lines]) + "\n")
-        started.append(subprocess.Popen([find_redis(), file, *arguments], stdin=subprocess.DEVNULL))
+        started.append(subprocess.Popen([binary or find_redis(), file, *arguments], stdin=subprocess.DEVNULL))
         deadline = time.monotonic() + START_S
         while True:
             assert started[-1].poll() is None, (folder / "redis.log").read_text()[-2000:]
@@ -103,6 +106,60 @@ def test_sentinels_lead_to_the_new_master_when_the_old_one_dies(start):
     master.send_signal(signal.SIGKILL)
     store.renew(lease)
     assert replica.info("replication")["role"] == "master"
+
+
+@contextmanager
+def address_of(ports: list[int]) -> Iterator[int]:
+    """Yields a port that leads to the last of `ports`, as the name of a managed Redis leads to its master. Connections
+    stay where they are."""
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(65536):
+                writer.write(data)
+        writer.close()
+
+    async def lead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there = await asyncio.open_connection("127.0.0.1", ports[-1])
+        await asyncio.gather(carry(reader, there[1]), carry(there[0], writer))
+
+    async def ended() -> None:
+        server.close()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    server = asyncio.run_coroutine_threadsafe(asyncio.start_server(lead, "127.0.0.1", 0), loop).result(60)
+    yield server.sockets[0].getsockname()[1]
+    asyncio.run_coroutine_threadsafe(ended(), loop).result(60)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(60)
+
+
+@pytest.mark.parametrize("binary", ["path", "bundled"])
+def test_a_master_that_became_a_replica_is_left_for_the_one_that_its_address_leads_to_now(start, binary: str):
+    """Its connections live on, and refuse every write. Redis 6.2 tells that of a script in other words."""
+    used = find_redis() if binary == "path" else Path(sys.prefix) / "bin/redis-server"
+    first, second = held_port(), held_port()
+    start("first", first, [f"port {first}"], binary=used)
+    start("second", second, [f"port {second}", f"replicaof 127.0.0.1 {first}"], binary=used)
+    old, new = (redis.Redis(port=port, socket_timeout=60) for port in (first, second))
+    wait_until(lambda: new.info("replication")["master_link_status"] == "up")
+    ports = [first]
+    with address_of(ports) as port:
+        store = Store(f"redis://127.0.0.1:{port}/0", "run", settings=RedisSection(outage_seconds=60))
+        lease = store.acquire("controller", "c")
+        wait_until(lambda: new.exists(store.key("lease:controller")))
+        new.replicaof("NO", "ONE")
+        old.replicaof("127.0.0.1", second)
+        with pytest.raises(redis.ReadOnlyError):
+            old.set("any", "1")
+        ports.append(second)
+        store.renew(lease)
+        store.redis.close()
 
 
 def sees_replica(watch: int) -> bool:
