@@ -100,7 +100,7 @@ def _resumed_from_store(url: str, overrides: list[str]) -> Config:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.yaml"
         file.write_bytes(config_at(url))
-        config = load_config(file, [*overrides, f"storage.url={json.dumps(url.rpartition('/')[0])}"])
+        config = load_config(file, [*overrides, f"storage.url={url.rpartition('/')[0]}"])
     if config.name != url.rpartition("/")[2]:
         raise UserError(f"{url} has the config of a run named {config.name}", "rename it back, and leave name= out")
     return config
@@ -109,7 +109,8 @@ def _resumed_from_store(url: str, overrides: list[str]) -> Config:
 def _resumed(path: Path, overrides: list[str]) -> Config:
     """Returns the config of the run at `path`, with overrides. The run may have been moved since it started."""
     path = path if path.name else path.resolve()
-    config = load_config(find_run(path).config_file, [*overrides, f"runs_dir={json.dumps(str(path.parent))}"])
+    place = json.dumps(str(path.parent), ensure_ascii=False)  # YAML would not join the two halves of an escaped emoji
+    config = load_config(find_run(path).config_file, [*overrides, f"runs_dir={place}"])
     if config.name != path.name:
         raise UserError(f"{path} is the folder of a run named {config.name}",
                         f"rename the folder to {config.name}, and leave name= out")

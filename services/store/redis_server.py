@@ -54,7 +54,6 @@ file as that user, and silently skips commands that the user may not execute.
 _CONFIG = """\
 bind {host}
 port {port}
-dir "{folder}"
 user default off ~* &* +@all
 user gagpo on >{password} ~gagpo:* resetchannels -@all {rights}
 client-output-buffer-limit normal 1gb 256mb 60
@@ -139,10 +138,11 @@ class RedisServer:
         try:
             self._config.touch(mode=0o600)
             self._config.write_text(_CONFIG.format(
-                host=self._host, port=self._port, folder=self._folder, password=self._password, rights=RIGHTS,
-                memory=self._memory))
+                host=self._host, port=self._port, password=self._password, rights=RIGHTS, memory=self._memory))
+            # It keeps its data where it starts: its config has no place for each path that there may be.
             self._process = subprocess.Popen(
-                ending_with_parent([self._binary, self._config]), pass_fds=(lock,), start_new_session=True,
+                ending_with_parent([self._binary.absolute(), self._config]), cwd=self._folder, pass_fds=(lock,),
+                start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         finally:
             os.close(lock)

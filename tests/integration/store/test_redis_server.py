@@ -194,6 +194,14 @@ def test_its_port_is_kept_for_it_before_it_starts(tmp_path):
     server.stop()
 
 
+@pytest.mark.parametrize("name", ['my "new" runs', "a\\tb\\", "two\nlines", "\U0001F600 {x} #1 100%"])
+def test_its_folder_may_have_any_name(tmp_path, name):
+    with private_redis(tmp_path / name) as url:
+        assert connect(url).set("gagpo:x", "1")
+        assert url_served_from(tmp_path / name) == url
+        assert (tmp_path / name / "redis.log").exists()
+
+
 def test_two_runs_cannot_share_a_folder(tmp_path, monkeypatch):
     with private_redis(tmp_path) as url:
         with monkeypatch.context() as brief:

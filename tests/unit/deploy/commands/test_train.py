@@ -55,6 +55,12 @@ def test_a_run_that_was_moved_goes_on_where_it_lies(mine, tmp_path: Path, capsys
     Path("kept").rename("day=24")
     assert cli.main(["train", "--resume", "day=24/mine", "--dry-run"]) == 0
     assert capsys.readouterr().out.startswith("run           day=24/mine,")
+    for odd in ("null", "\U0001F600 day", '"quoted" #1'):
+        Path(odd).mkdir()
+        Path("day=24/mine").rename(f"{odd}/mine")
+        assert cli.main(["train", "--resume", f"{odd}/mine", "--dry-run"]) == 0
+        assert capsys.readouterr().out.startswith(f"run           {odd}/mine,")
+        Path(f"{odd}/mine").rename("day=24/mine")
 
 
 @pytest.mark.parametrize(("arguments", "line"), [
