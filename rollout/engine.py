@@ -36,7 +36,7 @@ from rollout.weights_file import loaded_from_file
 from services.config.tree import RolloutSection
 from services.errors import EngineFault
 from services.process.guard import ProcessGuard, end_all
-from services.process.held_folder import HeldFolder
+from services.process.held_folder import HeldFolder, short_root
 from services.records import Version
 from services.telemetry.logs import get_logger
 from services.weights.headers import folder_parameters
@@ -202,7 +202,7 @@ class Engine:
 
     async def _build(self) -> VllmClient:
         self._output = EngineOutput()
-        self._folder = await asyncio.to_thread(HeldFolder, "gagpo-engine-")
+        self._folder = await asyncio.to_thread(HeldFolder, "gagpo-engine-", short_root())
         self._guard_process = ProcessGuard(self._folder.path, self._folder.lock)
         return await VllmClient.start(
             await asyncio.to_thread(self._arguments), environ=engine_environment(self._folder.path),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -25,7 +24,7 @@ from deploy.members.private_ray import dead_part
 from services.config.tree import Config
 from services.errors import DeadlineExceeded, UserError, described
 from services.process.guard import end_all, processes_in
-from services.process.held_folder import HeldFolder
+from services.process.held_folder import HeldFolder, short_root
 from services.telemetry.logs import get_logger
 
 log = get_logger("ray")
@@ -191,9 +190,7 @@ def _uninterrupted() -> Iterator[None]:
 @contextmanager
 def _private_folder() -> Iterator[Path]:
     """Yields a folder of mode 0700 that holds the token, and removes it at the end."""
-    root = Path(tempfile.gettempdir())
-    root = root if len(str(root)) <= _LONGEST_ROOT else Path("/tmp")  # noqa: S108 - mkdtemp makes it ours alone
-    held = HeldFolder(_PREFIX, root)
+    held = HeldFolder(_PREFIX, short_root(_LONGEST_ROOT))
     try:
         (held.path / "tmp").mkdir()
         (held.path / _TOKEN).touch(mode=0o600)

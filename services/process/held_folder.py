@@ -19,6 +19,13 @@ from services.process.guard import end_all
 LOCK = "held"
 
 
+def short_root(longest: int = 48) -> Path:
+    """Returns the folder for temporary files, or /tmp if its path has more than `longest` characters: the path of a
+    socket in it may have 107, of which vLLM's takes 59."""
+    root = Path(tempfile.gettempdir())
+    return root if len(str(root)) <= longest else Path("/tmp")  # noqa: S108 - whoever makes a folder there has it alone
+
+
 class HeldFolder:
     """A new folder of `mode` in `root`, whose name begins with `prefix`, held until `remove` or the process's end.
 

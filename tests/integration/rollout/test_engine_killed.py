@@ -61,6 +61,19 @@ def test_a_worker_killed_while_its_engine_starts_leaves_neither_process_nor_fold
     temporary.rmdir()  # raises if anything is left
 
 
+async def test_an_engine_starts_however_long_the_path_of_temporary_files_is(tied_folder, tmp_path, monkeypatch):
+    """As that of a batch system's job. The kernel takes 107 characters as the path of a socket."""
+    long = tmp_path / ("x" * 60)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    config = RolloutSection(slots=2, max_prompt_tokens=64, max_response_tokens=16, kv_cache_gb=0.05, threads=1)
+    engine = Engine(tied_folder, Version(incarnation=0, step=0), config=config, dtype="float32", load=False)
+    try:
+        await engine.start()
+    finally:
+        await engine.close()
+
+
 async def test_the_death_of_an_engine_ends_work_that_asks_nothing_of_it(tied_folder):
     """A worker that waited for environment servers did so with a dead engine for as long as they were away."""
     config = RolloutSection(slots=2, max_prompt_tokens=64, max_response_tokens=16, kv_cache_gb=0.05, threads=1)
