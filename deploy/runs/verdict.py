@@ -12,6 +12,8 @@ from deploy.runs.comparison import COLD, MORE, TITLES, TRAINED, compare
 from services.statistics import paired_gain
 
 Evaluations = Sequence[dict[str, Any]]
+ALIGNED = 60
+"""Characters up to which commands are aligned. One that plays a game of ALFWorld has twice as many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,5 +100,5 @@ def next_commands(run: Path, evaluations: Evaluations) -> list[str]:
         f"gagpo export {name} {shlex.quote(f'{run.name}-model')}": "write it as a Hugging Face folder",
         **({f"gagpo play {shlex.quote(task)} --agent {name}": "watch it play"} if task else {}),
     }
-    width = max(map(len, commands))
+    width = max((length for length in map(len, commands) if length <= ALIGNED), default=0)
     return [f"{command:<{width}}  # {what}" for command, what in commands.items()]

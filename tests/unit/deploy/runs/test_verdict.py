@@ -54,6 +54,13 @@ def test_gains_are_in_points() -> None:
     assert interval(-0.051, 0.26) == "[-5, 26]"
 
 
+def test_a_long_command_does_not_move_the_notes_of_the_others() -> None:
+    short, *_, long = next_commands(Path("runs/a"), [row("step-000000", "01") | {"success_by_task": {"a" * 90: 1.0}}])
+    assert short.index("  #") < 40
+    assert long.endswith("--agent runs/a  # watch it play")
+    assert len(next_commands(Path("runs") / ("a" * 90), [])) == 4
+
+
 def test_the_next_commands_can_be_copied() -> None:
     commands = next_commands(Path("my runs/mine"), [row("step-000000", "01")])
     assert [command.partition("  #")[0].rstrip() for command in commands] == [
