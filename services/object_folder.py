@@ -10,7 +10,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -96,11 +96,19 @@ class ObjectFolder:
 
     def check(self, key: str = "storage.url") -> None:
         """Writes an object and deletes it. Raises UserError, which names the config's `key`, if that is not possible.
+
+        A local folder that this makes is removed again: `--dry-run` changes nothing.
         """
         probe = f".gagpo-{uuid.uuid4().hex}"
         with explained(self.url, key):
+            client, root = self._opened
+            places = [Path(root), *Path(root).parents] if client.type_name == "local" else []
+            missing = [place for place in places if not place.exists()]
             self.write(probe, b"")
             self.delete([probe])
+        with suppress(OSError):  # another run may have begun to use it
+            for place in missing:
+                place.rmdir()
 
     def _writing(self, name: str) -> Any:
         client, root = self._opened

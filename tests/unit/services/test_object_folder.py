@@ -19,3 +19,12 @@ def test_a_folder_may_have_any_name(tmp_path, name):
     folder.check()
     folder.write("one", b"1")
     assert (tmp_path / name / "one").read_bytes() == b"1"
+
+
+def test_a_check_leaves_no_folder_behind(tmp_path):
+    """`--dry-run` checks too, and a wrong address should not become a folder."""
+    ObjectFolder((tmp_path / "one" / "two").as_uri()).check()
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "one").mkdir()
+    ObjectFolder((tmp_path / "one" / "two").as_uri()).check()
+    assert not list((tmp_path / "one").iterdir())
