@@ -38,16 +38,16 @@ def run(args: argparse.Namespace) -> int:
     """Serves until SIGTERM or Ctrl-C. Raises UserError."""
     from deploy.launch.preflight import check_policy
     from deploy.runs.policies import resolve_or_default, run_path
+    from deploy.training.evaluation import check_results
     from services.process.addresses import check_exposure
     from services.telemetry.logs import adopt_libraries, configure_logs
 
     config, policy = resolve_or_default(run_path(args.policy), args.config, args.overrides, which=args.which)
+    if args.out is not None:
+        check_results(args.out)  # rather now than at the end of the first episode
     check_policy(config)
     token = token_from(AGENT_TOKEN_VARIABLE)
     check_exposure(args.host, token, AGENT_TOKEN_VARIABLE)
-    if args.out is not None:
-        with args.out.open("ab"):  # rather now than at the end of the first episode
-            pass
     configure_logs(None, process="agents", show=None)
     adopt_libraries()
 

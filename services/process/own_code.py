@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from services.errors import UserError
+from services.process.signals import signal_of
 
 
 def made(target: str, *, kind: str, key: str) -> Any:
@@ -46,6 +47,8 @@ def imported(target: str, *, kind: str, key: str) -> Any:
             fix = "install its package, or put its folder on PYTHONPATH, or start in that folder"
         raise UserError(f"the {kind} {target} cannot be imported ({error})", fix) from None
     except (Exception, SystemExit) as error:  # code of somebody else may raise anything while it is imported
+        if signal_of(error) is not None:
+            raise
         raise UserError(f"the {kind} {target} cannot be imported ({type(error).__name__}: {error})",
                         f"fix {module}") from error
     if not hasattr(found, attribute):

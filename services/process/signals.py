@@ -28,7 +28,7 @@ def signals_unwind() -> Iterator[None]:
     before = sys.unraisablehook
 
     def send_again(lost: sys.UnraisableHookArgs) -> None:
-        number = _number(lost.exc_value)
+        number = signal_of(lost.exc_value)
         if number is None:
             before(lost)
             return
@@ -43,7 +43,7 @@ def signals_unwind() -> Iterator[None]:
         sys.unraisablehook = before
 
 
-def _number(error: BaseException | None) -> int | None:
+def signal_of(error: BaseException | None) -> int | None:
     """Returns the signal that raised the exception, or None."""
     if isinstance(error, KeyboardInterrupt):
         return signal.SIGINT

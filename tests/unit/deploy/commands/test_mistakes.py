@@ -95,6 +95,8 @@ DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
      "there is no file absent.jinja; set model.chat_template to a file with a Jinja template"),
     (["serve-agent", "half"],
      "the model at CWD/half has no weights; set model.path to a complete Hugging Face folder"),
+    (["serve-agent", "half", "--out", "absent/episodes.jsonl"],
+     "absent/episodes.jsonl cannot be written; choose another file with --out"),
     (["eval", "half", "--policy", "react", "--config", "alfworld-tiny"],
      "the model at CWD/half has no weights; set model.path to a complete Hugging Face folder"),
     (["audit", "min"], "min is not the folder of a run; did you mean runs/mine?"),
