@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from learner.model_family import caps_scores
 from services.errors import UserError
@@ -72,11 +72,14 @@ def empty_model(folder: Path, attention: str) -> tuple[PreTrainedModel, Weights]
 def plain_model(folder: Path, dtype: str) -> PreTrainedModel:
     """Returns the causal LM of a local folder with its weights and with attention that has all features of its family.
 
-    Raises the errors of transformers.
+    Of its generation config only the special tokens stay: runs neither truncate nor penalise, and transformers refuses
+    to save some configs that it loads. Raises the errors of transformers.
     """
     hf = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True, trust_remote_code=False)
     if caps_scores(hf):
         hf.set_attn_implementation("eager")
+    tokens = ("bos_token_id", "eos_token_id", "pad_token_id")
+    hf.generation_config = GenerationConfig(**{name: getattr(hf.generation_config, name) for name in tokens})
     return hf
 
 

@@ -41,7 +41,6 @@ class Agent:
 def load_agent(config: Config, model: Path, *, seed: int) -> Agent:
     """Loads the agent of a Hugging Face folder, which plays by `config`. Raises UserError if the folder is damaged."""
     import torch
-    from transformers import GenerationConfig
     from transformers.utils.logging import disable_progress_bar
 
     from learner.loading import plain_model
@@ -50,7 +49,6 @@ def load_agent(config: Config, model: Path, *, seed: int) -> Agent:
     torch.manual_seed(seed)
     try:
         policy = plain_model(model, "auto").eval()
-        policy.generation_config = GenerationConfig()  # the model's own may truncate and penalise, and runs do not
         text = load_text(str(model), config.env, config.model)
     except UserError:
         raise

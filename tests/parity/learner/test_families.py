@@ -15,6 +15,7 @@ from learner.model import load_policy
 from learner.packing import make_rows, pack_rows
 from learner.probe import Probe
 from learner.trainer import Learner
+from rollout.prompt_renderer import generation_ends
 from services.errors import UserError
 from services.records import Step, Version, VersionSpan
 
@@ -88,6 +89,15 @@ def test_a_cold_start_trains_the_model_that_the_learner_trains(folders, name):
         found, wanted = (hf(input_ids=tokens, use_cache=False).logits
                          for hf in (plain_model(folders(name), "float32"), policy.hf))
     torch.testing.assert_close(found, wanted, atol=1e-3, rtol=1e-3)
+
+
+def test_a_cold_start_can_save_a_model_with_any_generation_config(tmp_path):
+    """transformers loads a temperature without do_sample, as older chat models have it, and refuses to save it: the
+    minutes of the cold start were lost. The tokens that end answers stay."""
+    folder = make_family(BY_NAME["Llama 3"], tmp_path / "model")
+    (folder / "generation_config.json").write_text('{"eos_token_id": [1, 7], "temperature": 0.9, "top_p": 0.6}')
+    plain_model(folder, "float32").save_pretrained(tmp_path / "out")
+    assert generation_ends(tmp_path / "out") == (1, 7)
 
 
 @pytest.mark.parametrize("name", ["Gemma 2", "Qwen3.5"])
