@@ -29,6 +29,8 @@ AGAIN_S = 5.0
 """Seconds without an answer after which a request is sent once more. The pauses before further copies double."""
 SHARE = 1 / 3
 """The share of a call's time that one replica gets for an answer, copies included: the rest is to ask another one."""
+FOR_NOW = (408, 425, 429)
+"""Refusals that a proxy or a load balancer before the server sends: too late, too early, too many requests."""
 BACKOFF_S = (0.05, 2.0)
 """First and longest pause after a replica failed. The pause doubles each time it fails again."""
 
@@ -253,7 +255,8 @@ def _never() -> bool:
 
 def refusal(response: httpx.Response) -> Exception:
     """Returns the exception for a reply other than 200."""
-    if response.status_code == 503 and response.headers.get("retry-after", "").isdigit():
+    status = response.status_code
+    if status in (429, 503) and response.headers.get("retry-after", "").isdecimal():
         return Full(float(response.headers["retry-after"]))
-    text = f"{response.url} answered {response.status_code}: {response.text[:300]}"
-    return EnvFault(text) if response.status_code in range(400, 500) else Unreachable(text)
+    text = f"{response.url} answered {status}: {response.text[:300]}"
+    return EnvFault(text) if status in range(400, 500) and status not in FOR_NOW else Unreachable(text)

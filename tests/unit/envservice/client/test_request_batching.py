@@ -131,6 +131,17 @@ async def test_a_refusal_is_a_fault_at_once(status: int, text: str, monkeypatch:
     assert len(wire.sizes) == 1
 
 
+@pytest.mark.parametrize(("status", "headers"), [(408, {}), (425, {}), (429, {}), (429, {"retry-after": "1"})])
+async def test_a_load_balancer_that_asks_to_come_again_is_no_fault(
+    status: int, headers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+):
+    refused = httpx.Response(status, headers=headers, request=httpx.Request("POST", "http://toy"))
+    wire = Wire(Settings(), lambda number: refused if number == 1 else None)
+    async with client_over(wire, monkeypatch) as client:
+        await client.episode("e", TASK).reset()
+    assert len(wire.sizes) == 2
+
+
 async def test_an_answer_without_a_result_is_a_fault(monkeypatch: pytest.MonkeyPatch):
     wire = Wire(Settings(), lambda _: httpx.Response(200, json=[{"observation": "Hello."}]))
     async with client_over(wire, monkeypatch) as client:
