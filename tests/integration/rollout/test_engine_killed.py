@@ -76,11 +76,12 @@ async def test_an_engine_starts_however_long_the_path_of_temporary_files_is(tied
 
 async def test_the_death_of_an_engine_ends_work_that_asks_nothing_of_it(tied_folder):
     """A worker that waited for environment servers did so with a dead engine for as long as they were away."""
+    others = engine_cores()
     config = RolloutSection(slots=2, max_prompt_tokens=64, max_response_tokens=16, kv_cache_gb=0.05, threads=1)
     engine = Engine(tied_folder, Version(incarnation=0, step=0), config=config, dtype="float32", load=False)
     await engine.start()
     try:
-        core = engine_core()
+        (core,) = engine_cores() - others
         assert await engine.while_alive(asyncio.sleep(0, "done")) == "done"
         waiting = asyncio.create_task(engine.while_alive(asyncio.sleep(600)))
         await asyncio.sleep(0)
@@ -98,12 +99,19 @@ async def test_the_death_of_an_engine_ends_the_endpoint_of_agents_that_nobody_as
     byte_tokenizer().save_pretrained(folder)
     config = default_config(["rollout.slots=2", "rollout.max_prompt_tokens=64", "rollout.max_response_tokens=16",
                              "rollout.kv_cache_gb=0.05", "rollout.threads=1", "model.dtype=float32"])
+    others = engine_cores()
+
+    def kill_core(_: object) -> None:
+        (core,) = engine_cores() - others
+        core.kill()
+
     served = ServedPolicy(config=config, model=folder, host="127.0.0.1", port=0, token=None, with_env=False, out=None)
     with pytest.raises(EngineFault, match="vLLM's process died"):
         async with asyncio.timeout(280):
-            await serve_agents(served, lambda _: engine_core().kill())
+            await serve_agents(served, kill_core)
 
 
-def engine_core() -> psutil.Process:
-    (core,) = (child for child in psutil.Process().children(recursive=True) if "EngineCore" in child.cmdline()[0])
-    return core
+def engine_cores() -> set[psutil.Process]:
+    """Returns vLLM's processes below this one. Engines of other tests may live to the end of the session."""
+    below = psutil.Process().children(recursive=True)
+    return {child for child in below if "EngineCore" in "".join(child.cmdline()[:1])}
