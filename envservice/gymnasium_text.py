@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from math import isfinite
 from typing import Any, Protocol, SupportsFloat, cast
 
 from envservice.base import Environment, Outcome, PromptTemplate, Replay, Session, outcome_of
@@ -54,12 +53,11 @@ class TextSession:
 
     def step(self, action: str) -> Outcome:
         text, reward, terminated, truncated, info = _parts(self._game.step(action), _STEP)
-        if not isfinite(reward):
-            raise EnvFault(f"its step returned the reward {reward}, which is no finite number")
         won = bool(info.get("won", terminated and reward > 0))
-        return Outcome(observation=str(text), admissible_actions=_admissible(info), reward=float(reward),
-                       done=bool(terminated or truncated), won=won, state=str(info.get("state_id", "")),
-                       unchanged=bool(info.get("unchanged", False)), truncated=bool(truncated and not terminated))
+        return outcome_of(Outcome(
+            observation=str(text), admissible_actions=_admissible(info), reward=float(reward),
+            done=bool(terminated or truncated), won=won, state=str(info.get("state_id", "")),
+            unchanged=bool(info.get("unchanged", False)), truncated=bool(truncated and not terminated)), "step")
 
 
 class TextEnvironment:

@@ -96,6 +96,11 @@ class DeadlineExceeded(Fault):
     boundary = "deadline"
 
 
+def utf8(text: str) -> str:
+    """Returns `text` with a question mark for each half of a surrogate pair, which UTF-8 lacks: errors may hold one."""
+    return text.encode(errors="replace").decode()
+
+
 def described(error: BaseException) -> str:
     """Returns an unexpected exception as one line: its type, its text, and the line of code that raised it."""
     text = " ".join(str(error).split()) or "no text"

@@ -49,15 +49,18 @@ def _misnumbered(action: str, _first: Outcome, now: Outcome, rng: random.Random)
 
 
 def _in_vain(action: str, first: Outcome, now: Outcome, rng: random.Random) -> str:
-    """Goes to where it stands, or takes an object of the task's kind where none is. These are the actions that agents
-    repeat to the end of a lost episode if no demonstration shows a way out (docs/reproduction.md#the-best-agent)."""
-    elsewhere = set(now.admissible_actions)
-    here = [each for each in GameMemory(first).receptacles if f"go to {each}" not in elsewhere]
+    """Returns a go to where the agent stands, or a take of an object of the task's kind where none is.
+
+    Agents repeat these to the end of a lost episode if no demonstration shows a way out
+    (docs/reproduction.md#the-best-agent).
+    """
+    possible = set(now.admissible_actions)
+    here = [each for each in GameMemory(first).receptacles if f"go to {each}" not in possible]
     if not here:
         return _misnumbered(action, first, now, rng)  # at the start it stands nowhere
     place, (_, kind, _) = here[0], parse_task(task_of(first))
-    takes = [f"take {kind} {number} from {place}" for number in range(1, HIGHEST + 1)]
-    return rng.choice((f"go to {place}", rng.choice([each for each in takes if each not in elsewhere])))
+    go, takes = f"go to {place}", [f"take {kind} {number} from {place}" for number in range(1, HIGHEST + 1)]
+    return rng.choice((go, rng.choice([each for each in takes if each not in possible] or [go])))
 
 
 TEACHER = Teacher(

@@ -30,7 +30,7 @@ from envservice.base import Environment, Outcome, Session, outcome_of
 from envservice.server.watchdog import Activity, Watchdog
 from envservice.wire.schemas import MAX_ACTION
 from services.config.secrets import ENV_TOKEN_VARIABLE
-from services.errors import UserError
+from services.errors import UserError, utf8
 from services.http.server import bind
 from services.process.addresses import check_exposure
 from services.telemetry.logs import get_logger
@@ -235,8 +235,7 @@ def serve_openenv(
 
 
 def _error(code: str, message: str) -> str:
-    told = message.encode(errors="replace").decode()  # half of a surrogate pair is no UTF-8
-    return msgspec.json.encode({"type": "error", "data": {"message": told, "code": code}}).decode()
+    return msgspec.json.encode({"type": "error", "data": {"message": utf8(message), "code": code}}).decode()
 
 
 def _json(connection: ServerConnection, body: dict[str, Any]) -> Response:

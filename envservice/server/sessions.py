@@ -33,6 +33,7 @@ from envservice.server.watchdog import Activity
 from envservice.wire.digest import engine_tag, first_digest, next_digest, tag_of
 from envservice.wire.problems import Problem
 from envservice.wire.schemas import StepRequest, StepResult
+from services.errors import utf8
 from services.telemetry.logs import get_logger
 
 log = get_logger("sessions")
@@ -273,5 +274,4 @@ def _encode(outcome: Outcome, digest: str) -> Answer:
 
 def _fault(task: str, error: Exception) -> Problem:
     log.exception("the engine failed", task=task)
-    told = f"{type(error).__name__}: {error}".encode(errors="replace")  # half of a surrogate pair is no UTF-8
-    return Problem("env_fault", told.decode())
+    return Problem("env_fault", utf8(f"{type(error).__name__}: {error}"))

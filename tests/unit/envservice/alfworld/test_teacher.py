@@ -39,5 +39,12 @@ def test_in_vain_it_goes_where_it_stands_or_takes_what_is_not_there():
     assert 240 <= sum(seen[action] for action in AT_DESK.admissible_actions) <= 360
 
 
+def test_where_six_of_a_kind_stand_the_attempt_in_vain_is_to_go_there():
+    """No take of a mug with a number from 1 to 6 fails there. The choice among none of them raised."""
+    mugs = [f"take mug {number} from desk 1" for number in range(1, 7)]
+    seen = drawn(Outcome(observation="", admissible_actions=["go to bed 1", "go to desk 2", *mugs]), "go to bed 1")
+    assert 240 <= seen["go to desk 1"] <= 360
+
+
 def test_an_action_without_a_number_is_disturbed_too():
     assert all(drawn(FIRST, "look", 20))
