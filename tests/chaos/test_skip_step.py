@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from faulty_proxy import FaultyProxy
 from ports import held_port
+from processes import gone
 
 from deploy.members.env_server import EnvServer
 from services.records import Episode, Step, Ticket, Version, VersionSpan
@@ -68,6 +69,15 @@ def hand_in_a_broken_episode(folder: Path) -> bool:
     return store.commit_episode(claim, broken(ticket)) == "accepted"
 
 
+def lose_the_engine(run) -> None:
+    """Kills the engine, of which nothing is asked now, and waits until it and its worker are gone."""
+    lost = [run.find("ray::RolloutHost"), run.find("EngineCore")]
+    lost[1].kill()
+    run.wait_for("its worker's end", lambda: "rollout worker 0 died" in run.said)
+    # Ray says that a worker is dead before its process has ended.
+    run.wait_for("the end of both processes", lambda: all(gone(process.pid) for process in lost))
+
+
 def stop_for_a_while(run) -> None:
     """Stops Redis, the learner, the sampler and its engine together, as a machine that sleeps does."""
     processes = [run.find(title) for title in ("redis-server", "ray::LearnerRank", "ray::RolloutHost", "EngineCore")]
@@ -111,8 +121,7 @@ def test_a_run_without_a_step_that_cannot_be_trained_waits_for_servers_and_ends_
         again.wait_for("the samplers' start", lambda: "loading the samplers" in again.said)
         server.stop()
         again.wait_for("the wait for servers", lambda: "] waiting for environment servers" in again.said, LIFE_S)
-        again.find("EngineCore").kill()  # nothing is asked of it now
-        again.wait_for("its worker's end", lambda: "rollout worker 0 died" in again.said)
+        lose_the_engine(again)
         stop_for_a_while(again)
         proxy.trouble = "reset"  # before the server is back, so that the run cannot finish without trouble
         server.start()
