@@ -6,10 +6,13 @@ Their packages are optional, and imported only if `metrics.sinks` names them.
 from __future__ import annotations
 
 import importlib.util
+import io
 import math
 import netrc
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +20,10 @@ from typing import Any, Protocol
 from services.config.file import flatten
 from services.config.tree import Config
 from services.errors import UserError
+from services.telemetry.logs import get_logger
 from services.telemetry.overhead import counted
+
+log = get_logger("run")
 
 PROJECT = "gagpo"
 """The project in W&B, unless $WANDB_PROJECT names one."""
@@ -38,20 +44,47 @@ class Sink(Protocol):
 
 
 class TensorBoard:
-    """Writes event files in the run's folder: `tensorboard --logdir runs` shows them."""
+    """Writes an event file in the run's folder: `tensorboard --logdir runs` shows it.
+
+    Rows that a full disk refuses wait in memory for the next call. TensorBoard's own writer cannot do that: its thread
+    ends at the first error, and every later row raises this error again.
+    """
 
     def __init__(self, _config: Config, folder: Path, _run: str) -> None:
-        from tensorboard.summary import DirectoryOutput, Writer
+        from tensorboard.compat.proto import event_pb2
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self._writer = Writer(DirectoryOutput(str(folder / "tensorboard")))
+        name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
+        self._path = folder / "tensorboard" / name
+        self._waiting = io.BytesIO()
+        self._records = RecordWriter(self._waiting)
+        self._event = vars(event_pb2)["Event"]  # type checkers do not see it
+        self._add(file_version="brain.Event:2")
+        self._bytes = 0
+        """Size of the file without the part of a row that a failed call left."""
 
     def write(self, metrics: Mapping[str, float], step: int) -> None:
+        from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+
         for name, value in metrics.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
+            self._add(step=step, summary=scalar_pb(name, value))
+        self._flush()
+
+    def _add(self, **values: Any) -> None:
+        self._records.write(self._event(wall_time=time.time(), **values).SerializeToString())
+
+    def _flush(self) -> None:
+        rows = self._waiting.getvalue()
+        self._path.parent.mkdir(exist_ok=True)
+        with self._path.open("ab") as file:
+            file.truncate(self._bytes)
+            file.write(rows)
+        self._bytes += len(rows)
+        self._waiting.seek(0)
+        self._waiting.truncate()
 
     def close(self) -> None:
-        self._writer.close()
+        self._flush()
 
 
 class WandB:
@@ -95,10 +128,11 @@ def _logged_in() -> bool:
 
 
 class Sinks:
-    """All sinks of a run. An error of W&B or the disk ends the run, as with any other output."""
+    """All sinks of a run. A sink that cannot write costs the run nothing but this sink's rows, and the log says so."""
 
-    def __init__(self, sinks: Sequence[Sink]) -> None:
+    def __init__(self, sinks: Mapping[str, Sink]) -> None:
         self._sinks = sinks
+        self._told: set[str] = set()
 
     def step(self, row: Mapping[str, Any]) -> None:
         """Writes a row of metrics.jsonl."""
@@ -113,18 +147,32 @@ class Sinks:
 
     @counted("metrics")
     def _write(self, metrics: Mapping[str, float], step: int) -> None:
-        for sink in self._sinks:
-            sink.write(metrics, step)
+        for name, sink in self._sinks.items():
+            with self._going_on(name, "cannot be written; the run goes on without it until it can"):
+                sink.write(metrics, step)
 
     def close(self) -> None:
-        for sink in self._sinks:
-            sink.close()
+        for name, sink in self._sinks.items():
+            self._told.discard(name)
+            with self._going_on(name, "lacks the run's last rows"):
+                sink.close()
+
+    @contextmanager
+    def _going_on(self, name: str, what: str) -> Iterator[None]:
+        """Logs an error of a sink once. Any error: these are packages of others, and the run's own files hold the rows.
+        """
+        try:
+            yield
+        except Exception as error:
+            if name not in self._told:
+                log.warning(f"{name} {what}", reason=str(error))
+            self._told.add(name)
 
 
 @contextmanager
 def sinks(config: Config, folder: Path, run: str) -> Iterator[Sinks]:
     """Opens the sinks that the config names, and closes them when the block ends."""
-    opened = Sinks([SINKS[name](config, folder, run) for name in config.metrics.sinks])
+    opened = Sinks({name: SINKS[name](config, folder, run) for name in config.metrics.sinks})
     try:
         yield opened
     finally:

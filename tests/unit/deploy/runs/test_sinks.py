@@ -2,6 +2,8 @@
 
 import json
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,3 +106,47 @@ def test_without_sinks_nothing_is_opened(tmp_path: Path):
     with sinks.sinks(config(), tmp_path, "tiny-1") as tell:
         tell.step(ROW)
     assert not list(tmp_path.iterdir())
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from deploy.runs.sinks import sinks
+from services.config.tree import Config
+from services.telemetry.logs import configure_logs
+
+folder, back = Path(sys.argv[1]), sys.argv[2] == "back"
+configure_logs(folder, show=None)
+config = Config.model_validate({"name": "tiny", "steps": 4, "metrics": {"sinks": ["tensorboard"]}})
+with sinks(config, folder, "tiny-1") as tell:
+    tell.step({"step": 1, "loss": 0.5} | {f"figure/{index}": 1.0 for index in range(50)})  # the log fits the limit
+    (file,) = (folder / "tensorboard").iterdir()
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 10, limit[1]))
+    for step in (2, 3):
+        tell.step({"step": step, "loss": 0.25})
+    if back:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        tell.step({"step": 4, "loss": 0.125})
+resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+print("goes on")
+"""
+
+
+@pytest.mark.parametrize(("disk", "steps", "told"), [
+    ("back", [1, 2, 3, 4], ["tensorboard cannot be written; the run goes on without it until it can"]),
+    ("full", [1], [
+        "tensorboard cannot be written; the run goes on without it until it can",
+        "tensorboard lacks the run's last rows"])])
+def test_a_full_disk_costs_tensorboard_s_rows_at_most_and_never_the_run(
+    tmp_path: Path, disk: str, steps: list[int], told: list[str],
+):
+    """A limit on the size of files has the effect of a full disk: it leaves a part of a row in the file."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path), disk], capture_output=True, text=True,
+                          timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("goes on\n", "")
+    assert [json.loads(line)["event"] for line in (tmp_path / "log.jsonl").read_text().splitlines()] == told
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [event.step for event in events.Tensors("loss")] == steps
