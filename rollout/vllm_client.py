@@ -49,6 +49,7 @@ class VllmClient:
         try:
             await ready
         except BaseException:
+            process.terminate()  # it hears us only once it has loaded
             await made.close()
             raise
         return made

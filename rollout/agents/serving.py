@@ -52,10 +52,41 @@ class ServedPolicy:
 
 
 async def serve_agents(served: ServedPolicy, ready: Callable[[str], object]) -> None:
-    """Serves until SIGTERM or SIGINT, and tells `ready` the URL. Raises UserError and EngineFault."""
-    stop, config = asyncio.Event(), served.config
+    """Serves until SIGTERM or SIGINT, and tells `ready` the URL. Raises UserError and EngineFault.
+
+    A signal before that ends the loading, and raises SystemExit or KeyboardInterrupt as in other commands.
+    """
+    stop, loading = asyncio.Event(), _Loading()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, loading.hear, number, stop)
+    try:
+        await _serve(served, stop, lambda url: (loading.end(), ready(url)))
+    except asyncio.CancelledError:
+        if loading.heard is None:
+            raise
+        raise (KeyboardInterrupt if loading.heard == signal.SIGINT else SystemExit(128 + loading.heard)) from None
+
+
+class _Loading:
+    """The time until the endpoint is ready, in which a signal cancels the task that made this."""
+
+    def __init__(self) -> None:
+        self._task = asyncio.current_task()
+        self.heard: int | None = None
+        """The signal that cancelled it."""
+
+    def end(self) -> None:
+        self._task = None
+
+    def hear(self, number: int, stop: asyncio.Event) -> None:
+        if self._task is not None:
+            self.heard = number
+            self._task.cancel()
+        stop.set()
+
+
+async def _serve(served: ServedPolicy, stop: asyncio.Event, ready: Callable[[str], object]) -> None:
+    config = served.config
     with contextlib.closing(bind(served.host, served.port)) as listener:
         text = load_text(str(served.model), config.env, config.model)
         assert text.chat is not None

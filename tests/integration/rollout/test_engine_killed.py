@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -109,6 +110,32 @@ async def test_the_death_of_an_engine_ends_the_endpoint_of_agents_that_nobody_as
     with pytest.raises(EngineFault, match="vLLM's process died"):
         async with asyncio.timeout(280):
             await serve_agents(served, kill_core)
+
+
+@pytest.mark.parametrize(("number", "status", "said"), [
+    (signal.SIGTERM, 143, ""), (signal.SIGINT, 130, "error: interrupted\n")])
+def test_an_endpoint_of_agents_that_is_stopped_while_its_engine_loads_ends_at_once(
+    tied_folder, tmp_path, number, status, said,
+):
+    """It loaded to the end, said that it was ready, and left with status 0."""
+    folder = shutil.copytree(tied_folder, tmp_path / "model")
+    byte_tokenizer().save_pretrained(folder)
+    temporary = Path(tempfile.mkdtemp())
+    command = [sys.executable, "-m", "deploy.cli", "serve-agent", str(folder), "--no-env", "--port", "0",
+               "rollout.slots=2", "rollout.max_prompt_tokens=64", "rollout.max_response_tokens=16",
+               "rollout.kv_cache_gb=0.05", "rollout.threads=1", "model.dtype=float32"]
+    endpoint = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                env=os.environ | {"TMPDIR": str(temporary), "PYTHONPATH": os.pathsep.join(sys.path)})
+    deadline = time.monotonic() + 280
+    while not [f for f in temporary.glob("gagpo-engine-*") if processes_in(str(f))]:
+        assert time.monotonic() < deadline
+        assert endpoint.poll() is None
+        time.sleep(0.05)
+    endpoint.send_signal(number)
+    assert endpoint.communicate(timeout=280) == ("", said)
+    assert endpoint.returncode == status
+    assert list(temporary.iterdir()) == []
+    temporary.rmdir()
 
 
 def engine_cores() -> set[psutil.Process]:
