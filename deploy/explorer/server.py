@@ -12,7 +12,7 @@ from deploy.explorer.runs import ExploredRun
 from services.config.secrets import EXPLORE_TOKEN_VARIABLE
 from services.errors import UserError
 from services.http.server import bind, server_config
-from services.process.addresses import is_local
+from services.process.addresses import host_port, is_local
 
 DRAIN_S = 2
 
@@ -27,8 +27,7 @@ def serve(runs: Sequence[ExploredRun], *, host: str, port: int, token: str | Non
         for run in runs:
             groups = run.groups()
             print(f"{run.name}: {len(groups):,} groups, {sum(entry.steps for entry in groups):,} steps", flush=True)
-        name, number = listener.getsockname()[:2]
-        print(f"exploring on http://{f'[{name}]' if ':' in name else name}:{number}/"
+        print(f"exploring on http://{host_port(*listener.getsockname()[:2])}/"
               f"{'?token=$' + EXPLORE_TOKEN_VARIABLE if token else ''}", flush=True)
         uvicorn.Server(explorer_config(runs, token)).run(sockets=[listener])
 

@@ -32,7 +32,7 @@ from envservice.wire.schemas import MAX_ACTION
 from services.config.secrets import ENV_TOKEN_VARIABLE
 from services.errors import UserError, utf8
 from services.http.server import bind
-from services.process.addresses import check_exposure
+from services.process.addresses import check_exposure, host_port
 from services.telemetry.logs import get_logger
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ def serve_openenv(
         raise UserError("the package websockets is not installed", "pip install websockets")
     with contextlib.closing(bind(host, port)) as listener:
         made = open_environment()
-        url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+        url = f"http://{host_port(host, listener.getsockname()[1])}"
         with made if isinstance(made, contextlib.AbstractContextManager) else contextlib.nullcontext():
             asyncio.run(OpenEnvServer(environment=made, limit=limit, token=token, call_s=call_s).run(
                 listener, lambda: print(f"serving {made.name} by OpenEnv's protocol on {url}", flush=True)))

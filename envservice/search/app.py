@@ -23,7 +23,7 @@ from envservice.search.questions import read_documents
 from envservice.search.retrieval import IndexRetriever
 from services.http.server import bind, server_config
 from services.http.strict_json import StrictRoute
-from services.process.addresses import is_local
+from services.process.addresses import host_port, is_local
 
 TOPK = 3
 Query = Annotated[str, Field(max_length=8192)]
@@ -81,7 +81,8 @@ def main() -> None:
     with contextlib.closing(bind(args.host, args.port)) as listener:
         retriever = IndexRetriever(read_documents(args.documents) if args.documents else world().documents())
         server = uvicorn.Server(server_config(create_retrieval_app(retriever), local_only=is_local(args.host)))
-        print(f"{len(retriever)} documents on http://{args.host}:{listener.getsockname()[1]}/retrieve", flush=True)
+        address = host_port(args.host, listener.getsockname()[1])
+        print(f"{len(retriever)} documents on http://{address}/retrieve", flush=True)
         asyncio.run(server.serve(sockets=[listener]))
 
 

@@ -36,7 +36,7 @@ from envservice.server.watchdog import Activity, Watchdog
 from services.config.secrets import ENV_TOKEN_VARIABLE
 from services.errors import UserError
 from services.http.server import bind, server_config
-from services.process.addresses import check_exposure
+from services.process.addresses import check_exposure, host_port
 from services.telemetry import tracing
 from services.telemetry.logs import get_logger
 
@@ -199,5 +199,4 @@ async def _end_with_parent(parent: int, server: uvicorn.Server) -> None:
 
 
 def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"http://{host_port(*listener.getsockname()[:2])}"

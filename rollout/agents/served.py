@@ -24,6 +24,7 @@ from rollout.agents.world import AgentWorld
 from services.chat import check_chat
 from services.config.tree import Config
 from services.http.server import STOP_S, bind, server_config
+from services.process.addresses import host_port
 from services.telemetry.logs import get_logger
 
 HOST = "127.0.0.1"
@@ -86,11 +87,11 @@ async def endpoint() -> AsyncIterator[Endpoint]:
 async def listening(app: ASGIApp, listener: socket.socket, *, local_only: bool) -> AsyncIterator[str]:
     """Serves an application in this event loop until the block ends, and yields its URL. Closes the listener."""
     server = _Server(server_config(app, local_only=local_only, timeout_graceful_shutdown=STOP_S))
-    host, port = listener.getsockname()[:2]
+    url = f"http://{host_port(*listener.getsockname()[:2])}"
     with contextlib.closing(listener):
         running = asyncio.create_task(server.serve(sockets=[listener]), name="agents' endpoint")
         try:
-            yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+            yield url
         finally:
             server.should_exit = True
             with contextlib.suppress(TimeoutError):

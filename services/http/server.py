@@ -17,6 +17,7 @@ from services.errors import UserError
 from services.http.admission import Admission
 from services.http.connections import KEEP_ALIVE_S, Connections, connection_limit
 from services.http.protocol import MAX_HEAD, limited
+from services.process.addresses import host_port
 
 BACKLOG = 1024
 STOP_S = 2
@@ -40,8 +41,8 @@ def bind(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise UserError(
-            f"cannot listen on {host}:{port}: {error.strerror}", "choose another --port, or 0 for a free one") from None
+        raise UserError(f"cannot listen on {host_port(host, port)}: {error.strerror}",
+                        "choose another --port, or 0 for a free one") from None
     return listener
 
 

@@ -11,6 +11,7 @@ from services.errors import UserError
 
 _HOLDERS: list[socket.socket] = []
 
+
 def is_local(host: str) -> bool:
     """Returns whether only this machine can reach a server bound to `host`, an IP address or `localhost`."""
     with suppress(ValueError):
@@ -23,6 +24,11 @@ def check_exposure(host: str, token: str | None, variable: str) -> None:
     if token is None and not is_local(host):
         raise UserError(f"other machines can reach {host}, and there is no token",
                         f"set {variable} here and for the clients, or bind to 127.0.0.1")
+
+
+def host_port(host: str, port: int) -> str:
+    """Returns `HOST:PORT` as in a URL: an address of IPv6 stands in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def interface_of(address: str) -> str | None:

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.errors import StoreFault, UserError
-from services.process.addresses import is_local
+from services.process.addresses import host_port, is_local
 from services.telemetry.heartbeat import Beat
 from services.telemetry.meters import OTHER
 from services.telemetry.names import CATALOGUE
@@ -68,7 +68,7 @@ class _Once(Collector):
 def serving(read: Callable[[], Beats], *, host: str, port: int) -> Iterator[str]:
     """Serves the heartbeats that `read` returns at each request, from threads, until the block ends.
 
-    Yields `host:port`; port 0 takes a free port. Raises UserError if the address is not available.
+    Yields `HOST:PORT`, the part of a URL; port 0 takes a free port. Raises UserError if the address is not available.
     """
     from services.http.server import bind, serving_in_thread
 
@@ -76,7 +76,7 @@ def serving(read: Callable[[], Beats], *, host: str, port: int) -> Iterator[str]
         listener = bind(host, port)
     except UserError as error:
         raise UserError(f"metrics: {error.what}", "set metrics.port to a free one, or to 0") from None
-    address = f"{host}:{listener.getsockname()[1]}"
+    address = host_port(host, listener.getsockname()[1])
     with serving_in_thread(_application(read), listener, local_only=is_local(host), name="metrics"):
         yield address
 

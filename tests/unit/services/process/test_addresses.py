@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from services.process.addresses import held_port, is_local, servers_behind
+from services.process.addresses import held_port, host_port, is_local, servers_behind
 
 
 @pytest.mark.parametrize(("host", "local"), [
@@ -12,6 +12,11 @@ from services.process.addresses import held_port, is_local, servers_behind
 ])
 def test_only_loopback_addresses_are_this_machine_s_alone(host: str, local: bool):
     assert is_local(host) == local
+
+
+def test_brackets_keep_an_address_of_ipv6_and_a_port_apart():
+    assert [host_port(host, 80) for host in ("::1", "127.0.0.1", "localhost")] == ["[::1]:80", "127.0.0.1:80",
+                                                                                  "localhost:80"]
 
 
 def test_a_held_port_is_for_the_server_that_it_was_chosen_for():

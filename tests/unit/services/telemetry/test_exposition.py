@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import math
+import socket
+from contextlib import suppress
 from typing import get_args
 
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.telemetry.exposition import MAX_WORKERS, render
+from services.errors import UserError
+from services.telemetry.exposition import MAX_WORKERS, render, serving
 from services.telemetry.heartbeat import Beat, Pulse, decode
 from services.telemetry.meters import OTHER, Meters
 from services.telemetry.names import CATALOGUE, Role
@@ -104,3 +108,19 @@ def test_every_role_exports_what_it_declares():
     for role in get_args(Role):
         unlabelled = {one.name for one in CATALOGUE.values() if role in one.roles and not one.labels}
         assert unlabelled <= {name for name, samples in Meters(role).snapshot().items() if samples}
+
+
+def has_ipv6() -> bool:
+    with suppress(OSError), socket.socket(socket.AF_INET6) as probe:
+        probe.bind(("::1", 0))
+        return True
+    return False
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+def test_an_address_of_ipv6_is_one_that_a_url_can_hold():
+    with serving(dict, host="::1", port=0) as address:
+        assert httpx.get(f"http://{address}/metrics", timeout=60).status_code == 200
+        port = int(address.rpartition(":")[2])
+        with pytest.raises(UserError, match=rf"cannot listen on \[::1\]:{port}"), serving(dict, host="::1", port=port):
+            pass
