@@ -12,6 +12,7 @@ mix. NFS does not keep the appends of several nodes apart, so each node has a fi
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -178,9 +179,18 @@ def _short(value: object) -> str:
 
 
 def _append(path: Path, line: str) -> None:
-    """Appends a line in one write call, so that the kernel keeps the lines of several writers apart."""
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    """Appends a line in one write call, so that the kernel keeps the lines of several writers apart.
+
+    If a full disk took only a part of a line, the next line of any writer begins with a newline. Raises OSError, also
+    for a line of which the disk took a part.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
-        os.write(handle, (line + "\n").encode(errors="replace"))  # half of a surrogate pair is no UTF-8
+        size = os.fstat(handle).st_size
+        whole = not size or os.pread(handle, 1, size - 1) == b"\n"
+        text = line + "\n" if whole else f"\n{line}\n"
+        data = text.encode(errors="replace")  # half of a surrogate pair is no UTF-8
+        if os.write(handle, data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     finally:
         os.close(handle)

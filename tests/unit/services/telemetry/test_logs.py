@@ -162,3 +162,19 @@ def test_a_process_without_a_log_is_silent(capsys: pytest.CaptureFixture[str]):
     structlog.reset_defaults()
     logs.get_logger("worker").warning("episode failed")
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_line_that_a_full_disk_cut_short_is_not_glued_to_the_next(tmp_path: Path):
+    """A limit on the size of files has the effect of a full disk."""
+    code = ("import sys, pathlib, resource\nfrom services.telemetry.logs import configure_logs, get_logger\n"
+            "folder = pathlib.Path(sys.argv[1])\nconfigure_logs(folder, show=None)\nlog = get_logger('x')\n"
+            "log.info('first')\nsize, hard = resource.getrlimit(resource.RLIMIT_FSIZE)\n"
+            "room = (folder / 'log.jsonl').stat().st_size + 20\n"
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))\nlog.info('cut short')\nlog.info('refused')\n"
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))\nlog.info('next')\n")
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], stderr=subprocess.PIPE, text=True, timeout=60,
+                          check=True)
+    lines = (tmp_path / "log.jsonl").read_text().splitlines()
+    assert [json.loads(line)["event"] for line in (lines[0], lines[-1])] == ["first", "next"]
+    assert [word in done.stderr for word in ("cut short", "refused")] == [True, True]
+    assert done.stderr.count("cannot be written") == 2
