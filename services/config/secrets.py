@@ -30,8 +30,13 @@ ENDPOINT_KEY_VARIABLE = "GAGPO_ENDPOINT_KEY"
 """Environment variable with the key of the endpoint that `gagpo eval --policy` asks."""
 EXPLORE_TOKEN_VARIABLE = "GAGPO_EXPLORE_TOKEN"  # noqa: S105 - the variable's name
 """Environment variable with the token that the explorer asks for if other machines can reach it."""
+OTHERS_VARIABLES = (
+    "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "GOOGLE_APPLICATION_CREDENTIALS",
+    "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "OTEL_EXPORTER_OTLP_HEADERS",
+    "OTEL_EXPORTER_OTLP_TRACES_HEADERS", "RAY_AUTH_TOKEN", "REDISCLI_AUTH")
+"""Environment variables in which the libraries that a run uses look for secrets."""
 VARIABLES = (REDIS_PASSWORD_VARIABLE, ENV_TOKEN_VARIABLE, AGENT_TOKEN_VARIABLE, ENDPOINT_KEY_VARIABLE,
-             EXPLORE_TOKEN_VARIABLE)
+             EXPLORE_TOKEN_VARIABLE, *OTHERS_VARIABLES)
 """Environment variables with secrets, which programs that we start for users do not get."""
 SECRET_BYTES = 4096
 

@@ -27,7 +27,9 @@ def llm():
 @pytest.mark.attack
 async def test_it_gets_its_key_and_none_of_the_runs_secrets(monkeypatch: pytest.MonkeyPatch, llm):
     """A model may decide what such a program does."""
-    for name in VARIABLES:
+    stores = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "HF_TOKEN", "WANDB_API_KEY", "OTEL_EXPORTER_OTLP_HEADERS",
+              "RAY_AUTH_TOKEN")
+    for name in (*VARIABLES, *stores):
         monkeypatch.setenv(name, "c4n4ry")
     looks = "import os; assert os.environ['OPENAI_API_KEY'] == 'its own'; assert 'c4n4ry' not in os.environ.values()"
     await AgentProgram(sys.executable, "-c", looks)("a task", llm, None)
