@@ -55,7 +55,7 @@ def promise(config: Config, history: Sequence[Totals], *, price: float) -> Forec
     return Forecast(
         steps_per_hour=config.steps / hours,
         learner_idle=(last.learner_waits - first.learner_waits) / seconds,
-        workers_idle=1 - (last.workers_busy - first.workers_busy) / seconds / rollout.workers,
+        workers_idle=max(0.0, 1 - (last.workers_busy - first.workers_busy) / seconds / rollout.workers),
         servers_busy=(last.servers_busy - first.servers_busy) / seconds / servers,
         store_busy=(last.store_busy - first.store_busy) / seconds,
         controller_busy=(last.controller_busy - first.controller_busy) / seconds,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from deploy.bench.simulation.events import Simulation
+from deploy.bench.simulation.events import Simulation, Totals
 from deploy.bench.simulation.figures import Figures
-from deploy.bench.simulation.forecast import forecast
+from deploy.bench.simulation.forecast import forecast, promise
 from services.config.tree import Config
 
 FIGURES = Figures(turns=(3,), turn_alone=1.0, turn_share=0.5, learner_step=2.0, learner_turn=0.5, publish=1.0)
@@ -90,3 +90,9 @@ def test_a_forecast_has_rates_shares_and_cost():
     assert found.gpus == 3
     assert found.gpu_hours == pytest.approx(3 * 100 * 10.5 / 3600)
     assert found.cost == pytest.approx(2 * found.gpu_hours)
+
+
+def test_no_share_is_below_0_where_sums_round():
+    """0.1 + 0.2 is more than 0.3, and -0% was printed."""
+    found = promise(a_run(), [Totals(time=0.0, step=1), Totals(time=0.3, step=2, workers_busy=0.1 + 0.2)], price=0)
+    assert f"{found.workers_idle:.0%}" == "0%"
