@@ -45,6 +45,10 @@ from services.config.tree import LearnerSection
 TOKEN_DUAL_CLIP = 3.0
 SUMS: tuple[str, ...] = (
     "loss/policy", "loss/value", "loss/kl", "loss/entropy", "clip_fraction", "ratio_mean", "is_capped_share")
+OF_UPDATES = frozenset({"loss/policy", "loss/value"})
+"""Figures that are means over a step's updates; all others are means over its tokens or actions."""
+OF_RATIOS = frozenset({"clip_fraction", "ratio_mean"})
+"""Figures over tokens or actions, as the policy term is."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,6 +94,14 @@ class Minibatch:
     """The reference's logprobs of each pack; empty without a KL term."""
     judgements: list[Judgement] = field(default_factory=list)
     """The critic's judgement of each pack; empty without a critic."""
+
+    def share(self, name: str, rows: Rows, count: int) -> float:
+        """Returns what this minibatch counts in a figure of the step. `count`: the step's minibatches."""
+        if name in OF_UPDATES:
+            return 1 / count
+        if name in OF_RATIOS and self.mean.over == "actions":
+            return self.mean.num_rows / len(rows)
+        return self.mean.num_tokens / int(rows.response_lengths.sum())
 
     def token_advantages(self, i: int) -> Tensor:
         """Returns the advantages of pack i, [T]: the critic's, else each row's advantage at all its tokens."""
@@ -142,7 +154,7 @@ class Stepper:
         for minibatch in minibatches:
             with timer.phase("forward_backward"):
                 for name, value in self._accumulate(minibatch).items():
-                    totals[name] += value / len(minibatches)
+                    totals[name] += value * minibatch.share(name, rows, len(minibatches))
             with timer.phase("optimizer"):
                 norms.append(self.policy.update())
                 if self.critic is not None:

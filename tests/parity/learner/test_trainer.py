@@ -6,6 +6,7 @@ import sys
 from itertools import chain
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -214,6 +215,13 @@ def test_a_step_moves_weights_and_reports(model_path, gang):
     assert torch.equal(tied["lm_head.weight"], tied["model.embed_tokens.weight"])
 
 
+def of_another_policy(groups):
+    """The groups with sampler logprobs between -9 and 0, around which the tiny model's lie: some weights are capped."""
+    return [[msgspec.structs.replace(episode, steps=[
+        msgspec.structs.replace(step, logprobs=9 * step.logprobs) for step in episode.steps]) for episode in group]
+        for group in groups]
+
+
 def importance(logp, sampler, how):
     """Token weights, written out: none on-policy, min(π / π_sampler, 2) decoupled; coupled has them in its ratio."""
     return [1.0 if how == "none" else min(float(torch.exp(p - s)), 2.0) for p, s in zip(logp, sampler, strict=True)]
@@ -222,11 +230,11 @@ def importance(logp, sampler, how):
 @pytest.mark.parametrize("correction", ["none", "decoupled"])
 def test_one_update_is_that_of_the_plain_formula(model_path, gang, correction):
     """One minibatch, no KL, no entropy: the gradient norm against a row-by-row loop. Decoupled: rows of an older
-    policy, whose sampler logprobs are far off, so that many weights are capped."""
+    policy, whose sampler logprobs are far off, so that some weights are capped."""
     loss = {"kl": 0.0, "entropy": 0.0, "correction": correction}
     learner = Learner(make_config(minibatch_rows=1000, loss=loss), model_path, gang)
     learner.step = 1
-    groups = make_groups(0)
+    groups = of_another_policy(make_groups(0))
     hf = AutoModelForCausalLM.from_pretrained(model_path, attn_implementation="eager")
     credits = assign_credit(groups, make_config().learner.credit)
     rows = [(s, a) for group, credit in zip(groups, credits, strict=True)
@@ -246,6 +254,18 @@ def test_one_update_is_that_of_the_plain_formula(model_path, gang, correction):
     found = learner.train(groups).metrics
     assert found["grad_norm"] == pytest.approx(norm, rel=1e-4)
     assert found["is_capped_share"] == pytest.approx(np.mean(capped))
+    assert any(capped) == (correction == "decoupled")
+
+
+def test_figures_per_token_are_means_over_tokens_whatever_the_minibatches(model_path, gang):
+    """Minibatches have as many rows each, but not as many tokens. A learning rate of next to 0 keeps the policy."""
+    found = []
+    for rows in (3, 1000):
+        learner = Learner(make_config(minibatch_rows=rows, lr=1e-12, loss={"corrected_rows": "all"}), model_path, gang)
+        found.append(learner.train(of_another_policy(make_groups(0))).metrics)
+    for name in ("loss/entropy", "is_capped_share"):
+        assert found[0][name] == pytest.approx(found[1][name], rel=1e-6), name
+    assert 0 < found[0]["is_capped_share"] < 1
 
 
 def test_stale_rows_are_corrected_and_fresh_ones_are_not(model_path, gang):
