@@ -40,7 +40,8 @@ class AgentProgram:
 
     $GAGPO_TASK has the task, and $GAGPO_ENV_URL the environment's address (`/reset`, `/step`). The episode ends when
     the program ends, and what the program has started ends with it. It does not get the run's passwords and tokens,
-    those of its object store, trackers and Ray included, because a model may decide what it does. Raises RuntimeError with the end of its output if its status is not 0.
+    those of its object store, trackers and Ray included, because a model may decide what it does. Raises RuntimeError
+    with the end of its output if its status is not 0.
     """
 
     command: Sequence[str]
