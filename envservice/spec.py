@@ -121,6 +121,8 @@ class EnvironmentSpec:
     """Tags that end an answer. Text after the first one is ignored. A model made here has each as one token."""
     tools: tuple[Tool, ...] = ()
     """Tools that it offers to agents (docs/tasks/own-agent.md). Its sessions receive a call of one as JSON text."""
+    says_unchanged: bool = True
+    """Whether its outcomes may say that the action changed nothing. If not, `learner.credit.stay` does nothing."""
     teacher: Teacher | None = None
     """None: no cold start."""
     explain: Explain | None = None

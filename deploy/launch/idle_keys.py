@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from envservice.registry import find_spec
 from services.config.env import Section
 from services.config.file import as_yaml
 from services.config.tree import Config
@@ -26,6 +27,8 @@ def _of_the_estimator(config: Config) -> Iterator[tuple[str, Any, str]]:
     for key, value in given.items():
         if value != declared(learner.credit)[key] and key not in keys_read(learner.credit):
             yield f"learner.credit.{key}", value, why
+    if learner.credit.stay and not find_spec(config.env.name).says_unchanged:
+        yield "learner.credit.stay", True, f"in {config.env.name}, which never says that an action changed nothing"
     if not estimator(name).needs_critic:
         for key, value in _changed(learner.critic).items():
             yield f"learner.critic.{key}", value, why

@@ -52,5 +52,5 @@ SPEC = EnvironmentSpec(
     open=open_environment, check=check, describe=describe, findings=findings, teacher=TEACHER,
     prompts={"full": ScienceworldFullTemplate, "compact": ScienceworldCompactTemplate,
              "meta": ScienceworldMetaTemplate, "compact-meta": ScienceworldCompactMetaTemplate},
-    threaded=lambda _: True, session_bytes=MEMORY_BYTES,
+    threaded=lambda _: True, session_bytes=MEMORY_BYTES, says_unchanged=False,
 )

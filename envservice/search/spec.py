@@ -84,4 +84,5 @@ SPEC = EnvironmentSpec(
     open=open_environment, describe=describe, reachable=reachable, teacher=TEACHER,
     prompts={"full": SearchFullTemplate, "compact": SearchCompactTemplate},
     threaded=lambda env: bool(env.search.url), stops=("</search>", "</answer>"),
+    says_unchanged=False,
 )

@@ -72,6 +72,16 @@ def test_no_shipped_config_sets_a_key_without_effect(file: Path):
         assert [line for line in lines if not (file.stem.startswith("credit-") and line.startswith(known))] == []
 
 
+@pytest.mark.parametrize(("env", "says"), [("alfworld", True), ("webshop", True), ("scienceworld", False),
+                                           ("search", False)])
+def test_stay_is_told_for_an_environment_that_never_says_that_an_action_changed_nothing(env: str, says: bool):
+    line = f"learner.credit.stay=true does nothing in {env}, which never says that an action changed nothing"
+    assert idle("learner.credit.stay=true", f"env.name={env}") == ([] if says else [line])
+    assert idle(f"env.name={env}") == []
+    assert idle("learner.credit.stay=true", f"env.name={env}", "learner.credit.estimator=grpo") == [
+        "learner.credit.stay=true does nothing under the estimator grpo"]
+
+
 def test_the_plan_names_a_key_without_effect(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     config = load_config("alfworld-tiny", ["learner.credit.omega=2"])
