@@ -1,7 +1,8 @@
 """Rollout dumps of verl and of verl-agent (`trainer.rollout_data_dir`): JSON lines, one file per training step.
 
 verl: a line is an episode. Read: `input`, `output`, `score`; `uid` if it is there.
-    A group is the lines of one `uid`, or else of one `input`. `output` is the whole conversation without its special
+    A group is the lines of one `uid`, or else of one `input`. A line without a `uid` needs another one with its
+    `input`: it may be a step of verl-agent. `output` is the whole conversation without its special
     tokens, as Qwen's chat format leaves it: the model's text, then a line `user` or `tool`, what was said to the model,
     a line `assistant`, its next text. Each text of the model is an action. Its state is what was said before it, which
     for the first one is `input`. `score` is the reward of the last step.
@@ -90,14 +91,18 @@ def _decoded(number: int, text: bytes, kind: type[Decoded]) -> Decoded:
 def _groups_of_episodes(lines: Iterator[tuple[int, EpisodeLine]]) -> list[LoggedGroup]:
     groups: dict[str, list[LoggedEpisode]] = {}
     first: dict[str, int] = {}
+    named: set[str] = set()
     for number, line in lines:
         key = line.uid or line.input
+        if line.uid:
+            named.add(key)
         groups.setdefault(key, []).append(LoggedEpisode(steps=_turns(line)))
         first.setdefault(key, number)
-    alone = next((first[key] for key, episodes in groups.items() if len(episodes) == 1), None)
+    alone = next((first[key] for key, episodes in groups.items() if len(episodes) == 1 and key not in named), None)
     if alone is not None:
-        raise UserError(f"line {alone}: no other line has its `input`, so nothing is there to compare it with "
-                        "(steps of verl-agent need `uid`, `traj_uid`, `turn` and `rewards`)", PAGE)
+        raise UserError(f"line {alone}: its group is unknown: it has no `uid`, and no other line has its `input`",
+                        "give each episode its `uid`, and each step of verl-agent `uid`, `traj_uid`, `turn` and "
+                        f"`rewards`; {PAGE}")
     return [LoggedGroup(id=f"line {first[key]}", episodes=episodes) for key, episodes in groups.items()]
 
 

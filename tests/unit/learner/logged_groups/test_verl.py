@@ -49,6 +49,14 @@ def test_episodes_of_one_prompt_are_a_group_unless_a_uid_says_more(tmp_path):
     assert first_actions(write(tmp_path, named)) == [["a", "b"], ["c", "d"]]
 
 
+def test_a_uid_makes_a_group_of_one_episode_too(tmp_path):
+    """A run that filters episodes may leave one. Without a `uid` the line may as well be a step of verl-agent."""
+    rows = [episode("Q", "a", 1, uid="x"), episode("Q", "b", 0, uid="x"), episode("R", "c", 1, uid="y")]
+    assert first_actions(write(tmp_path, rows)) == [["a", "b"], ["c"]]
+    groups = read_verl(write(tmp_path, rows))
+    assert credit_of(groups, credit_options({}))[1].advantages == [[0.0]]
+
+
 def test_steps_of_verl_agent_are_put_in_order_and_repeats_left_out(tmp_path):
     rows = [turn("g", "e1", 1, 10.0), turn("g", "e2", 0, 0.0, is_action_valid=False), turn("g", "e1", 0, 0.0),
             turn("g", "e1", 1, 10.0)]
@@ -62,7 +70,8 @@ def test_steps_of_verl_agent_are_put_in_order_and_repeats_left_out(tmp_path):
 
 @pytest.mark.parametrize(("rows", "match"), [
     ([{"input": "Q", "output": "a"}], "line 1: .*`score`"),
-    ([episode("Q", "a", 1), episode("Q", "b", 1), episode("R", "c", 1)], "line 3: no other line has its `input`"),
+    ([episode("Q", "a", 1), episode("Q", "b", 1), episode("R", "c", 1)],
+     "line 3: its group is unknown: it has no `uid`, and no other line has its `input`; give each episode"),
     ([turn("g", "e", 0, 1.0), {"output": "a", "input": "b", "traj_uid": "e", "uid": "g", "rewards": 1.0}],
      "line 2: .*`turn`"),
     ([turn("g", "e", 1, 1.0)], "turn 0 of the episode e is missing"),
