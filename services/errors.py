@@ -58,6 +58,10 @@ class EnvFault(Fault):
     boundary = "env"
 
 
+class UnknownTask(EnvFault):
+    """The environment has no task of this id."""
+
+
 class ReplayDiverged(EnvFault):
     """A session rebuilt from its actions does not reproduce the recorded digest."""
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -40,7 +40,7 @@ from envservice.client.request_batching import (
     first_answer,
 )
 from envservice.wire.schemas import Info, TaskList
-from services.errors import EnvFault, ReplayDiverged
+from services.errors import EnvFault, ReplayDiverged, UnknownTask
 from services.telemetry.tracing import span, traceparent
 
 CONNECT_S = 5.0
@@ -275,11 +275,15 @@ async def _first_open(ranking: Callable[[], list[Replica]], shut: dict[Replica, 
         await asyncio.sleep(min(LOOK_S, min(opens.values()) - now))
 
 
+FAULTS: Mapping[str, type[EnvFault]] = {
+    "replay_diverged": ReplayDiverged, "engine_mismatch": ReplayDiverged, "unknown_task": UnknownTask}
+"""Maps the type of a problem to its fault. All others are an EnvFault."""
+
+
 def _result(element: dict[str, Any], where: str) -> Result:
     if "type" in element:
         kind = element["type"]
-        error = ReplayDiverged if kind in ("replay_diverged", "engine_mismatch") else EnvFault
-        raise error(f"{kind}: {element.get('message')} ({where})")
+        raise FAULTS.get(kind, EnvFault)(f"{kind}: {element.get('message')} ({where})")
     try:
         return msgspec.convert(element, Result)
     except msgspec.ValidationError as error:

@@ -28,7 +28,7 @@ from rollout.agents.runner import episode_of
 from rollout.agents.session import AgentSession
 from rollout.agents.world import AgentWorld
 from services import records
-from services.errors import EnvFault
+from services.errors import EnvFault, UnknownTask
 from services.records import Ticket
 from services.seeds import seed_for
 
@@ -82,7 +82,7 @@ class OpenEpisodes:
         return self.token is None or hmac.compare_digest(key.encode(), self.token.encode())
 
     async def open(self, asked: Opening) -> str:
-        """Opens an episode and returns its key. Raises Refused if there is no room."""
+        """Opens an episode and returns its key. Raises Refused if there is no room or no such task, and EnvFault."""
         await self.expire()
         if len(self._open) >= self.limit:
             raise Refused(503, f"all {self.limit} episodes are taken (env.max_sessions); end one", "server_busy")
@@ -94,7 +94,20 @@ class OpenEpisodes:
             world = AgentWorld(game=game, llm=llm, max_steps=self.max_steps, tools=self.tools)
         key = llm.api_key = secrets.token_urlsafe(24)
         self._open[key] = _Open(llm, world, time.monotonic(), time.monotonic())
+        if world is not None:
+            await self._begin(key, world)
         return key
+
+    async def _begin(self, key: str, world: AgentWorld) -> None:
+        """Starts the environment of a new episode, which is forgotten if that fails."""
+        try:
+            await world.begin()
+        except BaseException as error:
+            self._open.pop(key, None)
+            if isinstance(error, UnknownTask):
+                raise Refused(404, f"the environment has no task {world.game.task!r}: `gagpo tasks SPLIT` lists them",
+                              "not_found_error") from None
+            raise
 
     async def close(self, key: str) -> records.Episode:
         """Ends an episode, records it, and returns it. Raises Refused for another key, and the fault that ended it.

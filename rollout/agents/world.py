@@ -26,8 +26,14 @@ class AgentWorld:
     """The latest outcome; None if the agent has not looked yet."""
     steps: int = 0
     """Turns that were taken, over all resets."""
+    _ready: Result | None = field(default=None, init=False)
+    """The outcome of `begin`, until the first reset returns it."""
     _calling: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     """Two calls at once would be the same turn: the server refuses the second, or answers it as a repetition."""
+
+    async def begin(self) -> None:
+        """Starts the environment before the agent asks for it. Raises EnvFault, which the agent does not see."""
+        self._ready = await self.game.reset()
 
     async def reset(self) -> Result:
         """Starts the environment, also again, and returns its first outcome. Turns that were taken stay taken.
@@ -37,8 +43,9 @@ class AgentWorld:
         async with self._calling:
             if self.steps >= self.max_steps:
                 raise self._used_up()
+            ready, self._ready = self._ready, None
             try:
-                self.last = await self.game.reset()
+                self.last = ready or await self.game.reset()
             except EnvFault as fault:
                 self.llm.fault = fault
                 raise

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import httpx
 import openai
 import pytest
+from counter import Counter
 from scripted_engine import ScriptedEngine
 
 from learner.logged_groups.agents import read_agents
@@ -74,6 +75,19 @@ async def test_episodes_are_played_recorded_and_credited(text, tmp_path):
         [("The counter is 1. Make it 6.", 0.25), ("3", 1.25)], [("The counter is 1. Make it 6.", 0.25), ("3", -0.75)]]
 
 
+async def test_an_unknown_task_is_refused_before_an_episode_of_it_begins(text):
+    """Its client got a key, and learned of its mistake as a fault of its first reset."""
+    async with served(text, ["so"], keys=["env.max_sessions=1"]) as http:
+        for _ in range(2):  # a refused one takes no place
+            reply = await http.post("/episodes", json={"task": "counter/train/none"}, headers=bearer("any"))
+            assert (reply.status_code, reply.json()["error"]["message"]) == (
+                404, "the environment has no task 'counter/train/none': `gagpo tasks SPLIT` lists them")
+        head = bearer((await begin(http))["api_key"])
+        first = (await http.post("/env/reset", headers=head)).json()
+        assert (await http.post("/env/step", json={"action": "+2"}, headers=head)).status_code == 200
+        assert (await http.post("/env/reset", headers=head)).json() == first
+
+
 async def test_without_an_environment_the_client_gives_the_reward(text):
     async with served(text, ["so"] * 2, with_env=False) as http:
         key = (await begin(http, task="mine"))["api_key"]
@@ -130,8 +144,12 @@ async def test_looks_for_idle_episodes_may_overlap_and_spare_one_that_is_used_me
     async def close():
         await closing.wait()
 
+    async def reset():
+        return SimpleNamespace()
+
+    game = SimpleNamespace(reset=reset, close=close)
     episodes = OpenEpisodes(
-        session=lambda _: SimpleNamespace(), env=SimpleNamespace(episode=lambda *_: SimpleNamespace(close=close)),
+        session=lambda _: SimpleNamespace(), env=SimpleNamespace(episode=lambda *_: game),
         tools=(), engine="", temperature=1.0, max_steps=8, token="secret", limit=9, idle_s=60.0, record=lambda _: None)
     keys = [await episodes.open(Opening(task="a game")) for _ in range(4)]
     episodes.idle_s = 0.0
@@ -144,11 +162,14 @@ async def test_looks_for_idle_episodes_may_overlap_and_spare_one_that_is_used_me
     assert [episodes.get(key) is not None for key in keys] == [False, False, True, True]
 
 
-async def test_a_faulty_episode_is_told_and_not_recorded(text, tmp_path):
+async def test_a_faulty_episode_is_told_and_not_recorded(text, tmp_path, monkeypatch):
     out = tmp_path / "episodes.jsonl"
+    monkeypatch.delattr(Counter, "step")
     async with served(text, ["so"], out=out) as http:
-        key = (await begin(http, task="counter/train/x"))["api_key"]
-        assert (await http.post("/env/reset", headers=bearer(key))).json()["error"]["type"] == "episode_failed"
+        key = (await begin(http))["api_key"]
+        await http.post("/env/reset", headers=bearer(key))
+        reply = await http.post("/env/step", json={"action": "add"}, headers=bearer(key))
+        assert reply.json()["error"]["type"] == "episode_failed"
         assert (await http.delete("/episodes", headers=bearer(key))).status_code == 410
     assert not out.exists()
 
