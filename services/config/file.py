@@ -151,7 +151,7 @@ def _read(file: Path, shipped_in: Path | None, above: tuple[Path, ...] = ()) -> 
     merged: Tree = {}
     for base in bases if isinstance(bases, list) else [bases]:
         if not isinstance(base, str):
-            raise UserError(f"{file}: base cannot be {base!r}", "name a config file, or remove `base`")
+            raise UserError(f"{file}: base {_wrong(base)}", "name a config file, or remove `base`")
         merged = _merge(merged, _read(_find_base(file, base, shipped_in), shipped_in, (*above, file)))
     _make_way(merged, tree)
     return _merge(merged, tree)
@@ -273,14 +273,19 @@ def one_line(error: ValidationError, where: Path | str, prefix: str = "") -> Use
     if first["type"] == "extra_forbidden":
         return UserError(f"unknown key {key}{more} in {where}", nearest(key))
     if first["type"] == "model_type":
-        return UserError(f"{key} is a section and cannot be {first['input']!r}{more}", f"set its keys: {key}.KEY=VALUE")
+        return UserError(f"{key} is a section and {_wrong(first['input'])}{more}", f"set its keys: {key}.KEY=VALUE")
     if first["type"] == "string_pattern_mismatch":
         return UserError(f"{key} cannot be {first['input']!r}{more}",
                          "use letters, digits, `.`, `_` and `-`, and begin with a letter or a digit")
     if first["type"] == "tuple_type":
-        return UserError(f"{key} is a list and cannot be {first['input']!r}{more}", f"write [{first['input']}]")
+        fix = "write [] or [VALUE, VALUE]" if first["input"] is None else f"write [{first['input']}]"
+        return UserError(f"{key} is a list and {_wrong(first['input'])}{more}", fix)
     if first["type"] == "string_type" and isinstance(first["input"], SCALARS):
         return UserError(f"{key} is a text and cannot be {first['input']!s}{more}", f"write it in quotes in {where}")
     fix = re.sub(r"^(Input|String) should", "it should", message)
     given = masked(first["input"]) if isinstance(first["input"], str) else first["input"]
-    return UserError(f"{key} cannot be {given!r}{more}", fix)
+    return UserError(f"{key} {_wrong(given)}{more}", fix)
+
+
+def _wrong(value: object) -> str:
+    return "has no value" if value is None else f"cannot be {value!r}"

@@ -24,17 +24,30 @@ def file(tmp_path: Path) -> Path:
     ("learner: {loss.kl: 0.1}", "the key learner.loss.kl has a dot in FILE; write loss: {kl: VALUE}"),
     ("learner.credit.lam: 1", "the key learner.credit.lam has a dot in FILE; write learner: {credit: {lam: VALUE}}"),
     ("learner: {lr:0.1}", "unknown key learner.lr:0.1 in FILE; write a space after the colon: lr: 0.1"),
-    ("base:", "FILE: base cannot be None; name a config file, or remove `base`"),
+    ("base:", "FILE: base has no value; name a config file, or remove `base`"),
     ("base: [3]", "FILE: base cannot be 3; name a config file, or remove `base`"),
     ("name: 2026", "name is a text and cannot be 2026; write it in quotes in FILE"),
     ("name: 2026-11-24", "name is a text and cannot be 2026-11-24; write it in quotes in FILE"),
-    ("name:", "name cannot be None; it should be a valid string"),
+    ("name:", "name has no value; it should be a valid string"),
 ])
 def test_a_wrong_key_of_a_file_is_told_the_form(file: Path, text: str, line: str):
     file.write_text("\n".join([*([] if text.startswith("name") else ["name: mine"]), "steps: 3", text]) + "\n")
     with pytest.raises(UserError) as error:
         load_config(file)
     assert str(error.value) == line.replace("FILE", str(file))
+
+
+@pytest.mark.parametrize(("override", "line"), [
+    ("name=", "name has no value; it should be a valid string"),
+    ("learner.credit.gamma=null", "learner.credit.gamma has no value; it should be a valid number"),
+    ("learner=", "learner is a section and has no value; set its keys: learner.KEY=VALUE"),
+    ("env.urls=", "env.urls is a list and has no value; write [] or [VALUE, VALUE]"),
+    ("env.urls=a", "env.urls is a list and cannot be 'a'; write [a]")])
+def test_a_key_without_a_value_on_the_command_line_is_told_in_words_of_the_user(override: str, line: str):
+    """They said that it cannot be None, which nobody had typed."""
+    with pytest.raises(UserError) as error:
+        load_config("alfworld-tiny", [override])
+    assert str(error.value) == line
 
 
 @pytest.mark.parametrize("name", ["2026", "2026-11-24", "1e5", "no", "007"])
