@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from deploy.report.arms import Arm
 from deploy.report.figures import pyplot, save
 from deploy.runs.history import read_columns
-from services.errors import UserError
+from deploy.runs.results import no_archive
 from services.statistics import seed_interval
 from services.store.archive import FILE_NAME
 
@@ -61,8 +61,7 @@ def files_of_parts(run: Path, steps: Sequence[int]) -> dict[str, list[Path]]:
         return {"first quarter": files[:quarter], "last quarter": files[-quarter:]}
     by_step = {int(name[1]): path for path in files if (name := FILE_NAME.fullmatch(path.name))}
     if missing := [step for step in steps if step not in by_step]:
-        there = f"steps {min(by_step)} to {max(by_step)}" if by_step else "no step"
-        raise UserError(f"{run} has no archive of learner step {missing[0]}", f"its archive has {there}")
+        raise no_archive(run, missing[0], by_step)
     return {f"step {step}": [by_step[step]] for step in steps}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -63,8 +63,9 @@ class RunResults:
                  columns: Sequence[str] | None = None) -> pa.Table:
         """One row per turn, with the columns of docs/tasks/parquet.md.
 
-        `step`: the episodes of one learner step alone; a large run may not fit into memory otherwise. `columns`: read
-        these alone. Raises UserError for a column that a file lacks, and Damaged for a file that cannot be read.
+        `step`: the episodes of one learner step alone; a large run may not fit into memory otherwise. The table is
+        empty if the step has none of this outcome. `columns`: read these alone. Raises UserError for a step without an
+        archive and for a column that a file lacks, and Damaged for a file that cannot be read.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -80,11 +81,23 @@ class RunResults:
 
     def _files(self, step: int | None, outcome: Outcome) -> list[Path]:
         found: list[Path] = []
+        steps: set[int] = set()
         for path in sorted((self.path / "episodes").glob("step-*.parquet")):
             match = FILE_NAME.fullmatch(path.name)
-            if match is not None and _outcome(match[2]) == outcome and step in (None, int(match[1])):
+            if match is None:
+                continue
+            steps.add(int(match[1]))
+            if _outcome(match[2]) == outcome and step in (None, int(match[1])):
                 found.append(path)
+        if step is not None and step not in steps:
+            raise no_archive(self.path, step, steps)
         return found
+
+
+def no_archive(run: Path, step: int, steps: Collection[int]) -> UserError:
+    """Returns the error about a learner step that is not among the `steps` of the archive."""
+    there = f"steps {min(steps)} to {max(steps)}" if steps else "no step"
+    return UserError(f"{run} has no archive of learner step {step}", f"its archive has {there}")
 
 
 def _check_columns(path: Path, columns: Sequence[str] | None) -> None:

@@ -49,7 +49,8 @@ def test_the_credit_of_one_group_and_of_several():
     assert first.advantages[0] == pytest.approx([5 / (50 / 3) ** 0.5], abs=1e-5)
     assert second.advantages == [[0.0], [0.0]]
     for bad, options, match in [([one, {"episodes": []}], {}, "group 1: episodes: "),
-                                (one, {"gama": 1}, "unknown key option gama: .*did you mean option gamma"),
+                                (one, {"gama": 1}, "^unknown option gama: the estimator gagpo has none of this name; "
+                                                   "did you mean gamma[?]$"),
                                 (one, {"gamma": 2}, "option gamma cannot be 2")]:
         with pytest.raises(gagpo.UserError, match=match):
             gagpo.credit(bad, **options)
@@ -68,7 +69,9 @@ def test_a_run_is_read_as_arrow_tables(tmp_path: Path):
     assert 0 < second.num_rows < every.num_rows
     assert set(second["outcome"].to_pylist()) == {"trained"}
     assert set(run.episodes(outcome="evaluated")["outcome"].to_pylist()) == {"evaluated"}
-    assert run.episodes(step=99).num_rows == 0
+    assert run.episodes(step=2, outcome="dropped").num_rows == 0
+    with pytest.raises(gagpo.UserError, match=r"no archive of learner step 99; its archive has steps \d to 3$"):
+        run.episodes(step=99)
     with pytest.raises(gagpo.UserError, match=r"step-00000001\.parquet has no column 'delt'; did you mean 'delta'\?"):
         run.episodes(columns=["group", "delt"])
     (run.path / "episodes" / "step-00000002.parquet").write_bytes(b"torn")
