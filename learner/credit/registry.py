@@ -104,8 +104,9 @@ def options_of(section: CreditSection, prefix: str = SECTION) -> Any:
     for name in section.model_extra or {}:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
-            raise UserError(f"unknown key {prefix}{name}: no option of the estimator {section.estimator}",
-                            f"did you mean {prefix}{near}?")
+            kind, before = ("key", prefix) if prefix == SECTION else ("option", "")
+            raise UserError(f"unknown {kind} {before}{name}: the estimator {section.estimator} has none of this name",
+                            f"did you mean {before}{near}?")
     own_key = {name: given[name] for name in key_model.model_fields if name in given}
     try:
         own = key_model.model_validate(own_key).model_dump()
