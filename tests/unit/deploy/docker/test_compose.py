@@ -16,6 +16,7 @@ import pytest
 import redis
 import yaml
 from ports import held_port
+from waiting import wait_until
 
 from deploy.launch.reach import until_answered
 from deploy.runs.configs import load_config
@@ -60,14 +61,17 @@ def test_every_file_that_a_container_mounts_is_there():
 
 
 @contextmanager
-def started_redis(folder: Path, password: str) -> Iterator[int]:
-    """Starts Redis as its container does, with the container's folders below `folder`. Yields its port."""
+def started_redis(folder: Path, password: str, more: str = "") -> Iterator[int]:
+    """Starts Redis as its container does, with the container's folders below `folder`. Yields its port.
+
+    `more`: further lines of redis.conf.
+    """
     for name in ("redis.conf", "redis-start.sh"):
         text = (REDIS / name).read_text().replace("/run/redis", str(folder)).replace("dir /data", f"dir {folder}")
         (folder / f"etc-{name}").write_text(text.replace("/redis.conf\"", "/etc-redis.conf\""))
     port = held_port()
     with (folder / "etc-redis.conf").open("a") as file:
-        file.write(f"port {port}\nbind 127.0.0.1\n")
+        file.write(f"port {port}\nbind 127.0.0.1\n{more}")
     with subprocess.Popen(
             ["sh", folder / "etc-redis-start.sh"], stdout=subprocess.DEVNULL, start_new_session=True,
             env={"PATH": f"{find_redis().parent}:{os.environ['PATH']}", "REDISCLI_AUTH": password}) as process:
@@ -96,6 +100,35 @@ def test_the_runs_user_has_the_rights_of_our_scripts_and_the_operator_all(tmp_pa
             client.config_get("dir")
         files = [tmp_path / "operator", tmp_path / "redis.conf"]
         assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600, 0o600]
+
+
+def test_kubernetes_lets_a_redis_read_its_file_which_answers_no_call_meanwhile(tmp_path: Path):
+    """Many gigabytes take minutes. A probe that counted this as a death would have it start again for ever."""
+    _, store = yaml.safe_load_all((REDIS / "redis.yaml").read_text())
+    container = store["spec"]["template"]["spec"]["containers"][0]
+
+    def said(command: list[str], port: int) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [word.replace("redis-cli", f"redis-cli -p {port}") for word in command], check=False, timeout=60,
+            capture_output=True, text=True,
+            env={"PATH": f"{find_redis().parent}:{os.environ['PATH']}", "REDISCLI_AUTH": "secret"})
+
+    def passes(probe: str, port: int) -> bool:
+        return said(container[probe]["exec"]["command"], port).returncode == 0
+
+    with started_redis(tmp_path, "secret") as port:
+        wait_until(lambda: passes("readinessProbe", port), seconds=60)
+        assert passes("livenessProbe", port)
+        with redis.Redis(port=port, username="gagpo", password="secret").pipeline(transaction=False) as calls:
+            for i in range(60_000):
+                calls.set(f"gagpo:{i}", "")
+            calls.execute()
+        redis.Redis(port=port, password=(tmp_path / "operator").read_text()).shutdown()
+    with started_redis(tmp_path, "secret", "key-load-delay 200\n") as port:
+        wait_until(lambda: "LOADING" in said(["sh", "-c", "redis-cli --user gagpo ping"], port).stdout, seconds=60)
+        assert passes("livenessProbe", port)
+        assert not passes("readinessProbe", port)
+    assert not passes("livenessProbe", port)
 
 
 def test_the_trainer_is_given_the_time_for_its_checkpoint():

@@ -189,6 +189,15 @@ def test_pods_have_the_containers_security_and_requests(name: str):
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
+def test_no_image_of_this_machine_is_asked_of_a_registry(name: str):
+    """Kubernetes asks for an image with the tag `latest` at each start, and `localhost/` is no registry."""
+    for pod in pods(overlay(name)):
+        for container in pod["spec"]["containers"]:
+            if container["image"].startswith("localhost/"):
+                assert container.get("imagePullPolicy") == "IfNotPresent" or not container["image"].endswith(":latest")
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
 def test_every_selector_finds_a_pod(name: str):
     resources = overlay(name)
     labels = [pod["metadata"]["labels"] for pod in pods(resources)]
