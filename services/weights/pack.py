@@ -25,7 +25,8 @@ ALIGNMENT = 64
 
 SIDE_BY_SIDE = 64 << 20
 """Bytes of a version from which on several cores hash it."""
-ITEM_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "uint8": 1}
+ITEM_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1,
+              "bool": 1}
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

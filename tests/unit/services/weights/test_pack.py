@@ -13,6 +13,9 @@ def tensors() -> dict[str, torch.Tensor]:
         "b.bias": torch.arange(3, dtype=torch.float32),
         "a.weight": torch.arange(10, dtype=torch.bfloat16).reshape(5, 2) / 3,
         "c.scalar": torch.tensor(7, dtype=torch.int64),
+        "d.mask": torch.tensor([[True, False], [True, True]]),
+        "e.scales": torch.tensor([-128, 127], dtype=torch.int8),
+        "f.places": torch.tensor([-3, 30_000], dtype=torch.int16),
         "d.empty": torch.zeros(0, 4),
     }
 
