@@ -31,7 +31,10 @@ ROUNDING = 1e-9
 _OF_GROUPS = ("group", "task", "outcome", "reason", "temperature")
 _TYPE = "task_type"
 """Column that archives of formats 1 and 2 lack."""
-_OF_STEPS = ("k", "won", "valid", "reward", "state_key")
+_OF_STEPS = ("k", "step", "won", "valid", "reward", "state_key")
+_READ = ("end", "worker", "attempt", "observation", "action", "admissible", "version", "prompt_tokens", "tokens",
+         "logprobs", "return", "value", "delta", "advantage")
+"""Further columns that archives of all formats have, and that groups.py reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,29 +89,27 @@ class ArchiveIndex:
         return [said for _, said in self._unreadable.values()]
 
     def refresh(self) -> None:
-        """Indexes new and replaced files and forgets deleted ones. Cheap: it compares size and time of each file."""
+        """Indexes new and replaced files and forgets deleted ones. Cheap: it compares size and time of each file.
+
+        A file that cannot be read gives one warning and is ignored until it is replaced. Other threads see the groups
+        from before until all files are indexed.
+        """
         with self._lock:
             found = dict(self._stamps())
-            self._files = {name: self._files[name] for name in sorted(found)
-                           if name in self._files and self._files[name][0] == found[name]}
-            self._unreadable = {name: known for name, known in self._unreadable.items()
-                                if found.get(name) == known[0]}
-            for name in sorted(set(found) - set(self._files) - set(self._unreadable)):
-                self._take(name, found[name])
-            self._files = dict(sorted(self._files.items()))
-
-    def _take(self, name: str, stamp: tuple[int, int]) -> None:
-        """Indexes one file. A file that cannot be read gives one warning and is ignored until it is replaced."""
-        try:
-            self._files[name] = stamp, self._index(name, stamp)
-        except FileNotFoundError:
-            return  # deleted meanwhile; the next refresh forgets it
-        except (OSError, ValueError, LookupError) as error:  # not a parquet file, or not one of ours
-            self._unreadable[name] = stamp, unreadable(self._episodes / name, error)
+            files = {name: known for name, known in self._files.items() if found.get(name) == known[0]}
+            torn = {name: known for name, known in self._unreadable.items() if found.get(name) == known[0]}
+            for name in sorted(found.keys() - files.keys() - torn.keys()):
+                try:
+                    files[name] = found[name], self._index(name, found[name])
+                except FileNotFoundError:
+                    continue  # deleted meanwhile; the next refresh forgets it
+                except (OSError, ValueError, LookupError, TypeError, NotImplementedError) as error:
+                    torn[name] = found[name], unreadable(self._episodes / name, error)  # no parquet, or not ours
+            self._files, self._unreadable = dict(sorted(files.items())), torn
 
     def groups(self) -> list[GroupEntry]:
         """Returns the groups as of the last refresh."""
-        return [entry for _, entries in list(self._files.values()) for entry in entries]
+        return [entry for _, entries in self._files.values() for entry in entries]
 
     def find(self, file: str, group: str) -> GroupEntry | None:
         """Returns the entry of a group, or None."""
@@ -148,14 +149,21 @@ def kind_of(task: str) -> str:
 
 
 def index_file(path: Path) -> list[GroupEntry]:
-    """Returns the groups of one archive file. Raises FileNotFoundError, or OSError if it is not a parquet file."""
+    """Returns the groups of one archive file. Raises FileNotFoundError, OSError if it is not a parquet file, and
+    ValueError if it is not one of ours."""
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(path) as file:
+        for name in (*_OF_GROUPS, *_OF_STEPS, *_READ):
+            if name not in file.schema_arrow.names:
+                raise ValueError(f"it has no column {name}")
         of_groups = [name for name in (*_OF_GROUPS, _TYPE) if name in file.schema_arrow.names]
         sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
         # Reading so few columns is faster than starting threads for them.
         table = file.read_row_groups(range(len(sizes)), columns=[*of_groups, *_OF_STEPS], use_threads=False)
+        for name in (*_OF_GROUPS, *_OF_STEPS):
+            if name != "state_key" and table.column(name).null_count:
+                raise ValueError(f"{name} has no value in a row")
     match = FILE_NAME.fullmatch(path.name)
     assert match is not None
     steps = {name: table.column(name).to_pylist() for name in _OF_STEPS}

@@ -133,6 +133,22 @@ def test_a_file_that_cannot_be_read_is_named_and_the_others_are_shown(tmp_path):
     assert explored.index.warnings == []
 
 
+@pytest.mark.parametrize(("column", "emptied"), [
+    ("observation", False), ("attempt", False), ("reward", True), ("task", True), ("step", True)])
+def test_a_file_that_lacks_a_column_or_values_is_named_and_every_page_goes_on(tmp_path, column, emptied):
+    """Of another program, or damaged: it made an error of each page that showed its groups, or of all pages."""
+    run = make_run(tmp_path / "run", steps=2)
+    path = run / "episodes/step-00000001.parquet"
+    table = pq.read_table(path)
+    at = table.schema.get_field_index(column)
+    pq.write_table(table.set_column(at, column, pa.nulls(len(table), table.schema.field(at).type)) if emptied else
+                   table.drop_columns([column]), path)
+    explored, = open_runs([run])
+    assert {entry.file for entry in explored.groups() if entry.outcome == "trained"} == {"step-00000002"}
+    warning, = explored.index.warnings
+    assert f"no column {column}" in warning or f"{column} has no value" in warning
+
+
 @pytest.mark.parametrize("size", [3, 6, 7])
 def test_equal_returns_have_no_spread_whatever_is_rounded(tmp_path, size):
     """0.7 three times has a mean that is not 0.7. So the list of groups with different returns leaves them out."""
