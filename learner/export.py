@@ -15,7 +15,8 @@ from torch import Tensor
 from services.files import open_as_folder, sync_tree, write_whole
 
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt", "added_tokens.json",
-                   "chat_template*", "generation_config.json")
+                   "chat_template*")
+GENERATION = "generation_config.json"
 
 
 @contextmanager
@@ -30,7 +31,8 @@ def disk_errors() -> Iterator[None]:
 def write_export(folder: Path, tensors: Mapping[str, Tensor], *, like: Path, dtype: str) -> None:
     """Writes the weights, with config and tokenizer of the model folder `like`. `dtype` is that of the weights.
 
-    A tied head is left out, as such a file has it. Takes no part in collectives, so any thread may call it. Raises
+    A tied head is left out, as such a file has it. Of the generation config only the special tokens stay, as runs
+    neither truncate nor penalise. Takes no part in collectives, so any thread may call it. Raises
     OSError, and can then be called again.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -39,6 +41,10 @@ def write_export(folder: Path, tensors: Mapping[str, Tensor], *, like: Path, dty
     for pattern in TOKENIZER_FILES:
         for path in like.glob(pattern):
             shutil.copyfile(path, folder / path.name)
+    if (like / GENERATION).exists():
+        given = json.loads((like / GENERATION).read_text())
+        kept = {name: value for name, value in given.items() if name.endswith("_token_id")}
+        (folder / GENERATION).write_text(json.dumps(kept, indent=2) + "\n")
     architecture = json.loads((like / "config.json").read_text())
     architecture.pop("torch_dtype", None)
     architecture["dtype"] = dtype
