@@ -136,7 +136,7 @@ def test_a_file_that_cannot_be_read_is_named_and_the_others_are_shown(tmp_path):
 @pytest.mark.parametrize(("column", "emptied"), [
     ("observation", False), ("attempt", False), ("reward", True), ("task", True), ("step", True)])
 def test_a_file_that_lacks_a_column_or_values_is_named_and_every_page_goes_on(tmp_path, column, emptied):
-    """Of another program, or damaged: it made an error of each page that showed its groups, or of all pages."""
+    """Such a file is of another program, or damaged: it was an error on each page of its groups, or on all pages."""
     run = make_run(tmp_path / "run", steps=2)
     path = run / "episodes/step-00000001.parquet"
     table = pq.read_table(path)
