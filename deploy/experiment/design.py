@@ -51,8 +51,12 @@ KEY_ARMS: dict[str, Arm] = {
     "gigpo-adm": _arm("GiGPO, with admissible actions", "#44AA99", "gigpo", **NEAR_MARKOV),
     "gagpo_loo-adm": _arm("leave-one-out, with admissible actions", "#DDCC77", "gagpo_loo", **NEAR_MARKOV),
     "gagpo_graph-adm": _arm("graph values, with admissible actions", "#661100", "gagpo_graph", **NEAR_MARKOV),
+    "gigpo-undivided": _arm("GiGPO, terms not divided by spreads", "#225522", "gigpo", credit__mode="mean_norm"),
+    "gagpo-mc-broadcast": _arm("GAGPO, λ = 1, with GRPO's term", "#DDDDDD", "gagpo", credit__lam=1.0,
+                               credit__broadcast=1.0),
 }
-"""Arms of estimators by state keys (docs/experiments/credit-observation.md). Those without a key have the config's."""
+"""Arms of estimators by state keys (docs/experiments/credit-observation.md). Those without a key have the config's.
+The last two each have one part of what GiGPO has and GAGPO with λ = 1 has not."""
 PEER_ARMS: dict[str, Arm] = {
     "turn_ppo": _arm("Turn-PPO", "#6699CC", "ppo", credit__values="turns", credit__gamma=0.99, credit__lam=0.9),
     "adastep": _arm("AdaStep", "#EE8866", "adastep"),
