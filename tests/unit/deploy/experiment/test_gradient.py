@@ -96,8 +96,12 @@ def test_runs_of_other_policies_and_runs_without_a_step_are_refused(a_run, tmp_p
     first, second = a_run("first")[0], a_run("second", other)[0]
     with pytest.raises(UserError, match=r"second began with another policy than .*first"):
         gradient.run(args_of(tmp_path, runs=[first, second]))
-    (first / "episodes/step-00000001.parquet").unlink()
+    dropped = first / "episodes/step-00000001-dropped-0001.parquet"
+    (first / "episodes/step-00000001.parquet").rename(dropped)
     with pytest.raises(UserError, match="first has no groups of a first learner step"):
+        gradient.run(args_of(tmp_path, runs=[first]))
+    dropped.unlink()
+    with pytest.raises(UserError, match="first has no archive of learner step 1"):
         gradient.run(args_of(tmp_path, runs=[first]))
 
 
