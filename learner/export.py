@@ -7,12 +7,13 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from services.files import open_as_folder, sync_tree, write_whole
+from services.files import open_as_folder, read_json, sync_tree, write_whole
 
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt", "added_tokens.json",
                    "chat_template*")
@@ -31,9 +32,8 @@ def disk_errors() -> Iterator[None]:
 def write_export(folder: Path, tensors: Mapping[str, Tensor], *, like: Path, dtype: str) -> None:
     """Writes the weights, with config and tokenizer of the model folder `like`. `dtype` is that of the weights.
 
-    A tied head is left out, as such a file has it. Of the generation config only the special tokens stay, as runs
-    neither truncate nor penalise. Takes no part in collectives, so any thread may call it. Raises
-    OSError, and can then be called again.
+    A tied head is left out, as such a file has it. The generation config keeps its special tokens alone. Takes no part
+    in collectives, so any thread may call it. Raises OSError, and can then be called again.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with disk_errors():
@@ -42,12 +42,20 @@ def write_export(folder: Path, tensors: Mapping[str, Tensor], *, like: Path, dty
         for path in like.glob(pattern):
             shutil.copyfile(path, folder / path.name)
     if (like / GENERATION).exists():
-        given = json.loads((like / GENERATION).read_text())
-        kept = {name: value for name, value in given.items() if name.endswith("_token_id")}
-        (folder / GENERATION).write_text(json.dumps(kept, indent=2) + "\n")
+        (folder / GENERATION).write_text(json.dumps(special_tokens(like), indent=2) + "\n")
     architecture = json.loads((like / "config.json").read_text())
     architecture.pop("torch_dtype", None)
     architecture["dtype"] = dtype
     sync_tree(folder)
     write_whole(folder / "config.json", json.dumps(architecture, indent=2) + "\n")  # last: marks it as complete
     open_as_folder(folder)
+
+
+def special_tokens(folder: Path) -> dict[str, Any]:
+    """Returns the ids of special tokens in a folder's generation config, empty without one. Raises Damaged.
+
+    Its other values, such as penalties, change how a server samples, and training samples without them.
+    """
+    path = folder / GENERATION
+    given = read_json(path, dict[str, Any]) if path.exists() else {}
+    return {name: value for name, value in given.items() if name.endswith("_token_id")}

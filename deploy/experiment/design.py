@@ -52,7 +52,7 @@ KEY_ARMS: dict[str, Arm] = {
     "gagpo_loo-adm": _arm("leave-one-out, with admissible actions", "#DDCC77", "gagpo_loo", **NEAR_MARKOV),
     "gagpo_graph-adm": _arm("graph values, with admissible actions", "#661100", "gagpo_graph", **NEAR_MARKOV),
     "gigpo-undivided": _arm("GiGPO, terms not divided by spreads", "#225522", "gigpo", credit__mode="mean_norm"),
-    "gagpo-mc-broadcast": _arm("GAGPO, λ = 1, with GRPO's term", "#DDDDDD", "gagpo", credit__lam=1.0,
+    "gagpo-mc-broadcast": _arm("GAGPO, λ = 1, with GRPO's term", "#6A3D9A", "gagpo", credit__lam=1.0,
                                credit__broadcast=1.0),
 }
 """Arms of estimators by state keys (docs/experiments/credit-observation.md). Those without a key have the config's.

@@ -20,13 +20,12 @@ from deploy.runs.configs import load_config
 from deploy.runs.folder import RunFolder
 from deploy.runs.hub import origin
 from deploy.runs.policies import EXPORTED_CONFIG
+from learner.export import GENERATION, special_tokens
 from services.config.file import dump_config
 from services.config.tree import Config
 from services.errors import UserError
-from services.files import read_json
 from services.telemetry.metrics_file import read_evaluations
 
-GENERATION = "generation_config.json"
 PLAYED: dict[str, Any] = {
     "name": True, "seed": True, "steps": True, "agent": True,
     "env": {"name": True, "data": True, "max_steps": True, "prompt": True, "history": True, "alfworld": True,
@@ -64,15 +63,12 @@ def _generation(folder: Path, config: Config) -> tuple[list[str], dict[str, Any]
     from rollout.prompt_renderer import load_text
 
     text = load_text(str(folder), config.env, config.model)
-    path = folder / GENERATION
-    given = read_json(path, dict[str, Any]) if path.exists() else {}
-    kept = {key: value for key, value in given.items() if key.endswith("_token_id")}  # others, as penalties, shape it
     ids = list(text.stop_ids)
     sampling = {"do_sample": True, "temperature": config.eval.temperature} if config.eval.temperature else \
         {"do_sample": False}
     padding = text.tokenizer.pad_token_id
     stops = list(dict.fromkeys([*text.stops, *(str(text.tokenizer.convert_ids_to_tokens(i)) for i in ids)]))
-    return stops, {**kept, **sampling, "top_k": 0, "top_p": 1.0, "eos_token_id": ids,
+    return stops, {**special_tokens(folder), **sampling, "top_k": 0, "top_p": 1.0, "eos_token_id": ids,
                    "pad_token_id": ids[0] if padding is None else padding,
                    "max_new_tokens": config.rollout.max_response_tokens}
 
