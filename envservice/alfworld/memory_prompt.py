@@ -1,7 +1,8 @@
-"""The compact prompt with a memory: what is held and treated, and where objects that the task names were seen.
+"""The compact prompt with a memory: what is held and treated, and where objects of the task were seen or placed.
 
 The scripted player decides by these facts, and a few past actions do not tell them: without them a model that imitates
-it has to guess, and one that has placed the first of two objects forgets where it saw the second.
+it has to guess, and one that has placed the first of two objects forgets where it saw the second, or takes the first
+out again.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ _STATES = {"heat": "hot", "cool": "cool", "clean": "clean"}
 
 
 class AlfworldMemoryTemplate(AlfworldCompactTemplate):
-    """The lines of the compact prompt after two more: the object in hand, and the task's objects with their places."""
+    """The compact prompt after three lines: the object in hand, the task's objects still to bring, and those placed."""
 
     name = "memory"
 
     def render(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> str:
         memory = recall(first, turns, now)
-        task = task_of(first)
-        return f"Held: {_held(memory)}\nFound: {_found(memory, task)}\n{super().render(first, turns, now)}"
+        found, placed = _objects(memory, task_of(first))
+        return f"Held: {_held(memory)}\nFound: {found}\nPlaced: {placed}\n{super().render(first, turns, now)}"
 
 
 def _held(memory: GameMemory) -> str:
@@ -33,8 +34,17 @@ def _held(memory: GameMemory) -> str:
     return " ".join([memory.held, *states]) if memory.held else "-"
 
 
-def _found(memory: GameMemory, task: str) -> str:
-    """Returns the places where objects of the task's kinds lie, as `mug 1 in desk 1, mug 2 in shelf 1`, or a dash."""
-    named = set(re.findall(r"\w+", task))
-    return ", ".join(f"{thing} in {place}" for place, things in memory.contents.items() for thing in things
-                     if kind_of(thing) in named) or "-"
+def _objects(memory: GameMemory, task: str) -> tuple[str, str]:
+    """Returns where objects of the task's kinds lie, as `mug 1 in desk 1, mug 2 in shelf 1` or a dash, in two lists.
+
+    The second has those in a receptacle of a kind that the task names, treated as it wants them: they stay there.
+    """
+    named = set(re.findall(r"\w+", task.lower()))
+    wanted = {verb for verb, state in _STATES.items() if {verb, state} & named}
+    found, placed = [], []
+    for place, things in memory.contents.items():
+        for thing in things:
+            if kind_of(thing) in named:
+                done = kind_of(place) in named and wanted <= memory.treated[thing]
+                (placed if done else found).append(f"{thing} in {place}")
+    return ", ".join(found) or "-", ", ".join(placed) or "-"

@@ -50,23 +50,31 @@ BROUGHT = (
 )
 
 
-def shown(*texts: tuple[str, str]) -> list[str]:
-    now = Outcome(observation=texts[-1][1], admissible_actions=START) if texts else first(TWO)
-    return AlfworldMemoryTemplate(1).render(first(TWO), turns(TWO, *texts), now).splitlines()
+PLACED = (*BROUGHT, ("move mug 2 to cabinet 1", "You move the mug 2 to the cabinet 1."))
+
+
+def shown(*texts: tuple[str, str], task: str = TWO) -> list[str]:
+    now = Outcome(observation=texts[-1][1], admissible_actions=START) if texts else first(task)
+    return AlfworldMemoryTemplate(1).render(first(task), turns(task, *texts), now).splitlines()
 
 
 def test_a_prompt_with_memory_names_what_is_held_and_where_the_tasks_objects_are():
-    assert shown()[:2] == ["Held: -", "Found: -"]
-    assert shown(*BROUGHT[:1])[:2] == ["Held: -", "Found: mug 2 in countertop 1, mug 1 in countertop 1"]
-    assert shown(*BROUGHT)[:2] == ["Held: mug 2 clean", "Found: mug 1 in countertop 1"]
-    placed = (*BROUGHT, ("move mug 2 to cabinet 1", "You move the mug 2 to the cabinet 1."))
-    assert shown(*placed)[:2] == ["Held: -", "Found: mug 1 in countertop 1, mug 2 in cabinet 1"]
+    assert shown()[:3] == ["Held: -", "Found: -", "Placed: -"]
+    assert shown(*BROUGHT[:1])[:3] == ["Held: -", "Found: mug 2 in countertop 1, mug 1 in countertop 1", "Placed: -"]
+    assert shown(*BROUGHT)[:3] == ["Held: mug 2 clean", "Found: mug 1 in countertop 1", "Placed: -"]
+    assert shown(*PLACED)[:3] == ["Held: -", "Found: mug 1 in countertop 1", "Placed: mug 2 in cabinet 1"]
+
+
+def test_an_object_is_placed_once_it_is_treated_as_the_task_wants_it():
+    assert shown(*PLACED, task="put a clean mug in cabinet")[2] == "Placed: mug 2 in cabinet 1"
+    for task in ("heat some mug and put it in cabinet", "put a hot mug in cabinet"):
+        assert shown(*PLACED, task=task)[1:3] == ["Found: mug 1 in countertop 1, mug 2 in cabinet 1", "Placed: -"]
 
 
 def test_the_rest_of_it_is_the_compact_prompt():
     now = Outcome(observation=BROUGHT[-1][1], admissible_actions=START)
     compact = AlfworldCompactTemplate(1).render(first(TWO), turns(TWO, *BROUGHT), now)
-    assert shown(*BROUGHT)[2:] == compact.splitlines()
+    assert shown(*BROUGHT)[3:] == compact.splitlines()
 
 
 def test_memory_is_the_same_however_it_is_read():
