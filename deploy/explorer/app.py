@@ -84,11 +84,11 @@ def create_app(runs: Sequence[ExploredRun], token: str | None) -> FastAPI:
     """The application over one or two runs. `token`: what every path asks for; None: only this machine is answered."""
     app = FastAPI(title="gagpo explore", docs_url=None, redoc_url=None, openapi_url=None)
     shown = Pages(runs)
-    app.mount("/static", StaticFiles(directory=HERE / "static"))
     _overview(app, shown)
     _lists(app, shown)
     _lost(app, shown)
     _details(app, shown)
+    app.mount("/static", StaticFiles(directory=HERE / "static"))  # last, because a run may be called static
 
     def missing(_: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 422

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -128,7 +129,7 @@ def _line(points: list[str]) -> str:
 def _range(values: Sequence[float]) -> tuple[float, float]:
     """Returns the range of the axis: from 0 if no value is below it, the top rounded up to one and a half digits."""
     low, high = min([0.0, *values]), max([0.0, *values])
-    if high <= low:
+    if high - low < sys.float_info.min:  # a range whose tenth may be 0
         return low, low + 1.0
     unit = 10 ** math.floor(math.log10(high - low)) / 2
     return math.floor(low / unit) * unit, math.ceil(high / unit) * unit

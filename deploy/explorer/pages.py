@@ -58,6 +58,7 @@ def home(runs: Sequence[ExploredRun]) -> dict[str, Any]:
             "files": len({entry.file for entry in entries}), "last": run.metrics[-1] if run.metrics else None,
             "evaluation": trained_policy(run.evaluations),
             "verdicts": [one.text for one in verdicts(run.evaluations)],
+            "damage": run.damage,
             "warnings": [one.text for one in warnings(run.metrics, run.evaluations)],
             "lost": any(entry.won < entry.episodes for entry in entries),
             "planned": run.config.get("steps"), "estimator": run.credit.estimator})

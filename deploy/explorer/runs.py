@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,11 +14,12 @@ from pydantic import ValidationError
 from deploy.explorer.groups import Group, read_group
 from deploy.explorer.index import ArchiveIndex, GroupEntry
 from deploy.runs.folder import RunFolder
-from deploy.runs.history import RunHistory
+from deploy.runs.history import RunHistory, damage
 from deploy.runs.policies import find_run
 from services.config.file import read_tree
 from services.config.tree import CreditSection
 from services.errors import UserError
+from services.files import Damaged
 from services.weights.headers import read_tokenizer
 
 
@@ -44,13 +46,23 @@ class ExploredRun:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """Returns one row per learner step."""
-        return self._history.metrics
+        """Returns one row per learner step; [] if the file cannot be read, which `damage` then names."""
+        with suppress(OSError, Damaged):
+            return self._history.metrics
+        return []
 
     @property
     def evaluations(self) -> list[dict[str, Any]]:
-        """Returns one row per label and temperature."""
-        return self._history.evaluations
+        """Returns one row per label and temperature; [] if the file cannot be read, which `damage` then names."""
+        with suppress(OSError, Damaged):
+            return self._history.evaluations
+        return []
+
+    @property
+    def damage(self) -> list[str]:
+        """Returns a sentence for each file that cannot be read, or only in part. It reads them whole."""
+        wrong = ["model in config.yaml is no section with a path"] if self._model is None else []
+        return [*damage(RunFolder(self.path)), *wrong]
 
     @property
     def finished(self) -> bool:
@@ -74,11 +86,17 @@ class ExploredRun:
             raise UserError(f"learner.credit in {self.path}/config.yaml: {error}".splitlines()[0],
                             "fix it there, or explore with the version that trained the run") from None
 
+    @property
+    def _model(self) -> str | None:
+        """Returns model.path, "" if the config has none, or None if it has something else in its place."""
+        section = self.config.get("model") or {}
+        path = (section.get("path") or "") if isinstance(section, dict) else None
+        return path if isinstance(path, str) else None
+
     @cached_property
     def tokenizer(self) -> Any:
         """Returns the policy's tokenizer, or None if the folder does not hold it any more."""
-        model = (self.config.get("model") or {}).get("path")
-        folder = RunFolder(self.path)
+        model, folder = self._model, RunFolder(self.path)
         places = [folder.cold_model, folder.trained_model, *([Path(model)] if model else [])]
         found = next((place / "tokenizer.json" for place in places if (place / "tokenizer.json").exists()), None)
         return None if found is None else read_tokenizer(found)

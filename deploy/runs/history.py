@@ -73,8 +73,17 @@ def _size_and_file(descriptor: int) -> tuple[int, int]:
 
 
 def damage(folder: RunFolder) -> list[str]:
-    """Returns a sentence for each JSON-lines file of the run that has damaged lines."""
-    return [text for path in (folder.metrics, folder.evaluations, folder.ledger) if (text := damaged_lines(path))]
+    """Returns a sentence for each JSON-lines file of the run that has damaged lines or cannot be read."""
+    return [text for path in (folder.metrics, folder.evaluations, folder.ledger) if (text := _damage(path))]
+
+
+def _damage(path: Path) -> str:
+    try:
+        return damaged_lines(path)
+    except OSError as error:
+        return f"{path.name} cannot be read: {error.strerror or error}"
+    except Damaged as error:
+        return str(error)
 
 
 class RunHistory:

@@ -39,11 +39,15 @@ FILE_BYTES = 1 << 30
 """Largest file that is read. A line has one or two kilobytes, so this is half a million learner steps."""
 EVALUATED = ("label", "temperature", "success_rate")
 """Values that each line of evaluations.jsonl has."""
+LARGEST = 1e150
+"""Largest absolute value of a number. Nothing measures more, and the square or sum of larger ones is not finite."""
 _FIGURE = (int, float, str, type(None))
+_NUMBER = (int, float, type(None))
 _KINDS: dict[str, Any] = {
+    **dict.fromkeys((*METRIC_KEYS, "success_low", "success_high"), _NUMBER),
     "label": str, "version": str, "split": str, "temperature": (int, float), "tasks": int, "time": (int, float),
     "success_by_task": dict, "success_by_type": dict, "score_by_task": dict, "groups": list, "drops": list}
-"""Types of values by key. All other values are numbers or text."""
+"""Types of values by key. All other values are numbers or text, and those of a dict are numbers."""
 
 
 def check_metrics(row: Mapping[str, Any]) -> None:
@@ -93,7 +97,7 @@ def _plain(value: Any) -> Any:
 def read_rows(path: Path) -> list[MetricsRow]:
     """Returns all whole lines in order, or [] without a file. Raises Damaged for a file that is too large or not plain.
 
-    It leaves out lines that a crash cut short, and lines with a value whose type its key does not allow.
+    It leaves out lines that a crash cut short, and lines with a value that its key does not allow.
     """
     try:
         lines = read_bounded(path, FILE_BYTES).splitlines()
@@ -136,9 +140,16 @@ def whole_row(line: bytes) -> MetricsRow | None:
     step = row.get("step", 0)
     if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 1 << 53:
         return None
-    if not all(isinstance(value, _KINDS.get(key, _FIGURE)) for key, value in row.items()):
+    if not all(_fits(value, _KINDS.get(key, _FIGURE)) for key, value in row.items()):
         return None
     return _Row({key: value for key, value in row.items() if value is not None or key not in _BLANK})
+
+
+def _fits(value: Any, kinds: Any) -> bool:
+    """Returns whether a value has one of the types, and whether the numbers in it are ones that readers can add up."""
+    if isinstance(value, dict):
+        return kinds is dict and all(_fits(item, _NUMBER) for item in value.values())
+    return isinstance(value, kinds) and (not isinstance(value, int | float) or abs(value) <= LARGEST)
 
 
 def read_metrics(path: Path) -> list[MetricsRow]:

@@ -73,7 +73,9 @@ def test_a_row_must_hold_exactly_the_frozen_keys():
 
 @pytest.mark.parametrize("line", [
     "[1]", "null", '{"step": "two"}', '{"step": -1}', '{"step": 1e400}', '{"step": 2, "loss/kl": {}}', "[" * 100_000,
-    '{"step": 2, "version": 3}', '{"step": true}', "\x00", '{"step": 2'])
+    '{"step": 2, "version": 3}', '{"step": true}', "\x00", '{"step": 2', '{"step": 2, "grad_norm": "large"}',
+    '{"step": 2, "loss/kl": 1e308}', '{"step": 2, "loss/kl": -1e308}', '{"step": 2, "episodes": 1e400}',
+    '{"step": 2, "success_low": "0"}', '{"step": 2, "success_by_task": {"a": "won"}}'])
 def test_a_damaged_line_is_left_out_and_spoils_no_other(tmp_path: Path, line: str):
     path = tmp_path / "metrics.jsonl"
     metrics.append_row(path, {"step": 1})
