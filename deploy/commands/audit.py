@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from deploy.console.printable import printable
 from deploy.runs.policies import find_run, run_path
 from services.errors import StoreFault, UserError
+from services.plural import number_of
 
 if TYPE_CHECKING:
     from deploy.runs.audit import Audit, Fate
@@ -77,7 +78,7 @@ def line(fate: Fate) -> str:
     """Returns one group as a line for grep."""
     played = sum(state == "played" for state in fate.tickets.values())
     at = "" if fate.step is None else f" at step {fate.step}"
-    age = "" if fate.age is None else f", {fate.age} steps old"
+    age = "" if fate.age is None else f", {number_of(fate.age, 'step')} old"
     reason = f": {fate.reason}" if fate.reason else ""
     return f"{fate.group}  {played}/{len(fate.tickets)} episodes  {fate.state}{at}{age}{reason}"
 
@@ -88,9 +89,10 @@ def summary(result: Audit) -> list[str]:
     counts = ", ".join(f"{count} {state}" for state, count in states.most_common())
     oldest = max((fate.age for fate in result.fates if fate.age is not None), default=0)
     return [
-        f"{len(result.fates)} groups issued: {counts or 'none'}; the oldest tokens trained on were {oldest} steps old",
-        f"{result.evaluations} evaluations with all their episodes",
+        f"{number_of(len(result.fates), 'group')} issued: {counts or 'none'}; "
+        f"the oldest tokens trained on were {number_of(oldest, 'step')} old",
+        f"{number_of(result.evaluations, 'evaluation')} with all their episodes",
         *(f"note: {note}" for note in result.notes),
         *(f"wrong: {finding}" for finding in result.findings),
-        f"{len(result.findings)} findings" if result.findings else "clean: no group was lost or trained twice",
+        number_of(len(result.findings), "finding") if result.findings else "clean: no group was lost or trained twice",
     ]

@@ -14,6 +14,7 @@ from deploy.runs.configs import lay_over
 from deploy.runs.policies import resolve, run_path
 from services.config.tree import Config
 from services.errors import UserError
+from services.plural import number_of
 
 POLICIES = ("direct", "react", "reflexion")
 ASKED = Path("prompting")
@@ -123,7 +124,7 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
             asked_sampler(config, policy)
         async with asking as (asked, name):
             file = known or _place(ASKED / f"{args.policy}-{re.sub('[^A-Za-z0-9._-]+', '-', name)}.eval.jsonl")
-            lines.note(f"playing {len(plan.tasks)} games of {plan.split} by {args.policy} with {name}")
+            lines.note(f"playing {number_of(len(plan.tasks), 'game')} of {plan.split} by {args.policy} with {name}")
             return await play(plan, asked, name, episodes_file(file),
                               lambda done, total: lines.at(args.policy, done, total, "games")), file
 
@@ -154,7 +155,7 @@ def _show(summary: dict[str, Any]) -> None:
 
     print(f"{printable(summary['policy'])}:\n"
           f"{summary['success_rate']:.1%} [{summary['success_low']:.1%}, {summary['success_high']:.1%}] on "
-          f"{summary['tasks']} games of {summary['split']} ({summary['env']}, {summary['engine']}), "
+          f"{number_of(summary['tasks'], 'game')} of {summary['split']} ({summary['env']}, {summary['engine']}), "
           f"T={summary['temperature']:g}, mean length {summary['episode_length']:.1f}"
           f"{as_score(summary)}{left_out(summary)}")
     for name, rate in summary["success_by_type"].items():

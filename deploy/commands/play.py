@@ -13,6 +13,7 @@ from deploy.console.printable import printable
 from deploy.runs.policies import run_path
 from envservice.base import Outcome, Session, outcome_of
 from services.errors import EnvFault, UserError
+from services.plural import number_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -108,7 +109,7 @@ def _watch(args: argparse.Namespace) -> None:
             console.print(f"{step}> {printable(move.answer)}", style="bold", markup=False)
             console.print(f"{printable(outcome.observation)}\n", markup=False)
     if not args.json:
-        console.print(f"{'won' if outcome.won else 'not won'} after {step} steps")
+        console.print(f"{'won' if outcome.won else 'not won'} after {number_of(step, 'step')}")
 
 
 def _print_record(outcome: Outcome, step: int, *, done: bool, **more: str) -> None:
@@ -138,7 +139,7 @@ def _play(session: Session, max_steps: int | None) -> None:
             return
         outcome, step = outcome_of(session.step(action), "step"), step + 1
         _show(console, outcome)
-    console.print(f"{'won' if outcome.won else 'not won'} after {step} steps")
+    console.print(f"{'won' if outcome.won else 'not won'} after {number_of(step, 'step')}")
 
 
 def _show(console: Console, outcome: Outcome) -> None:

@@ -22,6 +22,7 @@ from deploy.runs.policies import find_run, run_path
 from deploy.runs.stage import ENDED_WELL, read_stage
 from deploy.runs.verdict import next_commands, verdicts
 from services.controller.watched import STATES
+from services.plural import number_of
 from services.telemetry.heartbeat import BEAT_S, Beat
 
 WATCH_S = 2.0
@@ -85,7 +86,7 @@ def summary(status: Mapping[str, Any]) -> list[str]:
     if status["doing"] and status["state"] == GOING_ON:
         lines.append(f"  {status['doing']}")
     lines += [f"  {line['label']} T={line['temperature']:g}: {line['success_rate']:.1%} "
-              f"[{line['success_low']:.1%}, {line['success_high']:.1%}] on {line['tasks']} games"
+              f"[{line['success_low']:.1%}, {line['success_high']:.1%}] on {number_of(line['tasks'], 'game')}"
               for line in status["evaluations"]]
     lines += [f"  warning: {text}" for text in status["warnings"]]
     lines += [f"  damaged: {text}" for text in status["damaged"]]

@@ -7,6 +7,7 @@ import json
 import sys
 
 from deploy.commands.arguments import add_env_arguments, env_from
+from services.plural import number_of
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
@@ -37,5 +38,5 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"split": args.split, "digest": digest, "tasks": tasks}))
         return 0
     print("\n".join(tasks))
-    print(f"{len(tasks)} tasks of {environment.name}, digest {digest}", file=sys.stderr)
+    print(f"{number_of(len(tasks), 'task')} of {environment.name}, digest {digest}", file=sys.stderr)
     return 0

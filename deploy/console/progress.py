@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deploy.console.plain import EVERY_S, Pace, going_on, print_line, span
+from services.plural import number_of
 
 BARS = "▁▂▃▄▅▆▇█"
 KEEP_NOTES = 6
@@ -167,7 +168,7 @@ class ProgressView:
         self._say(
             f"evaluation {summary['label']}  T={summary['temperature']:g}  {summary['success_rate']:6.1%} "
             f"[{summary['success_low']:.1%}, {summary['success_high']:.1%}] "
-            f"on {summary['tasks']} games of {summary['split']}{as_score(summary)}{left_out(summary)}"
+            f"on {number_of(summary['tasks'], 'game')} of {summary['split']}{as_score(summary)}{left_out(summary)}"
         )
 
     def _say(self, text: str) -> None:

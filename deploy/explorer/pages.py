@@ -19,6 +19,7 @@ from deploy.explorer.verdict import heading, judge, sentences
 from deploy.runs.comparison import TITLES, TRAINED
 from deploy.runs.health import warnings
 from deploy.runs.verdict import verdicts
+from services.plural import number_of
 
 SHOWN = 8
 """Most actions listed at a state. If there are more, their number is shown."""
@@ -75,7 +76,7 @@ def trained_policy(evaluations: Sequence[dict[str, Any]]) -> dict[str, str] | No
     row, = rows
     return {"name": f"{TITLES[TRAINED]}, held-out games" if final else f"evaluation at step {row['step']}",
             "text": f"{row['success_rate']:.0%} [{row['success_low']:.0%}, {row['success_high']:.0%}] of "
-                    f"{row['tasks']} tasks, T={row['temperature']:g}"}
+                    f"{number_of(row['tasks'], 'task')}, T={row['temperature']:g}"}
 
 
 def groups(run: ExploredRun, choice: Choice) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from deploy.explorer.runs import ExploredRun
 from services.config.secrets import EXPLORE_TOKEN_VARIABLE
 from services.errors import UserError
 from services.http.server import bind, server_config
+from services.plural import number_of
 from services.process.addresses import host_port, is_local
 
 DRAIN_S = 2
@@ -26,7 +27,8 @@ def serve(runs: Sequence[ExploredRun], *, host: str, port: int, token: str | Non
     with contextlib.closing(bind(host, port)) as listener:
         for run in runs:
             groups = run.groups()
-            print(f"{run.name}: {len(groups):,} groups, {sum(entry.steps for entry in groups):,} steps", flush=True)
+            steps = sum(entry.steps for entry in groups)
+            print(f"{run.name}: {number_of(len(groups), 'group')}, {number_of(steps, 'step')}", flush=True)
         print(f"exploring on http://{host_port(*listener.getsockname()[:2])}/"
               f"{'?token=$' + EXPLORE_TOKEN_VARIABLE if token else ''}", flush=True)
         uvicorn.Server(explorer_config(runs, token)).run(sockets=[listener])

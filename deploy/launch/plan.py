@@ -18,6 +18,7 @@ from deploy.runs.hub import origin
 from envservice.registry import find_spec
 from learner.memory import checkpoint_copy, host_moments, memory, parked
 from services.config.tree import Config
+from services.plural import number_of
 
 FORMAT = 1
 
@@ -167,7 +168,7 @@ def describe(config: Config, *, resume: bool = False) -> str:
         *(f"warning       {line}" for line in warnings(config)),
         f"model         {plan.model}, {plan.parameters:,} parameters, {config.model.dtype}",
         f"games         {_games(config)}",
-        f"each step     {plan.groups_per_step} groups of {config.learner.group_size}: "
+        f"each step     {number_of(plan.groups_per_step, 'group')} of {config.learner.group_size}: "
         f"{plan.episodes_per_step:,} episodes, at most {plan.rows_per_step:,} rows and {plan.tokens_per_step:,} tokens",
         "processes     count  CPUs  GPUs  GiB   where",
     ]

@@ -18,6 +18,7 @@ from deploy.runs.history import damage
 from services.config.tree import Config
 from services.errors import described
 from services.files import Damaged
+from services.plural import number_of
 from services.records import Manifest
 from services.store.archive import FILE_NAME, evaluation_part
 from services.store.step_log import Journal
@@ -200,7 +201,7 @@ def _wrong(fate: Fate, config: Config) -> Iterator[str]:
     if fate.state == "lost":
         yield f"{fate.group} is lost: it was issued, and it was neither trained nor dropped"
     if fate.age is not None and fate.age > config.learner.staleness:
-        yield (f"{fate.group} was trained at step {fate.step} with tokens that are {fate.age} steps old; "
+        yield (f"{fate.group} was trained at step {fate.step} with tokens that are {number_of(fate.age, 'step')} old; "
                f"learner.staleness is {config.learner.staleness}")
 
 

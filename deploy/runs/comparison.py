@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from services.plural import number_of
 from services.statistics import paired_gain
 
 COLD, TRAINED, MORE = "panel-cold", "panel-trained", "panel-more-cold-start"
@@ -88,7 +89,7 @@ def as_lines(comparison: Comparison, *, env: str) -> list[str]:
     for row in comparison.rows:
         lines.append(
             f"  {TITLES[row.label]:<36} T={row.temperature:<4g} {row.success:6.1%}  "
-            f"[{row.low:6.1%}, {row.high:6.1%}]  {row.games} games"
+            f"[{row.low:6.1%}, {row.high:6.1%}]  {number_of(row.games, 'game')}"
         )
     for gain in comparison.gains:
         lines.append(

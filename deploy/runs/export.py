@@ -24,6 +24,7 @@ from learner.export import GENERATION, special_tokens
 from services.config.file import dump_config
 from services.config.tree import Config
 from services.errors import UserError
+from services.plural import number_of
 from services.telemetry.metrics_file import read_evaluations
 
 PLAYED: dict[str, Any] = {
@@ -115,6 +116,6 @@ def _scores(run: RunFolder, step: int) -> str:
     found = [row for row in read_evaluations(run.evaluations) if row["step"] == step
              and (row["label"] == TRAINED or row["label"].startswith("step-"))]
     rows = [f"| score, T={row['temperature']:g} | {row['success_rate']:.1%} "
-            f"[{row['success_low']:.1%}, {row['success_high']:.1%}] on {row['tasks']} tasks of `{row['split']}` "
-            f"({row.get('env', 'its environment')}) |" for row in found]
+            f"[{row['success_low']:.1%}, {row['success_high']:.1%}] on {number_of(row['tasks'], 'task')} of "
+            f"`{row['split']}` ({row.get('env', 'its environment')}) |" for row in found]
     return "\n".join(rows) or "| score | this step was not evaluated |"

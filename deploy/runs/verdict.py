@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.runs.comparison import COLD, MORE, TITLES, TRAINED, compare
+from services.plural import number_of
 from services.statistics import paired_gain
 
 Evaluations = Sequence[dict[str, Any]]
@@ -73,7 +74,7 @@ def _heldout(evaluations: Evaluations) -> Iterator[Verdict]:
             more = success.get((MORE, gain.temperature))
             yield Verdict(temperature=gain.temperature, before=before.success, after=after.success, gain=gain.gain,
                           low=gain.low, high=gain.high, more=None if more is None else more.success,
-                          games=f"{after.games} held-out games")
+                          games=number_of(after.games, "held-out game"))
 
 
 def _curve(evaluations: Evaluations) -> Iterator[Verdict]:
@@ -86,7 +87,8 @@ def _curve(evaluations: Evaluations) -> Iterator[Verdict]:
         gain, low, high = paired_gain(*({task: row["success_by_task"][task] for task in both} for row in (first, last)))
         yield Verdict(temperature=last["temperature"], before=first["success_rate"], after=last["success_rate"],
                       gain=gain, low=low, high=high, more=None,
-                      games=f"{last['tasks']} games of {last['split']}, learner step {first['step']} to {last['step']}")
+                      games=f"{number_of(last['tasks'], 'game')} of {last['split']}, "
+                            f"learner step {first['step']} to {last['step']}")
 
 
 def next_commands(run: Path, evaluations: Evaluations) -> list[str]:

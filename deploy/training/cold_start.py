@@ -18,6 +18,7 @@ from services.config.tree import Config
 from services.errors import EnvFault, UserError, described
 from services.files import open_as_folder, sync_tree, write_whole
 from services.patience import while_folder_away
+from services.plural import number_of
 from services.seeds import seed_for
 from services.tokenizer import load_tokenizer
 
@@ -119,10 +120,10 @@ def _shown(config: Config, spec: EnvironmentSpec, template: PromptTemplate, *, s
     if config.sft.file is None:
         shown = demonstrations(config, spec.open(config.env), find_teacher(config.env), template, seed=seed,
                                report=passing)
-        report(f"demonstrations: {shown.episodes} episodes on {shown.games} training games, "
+        report(f"demonstrations: {number_of(shown.episodes, 'episode')} on {number_of(shown.games, 'training game')}, "
                f"{shown.won / max(1, shown.episodes):.0%} won, {shown.seconds:.0f} s")
         for task, reason in list(shown.failed.items())[:1]:
-            report(f"{len(shown.failed)} games could not be shown and are left out, such as {task} ({reason})")
+            report(f"left out: {number_of(len(shown.failed), 'game')} that failed, such as {task} ({reason})")
         if not shown.examples:
             raise UserError(f"there is nothing to imitate: the scripted player of {config.env.name} won {shown.won} of "
                             f"{shown.episodes} episodes, and only steps of won ones are shown",

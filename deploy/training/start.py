@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.config.tree import Config
+from services.plural import number_of
 from services.telemetry.logs import say
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def _run(config: Config, task_sets: TaskSets, *, resume: bool, skip_step: int | 
     with (saying_how_to_go_on(go_on(folder.path)), StageRecord(folder.stage_file) as stage,
           ProgressView(config.name, config.steps, console=Console(stderr=quiet), record=record,
                        tell=stage.tell) as progress, Mirroring(config, note=progress.note) as mirroring):
-        progress.note(f"environment {task_sets.env_name}: {len(task_sets.train)} games to train on, "
+        progress.note(f"environment {task_sets.env_name}: {number_of(len(task_sets.train), 'game')} to train on, "
                       f"{len(task_sets.heldout)} held out")
         for line in warnings(config):
             progress.note(f"warning: {line}")

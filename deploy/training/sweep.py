@@ -27,6 +27,7 @@ from services.config.tree import Config
 from services.errors import UserError
 from services.files import write_whole
 from services.patience import while_folder_away
+from services.plural import number_of
 from services.statistics import paired_gain, success_interval
 from services.telemetry.metrics_file import append_row, read_evaluations
 
@@ -215,7 +216,7 @@ def as_text(lines: Sequence[SweepLine]) -> list[str]:
     for line in lines:
         gain = "" if line.gain is None else f"  {line.gain:+6.1%} [{line.gain_low:+6.1%}, {line.gain_high:+6.1%}]"
         out.append(f"  {line.title:<32} T={line.temperature:<4g} {line.success:6.1%} "
-                   f"[{line.low:6.1%}, {line.high:6.1%}]{gain}  {line.games} games of {line.panel}")
+                   f"[{line.low:6.1%}, {line.high:6.1%}]{gain}  {number_of(line.games, 'game')} of {line.panel}")
     return out
 
 

@@ -15,6 +15,7 @@ from learner.credit.state_keys import LISTED_KEY
 from learner.logged_groups.form import LoggedEpisode, LoggedGroup, LoggedStep, check_read, credit_of, credit_options
 from services.config.credit import CreditSection
 from services.errors import UserError
+from services.plural import number_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,7 +83,8 @@ def step_advantages(uids: Sequence[str], rewards: Sequence[float], options: Cred
 def _group(name: str, episodes: dict[str, dict[int, LoggedStep]]) -> LoggedGroup:
     for episode, steps in episodes.items():
         if missing := set(range(len(steps))) - steps.keys():
-            raise UserError(f"episode {episode} of group {name} has {len(steps)} steps and no turn {min(missing)}",
+            raise UserError(f"episode {episode} of group {name} has {number_of(len(steps), 'step')} and no turn "
+                            f"{min(missing)}",
                             "count turns from 0, and give all steps of an episode in one batch")
     return LoggedGroup(id=name, episodes=[LoggedEpisode(steps=[steps[t] for t in range(len(steps))])
                                           for steps in episodes.values()])

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from learner.credit.types import Credit
 from services.errors import UserError
+from services.plural import number_of
 
 _OF_STEPS = ("advantages", "raw_advantages", "returns", "states", "deltas", "baselines", "tokens")
 """The fields of a Credit with one value for each step."""
@@ -24,7 +25,8 @@ def check_credit(credits: Sequence[object], groups: Sequence[Sequence[Sequence[o
         raise UserError(f"the estimator {name} returned something that is no Credit",
                         "return a learner.credit.types.Credit from `group`, and one for each group from `batch`")
     if len(credits) != len(groups):
-        raise UserError(f"the estimator {name} returned {len(credits)} credits for {len(groups)} groups",
+        raise UserError(f"the estimator {name} returned {number_of(len(credits), 'credit')} for "
+                        f"{number_of(len(groups), 'group')}",
                         "return one for each group from `batch`")
     for credit, group in zip(cast("Sequence[Credit]", credits), groups, strict=True):
         for field in _OF_STEPS:

@@ -67,7 +67,7 @@ def test_a_run_without_fault_is_clean(tmp_path: Path, ledger):
 
 def test_tokens_beyond_the_staleness_bound(tmp_path: Path):
     result = audit(run_folder(tmp_path, two_steps(late=0)), CONFIG, None)
-    assert result.findings == [f"{group(2)} was trained at step 2 with tokens that are 1 steps old; "
+    assert result.findings == [f"{group(2)} was trained at step 2 with tokens that are 1 step old; "
                                "learner.staleness is 0"]
 
 
@@ -123,9 +123,9 @@ def test_the_command_exits_with_1_if_anything_is_wrong(tmp_path: Path, capsys: p
     folder.identity_file.write_text('{"run": "r-1"}')
     assert cli.main(["audit", str(tmp_path), "--groups"]) == 1
     printed = capsys.readouterr().out.splitlines()
-    assert printed[2] == f"{group(2)}  2/2 episodes  trained at step 2, 1 steps old"
-    assert printed[4].startswith("4 groups issued: 4 trained; the oldest tokens trained on were 1 steps old")
-    assert printed[-1] == "1 findings"
+    assert printed[2] == f"{group(2)}  2/2 episodes  trained at step 2, 1 step old"
+    assert printed[4].startswith("4 groups issued: 4 trained; the oldest tokens trained on were 1 step old")
+    assert printed[-1] == "1 finding"
     assert cli.main(["audit", str(tmp_path), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["fates"][3]["tickets"] == {f"{group(3)}#{k}": "played" for k in (0, 1)}
 

@@ -143,7 +143,7 @@ def test_each_mistake_is_one_line():
     options = credit_options({})
     with pytest.raises(UserError, match="'g' of a row does not say which step"):
         step_advantages(["g"], [0.0], options)
-    with pytest.raises(UserError, match="episode e of group g has 1 steps and no turn 0"):
+    with pytest.raises(UserError, match="episode e of group g has 1 step and no turn 0"):
         step_advantages([StepUid("g", "e", 1, "hall")], [0.0], options)
     with pytest.raises(UserError, match="unknown option"):
         advantage_function("gagpo", {"gama": 0.9})

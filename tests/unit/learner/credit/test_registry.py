@@ -161,7 +161,7 @@ class Needy(Halves):
     ("Arrays", "Arrays returned advantages with ndarray in place of a list; return a list of lists, "),
     ("Words", "Words returned 'high' among advantages; return numbers"),
     ("Valueless", "Valueless returned values without one for the state 'X'"),
-    ("OneForAll", "OneForAll returned 2 credits for 1 groups; return one for each group from `batch`"),
+    ("OneForAll", "OneForAll returned 2 credits for 1 group; return one for each group from `batch`"),
     ("Forgetful", "Forgetful returned something that is no Credit"),
     ("Needy", "Needy cannot be made (TypeError: ")])
 def test_a_mistake_in_an_estimator_of_ones_own_is_told_in_one_line(name, message):
