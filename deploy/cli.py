@@ -111,8 +111,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = build_parser()
     names = next(a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))  # pyright: ignore[reportPrivateUsage]
     if argv and not argv[0].startswith("-") and argv[0] not in names:
-        near = difflib.get_close_matches(argv[0], names, n=1, cutoff=0)[0]
-        raise UserError(f"there is no command {argv[0]!r}", f"did you mean `gagpo {near}`?")
+        near = difflib.get_close_matches(argv[0], names, n=1)
+        raise UserError(f"there is no command {argv[0]!r}",
+                        f"did you mean `gagpo {near[0]}`?" if near else "see `gagpo --help`")
     if argv and argv[0] in names and (complete := names[argv[0]].get_default("complete")):
         complete(names[argv[0]], argv[1:])
     args, rest = parser.parse_known_args(argv)

@@ -22,7 +22,7 @@ from services.config.tree import Config
 
 INTRODUCTION = """Every key of a config, by section. Keys are set in a YAML file or on the command line, as in \
 `learner.lr=3e-4`; [Choose and change a config](../tasks/config.md) shows both. A key that does \
-not exist is an error that names the nearest one.
+not exist is an error that names a similar one, or those that there are.
 
 A default in *italics* is not a value that you can write: *required* means that the key must be given, *none* that \
 nothing is set (in YAML: `null`)."""

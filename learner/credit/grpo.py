@@ -7,7 +7,8 @@ Source: arXiv 2402.03300, section 4.1.2.
 
 Mean and std are over all step rows of the group (statistics `rows`, what verl-agent's code does by default: long
 episodes weigh more), or over the R_i (`trajectories`, the paper's formula). Under `trajectories` the local penalty of
-one step therefore lowers only that step, and if all R_i are equal it is not divided.
+one step therefore lowers only that step, and if all R_i are equal it is not divided. A sample of one number keeps it
+(mean 0, spread 1), as in verl's code; the formula would give 0.
 """
 
 from __future__ import annotations

@@ -103,10 +103,11 @@ def options_of(section: CreditSection, prefix: str = SECTION) -> Any:
     given, known = section.model_dump(), declared(section)
     for name in section.model_extra or {}:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+            near = difflib.get_close_matches(name, known, n=1)
             kind, before = ("key", prefix) if prefix == SECTION else ("option", "")
             raise UserError(f"unknown {kind} {before}{name}: the estimator {section.estimator} has none of this name",
-                            f"did you mean {before}{near}?")
+                            f"did you mean {before}{near[0]}?" if near else
+                            f"it has {', '.join({**model.model_fields, **key_model.model_fields})}")
     own_key = {name: given[name] for name in key_model.model_fields if name in given}
     try:
         own = key_model.model_validate(own_key).model_dump()

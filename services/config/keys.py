@@ -70,7 +70,7 @@ def check_nested(name: str, prefix: str, where: Path | str) -> None:
 
 def nearest(key: str) -> str:
     """Returns advice: the same name in other case, the keys with exactly this last part, the most similar key or
-    section, or all keys of the section if none is similar."""
+    section, or all keys of the section (else of the config) if none is similar."""
     keys = list(config_keys())
     sections = {known[:place] for known in keys for place, letter in enumerate(known) if letter == "."}
     section, _, leaf = key.rpartition(".")
@@ -85,6 +85,8 @@ def nearest(key: str) -> str:
     level = sorted(known for known in sections if known.count(".") == key.count("."))
     near = max((*keys, *level), key=lambda known: alike(key, known) + alike(leaf, known.rpartition(".")[2]))
     beside = [known.rpartition(".")[2] for known in keys if section and known.rpartition(".")[0] == section]
-    if beside and alike(leaf, near.rpartition(".")[2]) < ALIKE:
+    if alike(leaf, near.rpartition(".")[2]) >= ALIKE or (not beside and alike(key, near) >= ALIKE):
+        return f"did you mean {near}?"
+    if beside:
         return f"the keys of {section} are {', '.join(beside)}"
-    return f"did you mean {near}?"
+    return f"the keys and sections are {', '.join(Config.model_fields)}"

@@ -37,6 +37,7 @@ def raising(error: BaseException):
 
 @pytest.mark.parametrize(("argv", "line"), [
     (["doctr"], "error: there is no command 'doctr'; did you mean `gagpo doctor`?"),
+    (["zzzzzz"], "error: there is no command 'zzzzzz'; see `gagpo --help`"),
     ([], "error: no command is given; see `gagpo --help`"),
     (["doctor", "--jsn"], "error: unrecognised argument --jsn; did you mean --json?"),
     (["doctor", "extra"], "error: unrecognised argument extra; see `gagpo doctor --help`"),

@@ -102,11 +102,19 @@ def test_an_estimator_and_a_key_of_ones_own_have_options_that_are_checked():
     assert {"factor", "unit"} <= keys_read(options)
     with pytest.raises(UserError, match=r"^learner.credit.factor cannot be 0.0; it should be greater than 0$"):
         make_options(**OWN, factor=0.0)
-    unknown = "unknown key learner.credit.factor: the estimator gagpo has none of this name; did you mean learner"
-    with pytest.raises(UserError, match=f"^{unknown}"):
+    with pytest.raises(UserError, match=r"^unknown key learner.credit.factor: the estimator gagpo has none of this"):
         make_options(factor=1.0)
     with pytest.raises(UserError, match="bootstrap needs the state key of the last observation"):
         make_options(state_key=OWN["state_key"], bootstrap=True)
+
+
+def test_an_unknown_key_proposes_a_similar_one_or_else_those_of_the_estimator():
+    with pytest.raises(UserError, match=r"; did you mean learner.credit.gamma\?$"):
+        make_options(gama=1.0)
+    with pytest.raises(UserError, match=r"; did you mean learner.credit.omega\?$"):
+        make_options(omga=1.0)
+    with pytest.raises(UserError, match="; it has estimator, gamma, penalty, penalty_mode, state_key, stay, ddof"):
+        make_options("grpo", zzzzzz=1.0)
 
 
 class Short(Halves):
