@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ def add_parser(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Serves until SIGTERM or Ctrl-C. Raises UserError."""
     from deploy.launch.preflight import check_policy
     from deploy.runs.policies import resolve_or_default, run_path
@@ -56,5 +55,3 @@ def run(args: argparse.Namespace) -> int:
     served = ServedPolicy(config=config, model=policy.folder, host=args.host, port=args.port, token=token,
                           with_env=not args.no_env, out=args.out)
     asyncio.run(serve_agents(served, lambda url: print(f"{policy.title} on {url}", flush=True)))
-    print("ended", file=sys.stderr)
-    return 0

@@ -54,7 +54,7 @@ class ServedPolicy:
 async def serve_agents(served: ServedPolicy, ready: Callable[[str], object]) -> None:
     """Serves until SIGTERM or SIGINT, and tells `ready` the URL. Raises UserError and EngineFault.
 
-    A signal before that ends the loading, and raises SystemExit or KeyboardInterrupt as in other commands.
+    Either signal raises SystemExit or KeyboardInterrupt as in other commands, before `ready` too: it ends the loading.
     """
     stop, loading = asyncio.Event(), _Loading()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -64,7 +64,8 @@ async def serve_agents(served: ServedPolicy, ready: Callable[[str], object]) -> 
     except asyncio.CancelledError:
         if loading.heard is None:
             raise
-        raise (KeyboardInterrupt if loading.heard == signal.SIGINT else SystemExit(128 + loading.heard)) from None
+    if loading.heard is not None:
+        raise KeyboardInterrupt if loading.heard == signal.SIGINT else SystemExit(128 + loading.heard)
 
 
 class _Loading:
@@ -73,14 +74,14 @@ class _Loading:
     def __init__(self) -> None:
         self._task = asyncio.current_task()
         self.heard: int | None = None
-        """The signal that cancelled it."""
+        """The signal that ended the loading or the serving."""
 
     def end(self) -> None:
         self._task = None
 
     def hear(self, number: int, stop: asyncio.Event) -> None:
+        self.heard = number
         if self._task is not None:
-            self.heard = number
             self._task.cancel()
         stop.set()
 

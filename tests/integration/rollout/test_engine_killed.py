@@ -118,14 +118,8 @@ def test_an_endpoint_of_agents_that_is_stopped_while_its_engine_loads_ends_at_on
     tied_folder, tmp_path, number, status, said,
 ):
     """It loaded to the end, said that it was ready, and left with status 0."""
-    folder = shutil.copytree(tied_folder, tmp_path / "model")
-    byte_tokenizer().save_pretrained(folder)
     temporary = Path(tempfile.mkdtemp())
-    command = [sys.executable, "-m", "deploy.cli", "serve-agent", str(folder), "--no-env", "--port", "0",
-               "rollout.slots=2", "rollout.max_prompt_tokens=64", "rollout.max_response_tokens=16",
-               "rollout.kv_cache_gb=0.05", "rollout.threads=1", "model.dtype=float32"]
-    endpoint = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                env=os.environ | {"TMPDIR": str(temporary), "PYTHONPATH": os.pathsep.join(sys.path)})
+    endpoint = start_endpoint(tied_folder, tmp_path / "model", temporary)
     deadline = time.monotonic() + 280
     while not [f for f in temporary.glob("gagpo-engine-*") if processes_in(str(f))]:
         assert time.monotonic() < deadline
@@ -136,6 +130,29 @@ def test_an_endpoint_of_agents_that_is_stopped_while_its_engine_loads_ends_at_on
     assert endpoint.returncode == status
     assert list(temporary.iterdir()) == []
     temporary.rmdir()
+
+
+def test_an_endpoint_of_agents_that_is_stopped_while_it_serves_ends_as_other_servers_do(tied_folder, tmp_path):
+    """It left with status 0, and an environment server with 143."""
+    temporary = Path(tempfile.mkdtemp())
+    endpoint = start_endpoint(tied_folder, tmp_path / "model", temporary)
+    assert " on http://127.0.0.1:" in endpoint.stdout.readline()
+    endpoint.terminate()
+    assert endpoint.communicate(timeout=280) == ("", "")
+    assert endpoint.returncode == 143
+    assert list(temporary.iterdir()) == []
+    temporary.rmdir()
+
+
+def start_endpoint(model: Path, copy: Path, temporary: Path) -> subprocess.Popen[str]:
+    """Starts `gagpo serve-agent` with a copy of the model, and `temporary` for its temporary files."""
+    folder = shutil.copytree(model, copy)
+    byte_tokenizer().save_pretrained(folder)
+    command = [sys.executable, "-m", "deploy.cli", "serve-agent", str(folder), "--no-env", "--port", "0",
+               "rollout.slots=2", "rollout.max_prompt_tokens=64", "rollout.max_response_tokens=16",
+               "rollout.kv_cache_gb=0.05", "rollout.threads=1", "model.dtype=float32"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            env=os.environ | {"TMPDIR": str(temporary), "PYTHONPATH": os.pathsep.join(sys.path)})
 
 
 def engine_cores() -> set[psutil.Process]:
