@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -128,11 +129,15 @@ def _logged_in() -> bool:
 
 
 class Sinks:
-    """All sinks of a run. A sink that cannot write costs the run nothing but this sink's rows, and the log says so."""
+    """All sinks of a run. A sink that cannot be opened or written costs the run nothing but this sink's rows, and the
+    log says so. `check` has refused what is set up wrong."""
 
-    def __init__(self, sinks: Mapping[str, Sink]) -> None:
-        self._sinks = sinks
+    def __init__(self, sinks: Mapping[str, Callable[[], Sink]]) -> None:
         self._told: set[str] = set()
+        self._sinks: dict[str, Sink] = {}
+        for name, make in sinks.items():
+            with self._going_on(name, "cannot be opened; the run goes on without it"):
+                self._sinks[name] = make()
 
     def step(self, row: Mapping[str, Any]) -> None:
         """Writes a row of metrics.jsonl."""
@@ -172,7 +177,7 @@ class Sinks:
 @contextmanager
 def sinks(config: Config, folder: Path, run: str) -> Iterator[Sinks]:
     """Opens the sinks that the config names, and closes them when the block ends."""
-    opened = Sinks({name: SINKS[name](config, folder, run) for name in config.metrics.sinks})
+    opened = Sinks({name: partial(SINKS[name], config, folder, run) for name in config.metrics.sinks})
     try:
         yield opened
     finally:

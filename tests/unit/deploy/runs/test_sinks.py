@@ -1,6 +1,7 @@
 """A run's rows in TensorBoard and W&B, read back from what they wrote."""
 
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -80,6 +81,36 @@ def test_wandb_writes_a_run_to_be_synchronised(tmp_path: Path, monkeypatch: pyte
     assert logged == [
         {"step": 3, "success_rate": 0.25, "loss/policy": -0.125},
         {"step": 3, "evaluation/valid-T0.4/success_rate": 0.5, "evaluation/valid-T0.4/success/pick": 0.75}]
+
+
+AWAY = """
+import sys
+from pathlib import Path
+from deploy.runs.sinks import check, sinks
+from services.config.tree import Config
+from services.telemetry.logs import configure_logs
+
+configure_logs(Path(sys.argv[1]), show=None)
+config = Config.model_validate({"name": "tiny", "steps": 4, "metrics": {"sinks": ["wandb", "tensorboard"]}})
+check(config)
+with sinks(config, Path(sys.argv[1]), "tiny-1") as tell:
+    tell.step({"step": 1, "loss": 0.5})
+print("goes on")
+"""
+
+
+def test_wandb_out_of_reach_at_the_start_costs_its_rows_alone(tmp_path: Path):
+    """It ended the run, and a fault of the same network one step later did not."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")} | {
+        "WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_INIT_TIMEOUT": "5",
+        "WANDB_ERROR_REPORTING": "false"}
+    done = subprocess.run([sys.executable, "-c", AWAY, str(tmp_path)], capture_output=True, text=True,
+                          timeout=120, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("goes on\n")  # W&B says goodbye after it
+    (line,) = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert line["event"] == "wandb cannot be opened; the run goes on without it"
+    assert list((tmp_path / "tensorboard").iterdir())
 
 
 def test_a_sink_without_its_package_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch):
