@@ -189,6 +189,15 @@ def test_pods_have_the_containers_security_and_requests(name: str):
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
+def test_pods_with_gpus_may_run_on_nodes_that_are_tainted_for_them(name: str):
+    """Managed clusters taint such nodes, so that other pods keep away from them: our other pods do too."""
+    for pod in pods(overlay(name)):
+        asks = any("nvidia.com/gpu" in one["resources"]["limits"] for one in pod["spec"]["containers"])
+        assert pod["spec"].get("tolerations", []) == [
+            {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}] * asks
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
 def test_no_image_of_this_machine_is_asked_of_a_registry(name: str):
     """Kubernetes asks for an image with the tag `latest` at each start, and `localhost/` is no registry."""
     for pod in pods(overlay(name)):
