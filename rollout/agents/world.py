@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,10 @@ from envservice.client.client import EpisodeHandle, Result
 from envservice.tool_calls import Tool, ToolCall, written_call
 from rollout.agents.session import AgentSession, EpisodeOver
 from services.errors import EnvFault
+
+FRESH_S = 60.0
+"""Seconds for which the first reset may return the outcome of `begin`. Servers drop a session that is idle for five
+minutes, and a live one cannot be rebuilt."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,12 +33,15 @@ class AgentWorld:
     """Turns that were taken, over all resets."""
     _ready: Result | None = field(default=None, init=False)
     """The outcome of `begin`, until the first reset returns it."""
+    _began: float = field(default=0.0, init=False)
+    """Time at which `begin` had it, by the monotonic clock."""
     _calling: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     """Two calls at once would be the same turn: the server refuses the second, or answers it as a repetition."""
 
     async def begin(self) -> None:
         """Starts the environment before the agent asks for it. Raises EnvFault, which the agent does not see."""
         self._ready = await self.game.reset()
+        self._began = time.monotonic()
 
     async def reset(self) -> Result:
         """Starts the environment, also again, and returns its first outcome. Turns that were taken stay taken.
@@ -43,7 +51,8 @@ class AgentWorld:
         async with self._calling:
             if self.steps >= self.max_steps:
                 raise self._used_up()
-            ready, self._ready = self._ready, None
+            ready = self._ready if time.monotonic() - self._began < FRESH_S else None
+            self._ready = None
             try:
                 self.last = ready or await self.game.reset()
             except EnvFault as fault:

@@ -11,15 +11,17 @@ from types import SimpleNamespace
 import httpx
 import openai
 import pytest
-from counter import Counter
+from counter import Counter, counter_spec
 from scripted_engine import ScriptedEngine
 
+from envservice.server.app import Settings, create_app
 from learner.logged_groups.agents import read_agents
 from rollout.agents.open_episodes import OpenEpisodes, Opening
 from rollout.agents.serving import ServedPolicy, agents_url
+from services.config.env import EnvSection
 from services.config.file import default_config
 from services.errors import UserError
-from services.http.server import bind
+from services.http.server import bind, serving_in_thread
 from services.process.addresses import check_exposure
 
 TASK = "counter/train/00000000"
@@ -86,6 +88,21 @@ async def test_an_unknown_task_is_refused_before_an_episode_of_it_begins(text):
         first = (await http.post("/env/reset", headers=head)).json()
         assert (await http.post("/env/step", json={"action": "+2"}, headers=head)).status_code == 200
         assert (await http.post("/env/reset", headers=head)).json() == first
+
+
+async def test_a_late_first_reset_starts_a_live_environment_again(text, monkeypatch):
+    """Its server had dropped the idle session, and the first step failed with session_lost."""
+    monkeypatch.setattr("rollout.agents.world.FRESH_S", 0.0)
+    app = create_app(counter_spec(replayable=False).open(EnvSection(name="counter:SPEC")), Settings())
+    listener = bind("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    with serving_in_thread(app, listener, local_only=True, name="counter"):
+        async with served(text, ["so"], keys=[f"env.urls=[{url}]"]) as http:
+            head = bearer((await begin(http))["api_key"])
+            app.state.batches.drop_all()
+            assert (await http.post("/env/reset", headers=head)).json()["observation"].startswith("The counter is 1.")
+            stepped = await http.post("/env/step", json={"action": "+2"}, headers=head)
+            assert stepped.status_code == 200, stepped.text
 
 
 async def test_without_an_environment_the_client_gives_the_reward(text):
