@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import _thread
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import NoReturn
 
 AGAIN_S = 0.05
-"""Seconds after which a lost signal is sent again."""
+"""Seconds after which a lost signal is sent again, and of the first look for one. Each later look waits twice as long.
+"""
 _POLITE = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -20,11 +22,13 @@ def signals_unwind() -> Iterator[None]:
     """Makes SIGTERM and SIGHUP raise SystemExit of 128 + number, so that every `finally` block stops what it started.
 
     The handlers stay after the block. Inside it no signal is lost: if one comes while a `__del__` or a callback of a
-    garbage collection runs, Python prints the exception and goes on, so it is sent again.
+    garbage collection runs, Python prints the exception and goes on, so it is sent again. So is one whose exception
+    somebody swallowed. The block ends with 128 + number, whatever others made of that: Ray leaves with 1.
     """
+    leaving = _Leaving()
     for number in _POLITE:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP, which we keep
-            signal.signal(number, _leave)
+            signal.signal(number, leaving.hear)
     before = sys.unraisablehook
 
     def send_again(lost: sys.UnraisableHookArgs) -> None:
@@ -39,7 +43,11 @@ def signals_unwind() -> Iterator[None]:
     sys.unraisablehook = send_again
     try:
         yield
+    except SystemExit as error:
+        error.code = error.code if leaving.heard is None else 128 + leaving.heard
+        raise
     finally:
+        leaving.over = True
         sys.unraisablehook = before
 
 
@@ -51,5 +59,49 @@ def signal_of(error: BaseException | None) -> int | None:
     return next((number for number in _POLITE if code == 128 + number), None)
 
 
-def _leave(number: int, _frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
+class _Leaving:
+    """Raises SystemExit for a signal, and looks later whether the stack unwinds. If it does not, raises it again.
+
+    An import of a library may have a bare `except`, and some functions of C clear whatever error they meet.
+    """
+
+    def __init__(self) -> None:
+        self.heard: int | None = None
+        """The first signal."""
+        self.over = False
+        """Whether the block has ended."""
+        self._looking = False
+
+    def hear(self, number: int, _frame: FrameType | None) -> None:
+        """Handles a signal, or a look, which comes the same way: only the main thread can tell what it unwinds."""
+        looking, self._looking = self._looking, False
+        if looking and (self.over or _unwinds()):
+            return
+        if self.heard is None:
+            self.heard = number
+            _thread.start_new_thread(self._look, (number,))  # threading's own start may hold a lock that it needs here
+        raise SystemExit(128 + number)
+
+    def _look(self, number: int) -> None:
+        pause = AGAIN_S
+        while not self.over:
+            time.sleep(pause)
+            pause *= 2
+            if not self.over:
+                self._looking = True
+                # A real signal would kill: ray.shutdown takes our handler away.
+                _thread.interrupt_main(signal.Signals(number))
+
+
+def _unwinds() -> bool:
+    """Returns whether the code that was interrupted handles the exception of a signal, as a `finally` block does.
+
+    True in an event loop: a coroutine that awaits its cleaning up keeps the exception, and asyncio swallows none.
+    """
+    events = sys.modules.get("asyncio.events")
+    if events is not None and events._get_running_loop() is not None:
+        return True
+    error = sys.exc_info()[1]
+    while error is not None and not isinstance(error, SystemExit | KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
