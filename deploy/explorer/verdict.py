@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from deploy.explorer.filters import number, signed
 from deploy.explorer.groups import Alternative, Group, ShownEpisode, StepView, alternatives
+from services.plural import number_of
 
 SEEN = 3
 """Most links to turns that took the better action."""
@@ -112,7 +113,7 @@ def _choice(found: EpisodeVerdict, worst: StepView) -> Sentence:
         return _plain("No other action from that state did better in this group.")
     count = len(better.visits)
     said = [Part(text="From the same state "), Part(text=better.action, action=True), Part(
-        text=f" went on to earn {number(better.mean_return, 2)} on average ({count} step{'s' if count != 1 else ''}, "
+        text=f" went on to earn {number(better.mean_return, 2)} on average ({number_of(count, 'step')}, "
              f"here {number(worst.ret, 2)}): see ")]
     links = [Part(text=f"episode {visit.k}, step {visit.step.t}", k=visit.k, t=visit.step.t)
              for visit in better.visits[:SEEN]]

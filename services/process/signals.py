@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from types import FrameType
 
 AGAIN_S = 0.05
-"""Seconds after which a lost signal is sent again, and of the first look for one. Each later look waits twice as long.
-"""
+"""Seconds after which Ctrl-C is sent again if it was lost, and until the first look whether another signal was. Each
+later look waits twice as long."""
 _POLITE = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -35,10 +35,12 @@ def signals_unwind() -> Iterator[None]:
         number = signal_of(lost.exc_value)
         if number is None:
             before(lost)
-            return
-        timer = threading.Timer(AGAIN_S, signal.pthread_kill, (threading.main_thread().ident, number))
-        timer.daemon = True
-        timer.start()
+        elif number in _POLITE:
+            leaving.lost = True
+        else:
+            timer = threading.Timer(AGAIN_S, _send, (number,))
+            timer.daemon = True
+            timer.start()
 
     sys.unraisablehook = send_again
     try:
@@ -70,6 +72,8 @@ class _Leaving:
         """The first signal."""
         self.over = False
         """Whether the block has ended."""
+        self.lost = False
+        """Whether Python printed the exception and went on."""
         self._looking = False
 
     def hear(self, number: int, _frame: FrameType | None) -> None:
@@ -87,10 +91,17 @@ class _Leaving:
         while not self.over:
             time.sleep(pause)
             pause *= 2
-            if not self.over:
-                self._looking = True
-                # A real signal would kill: ray.shutdown takes our handler away.
+            if self.over:
+                return
+            self._looking, lost, self.lost = True, self.lost, False
+            if lost:  # and the main thread may wait in a call, which only a real signal ends
+                _send(number)
+            else:  # a real signal would kill: ray.shutdown takes our handler away
                 _thread.interrupt_main(signal.Signals(number))
+
+
+def _send(number: int) -> None:
+    signal.pthread_kill(threading.main_thread().ident, number)  # pyright: ignore[reportArgumentType]  # it has started
 
 
 def _unwinds() -> bool:

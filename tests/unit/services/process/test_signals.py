@@ -56,6 +56,19 @@ SUSPENDED = """
     asyncio.run(main())
 """
 """The exception is kept by the coroutine, and the event loop waits without one."""
+COLLECTED = """
+    class Collected:
+        def __del__(self):
+            wait()
+
+    Collected()
+    try:
+        time.sleep(600)
+    finally:
+        time.sleep(2)
+        print("cleaned")
+"""
+"""Python only prints an exception that leaves a `__del__`, and goes on."""
 RENAMED = """
     try:
         wait()
@@ -67,8 +80,8 @@ RENAMED = """
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("body", [SWALLOWED, SLOW, SUSPENDED, RENAMED],
-                         ids=["swallowed", "slow", "suspended", "renamed"])
+@pytest.mark.parametrize("body", [SWALLOWED, SLOW, SUSPENDED, COLLECTED, RENAMED],
+                         ids=["swallowed", "slow", "suspended", "collected", "renamed"])
 def test_a_command_that_is_asked_to_leave_cleans_up_once_and_leaves(body: str, number: signal.Signals):
     process = subprocess.Popen([sys.executable, "-c", COMMAND.format(body=body)], stdin=subprocess.DEVNULL,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -80,6 +93,36 @@ def test_a_command_that_is_asked_to_leave_cleans_up_once_and_leaves(body: str, n
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_lost_signal_is_sent_again_once():
+    """A second one would end the cleaning up. The main thread is busy, and gets no rest between two."""
+    body = """
+    sys.setswitchinterval(1e-6)
+    class Collected:
+        def __del__(self):
+            wait()
+
+    Collected()
+    try:
+        while True:
+            pass
+    finally:
+        time.sleep(0.5)
+        print("cleaned")
+"""
+    processes = [subprocess.Popen([sys.executable, "-c", COMMAND.format(body=body)], stdout=subprocess.PIPE, text=True)
+                 for _ in range(12)]
+    try:
+        for process in processes:
+            assert process.stdout.readline() == "ready\n"
+            process.terminate()
+        assert [process.communicate(timeout=60)[0] for process in processes] == ["cleaned\n"] * 12
+        assert [process.returncode for process in processes] == [143] * 12
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def test_a_second_request_ends_the_cleaning_up():
