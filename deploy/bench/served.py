@@ -16,7 +16,7 @@ from services.errors import UserError
 from services.process.child_processes import wait_or_kill
 
 STOP_S = 30.0
-_READY = re.compile(r"at most (\d+) sessions, on (\S+)")
+_READY = re.compile(r"at most ([\d,]+) sessions?, on (\S+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def served(arguments: Sequence[str], *, without: Sequence[str] = ()) -> Iterator
                 ready = _READY.search(process.stdout.readline())
                 if ready is None:
                     raise UserError("an environment server ended at its start", "see its message above")
-                yield Served(pid=process.pid, url=ready[2], sessions=int(ready[1]))
+                yield Served(pid=process.pid, url=ready[2], sessions=int(ready[1].replace(",", "")))
             finally:
                 process.terminate()
                 wait_or_kill(process, STOP_S)

@@ -36,6 +36,7 @@ from envservice.server.watchdog import Activity, Watchdog
 from services.config.secrets import ENV_TOKEN_VARIABLE
 from services.errors import UserError
 from services.http.server import bind, server_config
+from services.plural import number_of
 from services.process.addresses import check_exposure, host_port
 from services.telemetry import tracing
 from services.telemetry.logs import get_logger
@@ -135,7 +136,7 @@ def _say_ready(environment: Environment, settings: Settings, url: str) -> None:
              sessions=settings.max_sessions, url=url)
     if not sys.stdout.isatty():  # for a waiting program; a person has just read it in the log
         print(f"serving {environment.name} ({environment.engine} {environment.version}), "
-              f"at most {settings.max_sessions} sessions, on {url}", flush=True)
+              f"at most {number_of(settings.max_sessions, 'session')}, on {url}", flush=True)
 
 
 async def _maintain(server: _Server, listener: socket.socket, batches: Batches, settings: Settings) -> None:
