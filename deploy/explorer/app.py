@@ -172,6 +172,8 @@ def _details(app: FastAPI, shown: Pages) -> None:
     @app.get("/{name}/credit/{file}/{group:path}")
     def credit(name: str, file: str, group: str) -> Response:
         run, found = shown.group(name, file, group)
+        if run.credit is None:
+            raise HTTPException(422, "It takes the options of the run's estimator, which cannot be read.")
         attachment = f'attachment; filename="{pages.credit_file(found)}"'
         return Response(json.dumps(credit_input(found, run.credit)), media_type="application/json",
                         headers={"content-disposition": attachment})

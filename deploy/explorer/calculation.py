@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 TOLERANCE = 1e-6
 
 
-def calculation(group: Group, episode: ShownEpisode, options: CreditSection) -> list[list[str]]:
+def calculation(group: Group, episode: ShownEpisode, options: CreditSection | None) -> list[list[str]]:
     """For each step of the episode its lines: V̄, δ, Â and A, as far as they can be worked out from its group."""
     from learner.credit.explanation import ADVANTAGE, DELTA, RAW, VALUE
     from learner.credit.registry import estimator
     from learner.credit.types import Credit, CreditStep
 
-    if not group.has_credit:
+    if not group.has_credit or options is None:
         return [[] for _ in episode.steps]
     steps = [[CreditStep(state=step.state or "", reward=step.reward, invalid=not step.valid, tokens=len(step.tokens),
                          action=step.action, admissible=step.admissible, tag=step.tag or "")

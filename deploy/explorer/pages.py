@@ -62,7 +62,7 @@ def home(runs: Sequence[ExploredRun]) -> dict[str, Any]:
             "damage": run.damage,
             "warnings": [one.text for one in warnings(run.metrics, run.evaluations)],
             "lost": any(entry.won < entry.episodes for entry in entries),
-            "planned": run.config.get("steps"), "estimator": run.credit.estimator})
+            "planned": run.config.get("steps"), "estimator": run.credit and run.credit.estimator})
     return {"charts": charts, "cards": cards}
 
 
@@ -122,7 +122,7 @@ def episode(run: ExploredRun, found: Group, member: ShownEpisode) -> dict[str, A
         "heading": heading(said, member), "sentences": sentences(said, member),
         "before": order[at - 1] if at else None, "after": order[at + 1] if at + 1 < len(order) else None,
         "largest": found.largest, "command": command(run, found),
-        "legend": estimator(run.credit.estimator).legend(run.credit)}
+        "legend": run.credit and estimator(run.credit.estimator).legend(run.credit)}
 
 
 def _row(run: ExploredRun, found: Group, step: StepView, lines: list[str]) -> StepRow:
@@ -162,9 +162,12 @@ def credit_file(found: Group) -> str:
 
 
 def command(run: ExploredRun, found: Group) -> str | None:
-    """Returns the `gagpo credit` command for the exported group. None if it was not trained on or needs a critic."""
+    """Returns the `gagpo credit` command for the exported group. None if it was not trained on, if it needs
+    a critic, and if the config cannot be read."""
     from learner.credit.registry import estimator
 
+    if run.credit is None:
+        return None
     chosen = estimator(run.credit.estimator)
     if not found.has_credit or chosen.needs_critic or chosen.needs_tokens:
         return None

@@ -16,7 +16,7 @@ from deploy.explorer.index import ArchiveIndex, GroupEntry
 from deploy.runs.folder import RunFolder
 from deploy.runs.history import RunHistory, damage
 from deploy.runs.policies import find_run
-from services.config.file import read_tree
+from services.config.file import one_line, read_tree
 from services.config.tree import CreditSection
 from services.errors import UserError
 from services.files import Damaged
@@ -69,22 +69,34 @@ class ExploredRun:
         """Returns whether its final table exists."""
         return RunFolder(self.path).summary.exists()
 
-    @cached_property
+    @property
+    def warnings(self) -> list[str]:
+        """Returns a sentence for each archive file that cannot be read, and one if the config cannot be."""
+        return [*self.index.warnings, *([self._settings[2]] if self._settings[2] else [])]
+
+    @property
     def config(self) -> dict[str, Any]:
-        """Returns config.yaml unchecked, because a run of an older version may have unknown keys."""
-        return read_tree(RunFolder(self.path).config_file)
+        """Returns config.yaml unchecked, because a run of an older version may have unknown keys. {}: unreadable."""
+        return self._settings[0]
+
+    @property
+    def credit(self) -> CreditSection | None:
+        """Returns the options of the run's estimator, with defaults for keys that its config lacks. None: unreadable,
+        and `warnings` say why."""
+        return self._settings[1]
 
     @cached_property
-    def credit(self) -> CreditSection:
-        """Returns the options of the run's estimator, with defaults for keys that its config lacks."""
-        from learner.credit.registry import options_of
-
-        learner = self.config.get("learner")
+    def _settings(self) -> tuple[dict[str, Any], CreditSection | None, str]:
+        """The config, the options of its estimator, and what is wrong with them."""
+        file, config = RunFolder(self.path).config_file, dict[str, Any]()
         try:
-            return options_of(CreditSection(**(learner or {}).get("credit", {})))
-        except (ValidationError, AttributeError, TypeError) as error:
-            raise UserError(f"learner.credit in {self.path}/config.yaml: {error}".splitlines()[0],
-                            "fix it there, or explore with the version that trained the run") from None
+            config = read_tree(file)
+        except (OSError, UserError) as error:
+            return config, None, str(error)
+        try:
+            return config, _options(config, file), ""
+        except UserError as error:
+            return config, None, f"{file}: {error}"
 
     @property
     def _model(self) -> str | None:
@@ -124,6 +136,18 @@ class ExploredRun:
             if (found := read_group(self.path / "episodes", entry)) is not None:
                 return found
         return None
+
+
+def _options(config: dict[str, Any], file: Path) -> CreditSection:
+    """Returns the options of a config's estimator. Raises UserError for what they cannot be."""
+    from learner.credit.registry import SECTION, options_of
+
+    try:
+        return options_of(CreditSection(**(config.get("learner") or {}).get("credit", {})))
+    except ValidationError as error:
+        raise one_line(error, file, SECTION) from None
+    except (AttributeError, TypeError):
+        raise UserError(f"{SECTION.rstrip('.')} is no section", "give it keys, such as `estimator: gagpo`") from None
 
 
 def open_runs(paths: Sequence[Path]) -> list[ExploredRun]:

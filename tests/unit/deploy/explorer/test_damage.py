@@ -12,6 +12,7 @@ from fastapi.testclient import TestClient
 from deploy.explorer.app import create_app
 from deploy.explorer.runs import open_runs
 
+GROUP = "group/step-00000001/train/00000100"
 EPISODE = "episode/step-00000001/0/train/00000100"
 
 
@@ -73,3 +74,33 @@ def test_a_run_may_be_called_like_the_folder_of_the_style_sheet(tmp_path: Path):
     folder = make_run(tmp_path / "static")
     for path in ("/", "/static/groups", "/static/evaluations", f"/static/{EPISODE}", "/static/explore.css"):
         page(folder, path)
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ('{"learner": {"credit": {"estimator": "moved_away:Above"}}}', "the estimator moved_away:Above cannot be imported"),
+    ('{"learner": {"credit": {"estimator": "gagpoo"}}}', "there is no credit estimator 'gagpoo'"),
+    ('{"learner": {"credit": {"gamma": "much"}}}', "learner.credit.gamma cannot be 'much'"),
+    ('{"learner": {"credit": {"lam": 2}}}', "learner.credit.lam"),
+    ('{"learner": {"credit": {"lamm": 1}}}', "unknown key learner.credit.lamm"),
+    ('{"learner": {"credit": null}}', "learner.credit is no section"),
+    ('{"learner": {"credit": ["gagpo"]}}', "learner.credit is no section"),
+    ('{"learner": "gagpo"}', "learner.credit is no section"),
+    ('{"learner": ', "is not YAML"),
+    ("gagpo", "holds no settings"),
+])
+def test_a_run_with_a_broken_config_says_what_is_wrong_where_and_all_is_shown_but_its_sums(
+        tmp_path: Path, text: str, said: str):
+    folder, other = make_run(tmp_path / "toy"), make_run(tmp_path / "other")
+    (folder / "config.yaml").write_text(text)
+    client = TestClient(create_app(open_runs([folder, other]), None), base_url="http://localhost:8400")
+    for path in ("/", "/toy/groups", "/toy/evaluations", f"/toy/{GROUP}", f"/toy/{EPISODE}"):
+        reply = client.get(path)
+        assert reply.status_code == 200, f"{path}: {reply.text}"
+        assert f"toy: {folder}/config.yaml" in unescape(reply.text)
+        assert said in unescape(reply.text)
+        assert "how its numbers come about" not in reply.text
+    reply = client.get("/toy/credit/step-00000001/train/00000100")
+    assert reply.status_code == 422
+    assert said in unescape(reply.text)
+    assert "<h1>other</h1>" in client.get("/").text
+    assert "how its numbers come about" in client.get(f"/other/{EPISODE}").text
