@@ -14,6 +14,7 @@ from deploy.launch.task_sets import TaskSets
 from deploy.runs.folder import RunFolder
 from deploy.runs.records import FORMAT, folder_digest, same_settings, settings_of, write
 from deploy.training.child_runs import run_child
+from deploy.training.start import saying_how_to_go_on
 from deploy.training.sweep import cold_evaluations
 from services.config.file import dump_config
 from services.config.tree import Config
@@ -77,8 +78,9 @@ def _make(config: Config, model: Path, progress: RunsProgress) -> None:
     shutil.rmtree(draft, ignore_errors=True)
     threads = f"learner.threads={min(THREADS, os.cpu_count() or 1)}"
     seconds = DEADLINE_S + 60 * config.sft.minutes if config.sft.epochs is None else None  # epochs take any time
-    run_child("the cold start", ["sft", "--config", str(config_file), "--out", str(draft), threads],
-              log=config.run_dir / "cold-start.log", deadline_s=seconds)
+    with saying_how_to_go_on("the same command"):
+        run_child("the cold start", ["sft", "--config", str(config_file), "--out", str(draft), threads],
+                  log=config.run_dir / "cold-start.log", deadline_s=seconds)
     place(draft, model)
     shutil.rmtree(draft)
 

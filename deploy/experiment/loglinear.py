@@ -12,7 +12,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from itertools import product
@@ -35,6 +35,8 @@ from deploy.experiment.loglinear_policy import (
 )
 from deploy.experiment.loglinear_table import RATE, LoglinearRun, as_lines, read_runs
 from deploy.experiment.loglinear_update import Adam, credited, gradient_of, minibatch_steps
+from deploy.experiment.pool import worker_pool
+from deploy.training.start import saying_how_to_go_on
 from envservice.base import Environment
 from envservice.registry import open_environment
 from learner.credit.registry import estimator, make_options
@@ -169,7 +171,8 @@ def _make(file: Path, wanted: Sequence[tuple[str, int, str, float]], parallel: i
     missing = [one for one in wanted if one not in done]
     began = time.monotonic()
     print(f"{len(missing)} of {len(wanted)} runs to make, {parallel} at once", file=sys.stderr)
-    with ProcessPoolExecutor(parallel) as pool, file.open("a", encoding="utf-8") as out:
+    with (saying_how_to_go_on("the same command"), worker_pool(parallel) as pool,
+          file.open("a", encoding="utf-8") as out):
         for first in range(0, len(missing), 4 * parallel):
             if time.monotonic() - began > budget_s:
                 print(f"the time is over: {len(missing) - first} runs are left for the next time", file=sys.stderr)

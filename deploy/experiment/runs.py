@@ -22,6 +22,7 @@ from deploy.experiment.progress import RunsProgress
 from deploy.runs import records
 from deploy.runs.folder import RunFolder
 from deploy.training.child_runs import FAILURES_IN_A_ROW, POLL_S, Child, ChildFailed
+from deploy.training.start import saying_how_to_go_on
 from deploy.training.sweep import give_evaluations
 from services.config.file import dump_config
 from services.config.tree import Config
@@ -90,23 +91,28 @@ class Runner:
 
         Raises RunsFailed at the end if some failed, and at once after FAILURES_IN_A_ROW.
         """
-        waiting, last_start = list(runs), time.monotonic() + 3600 * self.hours
-        try:
-            while self._in_a_row < FAILURES_IN_A_ROW and (
-                    self._children or (waiting and time.monotonic() < last_start)):
-                while waiting and len(self._children) < self.parallel and time.monotonic() < last_start:
-                    self._start(waiting.pop(0))
-                self._collect()
-                self.progress.running(self._going())
-                time.sleep(POLL_S)
-        finally:
-            for child in self._going():
-                child.tell_to_stop()
-            for child in self._going():
-                child.stop()
+        waiting = list(runs)
+        with saying_how_to_go_on("the same command"):
+            try:
+                self._make(waiting, time.monotonic() + 3600 * self.hours)
+            finally:
+                for child in self._going():
+                    child.tell_to_stop()
+                for child in self._going():
+                    child.stop()
         if self._failures:
             raise RunsFailed(self._failures)
         return len(waiting)
+
+    def _make(self, waiting: list[PlannedRun], last_start: float) -> None:
+        """Takes runs from `waiting` until time is up. `last_start`: by the monotonic clock."""
+        while self._in_a_row < FAILURES_IN_A_ROW and (
+                self._children or (waiting and time.monotonic() < last_start)):
+            while waiting and len(self._children) < self.parallel and time.monotonic() < last_start:
+                self._start(waiting.pop(0))
+            self._collect()
+            self.progress.running(self._going())
+            time.sleep(POLL_S)
 
     def _going(self) -> list[Child]:
         return [child for child, _ in self._children.values()]

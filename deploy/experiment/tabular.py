@@ -19,7 +19,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from deploy.experiment.maze import Floats, Ints, View, make_maze, score_gradient, softmax
+from deploy.experiment.pool import worker_pool
 from learner.credit.registry import estimator, make_options
 from services.config.credit import CreditSection
 from services.errors import UserError
@@ -178,7 +178,7 @@ def learning_curve(arm: str, view: View, step_size: float, seed: int) -> list[fl
 
 def measure(seeds: int, workers: int, tell: Callable[[str], None]) -> dict[str, Any]:
     """Returns all results: {"credit": arm -> measure -> value, "learning": title -> arm -> curve and area, ...}."""
-    with ProcessPoolExecutor(workers) as pool:
+    with worker_pool(workers) as pool:
         tell(f"credit: {len(ARMS)} estimators, {MAZES} mazes of {GROUPS} groups")
         found = list(pool.map(partial(credit_figures, tuple(ARMS)), range(MAZES)))
         credit = {arm: {name: fmean(maze[arm][name] for maze in found if name in maze[arm]) for name in found[0][arm]}
