@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import signal
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -15,7 +17,7 @@ def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
 
     The executor alone would wait until all that was submitted is done.
     """
-    with ProcessPoolExecutor(workers, initializer=_leave_signals_to_parent) as pool:
+    with ProcessPoolExecutor(workers, initializer=_end_with_parent) as pool:
         try:
             yield pool
         except BaseException:
@@ -24,8 +26,13 @@ def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
             raise
 
 
-def _leave_signals_to_parent() -> None:
-    """Ctrl-C reaches all processes of a terminal, and here the parent hears it. Its SIGTERM ends a worker, whose
-    inherited handler would make an exception that the executor keeps as a result."""
+def _end_with_parent() -> None:
+    """Lets the parent alone hear Ctrl-C, which reaches all processes of a terminal, and lets SIGTERM end a worker. The
+    handler that it inherits would raise, and the executor keeps an exception as a result.
+
+    The kernel sends SIGTERM if the parent is killed: a worker would wait for work for ever.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG, as in services/process/child_processes.py

@@ -18,7 +18,7 @@ from deploy.experiment.pool import worker_pool
 from services.process.signals import signals_unwind
 
 def work(_):
-    print("working", flush=True)
+    os.write(1, b"working\\n")
     time.sleep(600)
 
 with signals_unwind(), worker_pool(2) as pool:
@@ -70,7 +70,7 @@ def ends(one: subprocess.Popen[str], number: signal.Signals) -> str:
     return said
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_signal_ends_the_workers_of_a_pool_and_drops_the_work_that_waits(number: signal.Signals):
     with started("-c", POOL) as one:
         assert [one.stdout.readline() for _ in range(2)] == ["working\n"] * 2
