@@ -39,7 +39,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 
 def run(args: argparse.Namespace) -> None:
     """Serves until SIGTERM or Ctrl-C."""
-    env = env_from(args)
+    config, env = light_config(args.config, args.overrides), env_from(args)
     token = token_from(ENV_TOKEN_VARIABLE)
     if token is None and args.run_folder is None:  # a run passes its token to its own servers by the variable
         token = env_token(env)
@@ -66,10 +66,10 @@ def run(args: argparse.Namespace) -> None:
         max_sessions=session_limit(env, spec.session_bytes), record_bytes=sessions_bytes(env),
         token=token,
         open_metrics=is_local(args.host) or args.run_folder is not None,  # a run's own server: Prometheus has no token
-        call_s=env.call_seconds, threaded=spec.threaded(env),
+        call_s=env.call_seconds, live_lease_s=config.agent.seconds, threaded=spec.threaded(env),
         recycle_s=None if env.recycle_hours is None else 3600 * env.recycle_hours,
         recycle_bytes=None if env.recycle_gb is None else int(GIB * env.recycle_gb))
-    with tracing(light_config(args.config, args.overrides).metrics.traces, process=process):
+    with tracing(config.metrics.traces, process=process):
         serve(
             lambda: spec.open(env), host=args.host, port=args.port, settings=settings,
             parent=args.exit_with_parent)

@@ -50,6 +50,8 @@ class Settings:
     """Bytes that all sessions together may record. sessions.py says which ones are dropped. None: no bound."""
     lease_s: float = 300.0
     """A session that is idle for so long is dropped. Its next step rebuilds it."""
+    live_lease_s: float = 3600.0
+    """The same for a live session, which nobody can rebuild. It is agent.seconds."""
     token: str | None = None
     """The bearer token that every route except /healthz needs. None: no token is needed."""
     open_metrics: bool = False
@@ -72,7 +74,7 @@ def create_app(environment: Environment, settings: Settings) -> FastAPI:
     whether they hang.
     """
     store = SessionStore(environment, limit=settings.max_sessions, lease_s=settings.lease_s,
-                         record_bytes=settings.record_bytes)
+                         live_lease_s=settings.live_lease_s, record_bytes=settings.record_bytes)
     metrics = ServerMetrics(environment.name, store)
 
     def refuse(_request: Request, problem: Exception) -> Response:

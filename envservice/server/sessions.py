@@ -71,7 +71,8 @@ class _Live:
 
 
 class SessionStore:
-    """At most `limit` sessions of one environment; one that is idle for `lease_s` seconds is dropped.
+    """At most `limit` sessions of one environment; one that is idle for `lease_s` seconds is dropped, or for
+    `live_lease_s` if it is live.
 
     If all together have recorded more than `record_bytes` (None: no bound), those used least recently are dropped too,
     but never the one in use. If the store is full, the client with the most sessions loses one to a client that holds
@@ -79,7 +80,7 @@ class SessionStore:
     """
 
     def __init__(
-        self, environment: Environment, *, limit: int = 1024, lease_s: float = 300.0,
+        self, environment: Environment, *, limit: int = 1024, lease_s: float = 300.0, live_lease_s: float = 3600.0,
         record_bytes: int | None = None, clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._environment = environment
@@ -87,12 +88,12 @@ class SessionStore:
         self.expired = 0
         """Number of sessions that were dropped: their lease ended, or others needed their place or memory."""
         self.activity = Activity()
-        self._lease_s = lease_s
         self._record_bytes = record_bytes
         self._held = 0
         self._clock = clock
         self._tag = engine_tag(environment)
         self._is_live = environment.replay == "live"
+        self._lease_s = live_lease_s if self._is_live else lease_s
         self._contents: dict[str, str] = {}  # task -> digest of its content
         self._live: dict[str, _Live] = {}  # in order of use, so the first lease ends first
 
@@ -116,7 +117,8 @@ class SessionStore:
         live = self._take(request.episode_id)
         rebuilt = live is None or len(live.actions) < len(request.actions)
         if rebuilt and self._is_live:
-            raise Problem("session_lost", "this server does not hold the session, and a live one cannot be rebuilt")
+            raise Problem("session_lost", "this server does not hold the session, and a live one cannot be rebuilt; "
+                          f"one that nobody uses for {self._lease_s:g} s (agent.seconds) is dropped")
         try:
             live = live or self._open(request.task, self._content(request.task), client)
             live.client = client

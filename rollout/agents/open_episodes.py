@@ -116,7 +116,8 @@ class OpenEpisodes:
         """
         ended = self._open.pop(key, None)
         if ended is None:
-            raise Refused(401, "no episode has this key", "authentication_error")
+            raise Refused(401, "no episode has this key: it was ended, or nobody used it for "
+                          f"{self.idle_s:g} s (agent.seconds)", "authentication_error")
         await _free(ended)
         if ended.llm.fault is not None:
             raise ended.llm.fault

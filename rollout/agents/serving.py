@@ -179,7 +179,7 @@ def _server(config: Config) -> Iterator[list[str]]:
     spec = find_spec(env.name)
     made = spec.open(env)
     settings = Settings(max_sessions=session_limit(env, spec.session_bytes), record_bytes=sessions_bytes(env),
-                        threaded=spec.threaded(env), lease_s=config.agent.seconds)
+                        threaded=spec.threaded(env), live_lease_s=config.agent.seconds)
     with made if isinstance(made, contextlib.AbstractContextManager) else contextlib.nullcontext():
         listener = bind("127.0.0.1", 0)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -14,8 +14,8 @@ from rollout.agents.session import AgentSession, EpisodeOver
 from services.errors import EnvFault
 
 FRESH_S = 60.0
-"""Seconds for which the first reset may return the outcome of `begin`. Servers drop a session that is idle for five
-minutes, and a live one cannot be rebuilt."""
+"""Seconds for which the first reset may return the outcome of `begin`. A server may lose its session meanwhile, and a
+live one cannot be rebuilt."""
 
 
 @dataclass(slots=True, kw_only=True)

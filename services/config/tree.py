@@ -132,7 +132,8 @@ class AgentSection(Section):
     max_calls: int = Field(default=64, ge=1)
     """Most calls of the model in one episode of an agent. One more call ends the episode."""
     seconds: float = Field(default=3600.0, gt=0)
-    """Longest time of one episode of an agent in seconds. After it the episode is tried again."""
+    """Longest time of one episode of an agent in seconds. After it the episode is tried again. Environment servers hold
+    a session that cannot be rebuilt for as long, if nobody uses it."""
 
 
 class EvalSection(Section):

@@ -12,6 +12,7 @@ from envservice.base import Outcome
 from envservice.server.sessions import Answer, SessionStore
 from envservice.wire.problems import Problem
 from envservice.wire.schemas import StepRequest
+from services.config.tree import AgentSection
 
 
 class Weather(ToyEnvironment):
@@ -134,6 +135,19 @@ def test_a_live_session_that_is_lost_stays_lost():
     for wanted in (request([], "go on", answers[0].digest), request(["go on"], "go on", answers[1].digest)):
         assert refused(store, wanted).kind == "session_lost"
     assert environment.opened == 1
+
+
+def test_a_live_session_that_nobody_uses_is_held_as_long_as_an_episode_may_take():
+    """An agent may ask a slow model or a person between two turns, and nobody can rebuild its session."""
+    now, longest = [0.0], AgentSection().seconds
+    live, pure = (SessionStore(made, clock=lambda: now[0]) for made in (LiveEnvironment(), ToyEnvironment()))
+    first, other = live.reset("e", TASK), pure.reset("e", TASK)
+    now[0] += longest - 1
+    second = live.step(request([], "go on", first.digest))
+    assert pure.step(request([], "go on", other.digest)).rebuilt
+    now[0] += longest + 1
+    with pytest.raises(Problem, match=rf"one that nobody uses for {longest:g} s \(agent.seconds\) is dropped"):
+        live.step(request(["go on"], "go on", second.digest))
 
 
 def test_no_live_session_is_dropped_for_another_one():

@@ -149,7 +149,9 @@ async def test_episodes_are_bounded_and_idle_ones_make_room(text):
             assert "end one" in refused.json()["error"]["message"]
         await asyncio.sleep(0.3)
         await begin(http)
-        assert (await http.delete("/episodes", headers=bearer(first["api_key"]))).status_code == 401
+        late = await http.delete("/episodes", headers=bearer(first["api_key"]))
+        assert late.status_code == 401
+        assert late.json()["error"]["message"].endswith("nobody used it for 0.2 s (agent.seconds)")
         large = {"messages": [{"role": "user", "content": "x" * (5 << 20)}]}
         assert (await http.post("/v1/chat/completions", json=large)).status_code == 413
 
