@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from services.errors import UserError
+from services.process.addresses import family_of
 
 CGROUP = Path("/sys/fs/cgroup")
 GIB = 1024**3
@@ -48,7 +49,7 @@ def shared_memory() -> int:
 
 def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
     """Returns whether a server could listen on the port now."""
-    with socket.socket() as probe:
+    with socket.socket(family_of(host)) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))

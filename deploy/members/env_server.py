@@ -17,6 +17,7 @@ from deploy.members import endings
 from services.config.secrets import ENV_TOKEN_VARIABLE
 from services.controller.member import End
 from services.errors import DeadlineExceeded, EnvFault
+from services.process.addresses import host_port
 from services.process.child_processes import wait_or_kill
 from services.telemetry.logs import get_logger
 
@@ -50,7 +51,7 @@ class EnvServer:
     def __init__(self, index: int, port: int, config_file: Path, folder: Path, token: str | None = None, *,
                  host: str = "127.0.0.1") -> None:
         self.name = f"environment server {index}"
-        self.url = f"http://{host}:{port}"
+        self.url = f"http://{host_port(host, port)}"
         self._address = host, port
         self._ends_at: float | None = None
         self._told = False

@@ -17,7 +17,7 @@ from services.errors import UserError
 from services.http.admission import Admission
 from services.http.connections import KEEP_ALIVE_S, Connections, connection_limit
 from services.http.protocol import MAX_HEAD, limited
-from services.process.addresses import host_port
+from services.process.addresses import family_of, host_port
 
 BACKLOG = 1024
 STOP_S = 2
@@ -31,8 +31,7 @@ def bind(host: str, port: int) -> socket.socket:
     """Returns a listening socket; port 0 takes a free port. Raises UserError if the address is not available."""
     if not 0 <= port < 1 << 16:
         raise UserError(f"there is no port {port}", "choose a --port from 1 to 65535, or 0 for a free one")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
+    listener = socket.socket(family_of(host))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     # Accepted sockets inherit this. Without it the body of a reply waits 40 ms for the delayed ACK of its head.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -26,9 +26,14 @@ def check_exposure(host: str, token: str | None, variable: str) -> None:
                         f"set {variable} here and for the clients, or bind to 127.0.0.1")
 
 
-def host_port(host: str, port: int) -> str:
+def host_port(host: str, port: int | str) -> str:
     """Returns `HOST:PORT` as in a URL: an address of IPv6 stands in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def family_of(host: str) -> socket.AddressFamily:
+    """Returns the family of sockets for an address; names are of IPv4."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def interface_of(address: str) -> str | None:
@@ -47,7 +52,7 @@ def held_port(host: str = "127.0.0.1") -> int:
     The socket that holds it does not listen, so connections are refused until a server takes the port, and again after
     that has ended. A server that asks for this port gets it if it sets SO_REUSEADDR, as ours, Redis and Ray do.
     """
-    holder = socket.socket()
+    holder = socket.socket(family_of(host))
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     holder.bind((host, 0))
     _HOLDERS.append(holder)

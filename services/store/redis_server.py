@@ -23,7 +23,7 @@ from pathlib import Path
 import redis
 
 from services.errors import GagpoError, StoreFault, UserError
-from services.process.addresses import held_port
+from services.process.addresses import held_port, host_port
 from services.process.child_processes import ending_with_parent, wait_or_kill
 from services.store.connection import OLDEST
 from services.telemetry.logs import get_logger
@@ -197,7 +197,7 @@ class RedisServer:
 
 
 def _url(host: str, port: int | str, password: str) -> str:
-    return f"redis://gagpo:{password}@{host}:{port}/0"
+    return f"redis://gagpo:{password}@{host_port(host, port)}/0"
 
 
 class _Keeper(threading.Thread):

@@ -14,6 +14,7 @@ import psutil
 import pytest
 import redis
 import structlog
+from ports import needs_ipv6
 from waiting import wait_until, wait_until_written
 
 from services.config.redis import RedisSection
@@ -44,6 +45,14 @@ with private_redis(Path(sys.argv[1])) as url:
 
 def connect(url):
     return redis.Redis.from_url(url, socket_timeout=60.0)
+
+
+@needs_ipv6
+def test_a_private_redis_serves_at_an_address_of_ipv6(tmp_path):
+    with private_redis(tmp_path, "::1") as url:
+        assert "@[::1]:" in url
+        assert connect(url).ping()
+        assert url_served_from(tmp_path) == url
 
 
 def ends_within(url, seconds):

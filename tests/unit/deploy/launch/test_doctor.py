@@ -5,6 +5,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from ports import needs_ipv6
 
 from deploy import cli
 from deploy.launch import doctor, machine
@@ -62,6 +63,14 @@ def test_a_port_that_someone_listens_on_is_in_use():
         port = server.getsockname()[1]
         assert not machine.port_is_free(port)
     assert machine.port_is_free(port)
+
+
+@needs_ipv6
+def test_a_port_of_an_address_of_ipv6_is_in_use_only_if_someone_listens_on_it():
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
+        port = taken.getsockname()[1]
+        assert not machine.port_is_free(port, "::1")
+    assert machine.port_is_free(port, "::1")
 
 
 def test_the_limits_of_a_container_are_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

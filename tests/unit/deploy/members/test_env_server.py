@@ -11,12 +11,13 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from ports import held_port
+from ports import held_port, needs_ipv6
 
 from deploy.launch import machine, preflight, reach
-from deploy.members.env_server import answers
+from deploy.members.env_server import EnvServer, answers
 from deploy.runs.configs import load_config
 from envservice.wire.schemas import Info
+from services.config.file import dump_config
 from services.config.secrets import ENV_TOKEN_VARIABLE
 from services.errors import UserError
 
@@ -59,6 +60,20 @@ def test_only_status_200_counts_as_an_answer(port: int):
     assert answers(f"http://127.0.0.1:{port}/healthz")
     assert not answers(f"http://127.0.0.1:{port}/elsewhere")
     assert not answers(f"http://127.0.0.1:{held_port()}/healthz")
+
+
+@needs_ipv6
+def test_a_server_at_an_address_of_ipv6_is_started_and_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    dump_config(load_config("alfworld-tiny"), tmp_path / "config.yaml")
+    server = EnvServer(0, held_port("::1"), tmp_path / "config.yaml", tmp_path, host="::1")
+    server.start()
+    try:
+        server.wait()
+        assert server.ready()
+        assert server.url.startswith("http://[::1]:")
+    finally:
+        server.stop()
 
 
 def test_preflight_finds_a_server_past_the_proxy(port: int, monkeypatch: pytest.MonkeyPatch):

@@ -1,6 +1,7 @@
 import socket
 
 import pytest
+from ports import needs_ipv6
 
 from services.process.addresses import held_port, host_port, is_local, servers_behind
 
@@ -28,6 +29,13 @@ def test_a_held_port_is_for_the_server_that_it_was_chosen_for():
             socket.create_connection(("127.0.0.1", port), 5)
         with socket.create_server(("127.0.0.1", port)):  # which sets SO_REUSEADDR
             socket.create_connection(("127.0.0.1", port), 5).close()
+
+
+@needs_ipv6
+def test_a_port_of_an_address_of_ipv6_is_held_too():
+    port = held_port("::1")
+    with socket.create_server(("::1", port), family=socket.AF_INET6):
+        socket.create_connection(("::1", port), 5).close()
 
 
 V4, V6 = socket.AF_INET, socket.AF_INET6
