@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deploy.report.figures import FIGURES, moving_average
+from deploy.runs.comparison import evaluation_kind
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 420, 170, 44, 20, 8
 MOST_POINTS = 600
@@ -65,16 +66,17 @@ def training_charts(names: Sequence[str], metrics: Sequence[Rows]) -> list[Chart
 
 
 def evaluation_chart(names: Sequence[str], evaluations: Sequence[Rows]) -> Chart | None:
-    """Returns the success of the curve's evaluations with intervals, or None before the first."""
+    """Returns the success of the curve's evaluations with intervals, or None before the first. Each split and
+    temperature has a line: a run may go on with others."""
     lines: list[CurveLine] = []
     bounds: list[list[tuple[float, float]]] = []
     for i, rows in enumerate(evaluations):
         curve = sorted((row for row in rows if row["label"].startswith("step-")), key=lambda row: row["step"])
-        if curve:
-            name = _label(names, i, f"{curve[0]['split']} T={curve[0]['temperature']:g}")
-            lines.append(CurveLine(run=i, key=0, name=name,
-                                   steps=[row["step"] for row in curve], values=[row["success_rate"] for row in curve]))
-            bounds.append([(row["success_low"], row["success_high"]) for row in curve])
+        for j, (split, temperature) in enumerate(dict.fromkeys(map(evaluation_kind, curve))):
+            same = [row for row in curve if evaluation_kind(row) == (split, temperature)]
+            lines.append(CurveLine(run=i, key=j, name=_label(names, i, f"{split} T={temperature:g}"),
+                                   steps=[row["step"] for row in same], values=[row["success_rate"] for row in same]))
+            bounds.append([(row["success_low"], row["success_high"]) for row in same])
     return _chart("evaluation", "Success of evaluations, 95% interval", lines, bounds, smooth=False) if lines else None
 
 

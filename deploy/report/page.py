@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import html
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import yaml
 from deploy.report import advantages, losses, state_sizes, tables
 from deploy.report.figures import FIGURES, PAPER, pyplot, save, write_figures
 from deploy.report.runs import Compared, ReportedRun, applicable, compare_runs, in_common, read_run
-from deploy.runs.comparison import TITLES, Comparison, compare
+from deploy.runs.comparison import TITLES, Comparison, Kind, compare, evaluation_kind
 from deploy.runs.health import warnings
 from deploy.runs.history import damage
 from deploy.runs.verdict import verdicts
@@ -214,20 +214,38 @@ def _pictures(compared: Compared, folder: Path, steps: Sequence[int]) -> tuple[l
             f"<h2>More figures</h2>{_images(more)}" if more else ""], warnings
 
 
-def _evaluations(path: Path, compared: Compared) -> Path:
-    """Draws success along the run, with intervals over games for one run, over seeds for several."""
-    plt = pyplot()
-    figure, axes = plt.subplots(figsize=(6.2, 4))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationLine:
+    """Success along the runs of one arm, on one split at one temperature."""
+
+    title: str
+    colour: str
+    points: list[tuple[int, float, float, float]]
+    """(learner step, mean, low, high): a 95% interval, over games for one run and over seeds for several."""
+
+
+def evaluation_lines(compared: Compared) -> list[EvaluationLine]:
+    """Returns the lines of all arms. A run that went on with another eval.temperature has several."""
+    lines: list[EvaluationLine] = []
     for name, arm in compared.arms.items():
-        at: dict[int, list[Mapping[str, Any]]] = {}
+        kinds: dict[Kind, dict[int, list[Mapping[str, Any]]]] = {}
         for row in (row for record in compared.records if record.arm == name for row in record.evaluations):
             if row["label"].startswith("step-"):
-                at.setdefault(row["step"], []).append(row)
-        points = [(step, *_interval(rows)) for step, rows in sorted(at.items())]
-        if points:
-            steps, means, lows, highs = zip(*points, strict=True)
-            axes.errorbar(steps, means, yerr=_errors(means, lows, highs), marker="o", capsize=3, color=arm.colour,
-                          label=arm.title)
+                kinds.setdefault(evaluation_kind(row), {}).setdefault(row["step"], []).append(row)
+        lines += [EvaluationLine(title=f"{arm.title}, {split} T={t:g}" if len(kinds) > 1 else arm.title,
+                                 colour=arm.colour, points=[(step, *_interval(at[step])) for step in sorted(at)])
+                  for (split, t), at in kinds.items()]
+    return lines
+
+
+def _evaluations(path: Path, compared: Compared) -> Path:
+    """Draws success along the runs."""
+    plt = pyplot()
+    figure, axes = plt.subplots(figsize=(6.2, 4))
+    for line in evaluation_lines(compared):
+        steps, means, lows, highs = zip(*line.points, strict=True)
+        axes.errorbar(steps, means, yerr=_errors(means, lows, highs), marker="o", capsize=3, color=line.colour,
+                      label=line.title)
     axes.set(title="Success of evaluations, 95% interval", xlabel="learner step", ylim=(0, 1))
     axes.legend(loc="best", fontsize=8, frameon=False)
     return save(plt, figure, path)

@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from deploy.report.arms import Arm
-from deploy.runs.comparison import TRAINED
+from deploy.runs.comparison import TRAINED, Kind, evaluation_kind
 from deploy.runs.records import Record
 from services.statistics import detectable, seed_interval, spread
 
@@ -51,14 +51,6 @@ class Measure:
     of: Callable[[Record], float | None]
 
 
-Kind = tuple[str, float]
-"""Split and temperature of an evaluation. Success at two of them is not one measure, even at one step."""
-
-
-def _kind(row: Mapping[str, Any]) -> Kind:
-    return row["split"], row["temperature"]
-
-
 def _heldout(record: Record) -> list[Mapping[str, Any]]:
     """Returns the evaluations of the trained policy on the held-out games."""
     return [row for row in record.evaluations if row["label"] == TRAINED]
@@ -70,12 +62,12 @@ def _along(record: Record) -> list[Mapping[str, Any]]:
 
 
 def _after(kind: Kind) -> Callable[[Record], float | None]:
-    return lambda record: next((row["success_rate"] for row in _heldout(record) if _kind(row) == kind), None)
+    return lambda record: next((row["success_rate"] for row in _heldout(record) if evaluation_kind(row) == kind), None)
 
 
 def _at(step: int, kind: Kind) -> Callable[[Record], float | None]:
     return lambda record: next((row["success_rate"] for row in _along(record)
-                                if row["step"] == step and _kind(row) == kind), None)
+                                if row["step"] == step and evaluation_kind(row) == kind), None)
 
 
 def last_evaluations(record: Record, kind: Kind | None = None) -> float | None:
@@ -84,7 +76,7 @@ def last_evaluations(record: Record, kind: Kind | None = None) -> float | None:
     The evaluation at step 0 is the cold start's and does not count.
     """
     rows = sorted((row["step"], row["success_rate"]) for row in _along(record)
-                  if row["step"] and (kind is None or _kind(row) == kind))
+                  if row["step"] and (kind is None or evaluation_kind(row) == kind))
     return fmean(rate for _, rate in rows[-LAST:]) if len(rows) >= LAST else None
 
 
@@ -106,8 +98,8 @@ def _by_kind(name: str, title: str, made: Mapping[Kind, Callable[[Record], float
 
 def _evaluated(records: Sequence[Record]) -> list[Measure]:
     """Returns the columns of evaluations: after training, the last ones during it, and each step's."""
-    after = {_kind(row): _after(_kind(row)) for record in records for row in _heldout(record)}
-    steps = sorted({(row["step"], _kind(row)) for record in records for row in _along(record)})
+    after = {evaluation_kind(row): _after(evaluation_kind(row)) for record in records for row in _heldout(record)}
+    steps = sorted({(row["step"], evaluation_kind(row)) for record in records for row in _along(record)})
     late = {kind: partial(last_evaluations, kind=kind) for kind in sorted({kind for step, kind in steps if step})
             if sum(step > 0 and other == kind for step, other in steps) >= LAST}
     found = _by_kind("heldout", "held-out", after or {("", 0.0): lambda _: None})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,15 @@ TITLES = {
     TRAINED: "after RL",
     MORE: "same minutes of more cold start",
 }
+
+
+Kind = tuple[str, float]
+"""Split and temperature of an evaluation. Success at two of them is not one measure, even at one step."""
+
+
+def evaluation_kind(row: Mapping[str, Any]) -> Kind:
+    """Returns the kind of an evaluation."""
+    return row["split"], row["temperature"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

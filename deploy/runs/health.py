@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from deploy.runs.comparison import TITLES
+from deploy.runs.comparison import TITLES, evaluation_kind
 from services.statistics import paired_gain
 
 Row = Mapping[str, Any]
@@ -122,10 +122,12 @@ def warnings(metrics: Sequence[Row], evaluations: Sequence[Row]) -> list[HealthW
 def _falling(evaluations: Sequence[Row]) -> list[HealthWarning]:
     """Finds a last evaluation that is at least ten points below the best, and by more than the paired interval.
 
+    Only evaluations on the same split and at the same temperature count: a run may go on with others.
     The best is chosen from all before it, so the interval holds for that many comparisons: by chance alone, the best of
     thirty evaluations of one policy is far above the last.
     """
     curve = sorted((row for row in evaluations if row["label"] not in TITLES), key=lambda row: row["step"])
+    curve = [row for row in curve if evaluation_kind(row) == evaluation_kind(curve[-1])]
     if len(curve) < 2:
         return []
     best, last = max(curve, key=lambda row: row["success_rate"]), curve[-1]

@@ -12,6 +12,7 @@ from fastapi.testclient import TestClient
 from starlette.types import ASGIApp
 
 from deploy.explorer.app import create_app
+from deploy.explorer.curves import evaluation_chart
 from deploy.explorer.runs import open_runs
 from deploy.explorer.server import explorer_config
 from deploy.report.figures import SMOOTHING
@@ -114,6 +115,20 @@ def test_all_links_of_all_pages_lead_somewhere(client):
 def test_the_first_page_says_how_thick_lines_are_smoothed(client):
     """They are those of the report, whose axes say it too."""
     assert f"thick ones are smoothed ({SMOOTHING})" in client.get("/").text
+
+
+def test_evaluations_at_two_temperatures_are_two_lines():
+    """A run that went on with another eval.temperature has no fall between them."""
+    rows = [{"label": f"step-{step:06d}", "step": step, "split": "valid", "temperature": temperature,
+             "success_rate": 0.5, "success_low": 0.4, "success_high": 0.6}
+            for step, temperature in ((0, 0.4), (5, 0.4), (10, 1.0), (15, 1.0))]
+    for names, runs, said in ((["a"], [rows], ["valid T=0.4", "valid T=1"]),
+                              (["a", "b"], [rows, rows[2:]], ["a valid T=0.4", "a valid T=1", "b valid T=1"])):
+        chart = evaluation_chart(names, runs)
+        assert chart is not None
+        assert [line.name for line in chart.lines] == said
+        assert [line.steps for line in chart.lines] == [[0, 5], [10, 15], [10, 15]][:len(said)]
+        assert all(line.band for line in chart.lines)
 
 
 @pytest.mark.parametrize("sort", ["\N{SUPERSCRIPT TWO}", "9" * 30, "-1"])

@@ -11,8 +11,8 @@ import yaml
 
 from deploy.cli import main
 from deploy.report.figures import FIGURES, moving_average
-from deploy.report.page import write_report
-from deploy.report.runs import applicable
+from deploy.report.page import evaluation_lines, write_report
+from deploy.report.runs import applicable, compare_runs, read_run
 from services.errors import UserError
 from services.telemetry.metrics_file import METRIC_KEYS, append_row
 
@@ -213,6 +213,19 @@ def test_the_page_opens_with_the_verdict_and_the_figure_of_before_and_after(run)
     places = [text.index(part) for part in (verdict, 'alt="comparison"', "<th>learner steps</th>")]
     assert places == sorted(places)
     assert text.index('alt="comparison"') < text.index('alt="success"')
+
+
+def test_evaluations_at_two_temperatures_are_two_lines(run):
+    """A run that went on with another eval.temperature has no fall between them."""
+    folder = run("walk", panel=False)
+    for step, temperature in ((2, 1.0), (4, 0.4), (6, 0.4)):
+        append_row(folder / "evaluations.jsonl", {
+            "label": f"step-{step:06d}", "step": step, "temperature": temperature, "split": "heldout", "tasks": 1,
+            "success_rate": 0.5, "success_low": 0.4, "success_high": 0.6, "success_by_task": {"a": 0.5}})
+    lines = evaluation_lines(compare_runs([read_run(folder)]))
+    assert [(line.title, line.points) for line in lines] == [
+        ("walk, heldout T=1", [(0, 0.0, 0.0, 0.0), (2, 0.5, 0.4, 0.6)]),
+        ("walk, heldout T=0.4", [(4, 0.5, 0.4, 0.6), (6, 0.5, 0.4, 0.6)])]
 
 
 def test_warnings_about_a_run_stand_below_its_verdict(run):

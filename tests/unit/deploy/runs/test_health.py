@@ -67,6 +67,7 @@ def test_shorter_episodes_are_a_finding_only_if_fewer_are_won():
 def evaluation(step: int, wins: int, label: str = "") -> dict[str, Any]:
     """Returns an evaluation of a hundred games, of which the first `wins` are won."""
     return {"label": label or f"step-{step:06d}", "step": step, "success_rate": wins / 100, "temperature": 0.4,
+            "split": "valid",
             "success_by_task": {f"game-{i}": float(i < wins) for i in range(100)}}
 
 
@@ -76,6 +77,14 @@ def test_success_that_falls_against_the_best_evaluation():
     assert only.text.startswith("success has fallen from 70% at step 5 to 50% at step 10; ")
     assert warnings([], [evaluation(0, 40), evaluation(5, 70), evaluation(10, 64)]) == []
     assert warnings([], [evaluation(5, 70), evaluation(0, 40, label="panel-cold")]) == []
+
+
+@pytest.mark.parametrize("other", [{"temperature": 1.0}, {"split": "heldout"}])
+def test_success_at_another_temperature_or_on_other_games_has_not_fallen(other: dict[str, Any]):
+    """A run may go on with another eval.temperature, or with eval.on_panel."""
+    earlier, later = evaluation(5, 70), evaluation(10, 50) | other
+    assert warnings([], [evaluation(0, 40), earlier, later]) == []
+    assert [one.rule for one in warnings([], [earlier, evaluation(8, 75) | other, later])] == ["success"]
 
 
 def test_the_best_of_many_evaluations_is_above_the_last_by_chance():
