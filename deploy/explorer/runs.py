@@ -9,14 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from deploy.explorer.groups import Group, read_group
 from deploy.explorer.index import ArchiveIndex, GroupEntry
+from deploy.explorer.settings import SettingsFile
 from deploy.runs.folder import RunFolder
 from deploy.runs.history import RunHistory, damage
 from deploy.runs.policies import find_run
-from services.config.file import one_line, read_tree
 from services.config.tree import CreditSection
 from services.errors import UserError
 from services.files import Damaged
@@ -43,6 +41,7 @@ class ExploredRun:
         self.path, self.name = path, name
         self.index = ArchiveIndex(path)
         self._history = RunHistory(folder)
+        self._settings = SettingsFile(folder.config_file)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -72,31 +71,18 @@ class ExploredRun:
     @property
     def warnings(self) -> list[str]:
         """Returns a sentence for each archive file that cannot be read, and one if the config cannot be."""
-        return [*self.index.warnings, *([self._settings[2]] if self._settings[2] else [])]
+        wrong = self._settings.read().wrong
+        return [*self.index.warnings, *([wrong] if wrong else [])]
 
     @property
     def config(self) -> dict[str, Any]:
-        """Returns config.yaml unchecked, because a run of an older version may have unknown keys. {}: unreadable."""
-        return self._settings[0]
+        """Returns the present config.yaml, unchecked; {} if it cannot be read."""
+        return self._settings.read().config
 
     @property
     def credit(self) -> CreditSection | None:
-        """Returns the options of the run's estimator, with defaults for keys that its config lacks. None: unreadable,
-        and `warnings` say why."""
-        return self._settings[1]
-
-    @cached_property
-    def _settings(self) -> tuple[dict[str, Any], CreditSection | None, str]:
-        """The config, the options of its estimator, and what is wrong with them."""
-        file, config = RunFolder(self.path).config_file, dict[str, Any]()
-        try:
-            config = read_tree(file)
-        except (OSError, UserError) as error:
-            return config, None, str(error)
-        try:
-            return config, _options(config, file), ""
-        except UserError as error:
-            return config, None, f"{file}: {error}"
+        """Returns the options of the run's estimator, or None if they cannot be read. `warnings` say why."""
+        return self._settings.read().credit
 
     @property
     def _model(self) -> str | None:
@@ -136,18 +122,6 @@ class ExploredRun:
             if (found := read_group(self.path / "episodes", entry)) is not None:
                 return found
         return None
-
-
-def _options(config: dict[str, Any], file: Path) -> CreditSection:
-    """Returns the options of a config's estimator. Raises UserError for what they cannot be."""
-    from learner.credit.registry import SECTION, options_of
-
-    try:
-        return options_of(CreditSection(**(config.get("learner") or {}).get("credit", {})))
-    except ValidationError as error:
-        raise one_line(error, file, SECTION) from None
-    except (AttributeError, TypeError):
-        raise UserError(f"{SECTION.rstrip('.')} is no section", "give it keys, such as `estimator: gagpo`") from None
 
 
 def open_runs(paths: Sequence[Path]) -> list[ExploredRun]:

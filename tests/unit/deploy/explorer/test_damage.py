@@ -104,3 +104,15 @@ def test_a_run_with_a_broken_config_says_what_is_wrong_where_and_all_is_shown_bu
     assert said in unescape(reply.text)
     assert "<h1>other</h1>" in client.get("/").text
     assert "how its numbers come about" in client.get(f"/other/{EPISODE}").text
+
+
+def test_a_config_that_changes_is_read_again(tmp_path: Path):
+    """A run may go on with more steps while it is explored, and a mistake in the file may be corrected."""
+    folder = make_run(tmp_path / "toy")
+    sound = (folder / "config.yaml").read_text()
+    client = TestClient(create_app(open_runs([folder]), None), base_url="http://localhost:8400")
+    assert "<dd>3 of 3" in client.get("/").text
+    for text, said in (("learner: {credit: {estimator: gagpoo}}", "gagpoo"),
+                       (sound.replace("steps: 3", "steps: 60"), "<dd>3 of 60")):
+        (folder / "config.yaml").write_text(text)
+        assert said in client.get("/").text
