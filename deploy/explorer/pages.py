@@ -16,7 +16,7 @@ from deploy.explorer.index import GroupEntry
 from deploy.explorer.lists import Choice, choose, matrix
 from deploy.explorer.runs import ExploredRun, Piece
 from deploy.explorer.verdict import heading, judge, sentences
-from deploy.runs.comparison import TITLES, TRAINED
+from deploy.runs.comparison import TITLES, TRAINED, heldout
 from deploy.runs.health import warnings
 from deploy.runs.verdict import verdicts
 from services.plural import number_of
@@ -69,7 +69,7 @@ def home(runs: Sequence[ExploredRun]) -> dict[str, Any]:
 def trained_policy(evaluations: Sequence[dict[str, Any]]) -> dict[str, str] | None:
     """Returns the success of the policy after RL: on the held-out games if it has played them, else at its last
     evaluation. It leaves out the rows of the control (more cold start) and of the policy before RL."""
-    final = [row for row in evaluations if row["label"] == TRAINED]
+    final = [row for row in heldout(evaluations) if row["label"] == TRAINED]
     curve = sorted((row for row in evaluations if row["label"] not in TITLES), key=lambda row: row["step"])
     if not (rows := final[:1] or curve[-1:]):
         return None

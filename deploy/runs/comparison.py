@@ -62,23 +62,31 @@ class Comparison:
     gains: tuple[Gain, ...]
 
 
+def heldout(evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the evaluations on the held-out games. If the run has gone on with more steps since, the policy after RL
+    and the control have to play them again, so what they had played is left out."""
+    evaluated = max((row["step"] for row in evaluations if row["label"] not in TITLES), default=0)
+    return [row for row in evaluations
+            if row["label"] == COLD or (row["label"] in TITLES and row["step"] >= evaluated)]
+
+
 def compare(evaluations: Sequence[dict[str, Any]]) -> Comparison | None:
     """Builds the table from rows of evaluations.jsonl. Returns None if the run has not played the held-out games.
 
     A paired gain leaves out games that ended in a fault on either side (the field `dropped` counts them). Where no game
     is left, there is no gain.
     """
-    heldout = {(e["label"], e["temperature"]): e for e in evaluations if e["label"] in TITLES}
-    if not heldout:
+    found = {(e["label"], e["temperature"]): e for e in heldout(evaluations)}
+    if not found:
         return None
     rows = tuple(
         PolicyResult(label=label, temperature=t, games=e["tasks"], success=e["success_rate"],
             low=e["success_low"], high=e["success_high"])
-        for (label, t), e in heldout.items()
+        for (label, t), e in found.items()
     )
     gains: list[Gain] = []
-    for (label, t), e in heldout.items():
-        trained = heldout.get((TRAINED, t))
+    for (label, t), e in found.items():
+        trained = found.get((TRAINED, t))
         if label == TRAINED or trained is None:
             continue
         both = e["success_by_task"].keys() & trained["success_by_task"].keys()

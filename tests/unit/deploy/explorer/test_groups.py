@@ -191,6 +191,9 @@ def test_the_box_shows_the_trained_policy_and_not_the_control():
         "name": "evaluation at step 5", "text": "60% [10%, 90%] of 10 tasks, T=1"}
     assert pages.trained_policy(curve + final) == {
         "name": "after RL, held-out games", "text": "70% [10%, 90%] of 10 tasks, T=1"}
+    later = row | {"label": "step-000010", "step": 10, "success_rate": 0.8}  # the run went on with more steps
+    assert pages.trained_policy([*curve, *final, later]) == {
+        "name": "evaluation at step 10", "text": "80% [10%, 90%] of 10 tasks, T=1"}
 
 
 def test_states_are_named_by_the_action_that_led_there_and_layers_are_never_empty(run_folder):

@@ -9,8 +9,8 @@ from deploy.runs.comparison import COLD, TRAINED, as_lines, compare
 
 def line(label: str, wins: dict[str, float]) -> dict[str, Any]:
     mean = sum(wins.values()) / len(wins)
-    return {"label": label, "temperature": 1.0, "tasks": len(wins), "success_rate": mean, "success_low": mean,
-            "success_high": mean, "success_by_task": wins}
+    return {"label": label, "step": 5, "temperature": 1.0, "tasks": len(wins), "success_rate": mean,
+            "success_low": mean, "success_high": mean, "success_by_task": wins}
 
 
 def test_without_final_evaluations_there_is_no_comparison() -> None:

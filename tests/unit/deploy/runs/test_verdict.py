@@ -44,6 +44,17 @@ def test_before_the_heldout_games_the_curve_stands_in() -> None:
                           "(4 games of valid_seen, learner step 0 to 4)")
 
 
+def test_of_a_run_that_goes_on_with_more_steps_the_heldout_games_of_before_do_not_count() -> None:
+    """The policy that played them is not the present one; it plays them at the end."""
+    rows = [row("step-000000", "0000", temperature=0.4), row(COLD, "0011"), row(TRAINED, "1111", step=4),
+            row(MORE, "1111", step=4), row("step-000009", "0001", step=9, temperature=0.4)]
+    (found,) = verdicts(rows)
+    assert found.text.endswith("(4 games of valid_seen, learner step 0 to 9)")
+    (again,) = verdicts([*rows, row(TRAINED, "0111", step=9)])
+    assert again.text.startswith("50% -> 75% at T=1")
+    assert again.more is None
+
+
 @pytest.mark.parametrize("rows", [[], [row("step-000000", "01")], [row(COLD, "01")]])
 def test_without_evaluations_to_compare_there_are_no_verdicts(rows: list[dict[str, Any]]) -> None:
     assert verdicts(rows) == []
