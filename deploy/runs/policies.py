@@ -6,11 +6,15 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from deploy.runs.configs import default_config, load_config
 from deploy.runs.folder import RunFolder
 from services.config.tree import Config
 from services.errors import UserError
+
+if TYPE_CHECKING:
+    from learner.checkpoint import Checkpoints
 
 RUNS = Path("runs")
 """The folder in which a bare name is looked up: the default of runs_dir."""
@@ -62,19 +66,27 @@ def find_policy(path: Path, which: str | None = None) -> PlayablePolicy:
 
 def find_checkpoint(run: RunFolder, which: str) -> tuple[int, Path]:
     """Step and Hugging Face folder of a run's checkpoint: latest, best or a step. Raises UserError without it."""
-    from learner.checkpoint import EXPORT, Checkpoints
+    from learner.checkpoint import EXPORT
 
-    root = run.path / "checkpoints"
-    if not root.is_dir():
+    checkpoints = _checkpoints(run)
+    if checkpoints is None:
         raise UserError(f"{run.path} has no checkpoints", "give a run after its first checkpoint")
-    checkpoints = Checkpoints(root, keep=1)
     steps, latest = checkpoints.steps(), checkpoints.latest()
     named = {"latest": None if latest is None else latest.step, "best": checkpoints.best()}
     step = named[which] if which in named else int(which) if which.isdecimal() else None
     if step not in steps:
-        kept = ", ".join(map(str, steps)) or "none"
-        raise UserError(f"there is no checkpoint {which!r}", f"use latest, best or one of the steps kept: {kept}")
+        names = ", ".join(name for name, found in named.items() if found in steps)
+        raise UserError(f"there is no checkpoint {which!r}",
+                        f"use {names} or one of the steps kept: {', '.join(map(str, steps))}")
     return step, checkpoints.folder(step) / EXPORT
+
+
+def _checkpoints(run: RunFolder) -> Checkpoints | None:
+    """Returns the checkpoints of a run, or None before the first. Training makes their folder when it starts."""
+    from learner.checkpoint import Checkpoints
+
+    root = run.path / "checkpoints"
+    return found if root.is_dir() and (found := Checkpoints(root, keep=1)).steps() else None
 
 
 def _weights_name(run: RunFolder, step: int | None) -> str:
@@ -83,7 +95,7 @@ def _weights_name(run: RunFolder, step: int | None) -> str:
 
 
 def _newest_step(run: RunFolder) -> int | None:
-    return find_checkpoint(run, "latest")[0] if (run.path / "checkpoints").is_dir() else None
+    return None if _checkpoints(run) is None else find_checkpoint(run, "latest")[0]
 
 
 def resolve(path: Path, config_file: str | None, settings: Mapping[str, object | None],

@@ -55,6 +55,8 @@ def test_a_run_that_goes_on_stands_for_its_latest_checkpoint_and_a_checkpoint_ca
         find_policy(run)
     for step in (1, 2, 3):
         checkpoint(run, step)
+    with pytest.raises(UserError, match="there is no checkpoint 'best'; use latest or one of the steps kept: 1, 2, 3"):
+        find_policy(run, "best")  # none is evaluated yet
     Checkpoints(run / "checkpoints", keep=3).record_score(2, 0.5)
     assert find_policy(run).title == f"the latest checkpoint of {run}, learner step 3"
     assert find_policy(run, "best").title == f"the best checkpoint of {run}, learner step 2"
@@ -66,6 +68,18 @@ def test_a_run_that_goes_on_stands_for_its_latest_checkpoint_and_a_checkpoint_ca
             find_policy(run, which)
     with pytest.raises(UserError, match="is no run's folder, so it has no checkpoint"):
         find_policy(run / "model", "best")
+
+
+def test_a_run_before_its_first_checkpoint_has_none_and_a_trained_model_needs_none(tmp_path: Path):
+    """Training makes the folder when it starts, and a user may empty it when it has ended."""
+    run = tmp_path / "run"
+    dump_config(Config(name="mine", steps=7), run / "config.yaml")
+    Checkpoints(run / "checkpoints", keep=1)
+    for which in (None, "latest", "best", "3"):
+        with pytest.raises(UserError, match="has no checkpoints"):
+            find_policy(run, which)
+    model_at(run / "model")
+    assert find_policy(run).title == f"the trained model of {run}"
 
 
 def test_the_weights_of_each_step_have_a_name_of_their_own(tmp_path: Path):
