@@ -24,7 +24,7 @@ from deploy.launch.task_sets import TaskSets
 from deploy.launch.topology import Topology, topology
 from deploy.members.private_ray import RayLost
 from deploy.report.page import write_report
-from deploy.runs.comparison import COLD, MORE, TITLES, TRAINED, as_lines, compare
+from deploy.runs.comparison import COLD, MORE, TITLES, TRAINED, as_lines, compare, evaluation_kind
 from deploy.runs.folder import RunFolder
 from deploy.runs.health import warnings
 from deploy.runs.history import RunHistory
@@ -181,7 +181,7 @@ class TrainingRun:
 
     def _keep_score(self, summary: dict[str, Any]) -> None:
         if summary["label"].startswith("step-") and summary["step"]:  # step 0 is the cold start: it has no checkpoint
-            self._checkpoints().record_score(summary["step"], summary["success_rate"])
+            self._checkpoints().record_score(summary["step"], summary["success_rate"], str(evaluation_kind(summary)))
         append_row(self.folder.evaluations, summary)
 
     def _warn(self, history: RunHistory) -> None:

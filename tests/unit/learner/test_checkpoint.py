@@ -67,6 +67,17 @@ def test_a_best_step_that_was_taken_again_has_its_new_score(tmp_path):
         assert checkpoints.best() == best
 
 
+def test_scores_of_another_measure_do_not_compare(tmp_path):
+    """The run went on after step 2 at a temperature at which it wins less: 0.6 is its best there. Scores of before
+    the measure was kept (step 1) compare with any."""
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    for step, score, measure, best in ((1, 0.5, "", 1), (2, 0.9, "(valid, 1.0)", 2), (3, 0.6, "(valid, 0.4)", 3),
+                                       (4, 0.5, "(valid, 0.4)", 3)):
+        commit(checkpoints, step)
+        checkpoints.record_score(step, score, measure)
+        assert checkpoints.best() == best
+
+
 def test_a_score_without_its_checkpoint_is_a_fault(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=1)
     with pytest.raises(LearnerFault, match="step 7 was evaluated"):

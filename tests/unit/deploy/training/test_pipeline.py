@@ -124,7 +124,7 @@ def test_a_score_outlives_a_kill_before_its_line_is_written(training: TrainingRu
     training.folder.evaluations.mkdir()  # its first line cannot be written
     with pytest.raises(DeadlineExceeded):
         hasty(training).keep_evaluation(
-            {"label": "step-000003", "step": 3, "temperature": 0.4, "success_rate": 0.5}, [],
+            {"label": "step-000003", "step": 3, "split": "valid", "temperature": 0.4, "success_rate": 0.5}, [],
             EpisodeArchive(training.folder.path / "episodes"))
     assert checkpoints.best() == 3
 
