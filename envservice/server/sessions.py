@@ -71,8 +71,10 @@ class _Live:
 
 
 class SessionStore:
-    """At most `limit` sessions of one environment; one that is idle for `lease_s` seconds is dropped, or for
-    `live_lease_s` if it is live.
+    """At most `limit` sessions of one environment; one that is idle for `lease_s` seconds is dropped.
+
+    A live one, which nobody can rebuild, is held for `live_lease_s`, and after `lease_s` only while nobody else needs
+    its place: the sessions of a client that has died would fill the store.
 
     If all together have recorded more than `record_bytes` (None: no bound), those used least recently are dropped too,
     but never the one in use. If the store is full, the client with the most sessions loses one to a client that holds
@@ -93,7 +95,7 @@ class SessionStore:
         self._clock = clock
         self._tag = engine_tag(environment)
         self._is_live = environment.replay == "live"
-        self._lease_s = live_lease_s if self._is_live else lease_s
+        self._idle_s, self._lease_s = lease_s, live_lease_s if self._is_live else lease_s
         self._contents: dict[str, str] = {}  # task -> digest of its content
         self._live: dict[str, _Live] = {}  # in order of use, so the first lease ends first
 
@@ -118,7 +120,8 @@ class SessionStore:
         rebuilt = live is None or len(live.actions) < len(request.actions)
         if rebuilt and self._is_live:
             raise Problem("session_lost", "this server does not hold the session, and a live one cannot be rebuilt; "
-                          f"one that nobody uses for {self._lease_s:g} s (agent.seconds) is dropped")
+                          f"one that nobody uses for {self._lease_s:g} s (agent.seconds) is dropped, and on a full "
+                          f"server after {self._idle_s:g} s")
         try:
             live = live or self._open(request.task, self._content(request.task), client)
             live.client = client
@@ -217,15 +220,23 @@ class SessionStore:
     def _make_room(self, client: str) -> bool:
         """Drops the least recently used session of the client with the most, unless `client` has nearly as many.
 
-        A live session is never dropped for another one.
+        A live session is dropped for another one only if it is idle for longer than the lease of others.
         """
         if self._is_live:
-            return False
+            return self._drop_idle()
         held = Counter(live.client for live in self._live.values())
         greediest, most = held.most_common(1)[0]
         if most < held[client] + 2:
             return False
         self._take(next(episode_id for episode_id, live in self._live.items() if live.client == greediest))
+        self.expired += 1
+        return True
+
+    def _drop_idle(self) -> bool:
+        oldest, live = next(iter(self._live.items()))
+        if live.expires - self._lease_s + self._idle_s > self._clock():
+            return False
+        self._take(oldest)
         self.expired += 1
         return True
 

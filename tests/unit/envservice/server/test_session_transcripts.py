@@ -150,6 +150,22 @@ def test_a_live_session_that_nobody_uses_is_held_as_long_as_an_episode_may_take(
         live.step(request(["go on"], "go on", second.digest))
 
 
+def test_live_sessions_of_a_client_that_has_died_make_room_after_five_minutes():
+    """The worker that takes its place would wait for an hour for a place on a full server."""
+    now = [0.0]
+    store = SessionStore(LiveEnvironment(), limit=2, clock=lambda: now[0])
+    store.reset("a", TASK, "dead")
+    used = store.reset("b", TASK, "alive")
+    now[0] += 299
+    store.step(request([], "go on", used.digest, episode="b"), "alive")
+    with pytest.raises(Problem, match="all 2 sessions are taken"):
+        store.reset("c", TASK, "new")
+    now[0] += 2
+    store.reset("c", TASK, "new")
+    with pytest.raises(Problem, match="all 2 sessions are taken"):  # b was used two seconds ago
+        store.reset("d", TASK, "new")
+
+
 def test_no_live_session_is_dropped_for_another_one():
     store = SessionStore(LiveEnvironment(), limit=2, record_bytes=1)
     first = [store.reset(episode, TASK, "greedy") for episode in ("a", "b")]
