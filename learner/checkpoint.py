@@ -64,7 +64,7 @@ class _Pointer(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Best(_Pointer, frozen=True, kw_only=True):
     score: float
-    measure: str = ""
+    measure: tuple[str, float] | None = None
 
 
 _Found = TypeVar("_Found", bound=_Pointer)
@@ -185,11 +185,11 @@ class Checkpoints:
             shutil.rmtree(final)
         temporary.rename(final)
 
-    def record_score(self, step: int, score: float, measure: str = "") -> None:
+    def record_score(self, step: int, score: float, measure: tuple[str, float] | None = None) -> None:
         """Records the score of `step`. The best checkpoint is kept beside the newest; of equal scores, the earlier one.
 
-        Scores of another `measure` (the split and the temperature) do not compare: a run that goes on with another one
-        has its best from then on. "": not known, compares with all.
+        Scores of another `measure` (split and temperature) do not compare: a run that goes on with another one has its
+        best from then on. A score whose measure is not known (None) compares with all.
         A second score of the best step takes the place of its first one: the step was taken again, because its
         checkpoint was damaged, and has other weights. Raises LearnerFault if `step` has no checkpoint: nobody would
         have the weights of that score.
@@ -197,7 +197,7 @@ class Checkpoints:
         if not self.folder(step).exists():
             raise LearnerFault(f"step {step} was evaluated, and its checkpoint is not in {self.root}")
         best = self._pointer("best.json", _Best)
-        comparable = best is not None and best.measure in ("", measure) and self.folder(best.step).exists()
+        comparable = best is not None and best.measure in (None, measure) and self.folder(best.step).exists()
         if best is None or not comparable or score > best.score or best.step == step:
             self._write("best.json", _Best(step=step, score=score, measure=measure))
 

@@ -181,7 +181,7 @@ class TrainingRun:
 
     def _keep_score(self, summary: dict[str, Any]) -> None:
         if summary["label"].startswith("step-") and summary["step"]:  # step 0 is the cold start: it has no checkpoint
-            self._checkpoints().record_score(summary["step"], summary["success_rate"], str(evaluation_kind(summary)))
+            self._checkpoints().record_score(summary["step"], summary["success_rate"], evaluation_kind(summary))
         append_row(self.folder.evaluations, summary)
 
     def _warn(self, history: RunHistory) -> None:

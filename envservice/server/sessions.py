@@ -149,8 +149,7 @@ class SessionStore:
             oldest = next(iter(self._live))
             if self._live[oldest].expires > now:
                 return
-            self._take(oldest)
-            self.expired += 1
+            self._drop(oldest)
 
     def clear(self) -> None:
         """Drops all sessions."""
@@ -223,21 +222,16 @@ class SessionStore:
         A live session is dropped for another one only if it is idle for longer than the lease of others.
         """
         if self._is_live:
-            return self._drop_idle()
+            oldest, live = next(iter(self._live.items()))
+            if live.expires - self._lease_s + self._idle_s > self._clock():
+                return False
+            self._drop(oldest)
+            return True
         held = Counter(live.client for live in self._live.values())
         greediest, most = held.most_common(1)[0]
         if most < held[client] + 2:
             return False
-        self._take(next(episode_id for episode_id, live in self._live.items() if live.client == greediest))
-        self.expired += 1
-        return True
-
-    def _drop_idle(self) -> bool:
-        oldest, live = next(iter(self._live.items()))
-        if live.expires - self._lease_s + self._idle_s > self._clock():
-            return False
-        self._take(oldest)
-        self.expired += 1
+        self._drop(next(episode_id for episode_id, live in self._live.items() if live.client == greediest))
         return True
 
     def _apply(self, live: _Live, action: str, past: Outcome | None = None) -> Answer:
@@ -256,6 +250,10 @@ class SessionStore:
         live.recorded += sys.getsizeof(action) + _size(answer)
         return answer
 
+    def _drop(self, episode_id: str) -> None:
+        self._take(episode_id)
+        self.expired += 1
+
     def _take(self, episode_id: str) -> _Live | None:
         live = self._live.pop(episode_id, None)
         self._held -= 0 if live is None else live.recorded
@@ -267,8 +265,7 @@ class SessionStore:
         self._held += live.recorded
         bound = None if self._is_live else self._record_bytes
         while bound is not None and self._held > bound and len(self._live) > 1:
-            self._take(next(iter(self._live)))
-            self.expired += 1
+            self._drop(next(iter(self._live)))
 
 
 def _size(answer: Answer) -> int:

@@ -71,8 +71,8 @@ def test_scores_of_another_measure_do_not_compare(tmp_path):
     """The run went on after step 2 at a temperature at which it wins less: 0.6 is its best there. Scores of before
     the measure was kept (step 1) compare with any."""
     checkpoints = Checkpoints(tmp_path, keep=1)
-    for step, score, measure, best in ((1, 0.5, "", 1), (2, 0.9, "(valid, 1.0)", 2), (3, 0.6, "(valid, 0.4)", 3),
-                                       (4, 0.5, "(valid, 0.4)", 3)):
+    for step, score, measure, best in ((1, 0.5, None, 1), (2, 0.9, ("valid", 1.0), 2), (3, 0.6, ("valid", 0.4), 3),
+                                       (4, 0.5, ("valid", 0.4), 3)):
         commit(checkpoints, step)
         checkpoints.record_score(step, score, measure)
         assert checkpoints.best() == best
