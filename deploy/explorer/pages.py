@@ -16,7 +16,7 @@ from deploy.explorer.index import GroupEntry
 from deploy.explorer.lists import Choice, choose, matrix
 from deploy.explorer.runs import ExploredRun, Piece
 from deploy.explorer.verdict import heading, judge, sentences
-from deploy.runs.comparison import TITLES, TRAINED, heldout
+from deploy.runs.comparison import TITLES, TRAINED, judged_by
 from deploy.runs.health import warnings
 from deploy.runs.verdict import verdicts
 from services.plural import number_of
@@ -69,12 +69,10 @@ def home(runs: Sequence[ExploredRun]) -> dict[str, Any]:
 def trained_policy(evaluations: Sequence[dict[str, Any]]) -> dict[str, str] | None:
     """Returns the success of the policy after RL: on the held-out games if it has played them, else at its last
     evaluation. It leaves out the rows of the control (more cold start) and of the policy before RL."""
-    final = [row for row in heldout(evaluations) if row["label"] == TRAINED]
-    curve = sorted((row for row in evaluations if row["label"] not in TITLES), key=lambda row: row["step"])
-    if not (rows := final[:1] or curve[-1:]):
+    if not (rows := judged_by(evaluations)):
         return None
-    row, = rows
-    return {"name": f"{TITLES[TRAINED]}, held-out games" if final else f"evaluation at step {row['step']}",
+    row, after = rows[0], f"{TITLES[TRAINED]}, held-out games"
+    return {"name": after if row["label"] == TRAINED else f"evaluation at step {row['step']}",
             "text": f"{row['success_rate']:.0%} [{row['success_low']:.0%}, {row['success_high']:.0%}] of "
                     f"{number_of(row['tasks'], 'task')}, T={row['temperature']:g}"}
 

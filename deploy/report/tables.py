@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from deploy.report.arms import Arm
-from deploy.runs.comparison import TRAINED, Kind, evaluation_kind
+from deploy.runs.comparison import Kind, after_rl, evaluation_kind
 from deploy.runs.records import Record
 from services.statistics import detectable, seed_interval, spread
 
@@ -51,18 +51,14 @@ class Measure:
     of: Callable[[Record], float | None]
 
 
-def _heldout(record: Record) -> list[Mapping[str, Any]]:
-    """Returns the evaluations of the trained policy on the held-out games."""
-    return [row for row in record.evaluations if row["label"] == TRAINED]
-
-
 def _along(record: Record) -> list[Mapping[str, Any]]:
     """Returns the evaluations during training."""
     return [row for row in record.evaluations if row["label"].startswith("step-")]
 
 
 def _after(kind: Kind) -> Callable[[Record], float | None]:
-    return lambda record: next((row["success_rate"] for row in _heldout(record) if evaluation_kind(row) == kind), None)
+    return lambda record: next((row["success_rate"] for row in after_rl(record.evaluations)
+                                if evaluation_kind(row) == kind), None)
 
 
 def _at(step: int, kind: Kind) -> Callable[[Record], float | None]:
@@ -98,7 +94,7 @@ def _by_kind(name: str, title: str, made: Mapping[Kind, Callable[[Record], float
 
 def _evaluated(records: Sequence[Record]) -> list[Measure]:
     """Returns the columns of evaluations: after training, the last ones during it, and each step's."""
-    after = {evaluation_kind(row): _after(evaluation_kind(row)) for record in records for row in _heldout(record)}
+    after = {kind: _after(kind) for record in records for kind in map(evaluation_kind, after_rl(record.evaluations))}
     steps = sorted({(row["step"], evaluation_kind(row)) for record in records for row in _along(record)})
     late = {kind: partial(last_evaluations, kind=kind) for kind in sorted({kind for step, kind in steps if step})
             if sum(step > 0 and other == kind for step, other in steps) >= LAST}

@@ -70,6 +70,17 @@ def heldout(evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             if row["label"] == COLD or (row["label"] in TITLES and row["step"] >= evaluated)]
 
 
+def after_rl(evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the evaluations of the policy after RL on the held-out games."""
+    return [row for row in heldout(evaluations) if row["label"] == TRAINED]
+
+
+def judged_by(evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the evaluations that a run is judged by: the held-out games after RL, else the curve's last one."""
+    curve = sorted((row for row in evaluations if row["label"] not in TITLES), key=lambda row: row["step"])
+    return after_rl(evaluations) or curve[-1:]
+
+
 def compare(evaluations: Sequence[dict[str, Any]]) -> Comparison | None:
     """Builds the table from rows of evaluations.jsonl. Returns None if the run has not played the held-out games.
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.console.plain import going_on
-from deploy.runs.comparison import TITLES, TRAINED
+from deploy.runs.comparison import judged_by
 from deploy.runs.configs import lay_over, load_config
 from deploy.runs.folder import RunFolder, check_run
 from deploy.training.child_runs import FAILURES_IN_A_ROW, ChildFailed, run_child
@@ -179,10 +179,7 @@ def give_evaluations(folder: RunFolder, rows: Sequence[dict[str, Any]]) -> None:
 
 def final(folder: RunFolder) -> list[dict[str, Any]]:
     """Returns the evaluations that a run is judged by: the held-out games after RL, else the curve's last one."""
-    rows = read_evaluations(folder.evaluations)
-    heldout = [row for row in rows if row["label"] == TRAINED]
-    curve = sorted((row for row in rows if row["label"] not in TITLES), key=lambda row: row["step"])
-    return heldout or curve[-1:]
+    return judged_by(read_evaluations(folder.evaluations))
 
 
 def table(made: Mapping[str, Config], variants: Sequence[Variant]) -> list[SweepLine]:

@@ -31,6 +31,13 @@ def test_the_last_three_evaluations_are_averaged(record):
     assert last.of(run) == pytest.approx(0.4)
 
 
+def test_the_heldout_games_of_a_shorter_run_are_not_those_of_the_longer_one(record):
+    run = record("gagpo", 0, 0.5)
+    further = {"label": "step-000099", "step": 99, "split": "heldout", "temperature": 1.0, "success_rate": 0.1}
+    (heldout,) = [measure for measure in measures([run]) if measure.name == "heldout"]
+    assert (heldout.of(run), heldout.of(replace(run, evaluations=[*run.evaluations, further]))) == (0.5, None)
+
+
 def test_the_cold_start_is_none_of_the_last_evaluations(record):
     rows = [{"label": f"step-{step}", "step": step, "split": "heldout", "temperature": 1.0, "success_rate": 0.5}
             for step in (0, 10, 20)]

@@ -104,6 +104,8 @@ def test_without_a_panel_the_end_of_the_curve_counts(tmp_path: Path):
     for step, value in ((20, 0.5), (0, 0.0), (10, 0.2)):
         write(folder, f"step-{step:06d}", step, {"a": value})
     assert [row["step"] for row in sweep.final(folder)] == [20]
+    write(folder, "panel-trained", 10, {"a": 1.0})  # before the run went on to step 20
+    assert [row["step"] for row in sweep.final(folder)] == [20]
 
 
 def test_a_run_is_told_once_how_its_cold_start_did(tmp_path: Path):
