@@ -13,9 +13,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool whose processes end at once if the block raises, as it does on a signal. What they work on is lost.
+    """Provides a pool whose processes end at once if the block raises, as it does on a signal.
 
-    The executor alone would wait until all that was submitted is done.
+    Their work is lost. The executor alone would wait until all that was submitted is done.
     """
     with ProcessPoolExecutor(workers, initializer=_end_with_parent) as pool:
         try:
