@@ -11,7 +11,7 @@ from deploy.explorer.app import create_app
 from deploy.explorer.runs import ExploredRun
 from services.config.secrets import EXPLORE_TOKEN_VARIABLE
 from services.errors import UserError
-from services.http.server import bind, server_config
+from services.http.server import Server, bind, server_config
 from services.plural import number_of
 from services.process.addresses import host_port, is_local
 
@@ -31,7 +31,7 @@ def serve(runs: Sequence[ExploredRun], *, host: str, port: int, token: str | Non
             print(f"{run.name}: {number_of(len(groups), 'group')}, {number_of(steps, 'step')}", flush=True)
         print(f"exploring on http://{host_port(*listener.getsockname()[:2])}/"
               f"{'?token=$' + EXPLORE_TOKEN_VARIABLE if token else ''}", flush=True)
-        uvicorn.Server(explorer_config(runs, token)).run(sockets=[listener])
+        Server(explorer_config(runs, token)).run(sockets=[listener])
 
 
 def explorer_config(runs: Sequence[ExploredRun], token: str | None) -> uvicorn.Config:

@@ -227,8 +227,7 @@ class TrainingRun:
         """Trains until the learner has taken its steps and exported the result."""
         for stale in (self.folder.trained_model, self.folder.more_model):  # results of a shorter run
             shutil.rmtree(stale, ignore_errors=True)
-        done = [e["step"] for e in read_evaluations(self.folder.evaluations) if e["label"].startswith("step-")]
-        parts.store.mark_evaluated(controller.lease, max(done, default=-1))  # the folder is right, not Redis
+        controller.goes_on(read_evaluations(self.folder.evaluations))
         if self.skip_step is not None:
             skipped = skip_step(parts.store, controller.lease, self.skip_step, keep=controller.hooks.dropped)
             self.progress.note(f"step {self.skip_step} skips {', '.join(drop.group for drop in skipped)}")

@@ -14,14 +14,13 @@ import contextlib
 from pathlib import Path
 from typing import Annotated, Any
 
-import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel, Field, model_validator
 
 from envservice.search.facts import world
 from envservice.search.questions import read_documents
 from envservice.search.retrieval import IndexRetriever
-from services.http.server import bind, server_config
+from services.http.server import Server, bind, server_config
 from services.http.strict_json import StrictRoute
 from services.process.addresses import host_port, is_local
 
@@ -80,7 +79,7 @@ def main() -> None:
     args = parser.parse_args()
     with contextlib.closing(bind(args.host, args.port)) as listener:
         retriever = IndexRetriever(read_documents(args.documents) if args.documents else world().documents())
-        server = uvicorn.Server(server_config(create_retrieval_app(retriever), local_only=is_local(args.host)))
+        server = Server(server_config(create_retrieval_app(retriever), local_only=is_local(args.host)))
         address = host_port(args.host, listener.getsockname()[1])
         print(f"{len(retriever)} documents on http://{address}/retrieve", flush=True)
         asyncio.run(server.serve(sockets=[listener]))

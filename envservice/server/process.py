@@ -35,7 +35,7 @@ from envservice.server.capacity import GIB, own_memory_bytes
 from envservice.server.watchdog import Activity, Watchdog
 from services.config.secrets import ENV_TOKEN_VARIABLE
 from services.errors import UserError
-from services.http.server import bind, server_config
+from services.http.server import Server, bind, server_config
 from services.plural import number_of
 from services.process.addresses import check_exposure, host_port
 from services.telemetry import tracing
@@ -108,7 +108,7 @@ def _watched(activity: Activity, settings: Settings) -> contextlib.AbstractConte
     return Watchdog(activity, asyncio.get_running_loop(), settings.call_s).watching()
 
 
-class _Server(uvicorn.Server):
+class _Server(Server):
     """A server that reports when it is ready and when it begins to stop."""
 
     restart_socket: socket.socket | None = None
@@ -193,7 +193,7 @@ def _orphaned(parent: int | None) -> bool:
     return True
 
 
-async def _end_with_parent(parent: int, server: uvicorn.Server) -> None:
+async def _end_with_parent(parent: int, server: Server) -> None:
     while not _orphaned(parent):  # noqa: ASYNC110 - the death of a parent raises no event
         await asyncio.sleep(PARENT_POLL_S)
     server.should_exit = True

@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from starlette.types import ASGIApp
 
 from envservice.registry import find_spec
@@ -23,7 +22,7 @@ from rollout.agents.session import AgentSession
 from rollout.agents.world import AgentWorld
 from services.chat import check_chat
 from services.config.tree import Config
-from services.http.server import STOP_S, bind, server_config
+from services.http.server import STOP_S, Server, bind, server_config
 from services.process.addresses import host_port
 from services.telemetry.logs import get_logger
 
@@ -64,7 +63,7 @@ async def agent_runner(config: Config, shared: dict[str, Any], model: Path) -> A
                               tools=find_spec(config.env.name).tools)
 
 
-class _Server(uvicorn.Server):
+class _Server(Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leaves signals to the process that holds this server."""

@@ -51,13 +51,14 @@ class Telemetry:
         self.pulse.meters("gagpo_groups_dropped_total", reason=reason_class(reason)).inc()
 
     def evaluated(self, summary: Mapping[str, Any]) -> None:
-        """Exports an evaluation. `summary`: a row of evaluations.jsonl."""
+        """Exports an evaluation. `summary`: a row of evaluations.jsonl; values that a damaged one lacks are null."""
         meters = self.pulse.meters
         meters("gagpo_eval_step").set(summary["step"])
-        meters("gagpo_eval_episode_length_steps").set(summary["episode_length"])
-        meters("gagpo_eval_success_ratio", task_type="all").set(summary["success_rate"])
-        for task_type, rate in summary["success_by_type"].items():
-            meters("gagpo_eval_success_ratio", task_type=task_type).set(rate)
+        if summary["episode_length"] is not None:
+            meters("gagpo_eval_episode_length_steps").set(summary["episode_length"])
+        for task_type, rate in {"all": summary["success_rate"], **summary["success_by_type"]}.items():
+            if rate is not None:
+                meters("gagpo_eval_success_ratio", task_type=task_type).set(rate)
 
     def fill(self, store: Store, config: Config, supervisor: Supervisor) -> None:
         """Updates the metrics from the store's counts, which other processes change too. Called before a heartbeat."""

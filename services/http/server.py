@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import threading
@@ -22,6 +23,8 @@ from services.process.addresses import family_of, host_port
 BACKLOG = 1024
 STOP_S = 2
 """Seconds to wait for open requests when an endpoint in a thread ends."""
+LATE_S = 0.5
+"""Seconds in which a connection that came late may send its request, while the server ends."""
 LINES_A_MINUTE = 20
 LOGGERS = ("uvicorn.error", "asyncio")
 """Loggers whose output a client can cause: by broken or aborted requests, or very many connections."""
@@ -57,10 +60,31 @@ def server_config(app: ASGIApp, *, local_only: bool, **options: Any) -> uvicorn.
         h11_max_incomplete_event_size=MAX_HEAD, **options)
 
 
+class Server(uvicorn.Server):
+    """uvicorn's server, whose end also tells late connections to close.
+
+    The loop may have accepted a connection when the listener closes. uvicorn does not tell it, so the server would wait
+    for it until timeout_graceful_shutdown.
+    """
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Ends the requests that are open, within timeout_graceful_shutdown."""
+        closing = asyncio.create_task(self._close_late())
+        await super().shutdown(sockets)
+        closing.cancel()
+
+    async def _close_late(self) -> None:
+        while True:
+            await asyncio.sleep(LATE_S)
+            for connection in list(self.server_state.connections):
+                if not connection.transport.is_closing():
+                    connection.shutdown()
+
+
 @contextmanager
 def serving_in_thread(app: ASGIApp, listener: socket.socket, *, local_only: bool, name: str) -> Iterator[None]:
     """Serves `app` from a thread until the block ends, then closes the listener."""
-    server = uvicorn.Server(server_config(app, local_only=local_only, timeout_graceful_shutdown=STOP_S))
+    server = Server(server_config(app, local_only=local_only, timeout_graceful_shutdown=STOP_S))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name=name, daemon=True)
     with closing(listener):
         thread.start()

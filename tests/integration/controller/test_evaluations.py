@@ -193,6 +193,30 @@ def test_an_evaluated_step_is_not_evaluated_again_after_a_restart(world):
     assert len(run.results) == 1
 
 
+def gauges(controller, name: str) -> dict[str, float]:
+    samples = controller.telemetry.pulse.meters.snapshot()[name]
+    return {labels.get("task_type", ""): value for _, labels, value in samples}
+
+
+def test_a_run_that_goes_on_shows_its_last_evaluation_and_does_not_repeat_it(world):
+    """The last row of a damaged file lacks values. Held-out games belong to no learner step of the curve."""
+    run = world()
+    first = {"label": "step-000000", "step": 0, "success_rate": 0.25, "success_by_type": {"x": 0.5, "y": 0.0},
+             "episode_length": 2.5}
+    panel = first | {"label": "panel-cold", "success_rate": 0.75}
+    controller = run.controller()
+    controller.goes_on([first, panel])
+    assert run.store.evaluated() == 0
+    assert gauges(controller, "gagpo_eval_success_ratio") == {"all": 0.25, "x": 0.5, "y": 0.0}
+    assert gauges(controller, "gagpo_eval_episode_length_steps") == {"": 2.5}
+    damaged = first | {"label": "step-000002", "step": 2, "success_by_type": {"x": None}, "episode_length": None}
+    controller = run.controller()
+    controller.goes_on([first, damaged, panel])
+    assert run.store.evaluated() == 2
+    assert gauges(controller, "gagpo_eval_success_ratio") == {"all": 0.25}
+    assert gauges(controller, "gagpo_eval_step") == {"": 2}
+
+
 def test_steps_that_are_taken_again_are_evaluated_again(world):
     """Step 2 was evaluated, and its checkpoint is damaged: the next learner goes back to step 1. The curve kept the
     score of the lost weights."""
