@@ -71,10 +71,32 @@ def outcome_of(returned: object, verb: str) -> Outcome:
     for name, kind in _KINDS.items():
         if type(value := getattr(returned, name)) is not kind:
             raise EnvFault(f"its {verb} returned {value!r:.60} as {name}, and not a Python {kind.__name__}")
+    if not is_utf8(returned.observation):
+        raise EnvFault(f"its {verb} returned an observation with half of a surrogate pair, which UTF-8 lacks")
+    listed, info = cast("object", returned.admissible_actions), cast("object", returned.info)
+    if not isinstance(listed, list | tuple) or set(map(type, cast("list[object]", listed))) - {str}:
+        raise EnvFault(f"its {verb} returned {listed!r:.60} as admissible_actions, and not a list of texts")
+    if not isinstance(info, dict) or not all(map(_is_plain, cast("dict[object, object]", info).values())):
+        raise EnvFault(f"its {verb} returned {info!r:.60} as info, and not texts, finite numbers and booleans by name")
     reward = cast("object", returned.reward)
     if not (isinstance(reward, SupportsFloat) and isfinite(reward)):
         raise EnvFault(f"its {verb} returned the reward {reward!r:.60}, which is no finite number")
     return returned
+
+
+def is_utf8(text: str) -> bool:
+    """Returns whether UTF-8 can write the text: a half of a surrogate pair comes from a file read as another coding."""
+    if text.isascii():  # costs nothing
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_plain(value: object) -> bool:
+    return type(value) in (str, bool, int) or (type(value) is float and isfinite(value))
 
 
 def _around_placeholder(listed: str) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
+from operator import index
 from typing import Any, Protocol, SupportsFloat, cast
 
 from envservice.base import Environment, Outcome, PromptTemplate, Replay, Session, outcome_of
@@ -25,6 +26,8 @@ MOST_TASKS = 10**8
 _RESET: Mapping[str, Any] = {"text": str, "info": Mapping}
 _STEP: Mapping[str, Any] = {"text": str, "reward": SupportsFloat, "terminated": object, "truncated": object,
                             "info": Mapping}
+_VERDICTS = (True, False)
+"""What says yes or no. Booleans of numpy are equal to them; a text such as "False" would count as true."""
 """The parts of what reset and step return, with their types."""
 
 
@@ -32,7 +35,8 @@ class TextGame(Protocol):
     """The part of gymnasium.Env that is used, with text for observations and actions.
 
     Of `info` four keys are read: `admissible_actions`, a list of texts; `won`, by default whether the game terminated
-    with a reward; `state_id`, the game's own name of its state; `unchanged`, whether the action changed nothing.
+    with a reward; `state_id`, the game's own name of its state, a text or a whole number; `unchanged`, whether the
+    action changed nothing.
     """
 
     def reset(self, *, seed: int) -> tuple[str, dict[str, Any]]: ...
@@ -49,15 +53,15 @@ class TextSession:
 
     def reset(self) -> Outcome:
         text, info = _parts(self._game.reset(seed=self._seed), _RESET)
-        return Outcome(observation=str(text), admissible_actions=_admissible(info), state=str(info.get("state_id", "")))
+        return Outcome(observation=str(text), admissible_actions=_admissible(info), state=_state(info))
 
     def step(self, action: str) -> Outcome:
         text, reward, terminated, truncated, info = _parts(self._game.step(action), _STEP)
-        won = bool(info.get("won", terminated and reward > 0))
+        ended, cut = _verdict("terminated", terminated), _verdict("truncated", truncated)
         return outcome_of(Outcome(
-            observation=str(text), admissible_actions=_admissible(info), reward=float(reward),
-            done=bool(terminated or truncated), won=won, state=str(info.get("state_id", "")),
-            unchanged=bool(info.get("unchanged", False)), truncated=bool(truncated and not terminated)), "step")
+            observation=str(text), admissible_actions=_admissible(info), reward=float(reward), done=ended or cut,
+            won=_verdict("won", info.get("won", ended and float(reward) > 0)), state=_state(info),
+            unchanged=_verdict("unchanged", info.get("unchanged", False)), truncated=cut and not ended), "step")
 
 
 class TextEnvironment:
@@ -161,6 +165,22 @@ def _parts(returned: Any, wanted: Mapping[str, Any]) -> Any:
         if not isinstance(part, kind):
             raise EnvFault(f"its {verb} returned {_shown(part)} as {name}, in {form}")
     return returned
+
+
+def _verdict(name: str, value: Any) -> bool:
+    if value not in _VERDICTS:
+        raise EnvFault(f"its step returned {_shown(value)} as {name}, and not True or False")
+    return bool(value)
+
+
+def _state(info: Mapping[str, Any]) -> str:
+    """Returns the game's name of its state. Raises EnvFault unless it is a text or a whole number: the text of an array
+    leaves out its middle, and that of None is one state for all."""
+    state = info.get("state_id", "")
+    try:
+        return state if isinstance(state, str) else str(index(state))
+    except TypeError:
+        raise EnvFault(f"its state_id is {_shown(state)}, and not a text or a whole number") from None
 
 
 def _shown(value: object) -> str:

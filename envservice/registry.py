@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from envservice.base import Environment, PromptTemplate
+from envservice.checks import check_environment
 from envservice.spec import EnvironmentSpec, Teacher
 from services.config.tree import EnvSection
 from services.errors import UserError
-from services.process.own_code import imported
+from services.process.own_code import imported, told
 
 BUILT_IN: Mapping[str, str] = {
     "alfworld": "envservice.alfworld.spec:SPEC",
@@ -46,8 +47,17 @@ def stands_in_for(environment: str) -> str | None:
 
 
 def open_environment(env: EnvSection) -> Environment:
-    """Opens the environment that a config asks for. Raises UserError for missing data or packages."""
-    return find_spec(env.name).open(env)
+    """Opens the environment that a config asks for.
+
+    Raises UserError for missing data or packages, and for one of the user's own that fails or is none.
+    """
+    spec = find_spec(env.name)
+    if env.name in BUILT_IN:
+        return spec.open(env)
+    with told(f"the environment {env.name} cannot be opened", f"fix {env.name.partition(':')[0]}"):
+        made = spec.open(env)
+        check_environment(made, env.name)
+    return made
 
 
 def env_of(env: EnvSection, task: str) -> EnvSection:
@@ -66,15 +76,23 @@ def open_holding(env: EnvSection, task: str) -> Environment:
     """
     env = env_of(env, task)
     spec = find_spec(env.name)
-    return spec.open(env) if spec.holding is None else spec.holding(env, task)
+    return open_environment(env) if spec.holding is None else spec.holding(env, task)
 
 
 def make_template(env: EnvSection) -> PromptTemplate:
-    """Makes the template `env.prompt`, which shows `env.history` turns. Raises UserError that lists the templates."""
+    """Makes the template `env.prompt`, which shows `env.history` turns. Raises UserError that lists the templates,
+    and for one of the user's own that cannot be made or is none."""
     prompts = find_spec(env.name).prompts
     if env.prompt not in prompts:
         raise UserError(f"{env.name} has no prompt {env.prompt!r}", f"set env.prompt to one of {', '.join(prompts)}")
-    return prompts[env.prompt](env.history)
+    if env.name in BUILT_IN:
+        return prompts[env.prompt](env.history)
+    named = f"the prompt {env.prompt!r} of {env.name}"
+    with told(f"{named} cannot be made", "map its name to a function of `env.history`"):
+        template = prompts[env.prompt](env.history)
+    if lacks := [part for part in ("render", "parse", "chat") if not hasattr(template, part)]:
+        raise UserError(f"{named} has no `{lacks[0]}`", "see PromptTemplate in envservice/base.py")
+    return template
 
 
 def find_teacher(env: EnvSection) -> Teacher:

@@ -30,10 +30,11 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 
 def run(args: argparse.Namespace) -> int:
     """Prints the list. Raises UserError for an unknown split and for missing or broken data."""
+    from envservice.checks import tasks_of
     from envservice.registry import open_environment
 
     environment = open_environment(env_from(args))
-    tasks, digest = environment.tasks(args.split), environment.digest(args.split)
+    tasks, digest = tasks_of(environment, args.split), environment.digest(args.split)
     if args.json:
         print(json.dumps({"split": args.split, "digest": digest, "tasks": tasks}))
         return 0

@@ -120,6 +120,7 @@ def _resumed(path: Path, overrides: list[str]) -> Config:
 def _sweep(config: Config, args: argparse.Namespace) -> int:
     """Checks every variant before the first one starts, then runs them."""
     from deploy.launch import plan, preflight
+    from deploy.launch.games import check_supply
     from deploy.training import paper_tables, sweep
     from deploy.training.child_runs import failed
     from deploy.training.start import saying_how_to_go_on
@@ -132,7 +133,7 @@ def _sweep(config: Config, args: argparse.Namespace) -> int:
     for name, one in planned.items():
         try:
             preflight.check_learner(one)
-            preflight.check_supply(one, games)
+            check_supply(one, games)
         except UserError as error:
             raise UserError(f"variant {name}: {error.what}", error.fix) from None
     if args.dry_run:

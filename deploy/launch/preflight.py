@@ -12,27 +12,26 @@ from typing import Any
 from deploy.launch import cards, machine, reach
 from deploy.launch.adapters import check_adapters
 from deploy.launch.chat_template import check_template
+from deploy.launch.games import check_games
 from deploy.launch.gpu_checks import check_builds, check_gpus
 from deploy.launch.model_folder import check_model, check_weights, described_sizes
 from deploy.launch.model_memory import check_cache
 from deploy.launch.plan import Plan, make_plan
 from deploy.launch.ray_address import check_marks, check_ray, ray_address
-from deploy.launch.task_sets import TaskSets, open_task_sets
+from deploy.launch.task_sets import TaskSets
 from deploy.runs import sinks
-from envservice.registry import BUILT_IN, check_settings, find_spec, find_teacher, make_template, open_environment
+from envservice.registry import BUILT_IN, check_settings, find_spec, find_teacher, make_template
 from envservice.server.capacity import session_limit
 from learner.cold_start.trajectories import read_trajectories
 from learner.model_family import check_family
 from rollout.agents.runner import find_agent
 from rollout.engine_settings import check_shape
 from services.config.tree import Config
-from services.errors import EnvFault, UserError, described
+from services.errors import UserError
 from services.files import read_json
 from services.object_folder import ObjectFolder
 from services.telemetry import tracing
 
-PROBED_GAMES = 24
-"""Number of games that are opened to check the data. Any other broken game drops its group at run time."""
 TAGGED = ("meta", "compact-meta")
 """The prompts of ours whose answers name their kind of reasoning."""
 NEEDS_TORCHVISION = "qwen3_5"
@@ -55,7 +54,7 @@ def check(config: Config, *, planned: bool = False, before: Config | None = None
     if config.redis.bodies is not None:
         ObjectFolder(config.redis.bodies).check("redis.bodies")
     check_parts(config, planned=planned, before=before, tell=tell)
-    task_sets = _games(config)
+    task_sets = check_games(config, tell)
     reach.check_played(config, before, tell, env=task_sets.env_name, engine=task_sets.engine)
     return task_sets
 
@@ -192,7 +191,8 @@ def check_scratch(config: Config) -> None:
 
 def _credit(config: Config) -> None:
     """Checks that the estimator exists, and that the loss, the prompt and the group size suit it."""
-    from learner.credit.registry import estimator, options_of
+    from learner.credit.registry import ESTIMATORS, estimator, options_of
+    from learner.credit.trial import try_estimator
 
     options = options_of(config.learner.credit)
     learner, name, prompt = config.learner, config.learner.credit.estimator, config.env.prompt
@@ -214,6 +214,8 @@ def _credit(config: Config) -> None:
     if learner.group_size == 1 and learner.dynamic_sampling:
         raise UserError("learner.dynamic_sampling drops groups whose episodes all earn the same, "
                         "and with learner.group_size=1 that is every group", "set one of them to another value")
+    if name not in ESTIMATORS:
+        try_estimator(config.learner.credit, learner.group_size)
 
 
 def _batch(config: Config) -> None:
@@ -266,32 +268,3 @@ def _machine(config: Config, plan: Plan) -> None:
                         "lower rollout.kv_cache_gb, rollout.workers, learner.ranks or learner.token_budget")
     if config.hardware is not None:
         check_gpus(config, cards.visible(), private=True)
-
-
-def check_supply(config: Config, games: int) -> None:
-    """Raises UserError if a learner step takes more games than the `games` to train on."""
-    if config.learner.groups_per_step > games:
-        raise UserError(
-            f"learner.groups_per_step={config.learner.groups_per_step}, and only {games} games to train on",
-            "lower it, or choose more games by the settings in env")
-
-
-def _games(config: Config) -> TaskSets:
-    task_sets = open_task_sets(config)
-    games = len(task_sets.train)
-    check_supply(config, games)
-    environment, check_task = open_environment(config.env), find_spec(config.env.name).check
-    for task in task_sets.train[::max(1, games // PROBED_GAMES)]:
-        try:
-            check_task(environment, task)
-        except UserError:
-            raise
-        except Exception as error:  # the code of an environment of the user's own may raise anything
-            said = error if isinstance(error, EnvFault) else described(error)
-            fix = "unpack the game data again" if config.env.name in BUILT_IN else f"fix {config.env.name}"
-            raise UserError(f"game {task} is broken ({said})", fix) from error
-    if config.learner.credit.state_key == "environment" and environment.replay != "live" \
-            and not environment.open(task_sets.train[0]).reset().state:
-        raise UserError(f"learner.credit.state_key=environment, and {config.env.name} gives no state",
-                        "choose another state key (ALFWorld: or set env.alfworld.exact_state=true)")
-    return task_sets

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from envservice.base import Environment
+from envservice.checks import check_apart, tasks_of
 from envservice.registry import open_environment, stands_in_for
 from services.config.tree import Config
 from services.errors import UserError
@@ -63,7 +64,7 @@ def asked_for(environment: Environment, split: str | None, count: int) -> tuple[
     Of the held-out split they are those of a run's table, so that both can be compared. Raises UserError.
     """
     heldout = environment.training_splits()[2]
-    everything = environment.tasks(chosen := split or heldout)
+    everything = tasks_of(environment, chosen := split or heldout)
     name = HELDOUT if chosen == heldout else chosen
     return chosen, cut(everything, count or len(everything), name=name, key="--episodes (eval.panel)")
 
@@ -71,22 +72,25 @@ def asked_for(environment: Environment, split: str | None, count: int) -> tuple[
 def open_task_sets(config: Config) -> TaskSets:
     """Reads the splits of the run's environment.
 
-    Raises UserError for missing data, a set larger than its split, and evaluations on an empty panel.
+    Raises UserError for missing data, splits that share a task, a set larger than its split, and evaluations on an
+    empty panel.
     """
     if config.eval.on_panel and not config.eval.panel:
         raise UserError("eval.on_panel is true, and eval.panel=0 leaves no games to evaluate on", "set eval.panel")
     environment = open_environment(config.env)
     train, validation, heldout = environment.training_splits()
-    training = environment.tasks(train)
+    splits = {split: tasks_of(environment, split) for split in (train, validation, heldout)}
+    check_apart(environment, splits)
+    training = splits[train]
     engine = engine_name(environment)
     ids = hashlib.blake2b("\n".join(training).encode(), digest_size=4).hexdigest()
-    panel = cut(environment.tasks(heldout), config.eval.panel, name=HELDOUT, key="eval.panel")
+    panel = cut(splits[heldout], config.eval.panel, name=HELDOUT, key="eval.panel")
     return TaskSets(
         env_name=environment.name,
         engine=engine,
         games=f"{len(training)} games of {environment.name} ({ids}), {engine}",
         train=tuple(training),
-        validation=panel if config.eval.on_panel else cut(environment.tasks(validation), config.eval.episodes,
+        validation=panel if config.eval.on_panel else cut(splits[validation], config.eval.episodes,
                                                           name="validation", key="eval.episodes"),
         validation_split=heldout if config.eval.on_panel else validation,
         heldout=panel,

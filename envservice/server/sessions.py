@@ -34,6 +34,7 @@ from envservice.wire.digest import engine_tag, first_digest, next_digest, tag_of
 from envservice.wire.problems import Problem
 from envservice.wire.schemas import StepRequest, StepResult
 from services.errors import utf8
+from services.process.signals import signal_of
 from services.telemetry.logs import get_logger
 
 log = get_logger("sessions")
@@ -197,7 +198,7 @@ class SessionStore:
             return self._contents.get(task) or self._environment.task_digest(task)
         except KeyError:
             raise Problem("unknown_task", f"no task {task!r} here", field="task") from None
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _fault(task, error) from error
 
     def _open(self, task: str, content: str, client: str) -> _Live:
@@ -211,7 +212,7 @@ class SessionStore:
             self.activity.moves += 1
             outcome = outcome_of(session.reset(), "reset")
             answer = _encode(outcome, first_digest(self._tag, content, task, outcome))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _fault(task, error) from error
         self._contents[task] = content
         return _Live(task=task, session=session, answers=[answer], recorded=_size(answer), client=client)
@@ -243,7 +244,7 @@ class SessionStore:
                 outcome = past
                 cast("RecordedSession", live.session).recall(action, past)
             answer = _encode(outcome, next_digest(live.answers[-1].digest, action, outcome))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _fault(live.task, error) from error
         live.actions.append(action)
         live.answers.append(answer)
@@ -282,6 +283,9 @@ def _encode(outcome: Outcome, digest: str) -> Answer:
     return Answer(body, digest, outcome.done)
 
 
-def _fault(task: str, error: Exception) -> Problem:
+def _fault(task: str, error: BaseException) -> Problem:
+    """Returns the fault of a game that failed. One that leaves by `sys.exit` failed too: it would end the server."""
+    if signal_of(error) is not None:
+        raise error
     log.exception("the engine failed", task=task)
     return Problem("env_fault", utf8(f"{type(error).__name__}: {error}"))

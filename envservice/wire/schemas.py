@@ -25,9 +25,11 @@ REPLAYS_HEADER = "gagpo-replays"
 """Positions of the elements whose session was rebuilt. It is a header, so that a rebuilt result stays the same text."""
 MAX_ACTION = 8192
 """The most characters of one action. A policy may write up to its response limit."""
+MAX_TASK = 400
+"""The most characters of a task's id."""
 
 EpisodeId = Annotated[str, Field(min_length=1, max_length=200)]
-TaskId = Annotated[str, Field(min_length=1, max_length=400)]
+TaskId = Annotated[str, Field(min_length=1, max_length=MAX_TASK)]
 Action = Annotated[str, Field(max_length=MAX_ACTION)]
 
 

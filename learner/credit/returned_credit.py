@@ -18,17 +18,18 @@ _OF_STEPS = ("advantages", "raw_advantages", "returns", "states", "deltas", "bas
 _MAY_BE_NONE = frozenset({"deltas", "baselines", "tokens"})
 
 
-def check_credit(credits: Sequence[object], groups: Sequence[Sequence[Sequence[object]]], name: str) -> None:
+def check_credit(credits: object, groups: Sequence[Sequence[Sequence[object]]], name: str) -> None:
     """Raises UserError unless the estimator of that name returned one Credit for each of `groups`,
     [group][episode][step], with a finite advantage for each step, and other fields of the same lengths."""
-    if not all(isinstance(credit, Credit) for credit in credits):
+    given = cast("list[object]", credits) if isinstance(credits, list | tuple) else None
+    if given is None or not all(isinstance(credit, Credit) for credit in given):
         raise UserError(f"the estimator {name} returned something that is no Credit",
                         "return a learner.credit.types.Credit from `group`, and one for each group from `batch`")
-    if len(credits) != len(groups):
-        raise UserError(f"the estimator {name} returned {number_of(len(credits), 'credit')} for "
+    if len(given) != len(groups):
+        raise UserError(f"the estimator {name} returned {number_of(len(given), 'credit')} for "
                         f"{number_of(len(groups), 'group')}",
                         "return one for each group from `batch`")
-    for credit, group in zip(cast("Sequence[Credit]", credits), groups, strict=True):
+    for credit, group in zip(cast("Sequence[Credit]", given), groups, strict=True):
         for field in _OF_STEPS:
             rows = getattr(credit, field)
             if rows is not None or field not in _MAY_BE_NONE:

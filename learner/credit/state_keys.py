@@ -56,16 +56,19 @@ class Keys:
 def keys_of_group(group: Sequence[Episode], options: CreditSection) -> Keys:
     """Returns the keys of the K episodes of one group, in their order.
 
-    Raises UserError if a key of the user's own returns another number of keys than there are steps, or other things
-    than texts.
+    Raises UserError if a key of the user's own returns no Keys, another number of them than there are steps, or other
+    things than texts.
     """
     key = find_key(options.state_key)
-    found = key.keys(group, key.Options.model_validate(
+    found: object = key.keys(group, key.Options.model_validate(
         {name: value for name, value in options if name in key.Options.model_fields}))
+    if not isinstance(found, Keys):
+        raise UserError(f"the state key {options.state_key} returned {found!r:.40}",
+                        "return learner.credit.state_keys.Keys from `keys`")
     if ([len(row) for row in found.steps], len(found.cut_in)) != ([len(one.steps) for one in group], len(group)):
         raise UserError(f"the state key {options.state_key} returned another number of keys than there are steps",
                         "return `steps` with one key for each step, [episode][step], and `cut_in` for each episode")
-    flat: list[Any] = [*chain.from_iterable(found.steps)]
+    flat: list[Any] = [*chain.from_iterable(found.steps), *(cut for cut in found.cut_in if cut is not None)]
     if wrong := [one for one in flat if not isinstance(one, str)]:
         raise UserError(f"the state key {options.state_key} returned {wrong[0]!r:.40}, which is no text",
                         "make keys by learner.credit.state_keys.state_key")

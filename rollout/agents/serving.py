@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from envservice.client.client import EnvClient
-from envservice.registry import find_spec
+from envservice.registry import find_spec, open_environment
 from envservice.server.app import Settings
 from envservice.server.app import create_app as environment_app
 from envservice.server.capacity import session_limit, sessions_bytes
@@ -177,7 +177,7 @@ def _server(config: Config) -> Iterator[list[str]]:
         yield list(env.urls)
         return
     spec = find_spec(env.name)
-    made = spec.open(env)
+    made = open_environment(env)
     settings = Settings(max_sessions=session_limit(env, spec.session_bytes), record_bytes=sessions_bytes(env),
                         threaded=spec.threaded(env), live_lease_s=config.agent.seconds)
     with made if isinstance(made, contextlib.AbstractContextManager) else contextlib.nullcontext():

@@ -4,11 +4,29 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from services.errors import UserError
+from services.errors import EnvFault, UserError, described
 from services.process.signals import signal_of
+
+
+@contextmanager
+def told(what: str, fix: str) -> Iterator[None]:
+    """Runs code of the user's in its block, and raises UserError of `what` and `fix` for anything that it raises.
+
+    Code that leaves the process by `sys.exit` counts too: the command would end without a word.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        if signal_of(error) is not None:
+            raise
+        raise UserError(f"{what} ({error if isinstance(error, EnvFault) else described(error)})", fix) from error
 
 
 def made(target: str, *, kind: str, key: str) -> Any:
@@ -17,11 +35,8 @@ def made(target: str, *, kind: str, key: str) -> Any:
     own = imported(target, kind=kind, key=key)
     if not isinstance(own, type):
         return own
-    try:
+    with told(f"the {kind} {target} cannot be made", "give its class a constructor without arguments"):
         return own()
-    except Exception as error:  # the user's own constructor may raise anything
-        raise UserError(f"the {kind} {target} cannot be made ({type(error).__name__}: {error})",
-                        "give its class a constructor without arguments") from error
 
 
 def imported(target: str, *, kind: str, key: str) -> Any:

@@ -26,6 +26,10 @@ def test_without_a_list_nothing_is_inadmissible():
 @pytest.mark.parametrize(("field", "told"), [
     ({"done": np.bool_(True)}, "as done, and not a Python bool"),
     ({"won": 1}, "1 as won, and not a Python bool"), ({"observation": None}, "None as observation"),
+    ({"admissible_actions": None}, "None as admissible_actions, and not a list of texts"),
+    ({"admissible_actions": [1, 2]}, "[1, 2] as admissible_actions"), ({"admissible_actions": "go"}, "'go' as admis"),
+    ({"info": None}, "None as info, and not texts, finite numbers and booleans by name"),
+    ({"info": {"seen": [1]}}, "{'seen': [1]} as info"), ({"info": {"score": nan}}, "{'score': nan} as info"),
     ({"state": np.str_("hall")}, "as state"), ({"reward": nan}, "the reward nan, which is no finite number"),
     ({"reward": -inf}, "the reward -inf"), ({"reward": None}, "the reward None"), ({"reward": "1"}, "the reward '1'")])
 def test_an_outcome_that_no_client_could_be_told_is_a_fault_that_names_the_field(field: dict[str, Any], told: str):

@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 
 from envservice.gymnasium_text import TextEnvironment, plays_twice, text_spec
@@ -150,6 +151,11 @@ class Given:
     (({"text": "hi"}, {}), None, r"its reset returned dict {'text': 'hi'} as text, in \(text, info\)"),
     (("hi", None), None, "its reset returned NoneType None as info"),
     (("hi", {"admissible_actions": "go"}), None, "its admissible_actions are str 'go', and not a list of texts"),
+    (("hi", {"state_id": None}), None, "its state_id is NoneType None, and not a text or a whole number"),
+    (("hi", {"state_id": np.arange(3)}), None, r"its state_id is ndarray array\(.*\), and not a text"),
+    (("hi", {}), ("x", 1.0, "False", False, {}), "its step returned str 'False' as terminated, and not True or False"),
+    (("hi", {}), ("x", 1.0, True, False, {"won": "no"}), "its step returned str 'no' as won, and not True or False"),
+    (("caf\udce9", {}), None, "its reset returned an observation with half of a surrogate pair, which UTF-8 lacks"),
     (("hi", {}), ("x", 1.0, True, {}), r"its step returned tuple .*, and not \(text, reward, terminated, trun"),
     (("hi", {}), ("x", "1", True, False, {}), "its step returned str '1' as reward"),
     (("hi", {}), ("x", float("nan"), True, False, {}), "its step returned the reward nan, which is no finite number"),

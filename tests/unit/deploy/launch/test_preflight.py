@@ -69,6 +69,7 @@ def test_sessions_that_do_not_fit_into_memory_are_not_counted():
 
 @pytest.mark.parametrize(("overrides", "expected"), [
     (("learner.credit.estimator=gagp",), "there is no credit estimator 'gagp'"),
+    (("learner.credit.estimator=own_credit:Broken",), "own_credit:Broken failed on a made-up group (ValueError: no"),
     (("learner.credit.estimator=ppo",), "its own advantage, and learner.loss.ratio=sequence has one ratio per action"),
     (("learner.group_size=1",), "learner.group_size=1 leaves estimator gagpo nothing to compare"),
     (("learner.credit.estimator=reinforce_pp_baseline", "learner.group_size=1"), "leaves estimator reinforce_pp_base"),
@@ -80,7 +81,12 @@ def test_sessions_that_do_not_fit_into_memory_are_not_counted():
     (("learner.credit.estimator=ppo", "learner.loss.ratio=token", "learner.group_size=1",
       "learner.dynamic_sampling=1"), "that is every group"),
 ])
-def test_an_estimator_that_lacks_what_it_needs_is_refused(overrides: tuple[str, ...], expected: str):
+def test_an_estimator_that_lacks_what_it_needs_is_refused(
+        overrides: tuple[str, ...], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "own_credit.py").write_text(
+        "from learner.credit.base import WithinGroup\n\nclass Broken(WithinGroup):\n"
+        "    def group(self, group, options):\n        raise ValueError('no')\n")
+    monkeypatch.syspath_prepend(tmp_path)
     assert expected in refusal(*overrides)
 
 

@@ -1,6 +1,7 @@
 """Sessions are played, repeated and rebuilt elsewhere, and every other call is refused by name."""
 
 import dataclasses
+import signal
 from typing import Any
 
 import msgspec
@@ -128,8 +129,28 @@ def test_an_engine_that_breaks_loses_its_session_and_no_other():
     assert store.step(request(["go on"], "go on", answers[1].digest)).rebuilt
 
 
+def test_a_game_that_leaves_the_process_is_a_fault_of_its_own_episode():
+    """It would end the server, and with it the sessions of all others."""
+    class Leaves(ToyEnvironment):
+        def open(self, task: str) -> Any:
+            raise SystemExit(2)
+
+    with pytest.raises(Problem) as caught:
+        SessionStore(Leaves()).reset("e", TASK)
+    assert (caught.value.kind, caught.value.message) == ("env_fault", "SystemExit: 2")
+
+
+def test_a_signal_is_no_fault_of_a_game():
+    class Ends(ToyEnvironment):
+        def open(self, task: str) -> Any:
+            raise SystemExit(128 + signal.SIGTERM)
+
+    with pytest.raises(SystemExit):
+        SessionStore(Ends()).reset("e", TASK)
+
+
 @pytest.mark.parametrize(("field", "told"), [
-    ({"observation": "a hall\ud800"}, "surrogates not allowed"), ({"info": {"map": object()}}, "object is unsupported"),
+    ({"observation": "a hall\ud800"}, "half of a surrogate pair"), ({"info": {"map": object()}}, "as info, and not "),
     ({"done": None}, "None as done, and not a Python bool"), ({"reward": float("nan")}, "the reward nan")])
 def test_an_outcome_that_no_answer_can_hold_is_a_fault_of_its_own_episode(field: dict[str, Any], told: str):
     """Any other exception would be the answer to a whole request, so to the episodes of others too."""

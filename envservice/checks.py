@@ -1,0 +1,60 @@
+"""Checks that an environment has the form of envservice/base.py, with one line for each mistake: it may be a user's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import combinations
+from typing import Any, cast, get_args
+
+from envservice.base import Environment, Replay, is_utf8
+from envservice.wire.schemas import MAX_TASK
+from services.errors import UserError
+
+_TEXTS = ("name", "engine", "version")
+_METHODS = ("splits", "training_splits", "tasks", "task_type", "digest", "task_digest", "open")
+
+
+def check_environment(made: object, named: str) -> None:
+    """Raises UserError if what the spec `named` opened lacks a part of an Environment, or has one of another type."""
+    for part in _METHODS:
+        if not callable(getattr(made, part, None)):
+            raise UserError(f"{named} opens {made!r:.60}, which has no method {part}", "see Environment in "
+                            "envservice/base.py, or make the spec by text_spec or dataset_spec")
+    for part in _TEXTS:
+        if not (isinstance(text := getattr(made, part, None), str) and text):
+            raise UserError(f"the environment {named} has {part}={text!r:.60}, which is no text", "write it in quotes")
+    if (replay := getattr(made, "replay", None)) not in get_args(Replay):
+        raise UserError(f"the environment {named} has replay={replay!r:.60}",
+                        f"choose one of {', '.join(get_args(Replay))}")
+    splits: Any = cast("Environment", made).training_splits()
+    if not (isinstance(splits, tuple | list) and len(cast("list[Any]", splits)) == 3):
+        raise UserError(f"training_splits of {named} returned {splits!r:.60}",
+                        "return three names: to train on, to choose the best checkpoint by, and to report on")
+
+
+def tasks_of(environment: Environment, split: str) -> list[str]:
+    """Returns the tasks of a split. Raises UserError if they are no list of different texts that the API carries."""
+    tasks: Any = environment.tasks(split)
+    whose = f"the split {split!r} of {environment.name}"
+    if not isinstance(tasks, list):
+        raise UserError(f"the tasks of {whose} are of type {type(tasks).__name__}", "return a list of texts")
+    for task in cast("list[Any]", tasks):
+        if not isinstance(task, str) or not 0 < len(task) <= MAX_TASK or not is_utf8(task):
+            raise UserError(f"{whose} has the task {task!r:.60}", f"name tasks by texts of 1 to {MAX_TASK} characters")
+    listed = cast("list[str]", tasks)
+    if len(set(listed)) < len(listed):
+        task, times = Counter(listed).most_common(1)[0]
+        raise UserError(f"{whose} has the task {task!r:.60} {times} times", "list each task once")
+    return listed
+
+
+def check_apart(environment: Environment, splits: dict[str, list[str]]) -> None:
+    """Raises UserError if two of the splits that a run uses are one, or share a task: its score would be on games that
+    it has trained on, or chosen its checkpoint by."""
+    if len(splits) < 3:
+        raise UserError(f"training_splits of {environment.name} names {' and '.join(splits)} alone",
+                        "name three different ones, so that the score is on games that the run has not seen")
+    for (one, its), (other, others) in combinations(splits.items(), 2):
+        if shared := set(its) & set(others):
+            raise UserError(f"the splits {one!r} and {other!r} of {environment.name} share {len(shared)} tasks, such "
+                            f"as {min(shared)!r:.60}", "give each task to one split")

@@ -1,0 +1,37 @@
+"""Tries an estimator of the user's own on a made-up learner step, before a run starts: its mistakes would otherwise
+show after the cold start, at the first learner step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from learner.credit.registry import estimator, options_of
+from learner.credit.returned_credit import check_credit
+from learner.credit.types import CreditStep
+from services.config.credit import CreditSection
+from services.process.own_code import told
+
+_LENGTHS = (2, 3, 1)
+"""Steps of the episodes of a group, in turn."""
+
+
+def try_estimator(section: CreditSection, size: int) -> None:
+    """Raises UserError if the estimator fails on groups of `size` episodes, or returns no credit of their form.
+
+    The groups are one with a win, one without, and one of wins alone.
+    """
+    name = section.estimator
+    chosen, options = estimator(name), options_of(section)
+    groups = [_group(size, wins) for wins in (1, 0, size)]
+    lengths = [[range(len(episode)) for episode in group] for group in groups]
+    with told(f"the estimator {name} failed on a made-up group", f"fix {name.partition(':')[0]}"):
+        credits: Any = chosen.batch([chosen.group(group, options) for group in groups], options)
+    check_credit(credits, lengths, name)
+
+
+def _group(size: int, wins: int) -> list[list[CreditStep]]:
+    """Returns `size` episodes that all begin in one state. The first `wins` of them earn 1 at their last step."""
+    return [[CreditStep(state=f"state {t}", reward=float(k < wins and t == length - 1), tokens=1, action="go",
+                        invalid=k == size - 1)
+             for t in range(length)] for k, length in zip(range(size), _LENGTHS * size, strict=False)]

@@ -1,0 +1,85 @@
+"""An estimator of the user's own is tried on a made-up learner step, and its mistakes are told in one line."""
+
+import pytest
+
+from learner.credit.base import WithinGroup
+from learner.credit.group_operations import discounted, states
+from learner.credit.registry import make_options
+from learner.credit.trial import try_estimator
+from learner.credit.types import Credit
+from services.errors import UserError
+
+
+class Returns(WithinGroup):
+    """The returns as advantages."""
+
+    def group(self, group, options):
+        returns = discounted(group, options)
+        return Credit(returns=returns, values=None, deltas=None, raw_advantages=returns, states=states(group),
+                      advantages=[self.weighed(row) for row in returns])
+
+    def weighed(self, row):
+        return row
+
+
+class DividesByTheReturn(Returns):
+    """A division by zero in each group without a win, which a run meets sooner or later."""
+
+    def weighed(self, row):
+        return [x / sum(row) for x in row]
+
+
+class LastStepAlone(Returns):
+    """Another number of advantages than there are steps, where an episode has more than one."""
+
+    def weighed(self, row):
+        return row[-1:]
+
+
+class Writes(Returns):
+    """Changes its input, which is frozen."""
+
+    def group(self, group, options):
+        group[0][0].reward = 0.0
+        return super().group(group, options)
+
+
+class Lists(Returns):
+    """The advantages alone, in place of a credit."""
+
+    def group(self, group, options):
+        return super().group(group, options).advantages
+
+
+class Leaves(Returns):
+    """Ends the process, which would end the command without a word."""
+
+    def weighed(self, row):
+        raise SystemExit(3)
+
+
+class Forgets(Returns):
+    """A `batch` that returns nothing."""
+
+    def batch(self, credits, options):
+        return None
+
+
+@pytest.mark.parametrize("size", [1, 2, 8])
+def test_an_estimator_that_works_is_taken(size):
+    try_estimator(make_options(f"{__name__}:Returns"), size)
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("DividesByTheReturn", "failed on a made-up group (ZeroDivisionError: float division by zero (in <listcomp>"),
+    ("LastStepAlone", "returned another number of advantages than there are steps"),
+    ("Writes", "failed on a made-up group (AttributeError: immutable type: 'CreditStep' (in group, test_trial.py:"),
+    ("Lists", "returned something that is no Credit"),
+    ("Leaves", "failed on a made-up group (SystemExit: 3 (in weighed, test_trial.py:"),
+    ("Forgets", "returned something that is no Credit"),
+])
+def test_a_mistake_is_told_in_one_line(name, said):
+    with pytest.raises(UserError) as error:
+        try_estimator(make_options(f"{__name__}:{name}"), 4)
+    assert f"the estimator {__name__}:{name} {said}" in str(error.value)
+    assert "\n" not in str(error.value)
