@@ -114,7 +114,7 @@ def _leave(path: Path, descriptor: int) -> None:
 
 
 def _sweep(place: Path) -> None:
-    """Removes this user's files that nobody uses: their workers were killed."""
+    """Removes this user's files that nobody uses: their workers were killed. Spares what another user put there."""
     for path in place.glob(f"{MARK}{os.getuid()}-*"):
-        with suppress(FileNotFoundError, PermissionError):
+        with suppress(OSError):  # it is gone, another user's, a folder or a link
             _leave(path, _open(path))

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from services.process.guard import end_all
 
@@ -58,9 +59,14 @@ def sweep(prefix: str, root: Path, leaving: Callable[[Path], object] = lambda _:
     `leaving` takes each folder of ours before its end, to remove what its owner has left elsewhere.
     """
     for lock in root.glob(f"{prefix}*/{LOCK}"):
-        with suppress(OSError), lock.open() as file:  # the folder is another user's, in use, or gone
+        with suppress(OSError), _opened(lock) as file:  # the folder is another user's, in use, or gone
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             end_all(str(lock.parent))
             if lock.parent.stat().st_uid == os.getuid():  # another user's could name anything that is ours
                 leaving(lock.parent)
             shutil.rmtree(lock.parent, ignore_errors=True)
+
+
+def _opened(lock: Path) -> BinaryIO:
+    """Opens a lock for writing, without which NFS grants none, and without waiting: it may be anything, as a pipe."""
+    return os.fdopen(os.open(lock, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "r+b", buffering=0)

@@ -1,5 +1,6 @@
 """Workers of one machine share one file of weights, whoever of them dies."""
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollout.weights_file import place_of, weights_file
+from rollout.weights_file import MARK, place_of, weights_file
 from services.weights.pack import Packed, pack_tensors
 
 DEADLINE_S = 60.0
@@ -106,3 +107,13 @@ def test_many_workers_at_once_find_whole_files(packed: Packed, tmp_path: Path):
     assert not any(thread.is_alive() for thread in threads)
     assert wrong == []
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("plant", [Path.mkdir, Path.touch, lambda path: path.symlink_to("nowhere")],
+                         ids=["folder", "file", "link"])
+def test_strange_entries_under_our_name_are_passed_over(plant, packed: Packed, tmp_path: Path):
+    """Any user can make them in shared memory and in a common /tmp."""
+    plant(tmp_path / f"{MARK}{os.getuid()}-strange")
+    with weights_file(packed.manifest, packed.buffer, packed.digest, folder=tmp_path) as path:
+        assert path.stat().st_size == packed.buffer.nbytes

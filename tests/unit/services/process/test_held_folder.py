@@ -3,8 +3,10 @@
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import pytest
 from waiting import wait_until
 
 from services.process.guard import processes_in
@@ -67,3 +69,14 @@ def test_other_folders_are_spared(tmp_path: Path):
     (tmp_path / "gagpo-y-dead" / "held").touch()
     sweep("gagpo-x-", tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"gagpo-x-strange", "gagpo-y-dead"}
+
+
+@pytest.mark.attack
+def test_a_pipe_in_place_of_a_lock_keeps_nobody_waiting(tmp_path: Path):
+    """Any user can make it in a common /tmp, under our prefix."""
+    (tmp_path / "gagpo-x-strange").mkdir()
+    os.mkfifo(tmp_path / "gagpo-x-strange" / "held")
+    thread = threading.Thread(target=sweep, args=("gagpo-x-", tmp_path), daemon=True)
+    thread.start()
+    thread.join(10.0)
+    assert not thread.is_alive()
