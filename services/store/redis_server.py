@@ -237,8 +237,8 @@ def url_served_from(folder: Path) -> str | None:
     if not (config.exists() and lock.exists()):
         return None
     with lock.open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:  # shared, so that others may look at once; NFS grants an exclusive one only to a file open for writing
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             host, port, password = (re.search(rf"^{key}(\S+)", config.read_text(), re.MULTILINE)
                                     for key in ("bind ", "port ", "user gagpo on >"))

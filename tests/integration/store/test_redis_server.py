@@ -1,5 +1,6 @@
 """The private Redis: who may use it, that it ends with its run, and that its data stay."""
 
+import fcntl
 import os
 import signal
 import socket
@@ -220,6 +221,14 @@ def test_two_runs_cannot_share_a_folder(tmp_path, monkeypatch):
                 pass
         assert url_served_from(tmp_path) == url, "the second one replaced its config"
     assert ends_within(url, 30)
+
+
+def test_two_programs_that_look_at_once_find_no_server_where_one_was_killed(tmp_path):
+    (tmp_path / "redis.conf").write_text("bind 127.0.0.1\nport 1\nuser gagpo on >secret\n")
+    (tmp_path / "redis.lock").touch()
+    with (tmp_path / "redis.lock").open() as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        assert url_served_from(tmp_path) is None
 
 
 def test_a_damaged_file_is_named_at_the_start(tmp_path):
