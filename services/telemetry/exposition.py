@@ -1,7 +1,7 @@
 """Serves all heartbeats of a run on one endpoint: `/metrics` for Prometheus, `/status` as JSON for `gagpo status`.
 
-Only processes with a live heartbeat are shown, so dead ones leave no series. Workers beyond MAX_WORKERS are summed as
-`other`.
+Only processes with a live heartbeat are shown, so dead ones leave no series. Workers beyond MAX_WORKERS are one series,
+`other`: the sum of what adds up, and the largest value of what does not, such as a lag.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def families(beats: Beats) -> Iterator[Metric]:
         for name in beat.metrics.keys() & CATALOGUE.keys():
             for sample, labels, value in beat.metrics[name]:
                 if value is not None and math.isfinite(value):
-                    values[name][sample, (*labels.items(), ("worker", label))] += value
+                    held, key = values[name], (sample, (*labels.items(), ("worker", label)))
+                    held[key] = held[key] + value if CATALOGUE[name].adds_up else max(held.get(key, value), value)
     for name, declared in CATALOGUE.items():
         if name in values:
             family = Metric(name.removesuffix("_total"), declared.help, declared.kind)

@@ -101,8 +101,8 @@ class Pulse:
 class Beating:
     """Sends heartbeats from a thread of its own until the block ends, for processes whose loop may be busy for long.
 
-    `fill` is called before each beat. A beat that fails is logged, and the next one follows. The loop itself notices a
-    store that stays away, and Prometheus notices that the series ends.
+    `fill` is called before each beat. The first of several beats that fail is logged, and the next one follows. The
+    loop itself notices a store that stays away, and Prometheus notices that the series ends.
     """
 
     def __init__(self, pulse: Pulse, send: Send, *, fill: Callable[[], object] = lambda: None) -> None:
@@ -119,11 +119,15 @@ class Beating:
         self._thread.join(TTL_S)
 
     def _run(self) -> None:
+        failing = False
         while True:
             try:
                 self._tell()
+                failing = False
             except Exception as error:
-                log.warning("no heartbeat", worker=self._pulse.name, reason=str(error))
+                if not failing:
+                    log.warning("no heartbeat", worker=self._pulse.name, reason=str(error))
+                failing = True
             if self._done.wait(BEAT_S):
                 return
 

@@ -37,6 +37,11 @@ class Declared:
     labels: Mapping[str, Bound] = field(default_factory=dict)
     buckets: tuple[float, ...] = ()
 
+    @property
+    def adds_up(self) -> bool:
+        """Whether the values of several workers make a sum. A gauge of a step, a ratio or a lag makes none."""
+        return self.kind != "gauge" or self.name in ("gagpo_rollout_slots", "gagpo_rollout_tickets")
+
 
 def _declare(role: Role, kind: Literal["counter", "gauge"], name: str, text: str, /, **labels: Bound) -> Declared:
     return Declared(name=f"gagpo_{name}", kind=kind, roles=(role,), help=text, labels=labels)

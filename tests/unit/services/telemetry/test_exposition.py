@@ -66,6 +66,21 @@ def test_worker_labels_are_bounded_and_nothing_is_left_out():
     assert shown[frozenset({("worker", OTHER)})] == 12
 
 
+def test_workers_beyond_the_bound_add_up_what_they_count_and_show_the_largest_of_the_rest():
+    """A hundred workers of which each is a step behind are a step behind: the alert asks for more than one."""
+    beats = {}
+    for index in range(MAX_WORKERS + 6):
+        pulse = Pulse(f"rollout-{index:04}", "rollout")
+        pulse.meters("gagpo_rollout_version_lag_steps").set(1)
+        pulse.meters("gagpo_rollout_kv_used_ratio").set(index / 100)
+        pulse.meters("gagpo_rollout_slots").set(8)
+        beats[pulse.name] = beat(pulse)
+    shown = series(beats)
+    assert shown[at("gagpo_rollout_version_lag_steps", worker=OTHER)] == 1
+    assert shown[at("gagpo_rollout_kv_used_ratio", worker=OTHER)] == 0.69
+    assert shown[at("gagpo_rollout_slots", worker=OTHER)] == 48
+
+
 def test_undeclared_metrics_are_not_shown():
     known = beat(Pulse("learner-0", "learner"))
     foreign = Beat(role="learner", doing="", since=0, progress=0, metrics={"evil": [("evil", {"x": "1"}, 1.0)]})

@@ -1,8 +1,11 @@
-"""Heartbeats of one process that two threads send."""
+"""Heartbeats of one process that two threads send, and of one whose store is away."""
 
 import threading
 
-from services.telemetry.heartbeat import Pulse
+import structlog
+
+from services.telemetry import heartbeat
+from services.telemetry.heartbeat import Beating, Pulse
 
 DEADLINE_S = 60.0
 
@@ -28,3 +31,19 @@ def test_a_beat_that_was_made_before_does_not_arrive_after_a_newer_one():
     for thread in (first, second):
         thread.join(DEADLINE_S)
     assert arrived == ["waits", "trains"]
+
+
+def test_an_outage_is_told_once_and_so_is_the_next_one(monkeypatch):
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.01)
+    answers = iter([False] * 5 + [True] * 3 + [False] * 5 + [True])
+    over = threading.Event()
+
+    def send(*_):
+        if (answer := next(answers, None)) is None:
+            over.set()
+        elif not answer:
+            raise ConnectionError("refused")
+
+    with structlog.testing.capture_logs() as logs, Beating(Pulse("learner-0", "learner"), send):
+        assert over.wait(DEADLINE_S)
+    assert [line["event"] for line in logs] == ["no heartbeat", "no heartbeat"]
