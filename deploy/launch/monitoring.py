@@ -32,26 +32,47 @@ def monitoring(parts: Topology, telemetry: Telemetry, folder: RunFolder, *,
     config = parts.config
     store = Store(parts.store_url, parts.run, timeout_s=READ_S, settings=briefly(config.redis))
     with serving(lambda: decode(store.beats()), host=config.metrics.host, port=config.metrics.port) as address:
-        told: tuple[str, ...] | None = None
-
-        def tell_servers() -> None:
-            nonlocal told
-            if (urls := parts.urls()) != told:
-                told = urls
-                _write(folder.targets, target_groups(config.name, address, urls))
+        targets = _Targets(folder.targets, lambda urls: target_groups(config.name, address, urls), note)
 
         def fill() -> None:
             telemetry.fill(store, config, parts.supervisor)
-            tell_servers()
+            targets.tell(parts.urls())
 
-        tell_servers()
+        targets.tell(parts.urls())
         _forget_killed(folder, address)
         note(f"metrics on http://{address}/metrics")
         try:
             with Beating(telemetry.pulse, store.beat, fill=fill), _shelf(parts, store):
                 yield
         finally:
-            folder.targets.unlink(missing_ok=True)
+            with suppress(OSError):
+                folder.targets.unlink(missing_ok=True)
+
+
+class _Targets:
+    """Keeps Prometheus' target file. A folder that takes no file, because the disk is full or it is another user's,
+    ends no run: one warning says so, and each heartbeat tries again.
+    """
+
+    def __init__(self, path: Path, groups: Callable[[Sequence[str]], object], note: Callable[[str], object]) -> None:
+        self._path, self._groups, self._note = path, groups, note
+        self._told: tuple[str, ...] | None = None
+        self._failing = False
+
+    def tell(self, urls: tuple[str, ...]) -> None:
+        """Writes the file if the environment servers are others than those in it."""
+        if urls == self._told:
+            return
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self._path, json.dumps(self._groups(urls), indent=1) + "\n")
+        except OSError as error:
+            if not self._failing:
+                self._note(f"warning: {self._path} cannot be written ({error.strerror}), so Prometheus and "
+                           "`gagpo status` do not find the processes of this run")
+            self._failing = True
+        else:
+            self._told, self._failing = urls, False
 
 
 def _shelf(parts: Topology, store: Store) -> AbstractContextManager[object]:
@@ -103,8 +124,3 @@ def _forget_killed(folder: RunFolder, address: str) -> None:
             groups = read_json(left, list[TargetGroup])
             if stage is not None and not stage.alive and groups and groups[0].targets == [address]:
                 left.unlink()
-
-
-def _write(path: Path, groups: list[dict[str, object]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(groups, indent=1) + "\n")

@@ -66,7 +66,7 @@ def look(path: Path) -> dict[str, Beat]:
         return {}
     try:
         driver, *servers = read_json(RunFolder(path).targets, list[TargetGroup])
-    except FileNotFoundError:
+    except OSError:  # there is none, or its folder is another user's
         return {}
     except ValueError:
         raise Damaged(f"{RunFolder(path).targets} names no process", "delete it; a run writes it again") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from ports import held_port
 from prometheus_client.parser import text_string_to_metric_families
+from waiting import wait_until
 
 from deploy.commands.status import table
 from deploy.launch.monitoring import monitoring
@@ -135,6 +137,23 @@ def test_a_new_run_forgets_a_killed_one_at_its_address(parts: Topology, folder: 
     with monitoring(dataclasses.replace(parts, config=config), Telemetry(), folder, note=print):
         mine = folder.targets.parent.glob(f"{folder.path.name}*.json")
         assert {path.stem.removeprefix(folder.path.name) for path in mine} == {"", "-elsewhere", "-alive"}
+
+
+def test_a_list_of_targets_that_cannot_be_written_ends_no_run_and_is_written_later(parts: Topology, tmp_path: Path):
+    """The disk was full, or the first user of a common runs_dir had made .monitor for himself."""
+    folder, notes = RunFolder(tmp_path / "runs" / "mine"), list[str]()
+    folder.path.mkdir(parents=True)
+    dump_config(parts.config, folder.config_file)
+    (tmp_path / "runs" / ".monitor").write_text("in the way")
+    with monitoring(parts, Telemetry(), folder, note=notes.append):
+        assert look(folder.path) == {}
+        wait_until(lambda: "controller" in parts.store.beats())
+        (tmp_path / "runs" / ".monitor").unlink()
+        wait_until(lambda: "controller" in look(folder.path))
+        shutil.rmtree(tmp_path / "runs" / ".monitor")
+        (tmp_path / "runs" / ".monitor").write_text("in the way")
+    assert [note.partition(" ")[0] for note in notes] == ["warning:", "metrics"]
+    assert f"{folder.targets} cannot be written" in notes[0]
 
 
 @pytest.mark.ray
