@@ -13,7 +13,7 @@ import socket
 from datetime import timedelta
 from typing import Any
 
-from services.process.addresses import interface_of, is_local
+from services.process.addresses import family_of, host_port, interface_of, is_local
 
 
 class Rendezvous:
@@ -34,8 +34,8 @@ class Rendezvous:
             # A file in memory: this user's alone, and gone with this process, however that ends. It is never closed,
             # because a late rank would write into the file that gets its number next.
             return f"/proc/{os.getpid()}/fd/{os.memfd_create('gagpo-gang')}"
-        self._listener = socket.create_server((self._address, 0))
-        return f"{self._address}:{self._listener.getsockname()[1]}"
+        self._listener = socket.create_server((self._address, 0), family=family_of(self._address))
+        return host_port(self._address, self._listener.getsockname()[1])
 
     def join(self, where: str, timeout_s: float) -> Any:
         """Returns the torch store of all ranks, which rank 0 serves."""
@@ -47,8 +47,9 @@ class Rendezvous:
         if where.startswith("/"):
             return FileStore(where, self._world)
         host, _, port = where.rpartition(":")
-        return TCPStore(host, int(port), self._world, is_master=self._rank == 0, timeout=timedelta(seconds=timeout_s),
-                        wait_for_workers=False, master_listen_fd=self._listener.detach() if self._listener else None)
+        return TCPStore(host.strip("[]"), int(port), self._world, is_master=self._rank == 0,
+                        timeout=timedelta(seconds=timeout_s), wait_for_workers=False,
+                        master_listen_fd=self._listener.detach() if self._listener else None)
 
 
 def use_interface(address: str) -> None:

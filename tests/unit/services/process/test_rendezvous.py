@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from ports import needs_ipv6
 
 from services.process.addresses import interface_of
 from services.process.rendezvous import Rendezvous
@@ -74,6 +75,14 @@ def test_a_gang_on_several_machines_listens_on_the_address_of_its_node_alone():
                  if one.laddr.port == int(port) and one.status == psutil.CONN_LISTEN]
     assert listening == [OUTSIDE]
     del stores
+
+
+@needs_ipv6
+def test_a_gang_on_several_machines_meets_at_an_address_of_ipv6():
+    ranks = [Rendezvous("::", rank, 2) for rank in range(2)]  # ::1 would meet in a file
+    where = ranks[0].offer()
+    assert where.startswith("[::]:")
+    meet(where, ranks)
 
 
 def test_a_gang_of_one_listens_nowhere():
