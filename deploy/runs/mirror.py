@@ -60,15 +60,15 @@ class Mirror:
     def push(self) -> None:
         """Uploads what has changed since the last call. Raises LeaseLost if another copy of the run has gone on."""
         pointers = {name: read_bounded(path) for name in POINTERS if (path := self._folder / name).exists()}
-        newest = self._checkpoints.latest()
+        newest, steps = self._checkpoints.latest(), self._checkpoints.steps()
         self.failing = {name: since for name, since in self.failing.items() if (self._folder / name).exists()}
         self._send(_files(self._folder))
-        for step in self._checkpoints.steps():
+        for step in steps:
             self._send_checkpoint(self._checkpoints.folder(step))
         self._fence()
         for name, data in pointers.items():
             self._remote.write(name, data)
-        self._drop_old_checkpoints()
+        self._drop_all_but(steps)
         self._state.step = newest.step if newest else 0
         _keep(self._folder, self._state)
 
@@ -80,9 +80,10 @@ class Mirror:
         self._send([path for path in files if path != meta])
         self._send([meta])
 
-    def _drop_old_checkpoints(self) -> None:
-        """Deletes the checkpoints that the folder no longer has, meta.json first."""
-        kept = {self._checkpoints.folder(step).name for step in self._checkpoints.steps()}
+    def _drop_all_but(self, steps: Sequence[int]) -> None:
+        """Deletes the checkpoints that the folder no longer had, meta.json first. `steps`: those that were sent. A
+        folder that is away by now has none."""
+        kept = {self._checkpoints.folder(step).name for step in steps}
         old = [name for name in self._remote.sizes("checkpoints")
                if name not in POINTERS and name.split("/")[1] not in kept]
         self._remote.delete(sorted(old, key=lambda name: not name.endswith(f"/{META}")))

@@ -110,6 +110,22 @@ def test_a_checkpoint_that_is_made_again_is_hidden_until_it_is_whole(tmp_path, e
     assert Checkpoints(elsewhere.run_dir / "checkpoints", keep=2).newest_whole().step == 1
 
 
+def test_a_folder_that_goes_away_during_a_copy_takes_no_checkpoint_along(tmp_path, monkeypatch):
+    """A shared folder may be away at any moment, and lists nothing then."""
+    folder, write = a_run(config(tmp_path)), ObjectFolder.write
+    commit(folder, 1)
+
+    def goes_away(self, name, data):
+        write(self, name, data)
+        if name == "checkpoints/latest.json":
+            folder.rename(tmp_path / "away")
+
+    monkeypatch.setattr(ObjectFolder, "write", goes_away)
+    with pytest.raises(OSError):
+        Mirror(config(tmp_path)).push()
+    assert "checkpoints/step-00000001/meta.json" in stored(tmp_path)
+
+
 def test_checkpoints_that_the_folder_no_longer_has_are_deleted(tmp_path):
     folder = a_run(config(tmp_path))
     mirror = Mirror(config(tmp_path))
