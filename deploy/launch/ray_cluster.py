@@ -82,7 +82,7 @@ def _existing(address: str, options: dict[str, Any], note: Callable[[str], objec
     try:
         yield
     finally:
-        ray.shutdown()
+        _shut_down()
 
 
 @contextmanager
@@ -139,17 +139,23 @@ def _end(mark: Path) -> None:
     Ray's agents blank their environment when they set their title. So they are found as children of the raylet, before
     it ends. An agent that loses the raylet before it has connected would stay for a minute.
     """
-    import ray
-
     agents: list[psutil.Process] = []
     for pid in processes_in(str(mark)):
         with suppress(psutil.NoSuchProcess):
             agents += psutil.Process(pid).children()
-    ray.shutdown()
+    _shut_down()
     end_all(str(mark))
     for agent in agents:
         with suppress(psutil.NoSuchProcess):
             agent.kill()
+
+
+def _shut_down() -> None:
+    """Ends Ray's client. Its part in C++ leaves SIGTERM at the default, which kills, so our handler is set again."""
+    import ray
+
+    ray.shutdown()
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
 
 @contextmanager
