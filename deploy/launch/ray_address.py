@@ -57,7 +57,7 @@ def _connect(address: str) -> None:
         raise UserError(f"{address!r} is not an address of a Ray cluster", "write host:port, for example 10.0.0.1:6379")
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:  # the last one for a name with an empty part
         raise _refusal(address, str(error)) from None
 
 

@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from services.process.addresses import is_host
+
 LARGEST = 2**53
 """Largest whole number in a config. JSON readers that use floats would change a larger one."""
 FARTHEST = 1e9
@@ -24,7 +26,7 @@ def http_address(url: str) -> str:
     if "@" in parts.netloc:
         raise ValueError("it should have no user and password, which every copy of the config would show: set "
                          "env.token_file or $GAGPO_ENV_TOKEN")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if parts.scheme not in ("http", "https") or not parts.hostname or not is_host(parts.hostname):
         raise ValueError(f"{url!r} is no address of a server, such as http://127.0.0.1:8100")
     return url
 

@@ -19,6 +19,15 @@ def is_local(host: str) -> bool:
     return host == "localhost"
 
 
+def is_host(name: str) -> bool:
+    """Returns whether a name service can be asked for the name: it cannot for one with an empty or overlong part."""
+    try:
+        name.encode("idna")
+    except UnicodeError:
+        return False
+    return True
+
+
 def check_exposure(host: str, token: str | None, variable: str) -> None:
     """Raises UserError if other machines could reach a server without a token, which `variable` would hold."""
     if token is None and not is_local(host):

@@ -23,6 +23,7 @@ from redis.sentinel import Sentinel
 from services.config.redis import RedisSection
 from services.errors import LeaseLost, StoreFault, Unanswered, UserError
 from services.patience import patiently
+from services.process.addresses import is_host
 from services.telemetry.logs import get_logger
 
 log = get_logger("store")
@@ -73,12 +74,16 @@ def connect(url: str, timeout_s: float, ca_file: Path | None = None) -> Any:
             raise UserError(f"redis.ca_file is set, but redis.url begins with {scheme}:", "write rediss://host:6379/0")
         options["ssl_ca_certs"] = str(ca_file)
     try:
-        if scheme == "sentinel":
-            return _master(url, options)
-        return redis.Redis.from_url(url, **options)
+        return _master(url, options) if scheme == "sentinel" else _server(url, options)
     except ValueError as error:
         raise UserError(f"redis.url is not a Redis address: {error}",
                         "write redis://host:6379/0 or sentinel://host:26379/name") from error
+
+
+def _server(url: str, options: dict[str, Any]) -> Any:
+    if not is_host(urlsplit(url).hostname or ""):
+        raise ValueError("no name service can be asked for its host")
+    return redis.Redis.from_url(url, **options)
 
 
 def _master(url: str, options: dict[str, Any]) -> Any:
@@ -88,7 +93,7 @@ def _master(url: str, options: dict[str, Any]) -> Any:
     user, _, password = login.partition(":")
     name, _, database = parts.path.strip("/").partition("/")
     addresses = [urlsplit(f"//{host}") for host in hosts.split(",")]
-    if not name or not all(address.hostname for address in addresses):
+    if not name or not all(address.hostname and is_host(address.hostname) for address in addresses):
         raise ValueError("sentinel:// needs hosts and the name of the master")
     sentinels = Sentinel([(address.hostname, address.port or 26379) for address in addresses], sentinel_kwargs=options)
     return sentinels.master_for(name, db=int(database or 0), username=unquote(user) or None,
@@ -114,8 +119,8 @@ class Connection:
         return self._prefix + name
 
     def check(self) -> None:
-        """Tries once. Raises Unanswered if Redis is away, UserError if it refuses us, may evict keys, is a cluster, or
-        is older than 6.2.
+        """Tries once. Raises Unanswered if Redis is away or a replica, UserError if it refuses us, may evict keys, is a
+        cluster, or is older than 6.2.
         """
         try:
             about = self.redis.info()
@@ -133,6 +138,9 @@ class Connection:
         if int(about.get("cluster_enabled", 0)):
             raise UserError("redis.url is a node of a Redis cluster, which gagpo does not use",
                             "give a single server, or its sentinels as sentinel://host:26379/name")
+        if about.get("role") == "slave":  # a failover may be under way
+            raise Unanswered("redis.url is a replica, which takes no writes",
+                             "give its master, or the sentinels as sentinel://host:26379/name")
         policy = about.get("maxmemory_policy", NO_EVICTION)  # a managed Redis may hide fields
         if int(about.get("maxmemory", 0)) and policy != NO_EVICTION:
             raise UserError(f"Redis has maxmemory-policy {policy}, so it may delete episodes",

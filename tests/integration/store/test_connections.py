@@ -18,7 +18,7 @@ from ports import held_port
 from waiting import wait_until
 
 from services.config.redis import RedisSection
-from services.errors import StoreFault, UserError
+from services.errors import StoreFault, Unanswered, UserError
 from services.store.connection import briefly
 from services.store.redis_server import find_redis
 from services.store.store import Store
@@ -220,7 +220,7 @@ def test_a_redis_that_can_do_nothing_for_now_is_waited_for(start, tmp_path, make
 
 
 def test_an_address_that_is_none_says_how_one_looks():
-    for wrong in ("http://host:6379", "sentinel://host:26379"):
+    for wrong in ("http://host:6379", "sentinel://host:26379", "redis://host..ns:6379", "sentinel://a,b..c/name"):
         with pytest.raises(UserError, match=r"not a Redis address.*; write redis://host:6379/0 or sentinel://"):
             Store(wrong, "run")
 
@@ -235,6 +235,17 @@ def test_a_redis_that_evicts_keys_is_refused(start):
     store.check()
     admin.config_set("maxmemory", 100 << 20)
     admin.config_set("maxmemory-policy", "noeviction")
+    store.check()
+
+
+def test_a_replica_is_refused_by_name_and_waited_for_until_it_is_the_master(start):
+    """It would let every check pass and refuse the run's first write, five minutes long."""
+    port = held_port()
+    start("replica", port, [f"port {port}", f"replicaof 127.0.0.1 {held_port()}"])
+    store, admin = Store(f"redis://127.0.0.1:{port}/0", "run"), redis.Redis(port=port, socket_timeout=60)
+    with pytest.raises(Unanswered, match=r"a replica, .*; give its master, or the sentinels as sentinel://"):
+        store.check()
+    admin.replicaof("NO", "ONE")
     store.check()
 
 

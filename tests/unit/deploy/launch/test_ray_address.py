@@ -23,6 +23,11 @@ def test_a_malformed_address_is_refused(address: str):
         check_ray(address)
 
 
+def test_a_host_that_no_name_service_can_be_asked_for_is_refused():
+    with pytest.raises(UserError, match=r"no Ray cluster answers at head\.\.ns:6379 "):
+        check_ray("head..ns:6379")
+
+
 def test_the_config_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch):
     config = Config(name="a", steps=1)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

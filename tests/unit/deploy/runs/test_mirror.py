@@ -121,7 +121,7 @@ def test_a_folder_that_goes_away_during_a_copy_takes_no_checkpoint_along(tmp_pat
             folder.rename(tmp_path / "away")
 
     monkeypatch.setattr(ObjectFolder, "write", goes_away)
-    with pytest.raises(OSError):
+    with pytest.raises(FileNotFoundError):
         Mirror(config(tmp_path)).push()
     assert "checkpoints/step-00000001/meta.json" in stored(tmp_path)
 
