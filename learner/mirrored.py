@@ -34,10 +34,20 @@ class MirrorState(msgspec.Struct, kw_only=True):
 
 
 def wait_mirrored(run_dir: Path, step: int, *, seconds: float) -> None:
-    """Returns once the checkpoint of `step` is in the object store. Raises DeadlineExceeded."""
+    """Returns once the checkpoint of `step` is in the object store. Raises DeadlineExceeded.
+
+    While the run's folder is away, nothing is known to be there.
+    """
     deadline = time.monotonic() + seconds
-    while read_json(run_dir / MIRROR, MirrorState).step < step:
+    while _mirrored_step(run_dir) < step:
         if time.monotonic() > deadline:
             raise DeadlineExceeded(f"the checkpoint of step {step} did not reach the object store in {seconds:g} s "
                                    "(learner.collective_s)")
         time.sleep(LOOK_S)
+
+
+def _mirrored_step(run_dir: Path) -> int:
+    try:
+        return read_json(run_dir / MIRROR, MirrorState).step
+    except OSError:
+        return -1

@@ -1,4 +1,5 @@
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -238,3 +239,15 @@ def test_the_learner_waits_for_the_object_store(tmp_path):
         wait_mirrored(folder, 1, seconds=0)
     Mirror(config(tmp_path)).push()
     wait_mirrored(folder, 1, seconds=0)
+
+
+def test_a_learner_waits_for_the_copy_also_while_the_folder_is_away(tmp_path):
+    folder = a_run(config(tmp_path))
+    commit(folder, 1)
+    Mirror(config(tmp_path)).push()
+    folder.rename(tmp_path / "away")
+    threading.Timer(0.5, (tmp_path / "away").rename, (folder,)).start()
+    wait_mirrored(folder, 1, seconds=60)
+    folder.rename(tmp_path / "away")
+    with pytest.raises(DeadlineExceeded, match="the checkpoint of step 1 did not reach"):
+        wait_mirrored(folder, 1, seconds=0.2)
