@@ -58,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
 def read_journal(folder: RunFolder, config: Config) -> Journal | None:
     """Returns the store's record, or None if the run's Redis does not answer or no longer holds the run."""
     from services.config.secrets import redis_url
+    from services.store.connection import briefly
     from services.store.redis_server import url_served_from
     from services.store.store import Store
 
@@ -68,7 +69,7 @@ def read_journal(folder: RunFolder, config: Config) -> Journal | None:
     if url is None:
         return None
     try:
-        journal = Store(url, known.run, settings=config.redis).journal()
+        journal = Store(url, known.run, settings=briefly(config.redis)).journal()
     except StoreFault:
         return None
     return journal if journal.issued else None
