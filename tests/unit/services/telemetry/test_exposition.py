@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.errors import UserError
-from services.telemetry.exposition import MAX_WORKERS, render, serving
+from services.telemetry.exposition import MAX_WORKERS, Exposition, serving
 from services.telemetry.heartbeat import Beat, Pulse, decode
 from services.telemetry.meters import OTHER, Meters
 from services.telemetry.names import CATALOGUE, Role
@@ -18,7 +18,7 @@ from services.telemetry.names import CATALOGUE, Role
 
 def series(beats: dict[str, Beat]) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     return {(sample.name, frozenset(sample.labels.items())): sample.value
-            for family in text_string_to_metric_families(render(beats).decode()) for sample in family.samples}
+            for family in text_string_to_metric_families(Exposition()(beats).decode()) for sample in family.samples}
 
 
 def beat(pulse: Pulse) -> Beat:
@@ -44,7 +44,7 @@ def test_metric_types_and_labels_survive_the_heartbeat():
         for value in seconds:
             pulse.meters("gagpo_rollout_turn_seconds").observe(value)
         beats[name] = beat(pulse)
-    text = render(beats).decode()
+    text = Exposition()(beats).decode()
     assert text.count("# TYPE gagpo_rollout_turn_seconds histogram") == 1
     assert "_created" not in text
     shown = series(beats)
@@ -81,10 +81,35 @@ def test_workers_beyond_the_bound_add_up_what_they_count_and_show_the_largest_of
     assert shown[at("gagpo_rollout_slots", worker=OTHER)] == 48
 
 
+def test_a_worker_that_ends_or_starts_again_lowers_no_counter_of_the_others():
+    """Prometheus takes a counter that falls for one that began again, and adds all that is left of it to the rate."""
+    names = [f"rollout-{index}" for index in range(MAX_WORKERS + 2)]
+    counted = dict.fromkeys(names, 100)
+
+    def shown(*living: str) -> dict[str, float]:
+        beats = {}
+        for name in living:
+            pulse = Pulse(name, "rollout")
+            pulse.meters("gagpo_rollout_env_steps_total").inc(counted[name])
+            beats[name] = beat(pulse)
+        text = exposition(beats).decode()
+        return {sample.labels["worker"]: sample.value for family in text_string_to_metric_families(text)
+                for sample in family.samples if sample.name == "gagpo_rollout_env_steps_total"}
+
+    exposition = Exposition()
+    assert shown(*names)[OTHER] == 200
+    assert shown(*(name for name in names if name != "rollout-7"))[OTHER] == 200, "nobody takes its label"
+    assert shown(*names[:-1])[OTHER] == 200, "the last one has ended"
+    counted["rollout-65"] = 30
+    assert shown(*names)[OTHER] == 230, "it has started again"
+    counted["rollout-64"] = 101
+    assert shown(*names)[OTHER] == 231
+
+
 def test_undeclared_metrics_are_not_shown():
     known = beat(Pulse("learner-0", "learner"))
     foreign = Beat(role="learner", doing="", since=0, progress=0, metrics={"evil": [("evil", {"x": "1"}, 1.0)]})
-    assert "evil" not in render({"a": foreign, "learner-0": known}).decode()
+    assert "evil" not in Exposition()({"a": foreign, "learner-0": known}).decode()
 
 
 def test_a_gauge_that_is_not_finite_has_no_series():
