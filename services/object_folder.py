@@ -10,10 +10,10 @@ import re
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote
 
 from services.errors import UserError
@@ -24,6 +24,8 @@ GOOGLE_RETRIES_S = 60
 """Seconds for which Google's client repeats a request by itself. Its own limit is 15 minutes."""
 WRITTEN = "%/:@!$&'()*+,;=~"
 """Signs of an address that stay as they are. `%` begins one that is written in hexadecimal already."""
+DRAFT = ".new-object"
+"""End of the name of a local file that is being written. A process that is killed leaves it behind."""
 _CODE = re.compile(r"AWS Error [A-Z_]+|google::cloud::Status\([A-Z_]+")
 _DETAILS = re.compile(r" \(Request ID| error_info=")
 
@@ -50,7 +52,7 @@ class ObjectFolder:
         client, root = self._opened
         folder = fs.FileSelector(f"{root}/{below}".rstrip("/"), recursive=True, allow_not_found=True)
         return {_inside(info.path, root): info.size for info in client.get_file_info(folder)
-                if info.type == fs.FileType.File}
+                if info.type == fs.FileType.File and not info.path.endswith(DRAFT)}
 
     def read(self, name: str) -> bytes | None:
         """Returns the content of a small object, or None if there is none of this name."""
@@ -65,14 +67,9 @@ class ObjectFolder:
         """Replaces an object, which is durable when this returns."""
         with self._writing(name) as stream:
             stream.write(data)
-        client, root = self._opened
-        if client.type_name == "local":
-            file = Path(f"{root}/{name}")
-            sync(file)
-            sync(file.parent)
 
     def upload(self, file: Path, name: str) -> None:
-        """Replaces an object by the content of a plain file."""
+        """Replaces an object by the content of a plain file. It is durable when this returns."""
         with open_plain(file) as source, self._writing(name) as stream:
             while piece := source.read(PIECE_BYTES):
                 stream.write(piece)
@@ -110,11 +107,27 @@ class ObjectFolder:
             for place in missing:
                 place.rmdir()
 
-    def _writing(self, name: str) -> Any:
+    def _writing(self, name: str) -> AbstractContextManager[Any]:
         client, root = self._opened
-        if client.type_name == "local":  # object stores have no folders
-            client.create_dir(str(PurePosixPath(f"{root}/{name}").parent), recursive=True)
+        if client.type_name == "local":
+            return _replacing(Path(f"{root}/{name}"))
         return client.open_output_stream(f"{root}/{name}")
+
+
+@contextmanager
+def _replacing(file: Path) -> Iterator[BinaryIO]:
+    """Replaces a file of a local folder as an object store replaces an object: the old one stays until the new one is
+    whole. It is durable when the block ends."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_name(f".{uuid.uuid4().hex}{DRAFT}")
+    try:
+        with draft.open("xb") as stream:
+            yield stream
+        sync(draft)
+        draft.replace(file)
+    finally:
+        draft.unlink(missing_ok=True)
+    sync(file.parent)
 
 
 @contextmanager

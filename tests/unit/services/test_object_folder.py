@@ -1,5 +1,8 @@
 """A folder that cannot be used is one line that says how to fix it."""
 
+import subprocess
+import sys
+
 import pytest
 
 from services.errors import UserError
@@ -28,3 +31,37 @@ def test_a_check_leaves_no_folder_behind(tmp_path):
     (tmp_path / "one").mkdir()
     ObjectFolder((tmp_path / "one" / "two").as_uri()).check()
     assert not list((tmp_path / "one").iterdir())
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from services.object_folder import ObjectFolder
+folder, source = ObjectFolder(Path(sys.argv[1]).as_uri()), Path(sys.argv[2])
+for write in (lambda: folder.write("owner.json", bytes(200)), lambda: folder.upload(source, "owner.json")):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+    try:
+        write()
+    except OSError as error:
+        print("refused")
+"""
+
+
+def test_a_full_disk_leaves_the_object_as_it_was(tmp_path):
+    folder, source = ObjectFolder((tmp_path / "store").as_uri()), tmp_path / "source"
+    folder.write("owner.json", b"here")
+    source.write_bytes(bytes(200))
+    done = subprocess.run([sys.executable, "-c", FULL, tmp_path / "store", source], capture_output=True, text=True,
+                          timeout=100, check=True)
+    assert done.stdout == "refused\nrefused\n"
+    assert folder.read("owner.json") == b"here"
+    assert [path.name for path in (tmp_path / "store").iterdir()] == ["owner.json"]
+
+
+def test_an_object_that_is_being_written_is_not_there_yet(tmp_path):
+    folder = ObjectFolder(tmp_path.as_uri())
+    with folder._writing("checkpoints/latest.json") as stream:
+        stream.write(b"{")
+        assert folder.sizes() == {}
+        assert folder.read("checkpoints/latest.json") is None
+    assert folder.sizes() == {"checkpoints/latest.json": 1}
