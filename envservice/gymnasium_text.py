@@ -26,9 +26,9 @@ MOST_TASKS = 10**8
 _RESET: Mapping[str, Any] = {"text": str, "info": Mapping}
 _STEP: Mapping[str, Any] = {"text": str, "reward": SupportsFloat, "terminated": object, "truncated": object,
                             "info": Mapping}
+"""The parts of what reset and step return, with their types."""
 _VERDICTS = (True, False)
 """What says yes or no. Booleans of numpy are equal to them; a text such as "False" would count as true."""
-"""The parts of what reset and step return, with their types."""
 
 
 class TextGame(Protocol):
