@@ -141,7 +141,7 @@ def dataset_spec(
 def read_splits(data: Path) -> dict[str, pa.Table]:
     """Reads the tables of all splits, by their names in order. Raises UserError if there are none."""
     if data.is_file():
-        found = _cut(_read(data))
+        found = _cut(_read(data), data)
     elif (data / "dataset_dict.json").is_file():
         names = read_json(data / "dataset_dict.json", dict[str, list[str]]).get("splits", [])
         found = {Path(name).name: _saved(data / Path(name).name) for name in names}
@@ -239,12 +239,15 @@ def _saved(folder: Path) -> pa.Table:
         raise Damaged(f"{folder} cannot be read ({type(error).__name__}: {said})", "save the dataset again") from None
 
 
-def _cut(table: pa.Table) -> dict[str, pa.Table]:
+def _cut(table: pa.Table, file: Path) -> dict[str, pa.Table]:
     """Cuts the rows of one file into splits. A row's own content decides, so new rows move no other."""
     rows: Sequence[Row] = table.to_pylist()
     named = SPLIT in table.column_names
     places: dict[str, list[int]] = {}
     for number, row in enumerate(rows):
+        if named and row[SPLIT] is None:
+            raise UserError(f"row {number + 1} of {file} has no {SPLIT}, and others have one",
+                            "name it in each row, or in none")
         places.setdefault(str(row[SPLIT]) if named else _drawn(row), []).append(number)
     return {name: table.take(numbers) for name, numbers in places.items()}
 

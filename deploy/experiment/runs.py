@@ -123,7 +123,8 @@ class Runner:
         give_evaluations(RunFolder(config.run_dir), self.common["cold_evaluations"])
         file = self.config.run_dir / f"{run.name}.yaml"
         dump_config(config, file)
-        child = Child(run.name, ["train", "--config", str(file)], log=self.config.run_dir / f"{run.name}.log")
+        child = Child(run.name, ["train", "--config", str(file)], log=self.config.run_dir / f"{run.name}.log",
+                      leave_s=config.supervision.leave_seconds)
         self._children[run] = child, records.code_digest()
         child.start()
 

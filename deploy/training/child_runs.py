@@ -33,10 +33,12 @@ class ChildFailed(GagpoError):
 class Child:
     """One command. `log`: file for its output, emptied first; if None, its output goes where ours goes."""
 
-    def __init__(self, name: str, arguments: Sequence[str], *, log: Path | None = None,
-                 out: Path | None = None) -> None:
-        """`out`: file for its stdout only."""
+    def __init__(self, name: str, arguments: Sequence[str], *, log: Path | None = None, out: Path | None = None,
+                 leave_s: float = 0.0) -> None:
+        """`out`: file for its stdout only. `leave_s`: seconds that the child may work on after SIGTERM, before it stops
+        (supervision.leave_seconds of a run)."""
         self.name = name
+        self._grace_s = STOP_GRACE_S + leave_s
         self._log = log
         self._out = out
         self._arguments = arguments
@@ -92,11 +94,11 @@ class Child:
             self._process.terminate()
 
     def stop(self) -> None:
-        """Sends SIGTERM, waits for the child's end, and kills it after STOP_GRACE_S."""
+        """Sends SIGTERM, waits for the child's end, and kills it after `leave_s` and STOP_GRACE_S."""
         self.tell_to_stop()
         if self._process is None:
             return
-        wait_or_kill(self._process, STOP_GRACE_S)
+        wait_or_kill(self._process, self._grace_s)
 
     def tail(self, lines: int) -> list[str]:
         """Returns the last lines of the child's log."""
@@ -106,9 +108,9 @@ class Child:
 
 
 def run_child(name: str, arguments: Sequence[str], *, log: Path | None = None, out: Path | None = None,
-              deadline_s: float | None = None) -> None:
+              deadline_s: float | None = None, leave_s: float = 0.0) -> None:
     """Runs a command to its end. If this process is ended, the command is stopped too. Raises ChildFailed."""
-    child = Child(name, arguments, log=log, out=out)
+    child = Child(name, arguments, log=log, out=out, leave_s=leave_s)
     child.start()
     try:
         child.wait(deadline_s)

@@ -162,7 +162,8 @@ def _train(name: str, config: Config, first: RunFolder, *, quiet: bool) -> None:
     dump_config(config, file)
     give_evaluations(RunFolder(config.run_dir), cold_evaluations(first))
     arguments = ["train", "--config", str(file), "--resume", *(["--json"] if quiet else [])]
-    run_child(f"variant {name}", arguments, out=Path(os.devnull) if quiet else None)
+    run_child(f"variant {name}", arguments, out=Path(os.devnull) if quiet else None,
+              leave_s=config.supervision.leave_seconds)
 
 
 def cold_evaluations(folder: RunFolder) -> list[dict[str, Any]]:

@@ -134,7 +134,8 @@ def test_mistakes_are_one_line(tmp_path):
 @pytest.mark.parametrize(("content", "said"), [
     ('{"a": 1}\n\nnope\n', r"cannot be read \(line 3: JSON is malformed"),
     ('{"a": 1}\n{"a": "x"}\n', r"cannot be read \(column 'a' has values of several types: "), ("", "has no rows; give"),
-    ('{"a": 1, "split": "train"}\n', r"has no rows of the split 'validation', but of train; name each row's split in")])
+    ('{"a": 1, "split": "train"}\n', r"has no rows of the split 'validation', but of train; name each row's split in"),
+    ('{"split": "train"}\n{"split": null}\n', r"row 2 of \S+rows\.jsonl has no split, and others have one; name it")])
 def test_a_mistake_in_a_file_is_told_with_its_place(tmp_path, content, said):
     (tmp_path / "rows.jsonl").write_text(content)
     with pytest.raises(UserError, match=said):

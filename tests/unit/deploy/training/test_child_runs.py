@@ -7,6 +7,7 @@ import pytest
 from processes import words_of
 from waiting import wait_until
 
+from deploy.training import child_runs
 from deploy.training.child_runs import Child, ChildFailed, failed, run_child
 
 
@@ -48,3 +49,15 @@ def test_leaving_ends_the_child(tmp_path: Path):
     wait_until(lambda: len(servers()) == 1)
     child.stop()
     assert servers() == []
+
+
+def test_a_child_is_not_killed_while_it_may_work_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A run waits supervision.leave_seconds for its checkpoint before it begins to stop."""
+    monkeypatch.setattr(child_runs, "STOP_GRACE_S", 0.0)
+    child = Child("a server", ["serve-env", "--config", "alfworld-tiny", "--port", "0"], log=tmp_path / "log",
+                  leave_s=240)
+    child.start()
+    wait_until(lambda: "serving" in "".join(child.tail(20)))
+    child.stop()
+    with pytest.raises(ChildFailed, match="a server ended with status 143"):  # it has stopped by itself
+        child.ended()
