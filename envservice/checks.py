@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from itertools import combinations
 from typing import Any, cast, get_args
 
 from envservice.base import Environment, Replay, is_utf8
 from envservice.wire.schemas import MAX_TASK
 from services.errors import UserError
+from services.plural import number_of
 
 _TEXTS = ("name", "engine", "version")
 _METHODS = ("splits", "training_splits", "tasks", "task_type", "digest", "task_digest", "open")
@@ -36,12 +38,12 @@ def tasks_of(environment: Environment, split: str) -> list[str]:
     """Returns the tasks of a split. Raises UserError if they are no list of different texts that the API carries."""
     tasks: Any = environment.tasks(split)
     whose = f"the split {split!r} of {environment.name}"
-    if not isinstance(tasks, list):
+    if not isinstance(tasks, list | tuple):
         raise UserError(f"the tasks of {whose} are of type {type(tasks).__name__}", "return a list of texts")
-    for task in cast("list[Any]", tasks):
+    for task in cast("Iterable[Any]", tasks):
         if not isinstance(task, str) or not 0 < len(task) <= MAX_TASK or not is_utf8(task):
             raise UserError(f"{whose} has the task {task!r:.60}", f"name tasks by texts of 1 to {MAX_TASK} characters")
-    listed = cast("list[str]", tasks)
+    listed = list(cast("Iterable[str]", tasks))
     if len(set(listed)) < len(listed):
         task, times = Counter(listed).most_common(1)[0]
         raise UserError(f"{whose} has the task {task!r:.60} {times} times", "list each task once")
@@ -56,5 +58,6 @@ def check_apart(environment: Environment, splits: dict[str, list[str]]) -> None:
                         "name three different ones, so that the score is on games that the run has not seen")
     for (one, its), (other, others) in combinations(splits.items(), 2):
         if shared := set(its) & set(others):
-            raise UserError(f"the splits {one!r} and {other!r} of {environment.name} share {len(shared)} tasks, such "
-                            f"as {min(shared)!r:.60}", "give each task to one split")
+            found = f"{number_of(len(shared), 'task')}, such as {min(shared)!r:.60}"
+            raise UserError(f"the splits {one!r} and {other!r} of {environment.name} share {found}",
+                            "give each task to one split")

@@ -68,12 +68,12 @@ def _play(config: Config, environment: Environment, tasks: tuple[str, ...], tell
     name, check = config.env.name, find_spec(config.env.name).check
     fix = "unpack the game data again" if name in BUILT_IN else f"fix {name}"
     start = time.monotonic()
-    for number, task in enumerate(tasks):
-        if (seconds := time.monotonic() - start) > PROBED_S:
-            tell(f"checked {number} of {len(tasks)} games in {seconds:.0f} s; the others are not played before the run")
-            return
+    for number, task in enumerate(tasks, 1):
         with told(f"game {task} is broken", fix):
             check(environment, task)
+        if (seconds := time.monotonic() - start) > PROBED_S and number < len(tasks):
+            tell(f"checked {number} of {len(tasks)} games in {seconds:.0f} s; the others are not played before the run")
+            return
 
 
 def _check_types(name: str, environment: Environment, task: str) -> None:
