@@ -25,7 +25,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -60,8 +60,8 @@ def keys_of_group(group: Sequence[Episode], options: CreditSection) -> Keys:
     things than texts.
     """
     key = find_key(options.state_key)
-    found: object = key.keys(group, key.Options.model_validate(
-        {name: value for name, value in options if name in key.Options.model_fields}))
+    found = cast("object", key.keys(group, key.Options.model_validate(
+        {name: value for name, value in options if name in key.Options.model_fields})))
     if not isinstance(found, Keys):
         raise UserError(f"the state key {options.state_key} returned {found!r:.40}",
                         "return learner.credit.state_keys.Keys from `keys`")
