@@ -5,8 +5,10 @@ A live environment acts on the world, so its games are only opened, as its spec'
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
@@ -32,7 +34,7 @@ ANSWERS = ("", "\u2603", "<action>", "<think>a thought</think><action>an action<
 
 def check_games(config: Config, tell: Callable[[str], object]) -> TaskSets:
     """Returns the run's task sets. Raises UserError for the first game that is broken, and for code of the user's own
-    that fails on one. `tell` takes a line if not all games were tried."""
+    that fails on one. `tell` takes a line if not all games were tried, and for one that takes long."""
     task_sets = open_task_sets(config)
     games = len(task_sets.train)
     check_supply(config, games)
@@ -69,11 +71,24 @@ def _play(config: Config, environment: Environment, tasks: tuple[str, ...], tell
     fix = "unpack the game data again" if name in BUILT_IN else f"fix {name}"
     start = time.monotonic()
     for number, task in enumerate(tasks, 1):
-        with told(f"game {task} is broken", fix):
+        with told(f"game {task} is broken", fix), _telling_if_long(task, config.env.call_seconds, tell):
             check(environment, task)
         if (seconds := time.monotonic() - start) > PROBED_S and number < len(tasks):
             tell(f"checked {number} of {len(tasks)} games in {seconds:.0f} s; the others are not played before the run")
             return
+
+
+@contextmanager
+def _telling_if_long(task: str, seconds: float, tell: Callable[[str], object]) -> Iterator[None]:
+    """Tells of a game that may never answer: nothing can end it from within its own process."""
+    line = f"game {task} has not ended after {seconds:g} s (env.call_seconds), and the check waits; Ctrl-C ends it"
+    timer = threading.Timer(seconds, tell, [line])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _check_types(name: str, environment: Environment, task: str) -> None:

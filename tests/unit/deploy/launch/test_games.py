@@ -149,6 +149,30 @@ def test_slow_games_are_not_all_played_before_a_run(monkeypatch: pytest.MonkeyPa
     assert re.fullmatch(r"checked 1 of 25 games in \d+ s; the others are not played before the run", line)
 
 
+def test_a_game_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """It goes on here once it is named."""
+    named = tmp_path / "named"
+    (tmp_path / "hanging_games.py").write_text(
+        MODULE + f"""
+import os
+import time
+
+
+def hang(self, action):
+    while not os.path.exists({str(named)!r}):
+        time.sleep(0.01)
+    return "Done.", 1.0, True, False, {{}}
+
+
+Game.step = hang
+""")
+    monkeypatch.syspath_prepend(tmp_path)
+    preflight.check(load_config("parts/tiny-model", (*RUN, "env.name=hanging_games:SPEC", "env.call_seconds=0.5")),
+                    tell=lambda line: named.exists() or named.write_text(line))
+    assert named.read_text() == (
+        "game own/train/00000000 has not ended after 0.5 s (env.call_seconds), and the check waits; Ctrl-C ends it")
+
+
 def test_the_parts_of_a_game_that_works_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "right_games.py").write_text(
         MODULE + "SPEC = opens(tasks=lambda self, split: tuple(TextEnvironment.tasks(self, split)))\n")
