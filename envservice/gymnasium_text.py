@@ -28,7 +28,7 @@ _STEP: Mapping[str, Any] = {"text": str, "reward": SupportsFloat, "terminated": 
                             "info": Mapping}
 """The parts of what reset and step return, with their types."""
 _VERDICTS = (True, False)
-"""What says yes or no. Booleans of numpy are equal to them; a text such as "False" would count as true."""
+"""The values that say yes or no. Booleans of numpy are equal to them; a text such as "False" would count as true."""
 
 
 class TextGame(Protocol):

@@ -35,8 +35,8 @@ from deploy.training.child_runs import Child
 from services.process.signals import signals_unwind
 
 class Serving(Child):
-    def __init__(self, name, arguments, *, log):
-        super().__init__(name, ["serve-env", "--port", "0"], log=log)
+    def __init__(self, name, arguments, *, log, leave_s):
+        super().__init__(name, ["serve-env", "--port", "0"], log=log, leave_s=leave_s)
 
 runs.Child = Serving
 out, config = Path(sys.argv[1]), load_config("credit-experiment", [f"runs_dir={sys.argv[1]}/runs"])

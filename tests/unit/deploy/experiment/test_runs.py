@@ -111,9 +111,10 @@ class Lines:
 class OneArmFails(Child):
     """A child that ends at once: with status 0 beside the files of a finished run, or with 2 for the arm gagpo."""
 
-    def __init__(self, name: str, arguments: Sequence[str], *, log: Path) -> None:
+    def __init__(self, name: str, arguments: Sequence[str], *, log: Path, leave_s: float) -> None:
         fails = name.startswith("gagpo")
-        super().__init__(name, ["train", "--config", "nowhere"] if fails else ["--help"], log=log)
+        super().__init__(name, ["train", "--config", "nowhere"] if fails else ["--help"], log=log,
+                         leave_s=leave_s)
         if not fails:
             folder = log.parent / name
             append_row(folder / "metrics.jsonl", dict.fromkeys(METRIC_KEYS, 0.5) | {"step": 1, "version": "1.1"})
