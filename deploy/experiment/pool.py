@@ -15,14 +15,15 @@ from contextlib import contextmanager
 def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     """Provides a pool whose processes end at once if the block raises, as it does on a signal.
 
-    Their work is lost. The executor alone would wait until all that was submitted is done.
+    Their work is lost. The executor alone would wait until all that was submitted is done. They are killed: Python
+    forgets a SIGTERM that comes while a process begins after its fork, and this one would wait for it for ever.
     """
     with ProcessPoolExecutor(workers, initializer=_end_with_parent) as pool:
         try:
             yield pool
         except BaseException:
             for worker in multiprocessing.active_children():
-                worker.terminate()
+                worker.kill()
             raise
 
 
