@@ -63,10 +63,20 @@ def read_json(path: Path, kind: type[Kind], most: int = JSON_BYTES) -> Kind:
 
 def write_whole(path: Path, data: str | bytes) -> None:
     """Replaces the file atomically: a reader, also after a crash, finds the whole old or the whole new content."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.new")
+    with replacing(path, path.with_name(f".{path.name}.{os.getpid()}.new"), mode=_mode(path.parent)) as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+
+
+@contextmanager
+def replacing(path: Path, draft: Path, *, mode: int = 0o666) -> Generator[BinaryIO]:
+    """Replaces the file by what the block writes, which is durable when the block ends.
+
+    The old file stays until the new one is whole, also if the block raises or the machine ends. `draft`: a file beside
+    it that nobody else writes; a process that is killed leaves it behind. `mode`: of the new file, less the umask.
+    """
     try:
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _mode(path.parent)), "wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any
 from urllib.parse import quote
 
 from services.errors import UserError
-from services.files import Damaged, open_plain, sync
+from services.files import Damaged, open_plain, replacing, sync
 
 PIECE_BYTES = 8 << 20
 GOOGLE_RETRIES_S = 60
@@ -109,25 +109,11 @@ class ObjectFolder:
 
     def _writing(self, name: str) -> AbstractContextManager[Any]:
         client, root = self._opened
-        if client.type_name == "local":
-            return _replacing(Path(f"{root}/{name}"))
+        if client.type_name == "local":  # replaced as an object store replaces an object
+            file = Path(f"{root}/{name}")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            return replacing(file, file.with_name(f".{uuid.uuid4().hex}{DRAFT}"))
         return client.open_output_stream(f"{root}/{name}")
-
-
-@contextmanager
-def _replacing(file: Path) -> Iterator[BinaryIO]:
-    """Replaces a file of a local folder as an object store replaces an object: the old one stays until the new one is
-    whole. It is durable when the block ends."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_name(f".{uuid.uuid4().hex}{DRAFT}")
-    try:
-        with draft.open("xb") as stream:
-            yield stream
-        sync(draft)
-        draft.replace(file)
-    finally:
-        draft.unlink(missing_ok=True)
-    sync(file.parent)
 
 
 @contextmanager
