@@ -103,7 +103,7 @@ def _check_types(name: str, environment: Environment, task: str) -> None:
 def _try_prompt(config: Config, environment: Environment, task: str) -> None:
     """Raises UserError unless the prompt template makes a text of the game's first outcome."""
     name, template = f"the prompt {config.env.prompt!r} of {config.env.name}", make_template(config.env)
-    with told(f"{name} failed to render the begin of {task}", f"fix {config.env.name}"):
+    with told(f"{name} failed to render the beginning of {task}", f"fix {config.env.name}"):
         first = outcome_of(environment.open(task).reset(), "reset")
         text: object = template.render(first, (), first)
     if not isinstance(text, str):

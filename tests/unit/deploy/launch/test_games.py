@@ -112,7 +112,7 @@ def test_an_environment_of_another_form_is_refused(code: str, said: str, refused
     ("SPEC = replace(SPEC, prompts={'compact': Prompt})", "of own_games:SPEC cannot be made (TypeError: PlainTempla"),
     ("SPEC = replace(SPEC, prompts={'compact': lambda history: Game()})", "of own_games:SPEC has no `render`; see"),
     ("Prompt.render = lambda self, first, turns, now: None", "of own_games:SPEC renders None; return a text from `r"),
-    ("Prompt.render = lambda self, now: ''", "failed to render the begin of own/train/00000000 (TypeError: "),
+    ("Prompt.render = lambda self, now: ''", "failed to render the beginning of own/train/00000000 (TypeError: "),
     ("Prompt.parse = lambda self, text: text", "of own_games:SPEC parses an answer as ''; return an envservice.base"),
     ("Prompt.parse = lambda self, text: text.index('<action>')", "failed to parse '' (ValueError: substring not found"),
     ("Player.act = lambda self, now: 'a'", "answers 'a', which the prompt 'compact' does not take for well formed; "),
