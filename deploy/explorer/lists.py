@@ -10,6 +10,7 @@ from typing import Any
 from deploy.explorer.index import GroupEntry, kind_of
 from deploy.runs.comparison import TITLES
 from services.store.archive import evaluation_part, file_name
+from services.telemetry.curve import on_curve
 
 PAGE = 50
 ORDERS: dict[str, Callable[[GroupEntry], Any]] = {
@@ -91,7 +92,7 @@ class Column:
     @property
     def title(self) -> str:
         """Returns the title: `step 20 T=0.4`, `after RL T=1`."""
-        name = f"step {self.step}" if self.label.startswith("step-") else TITLES.get(self.label, self.label)
+        name = f"step {self.step}" if on_curve(self.label) else TITLES.get(self.label, self.label)
         return f"{name} T={self.temperature:g}"
 
     @property

@@ -20,6 +20,7 @@ from envservice.registry import find_spec
 from envservice.spec import Explain, LostEpisode, LostTurn
 from services.errors import UserError
 from services.store.archive import evaluation_part, file_name
+from services.telemetry.curve import on_curve
 
 _COLUMNS = ("group", "k", "step", "task_type", "won", "end", "observation", "action", "admissible", "unchanged",
             "final_observation")
@@ -75,7 +76,7 @@ def losses(run: Path, evaluations: Sequence[Mapping[str, Any]], env: str) -> tup
     The last one is that of the highest step, and there the held-out games: rows are in the order in which an evaluation
     was made first. `env`: the run's env.name. None if the run keeps no episodes of an evaluation.
     """
-    rows = [row for row in evaluations if row["label"] == TRAINED or row["label"].startswith("step-")]
+    rows = [row for row in evaluations if row["label"] == TRAINED or on_curve(row["label"])]
     if not rows:
         return None, []
     _, last = max(enumerate(rows), key=lambda found: (found[1]["step"], found[1]["label"] == TRAINED, found[0]))

@@ -21,6 +21,7 @@ from deploy.runs.verdict import verdicts
 from envservice.registry import stands_in_for
 from services.files import write_whole
 from services.statistics import seed_interval
+from services.telemetry.curve import on_curve
 
 FORMAT = 2
 STYLE = (
@@ -205,7 +206,7 @@ def _pictures(compared: Compared, folder: Path, steps: Sequence[int]) -> tuple[l
     more = write_figures(folder, compared.records, arms=compared.arms,
                          figures={name: subplots for name, subplots in FIGURES.items() if name not in PAPER})
     more = [path for path in more if path not in paper]
-    if any(row["label"].startswith("step-") for record in compared.records for row in record.evaluations):
+    if any(on_curve(row["label"]) for record in compared.records for row in record.evaluations):
         more.append(_evaluations(folder / "evaluation.png", compared))
     parts = [f"{part}: {name}" for part in advantages.names_of(found) for name in ("IQR", "beyond 1")]
     table = advantages.rows(found)
@@ -230,7 +231,7 @@ def evaluation_lines(compared: Compared) -> list[EvaluationLine]:
     for name, arm in compared.arms.items():
         kinds: dict[Kind, dict[int, list[Mapping[str, Any]]]] = {}
         for row in (row for record in compared.records if record.arm == name for row in record.evaluations):
-            if row["label"].startswith("step-"):
+            if on_curve(row["label"]):
                 kinds.setdefault(evaluation_kind(row), {}).setdefault(row["step"], []).append(row)
         lines += [EvaluationLine(title=f"{arm.title}, {split} T={t:g}" if len(kinds) > 1 else arm.title,
                                  colour=arm.colour, points=[(step, *_interval(at[step])) for step in sorted(at)])

@@ -20,6 +20,7 @@ from deploy.report.arms import Arm
 from deploy.runs.comparison import Kind, after_rl, evaluation_kind
 from deploy.runs.records import Record
 from services.statistics import detectable, seed_interval, spread
+from services.telemetry.curve import on_curve
 
 LAST = 3
 """Number of evaluations at the end of a run whose mean is a measure. One policy's score moves from step to step."""
@@ -53,7 +54,7 @@ class Measure:
 
 def _along(record: Record) -> list[Mapping[str, Any]]:
     """Returns the evaluations during training."""
-    return [row for row in record.evaluations if row["label"].startswith("step-")]
+    return [row for row in record.evaluations if on_curve(row["label"])]
 
 
 def _after(kind: Kind) -> Callable[[Record], float | None]:

@@ -25,6 +25,7 @@ from services.config.file import dump_config
 from services.config.tree import Config
 from services.errors import UserError
 from services.plural import number_of
+from services.telemetry.curve import on_curve
 from services.telemetry.metrics_file import read_evaluations
 
 PLAYED: dict[str, Any] = {
@@ -114,7 +115,7 @@ The agent reads one prompt per turn, which gagpo makes from the game's text, and
 def _scores(run: RunFolder, step: int) -> str:
     """Rows of the card: the evaluations of this very step."""
     found = [row for row in read_evaluations(run.evaluations) if row["step"] == step
-             and (row["label"] == TRAINED or row["label"].startswith("step-"))]
+             and (row["label"] == TRAINED or on_curve(row["label"]))]
     rows = [f"| score, T={row['temperature']:g} | {row['success_rate']:.1%} "
             f"[{row['success_low']:.1%}, {row['success_high']:.1%}] on {number_of(row['tasks'], 'task')} of "
             f"`{row['split']}` ({row.get('env', 'its environment')}) |" for row in found]

@@ -23,6 +23,7 @@ from services.config.tree import Config
 from services.errors import UserError
 from services.files import read_json, write_whole
 from services.process.packages import OURS, installation_root
+from services.telemetry.curve import on_curve
 
 FORMAT = 1
 CURVES = (
@@ -143,7 +144,7 @@ def record_of(folder: Path, *, arm: str, config: Config, minutes: float, code: s
 
 
 def _evaluation(row: Mapping[str, Any], task_sets: Mapping[str, Sequence[str]], config: Config) -> dict[str, Any]:
-    samples = 1 if row["label"].startswith("step-") else config.eval.panel_samples
+    samples = 1 if on_curve(row["label"]) else config.eval.panel_samples
     kept = ("label", "step", "split", "temperature", "tasks", "dropped", "success_rate", "episode_length")
     return {key: _short(row[key]) if isinstance(row[key], float) else row[key] for key in kept} | {
         "success_by_type": {name: _short(rate) for name, rate in row["success_by_type"].items()},

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from services.config.file import flatten
 from services.config.tree import Config
 from services.errors import UserError
+from services.telemetry.curve import on_curve
 from services.telemetry.logs import get_logger
 from services.telemetry.overhead import counted
 
@@ -145,7 +146,7 @@ class Sinks:
 
     def evaluation(self, row: Mapping[str, Any]) -> None:
         """Writes a row of evaluations.jsonl under its split, or under its label if it belongs to the final table."""
-        kind = row["split"] if row["label"].startswith("step-") else row["label"]
+        kind = row["split"] if on_curve(row["label"]) else row["label"]
         named = _numbers(row) | {f"success/{name}": rate for name, rate in row["success_by_type"].items()}
         self._write({f"evaluation/{kind}-T{row['temperature']:g}/{name}": value for name, value in named.items()
                      if name != "temperature"}, int(row["step"]))

@@ -45,14 +45,10 @@ from services.patience import while_folder_away
 from services.records import Episode, Version
 from services.store.archive import ArchiveRow, EpisodeArchive, evaluation_part
 from services.store.lease import Lease
+from services.telemetry.curve import curve_label, on_curve
 from services.telemetry.metrics_file import MetricsRow, append_row, drop_rows, read_evaluations, read_metrics, read_rows
 
 CONTROLLER_LEASE_S = 30.0
-
-
-def curve_label(step: int) -> str:
-    """Returns the label of the evaluation after learner step `step`."""
-    return f"step-{step:06d}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +176,7 @@ class TrainingRun:
         self.progress.evaluation(summary)
 
     def _keep_score(self, summary: dict[str, Any]) -> None:
-        if summary["label"].startswith("step-") and summary["step"]:  # step 0 is the cold start: it has no checkpoint
+        if on_curve(summary["label"]) and summary["step"]:  # step 0 is the cold start: it has no checkpoint
             self._checkpoints().record_score(summary["step"], summary["success_rate"], evaluation_kind(summary))
         append_row(self.folder.evaluations, summary)
 

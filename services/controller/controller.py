@@ -29,6 +29,7 @@ from services.errors import Fault
 from services.records import Drop, Episode, Version
 from services.store.lease import Lease
 from services.store.store import Store
+from services.telemetry.curve import on_curve
 from services.telemetry.heartbeat import NO_SERVERS
 from services.telemetry.tickets import trace_drop, trace_issue
 
@@ -85,7 +86,7 @@ class Controller:
 
         The folder is right, not Redis. So no version is evaluated twice, and boards show the last result at once.
         """
-        curve = [row for row in evaluations if row["label"].startswith("step-")]
+        curve = [row for row in evaluations if on_curve(row["label"])]
         self.store.mark_evaluated(self.lease, max((row["step"] for row in curve), default=-1))
         for row in curve[-1:]:
             self.telemetry.evaluated(row)
