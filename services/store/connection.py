@@ -12,18 +12,18 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import redis
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthorizationError, MasterDownError
 from redis.retry import Retry
-from redis.sentinel import Sentinel
 
 from services.config.redis import RedisSection
 from services.errors import LeaseLost, StoreFault, Unanswered, UserError
 from services.patience import patiently
 from services.process.addresses import is_host
+from services.store import sentinels
 from services.telemetry.logs import get_logger
 
 log = get_logger("store")
@@ -74,7 +74,7 @@ def connect(url: str, timeout_s: float, ca_file: Path | None = None) -> Any:
             raise UserError(f"redis.ca_file is set, but redis.url begins with {scheme}:", "write rediss://host:6379/0")
         options["ssl_ca_certs"] = str(ca_file)
     try:
-        return _master(url, options) if scheme == "sentinel" else _server(url, options)
+        return sentinels.master(url, options) if scheme == "sentinel" else _server(url, options)
     except ValueError as error:
         raise UserError(f"redis.url is not a Redis address: {error}",
                         "write redis://host:6379/0 or sentinel://host:26379/name") from error
@@ -84,20 +84,6 @@ def _server(url: str, options: dict[str, Any]) -> Any:
     if not is_host(urlsplit(url).hostname or ""):
         raise ValueError("no name service can be asked for its host")
     return redis.Redis.from_url(url, **options)
-
-
-def _master(url: str, options: dict[str, Any]) -> Any:
-    """Returns a client that asks the sentinels for the master whenever it connects."""
-    parts = urlsplit(url)
-    login, _, hosts = parts.netloc.rpartition("@")
-    user, _, password = login.partition(":")
-    name, _, database = parts.path.strip("/").partition("/")
-    addresses = [urlsplit(f"//{host}") for host in hosts.split(",")]
-    if not name or not all(address.hostname and is_host(address.hostname) for address in addresses):
-        raise ValueError("sentinel:// needs hosts and the name of the master")
-    sentinels = Sentinel([(address.hostname, address.port or 26379) for address in addresses], sentinel_kwargs=options)
-    return sentinels.master_for(name, db=int(database or 0), username=unquote(user) or None,
-                                password=unquote(password) or None, **options)
 
 
 class Connection:

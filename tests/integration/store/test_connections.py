@@ -108,6 +108,22 @@ def test_sentinels_lead_to_the_new_master_when_the_old_one_dies(start):
     assert replica.info("replication")["role"] == "master"
 
 
+def test_sentinels_that_ask_for_the_password_of_the_master_get_it(start):
+    """As charts for Kubernetes set them up. A sentinel of the same list may as well ask for none."""
+    port, watches = held_port(), [held_port(), held_port()]
+    start("master", port, [f"port {port}", f"requirepass {PASSWORD}", "appendonly yes"])
+    for watch, login in zip(watches, ([f"requirepass {PASSWORD}"], []), strict=True):
+        start(f"sentinel{watch}", watch, [f"port {watch}", *login, f"sentinel monitor runs 127.0.0.1 {port} 1",
+                                          f"sentinel auth-pass runs {PASSWORD}"], "--sentinel")
+        Store(f"sentinel://:{PASSWORD}@127.0.0.1:{watch}/runs", "run").check()
+    asks, asks_not = (f"127.0.0.1:{watch}" for watch in watches)
+    with pytest.raises(UserError, match=rf"^Redis refused the password \(no sentinel names a master runs: {asks}: it "
+                                        rf"asks for a password; {asks}: it refuses the login\); correct redis\.url$"):
+        Store(f"sentinel://:wrong@{asks}/runs", "run").check()
+    with pytest.raises(Unanswered, match=rf"names a master other: {asks_not}: it knows no such master\); start it or"):
+        Store(f"sentinel://{asks_not}/other", "run").check()
+
+
 @contextmanager
 def address_of(ports: list[int]) -> Iterator[int]:
     """Yields a port that leads to the last of `ports`, as the name of a managed Redis leads to its master. Connections
