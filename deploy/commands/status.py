@@ -17,7 +17,7 @@ from deploy.runs.configs import load_config
 from deploy.runs.folder import RunFolder, go_on
 from deploy.runs.health import warnings
 from deploy.runs.history import RunHistory, damage
-from deploy.runs.live_status import Seen, look, value
+from deploy.runs.live_status import Seen, look, silent, value
 from deploy.runs.policies import find_run, run_path
 from deploy.runs.stage import ENDED_WELL, read_stage
 from deploy.runs.verdict import next_commands, verdicts
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
             print(json.dumps({"format": 1, **status, "processes": processes(seen)}), flush=True)
         else:
             clear = "\x1b[H\x1b[2J" if args.watch and sys.stdout.isatty() else ""
-            lines = [*summary(status), *table(seen, ranks=status["learner_ranks"])]
+            lines = [*summary(status), *(table(seen, ranks=status["learner_ranks"]) or silent(folder.path))]
             print(clear + printable("\n".join(lines)), flush=True)
         if not args.watch:
             return int(bool(status["damaged"]))

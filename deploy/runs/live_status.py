@@ -15,7 +15,7 @@ import msgspec
 
 from deploy.runs.configs import load_config
 from deploy.runs.folder import RunFolder
-from deploy.runs.stage import read_stage
+from deploy.runs.stage import read_stage, this_host
 from services.config.secrets import env_token
 from services.errors import UserError
 from services.files import Damaged, read_json
@@ -61,15 +61,10 @@ def look(path: Path) -> dict[str, Beat]:
 
     A driver that was killed leaves its address behind, and another run may answer there.
     """
-    stage = read_stage(RunFolder(path).stage_file)
-    if stage is not None and not stage.alive:
+    groups = _targets(path)
+    if not groups:
         return {}
-    try:
-        driver, *servers = read_json(RunFolder(path).targets, list[TargetGroup])
-    except OSError:  # there is none, or its folder is another user's
-        return {}
-    except ValueError:
-        raise Damaged(f"{RunFolder(path).targets} names no process", "delete it; a run writes it again") from None
+    driver, *servers = groups
     reply = _get(f"http://{driver.targets[0]}/status")
     if reply is None:
         return {}
@@ -77,6 +72,30 @@ def look(path: Path) -> dict[str, Beat]:
     token = _token(path) if servers else None
     return beats | {f"env {target}": _server(f"{group.labels.get('__scheme__', 'http')}://{target}/metrics", token)
                     for group in servers for target in group.targets}
+
+
+def silent(path: Path) -> list[str]:
+    """Returns the line that is shown where no process of a run answered; [] if the run is over or has yet to begin."""
+    stage, groups = read_stage(RunFolder(path).stage_file), _targets(path)
+    if stage is None or not groups:
+        return []
+    said = f"  its processes do not answer at {groups[0].targets[0]}"
+    return [said if stage.host == this_host() else f"{said}: ask on {stage.host.split()[0]}, or give metrics.host an "
+            "address that other machines reach"]
+
+
+def _targets(path: Path) -> list[TargetGroup]:
+    """Returns the addresses of a run that goes on: its driver's first. [] if it is over or has yet to write them."""
+    stage = read_stage(RunFolder(path).stage_file)
+    if stage is not None and not stage.alive:
+        return []
+    try:
+        groups = read_json(RunFolder(path).targets, list[TargetGroup])
+    except OSError:  # there is none, or its folder is another user's
+        return []
+    if not groups:
+        raise Damaged(f"{RunFolder(path).targets} names no process", "delete it; a run writes it again")
+    return groups
 
 
 def _token(path: Path) -> str | None:

@@ -22,7 +22,7 @@ from deploy.launch.monitoring import target_groups
 from deploy.runs.configs import load_config
 from deploy.runs.folder import RunFolder
 from deploy.runs.live_status import Seen, look, rate
-from deploy.runs.stage import StageRecord, read_stage
+from deploy.runs.stage import Stage, StageRecord, read_stage
 from services.config.file import dump_config
 from services.telemetry.exposition import serving
 from services.telemetry.heartbeat import Beat
@@ -223,6 +223,21 @@ def test_the_processes_of_another_run_at_a_killed_drivers_address_are_not_its_ow
     kill(folder)
     with living(folder):
         assert look(folder.path) == {}
+
+
+def test_a_run_whose_processes_cannot_be_asked_from_here_says_where_they_can(folder, capsys):
+    """The default of metrics.host is the driver's own machine alone."""
+    now = time.time()
+    stage = Stage(name="reinforcement learning", since=now, at=now, host="node-7 boot-id pid:[1]", pid=1, born=0.0)
+    folder.stage_file.write_bytes(msgspec.json.encode(stage))
+    assert cli.main(["status", str(folder.path)]) == 0
+    assert "do not answer" not in capsys.readouterr().out  # it has not told its address yet
+    folder.targets.parent.mkdir(parents=True)
+    folder.targets.write_text(json.dumps(target_groups("a", "127.0.0.1:1", [])))
+    assert cli.main(["status", str(folder.path)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "  its processes do not answer at 127.0.0.1:1: ask on node-7, or give metrics.host an address that other "
+        "machines reach")
 
 
 class Guarded(BaseHTTPRequestHandler):
