@@ -140,10 +140,13 @@ def _settings_named(option: str) -> list[str]:
 
 
 def _check_places(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Raises UserError if a setting KEY=VALUE stands where the command expects a task, a split or a model."""
+    """Raises UserError if a setting KEY=VALUE stands where the command needs a task or a split.
+
+    An optional place may hold one: argparse fills it with the first setting, and the command sorts its words itself.
+    """
     for action in parser._get_positional_actions() if hasattr(args, "overrides") else ():  # pyright: ignore[reportPrivateUsage]
         given = getattr(args, action.dest)
-        if isinstance(given, str) and given.partition("=")[0] in config_keys():
+        if action.nargs is None and isinstance(given, str) and given.partition("=")[0] in config_keys():
             raise UserError(f"{action.metavar} is missing: {given} stands in its place",
                             f"give it before the settings, see `{parser.prog} --help`")
 

@@ -108,6 +108,8 @@ DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
      "CWD/empty.json); name a folder that you may write to with --out"),
     (["eval", "--policy", "react", "--endpoint", "http://127.0.0.1:9/v1", "--model", "m", "--episodes", "1", "--out",
       "half"], "half is a folder; name a file in it with --out"),
+    (["eval", "--policy", "react", "--endpoint", "http://127.0.0.1:9/v1", "--model", "m", "--out", "half",
+      "eval.panel=1", "env.max_steps=3"], "half is a folder; name a file in it with --out"),
     (["eval", "--policy", "react", "--endpoint", "http://127.0.0.1:9/v1", "--model", "m", "--episodes", "1", "--out",
       "empty.json/x"], "empty.json/x cannot be written (Not a directory: CWD/empty.json); choose another file with "
      "--out"),
@@ -125,8 +127,8 @@ DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
      "SPLIT is missing: env.history=3 stands in its place; give it before the settings, see `gagpo tasks --help`"),
     (["prompt", "env.history=3", "--config", "alfworld-tiny"],
      "TASK is missing: env.history=3 stands in its place; give it before the settings, see `gagpo prompt --help`"),
-    (["eval", "eval.temperature=1"], "MODEL|RUN is missing: eval.temperature=1 stands in its place; give it before the "
-     "settings, see `gagpo eval --help`"),
+    (["eval", "eval.temperature=1"],
+     "no model is given; give a folder or a run, or --policy and --endpoint"),
     (["sft", "--config", "alfworld-tiny", "--out", "cold", "env.name=untaught:SPEC", "env.max_steps=3"],
      "untaught:SPEC has no demonstrations for a cold start; give its spec a teacher, or name a file of trajectories by "
      "sft.file, or set model.path and sft.enabled=false"),
