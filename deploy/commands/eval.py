@@ -165,6 +165,9 @@ def _show(summary: dict[str, Any]) -> None:
     if summary.get("context_full"):
         print(f"{summary['context_full']} of {summary['episodes']} trials ended because their conversation was longer "
               "than the model reads")
+    if empty := summary.get("empty_answers"):
+        print(f"{empty:,} of {summary['calls']:,} answers were empty; a model that thinks first may need a larger "
+              "rollout.max_response_tokens")
     if "calls" in summary:
         unknown = f"; {summary['uncounted_calls']} calls were not counted" if summary["uncounted_calls"] else ""
         print(f"cost: {summary['calls']:,} calls, {summary['prompt_tokens']:,} tokens of prompts and "

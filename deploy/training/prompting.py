@@ -224,6 +224,7 @@ def summarise(plan: PromptingPlan, settings: Mapping[str, Any], by_task: Mapping
         "prompt_tokens": sum(trial.prompt_tokens for trial in played),
         "answer_tokens": sum(trial.answer_tokens for trial in played),
         "uncounted_calls": sum(trial.uncounted for trial in played),
+        "empty_answers": sum(not step.answer for step in steps),
         "context_full": sum(trial.end == "context" for trial in played),
     }
 

@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Annotated, Any, TypeVar
-from urllib.parse import urlsplit
 
 import httpx
 import msgspec
@@ -25,6 +24,7 @@ from services.chat import Message
 from services.config.prompting import PromptingSection
 from services.config.secrets import HIDDEN
 from services.errors import UserError
+from services.process.addresses import parts_of
 
 AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 """Statuses that may pass. Every other one is the user's to fix."""
@@ -169,9 +169,10 @@ class EndpointModel:
 
 def endpoint_client(url: str, key: str | None, settings: PromptingSection) -> httpx.AsyncClient:
     """Returns the HTTP client of an endpoint, such as http://127.0.0.1:8000/v1. Raises UserError for another form."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UserError(f"--endpoint {url} is no address", "give one such as http://127.0.0.1:8000/v1")
+    try:
+        parts = parts_of(url)
+    except ValueError:
+        raise UserError(f"--endpoint {url} is no address", "give one such as http://127.0.0.1:8000/v1") from None
     if parts.username or parts.password or parts.query:
         raise UserError("--endpoint holds a name, a password or a query, which others can read in a command line",
                         "give the address alone, and the key by prompting.key_file or $GAGPO_ENDPOINT_KEY")

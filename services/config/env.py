@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from services.process.addresses import is_host
+from services.process.addresses import parts_of
 
 LARGEST = 2**53
 """Largest whole number in a config. JSON readers that use floats would change a larger one."""
@@ -22,12 +21,13 @@ FARTHEST = 1e9
 
 def http_address(url: str) -> str:
     """Returns `url`. Raises ValueError if it is not the http or https address of a server, or holds a password."""
-    parts = urlsplit(url)
-    if "@" in parts.netloc:
+    if "@" in url.partition("//")[2].partition("/")[0]:
         raise ValueError("it should have no user and password, which every copy of the config would show: set "
                          "env.token_file or $GAGPO_ENV_TOKEN")
-    if parts.scheme not in ("http", "https") or not parts.hostname or not is_host(parts.hostname):
-        raise ValueError(f"{url!r} is no address of a server, such as http://127.0.0.1:8100")
+    try:
+        parts_of(url)
+    except ValueError:
+        raise ValueError(f"{url!r} is no address of a server, such as http://127.0.0.1:8100") from None
     return url
 
 

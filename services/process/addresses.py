@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from contextlib import suppress
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from services.errors import UserError
 
@@ -26,6 +26,16 @@ def is_host(name: str) -> bool:
     except UnicodeError:
         return False
     return True
+
+
+def parts_of(url: str) -> SplitResult:
+    """Returns the parts of an http or https address. Raises ValueError for anything else, such as a port that is none.
+    """
+    parts = urlsplit(url)
+    _ = parts.port  # reading it checks it
+    if parts.scheme not in ("http", "https") or not parts.hostname or not is_host(parts.hostname):
+        raise ValueError(f"{url!r} is no http address")
+    return parts
 
 
 def check_exposure(host: str, token: str | None, variable: str) -> None:

@@ -43,6 +43,13 @@ def plan(policy: str, *overrides: str):
                                      "prompting.concurrency=2", *overrides]), policy, None)
 
 
+class Silent:
+    """A model that thinks until its answer is cut, and so says nothing."""
+
+    async def ask(self, messages: Sequence[Message], *, seed: int) -> ModelAnswer:
+        return ModelAnswer(text="", prompt_tokens=20, answer_tokens=2)
+
+
 def lines(file: Path) -> list[dict]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
@@ -58,11 +65,17 @@ async def test_each_task_is_played_once_and_kept(tmp_path: Path, policy: str):
         model.calls, 20 * model.calls, 2 * model.calls)
     assert summary["episode_length"] * 3 == model.calls
     assert (summary["invalid_share"], summary["inadmissible_share"], summary["uncounted_calls"]) == (0, 0, 0)
+    assert summary["empty_answers"] == 0
     assert sorted(told) == [(1, 3), (2, 3), (3, 3)]
     settings, *trials = lines(file)
     assert settings["settings"]["policy"] == policy
     assert {each["task"] for each in trials} == set(summary["success_by_task"])
     assert trials[0]["steps"][-1]["action"] == "open door"
+
+
+async def test_answers_without_a_text_are_counted(tmp_path: Path):
+    summary = await play(plan("react"), Silent(), "m", tmp_path / "e.jsonl", lambda *_: None)
+    assert summary["empty_answers"] == summary["calls"] == 3 * 12
 
 
 async def test_trials_that_are_kept_are_not_played_again(tmp_path: Path):

@@ -191,7 +191,8 @@ def test_a_path_may_begin_with_the_home_folder(file: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("override", [
-    "env.urls=[127.0.0.1:8100]", "env.urls=[ftp://host:8100]", "env.urls=[http://env..ns:8100]"])
+    "env.urls=[127.0.0.1:8100]", "env.urls=[ftp://host:8100]", "env.urls=[http://env..ns:8100]",
+    "env.urls=[http://host:99999]", "env.urls=[http://host:abc]", "env.urls=['http://[::1:8100']"])
 def test_an_address_of_a_server_without_http_is_refused(file: Path, override: str):
     assert "is no address of a server, such as http://127.0.0.1:8100" in message(file, override)
 
