@@ -37,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from deploy.launch.chat_template import check_template
     from deploy.launch.model_folder import check_model, check_weights
     from deploy.launch.preflight import check_scratch
+    from deploy.launch.warnings import unread_answers
 
     config = config_from(args)
     check_writable(args.out, f"--out {args.out}", "give another folder")
@@ -51,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
         check_weights(begins)
         check_template(lay_over(config, {"model.path": begins}))
     with StatusLines(Console(stderr=args.json)) as lines:
+        for line in unread_answers(config):
+            lines.note(f"warning: {line}")
         out = cold_start(config, args.out, minutes=config.sft.minutes, epochs=config.sft.epochs,
                          continue_from=args.continue_from, report=lines.note, passing=lines.passing)
     print((out / "sft.json").read_text().strip() if args.json else f"model: {out}")

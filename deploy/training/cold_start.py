@@ -94,7 +94,7 @@ def cold_start(
     budget = Budget(minutes=minutes) if epochs is None else \
         Budget(updates=epochs * math.ceil(len(rows) / config.sft.batch_rows))
     report(f"training {sum(w.numel() for w in model.parameters()):,} weights for {_whole(budget)} "
-           f"on {len(rows):,} demonstrated steps of {sum(len(r.ids) for r in rows) / len(rows):.0f} tokens")
+           f"on {number_of(len(rows), 'demonstrated step')} of {sum(len(r.ids) for r in rows) / len(rows):.0f} tokens")
     with _threads(config.learner.threads):
         progress = train(
             model, rows, config.sft, budget=budget, pad_id=_pad_id(tokenizer), seed=seed,
@@ -130,7 +130,8 @@ def _shown(config: Config, spec: EnvironmentSpec, template: PromptTemplate, *, s
                             "raise env.max_steps, lower sft.noise, or correct the player; or set sft.file")
         return shown
     found = read_trajectories(config.sft.file, chat=template.chat)
-    report(f"demonstrations: {found.episodes} trajectories with {len(found.examples)} answers in {config.sft.file}")
+    report(f"demonstrations: {number_of(found.episodes, 'episode')} with {number_of(len(found.examples), 'answer')} in "
+           f"{config.sft.file}")
     return Demonstrations(examples=found.examples, split="file", digest=found.digest, games=0, episodes=found.episodes,
                           won=0, seconds=0.0)
 
@@ -259,10 +260,10 @@ def _pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
 def _tell(report: Report, now: SftProgress, budget: Budget) -> None:
     spent = budget.spent(now.updates, now.seconds)
     left = f", about {span(now.seconds / spent - now.seconds)} left" if 0 < spent < 1 else ""
-    report(f"cold start {now.seconds / 60:4.1f} min, {spent:.0%} of {_whole(budget)}: {now.updates} updates, "
+    report(f"cold start {now.seconds / 60:4.1f} min, {spent:.0%} of {_whole(budget)}: {number_of(now.updates, 'update')}, "
            f"{now.epochs:.1f} epochs, {now.rows / max(now.seconds, 1e-9):.0f} rows/s, "
            f"loss {now.loss_response:.2f} per answer{left}")
 
 
 def _whole(budget: Budget) -> str:
-    return f"{budget.minutes:.1f} min" if budget.updates is None else f"{budget.updates:,} updates"
+    return f"{budget.minutes:.1f} min" if budget.updates is None else number_of(budget.updates, "update")

@@ -12,6 +12,7 @@ Other keys of a line are ignored.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,6 +30,12 @@ LINE_BYTES = 16 << 20
 _FORMS = 'write {"messages": [...]} or {"steps": [...]}'
 
 
+_CALLS = "write the calls into its content, in the form in which the model writes them"
+_THOUGHT = "write the thought into its content, in its tags"
+_UNREAD = {"tool_calls": _CALLS, "function_call": _CALLS, "reasoning_content": _THOUGHT, "reasoning": _THOUGHT}
+"""Maps each part of a message that would be lost, and the model would learn to leave it out, to where it belongs."""
+
+
 class _Message(msgspec.Struct):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | None = None
@@ -36,6 +43,9 @@ class _Message(msgspec.Struct):
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: list[Any] | None = None
+    function_call: Any = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
     def written(self) -> dict[str, Any]:
         """Returns the message as chat templates take it."""
@@ -91,6 +101,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     with open_plain(path) as file:
         while line := file.readline(LINE_BYTES + 1):
             number += 1
+            line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
             if len(line) > LINE_BYTES:
                 raise Damaged(f"{path} line {number} is longer than {LINE_BYTES >> 20} MiB", "write shorter lines")
             yield number, line
@@ -115,6 +126,8 @@ def _examples(line: bytes, where: str, *, chat: bool) -> Iterator[Example]:
 
 
 def _of_steps(steps: list[_Step], where: str) -> Iterator[Example]:
+    if not steps:
+        raise UserError(f"{where} has no steps", "leave the line out")
     for number, step in enumerate(steps, 1):
         if not step.prompt or not step.response:
             raise UserError(f"{where}, step {number} has an empty {'response' if step.prompt else 'prompt'}",
@@ -124,9 +137,9 @@ def _of_steps(steps: list[_Step], where: str) -> Iterator[Example]:
 
 def _of_messages(messages: list[_Message], tools: list[dict[str, Any]], where: str) -> Iterator[Example]:
     for number, message in enumerate(messages, 1):
-        if message.tool_calls:
-            raise UserError(f"{where}, message {number} has tool_calls, which are not read",
-                            "write the calls into its content, in the form in which the model writes them")
+        for field, fix in _UNREAD.items():
+            if getattr(message, field):
+                raise UserError(f"{where}, message {number} has {field}, which is not read", fix)
         if message.content is None:
             raise UserError(f"{where}, message {number} has no content", 'give it a text, which may be ""')
     answers = [number for number, message in enumerate(messages) if message.role == "assistant"]

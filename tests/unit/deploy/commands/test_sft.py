@@ -63,7 +63,7 @@ def test_trajectories_of_a_file_are_imitated_for_whole_epochs(config, tmp_path):
     facts = json.loads((out / "sft.json").read_text())
     assert (facts["training"]["updates"], facts["training"]["rows"], facts["epochs"]) == (6, 10, 2)
     assert (facts["demonstrations"]["split"], facts["demonstrations"]["rows"]) == ("file", 5)
-    assert lines[0] == f"demonstrations: 1 trajectories with 5 answers in {file}"
+    assert lines[0] == f"demonstrations: 1 episode with 5 answers in {file}"
 
 
 def test_examples_that_are_all_too_long_are_named(config, tmp_path):

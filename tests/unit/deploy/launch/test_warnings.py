@@ -1,5 +1,6 @@
 """Settings that are allowed but hardly meant are told before and at the start of a run."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,19 @@ def test_a_large_model_with_the_learning_rates_of_a_tiny_one_is_told(models: dic
     (["learner.lr=1e-6", "sft.enabled=false", *PPO], [])])
 def test_only_rates_that_are_used_and_high_are_told(overrides: list[str], keys: list[str], models: dict[str, Path]):
     assert warned(f"model.path={models['1.5b']}", *overrides) == keys
+
+
+def test_answers_of_a_file_that_the_prompt_cannot_read_are_counted(tmp_path: Path):
+    """A template may open the thought itself, so an answer may lack its first tag. An agent reads its answers itself."""
+    file, good = tmp_path / "shown.jsonl", "<think>mug</think><action>look</action>"
+    answers = [good, good.removeprefix("<think>"), "Thought: mug\nAction: look"]
+    file.write_text(json.dumps({"steps": [{"prompt": "Now: a mug", "response": answer} for answer in answers]}))
+    settings = ["sft.enabled=true", f"sft.file={file}"]
+    assert warnings(load_config("alfworld-tiny", settings)) == [
+        f"env.prompt=compact finds 1 of 3 answers in {file} malformed, such as 'Thought: mug\\nAction: look': a policy "
+        "that imitates them takes invalid turns"]
+    assert warned(*settings, "agent.name=my_agent:agent") == []
+    assert warned("sft.enabled=false", f"sft.file={file}") == []
 
 
 def test_a_tiny_model_keeps_its_rates(tmp_path: Path, tiny_model):

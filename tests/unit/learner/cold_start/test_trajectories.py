@@ -1,5 +1,6 @@
 """Trajectories from a file: both forms, what of them is trained on, and the line that an error names."""
 
+import codecs
 import json
 from pathlib import Path
 
@@ -55,6 +56,9 @@ def test_steps_have_prompts_of_their_own(tmp_path: Path, chat: bool):
     ({"messages": [{"role": "user"}, SAID]}, "message 1 has no content"),
     ({"messages": [ASKED, {**SAID, "tool_calls": [{"function": {"name": "add"}}]}]}, "message 2 has tool_calls, which"),
     ({"messages": [ASKED, {"role": "assistant", "tool_calls": [{}]}]}, "write the calls into its content"),
+    ({"messages": [ASKED, {**SAID, "function_call": {"name": "add"}}]}, "message 2 has function_call, which"),
+    ({"messages": [ASKED, {**SAID, "reasoning_content": "a thought"}]}, "message 2 has reasoning_content, which"),
+    ({"messages": [ASKED, {**SAID, "reasoning": "a thought"}]}, "write the thought into its content, in its tags"),
     ({"messages": [ASKED]}, "has no message of the assistant"),
     ({"messages": []}, "has no message of the assistant"),
     ({"messages": [SAID, ASKED]}, "begins with the assistant"),
@@ -64,6 +68,7 @@ def test_steps_have_prompts_of_their_own(tmp_path: Path, chat: bool):
     ({"messages": [ASKED, SAID], "steps": []}, "has both messages and steps"),
     ({"messages": [], "steps": []}, "has both messages and steps"),
     ({"steps": [{"prompt": "a", "response": ""}]}, "step 1 has an empty response"),
+    ({"steps": []}, "has no steps; leave the line out"),
     ({"steps": [{"prompt": "a"}]}, "missing required field `response`")])
 def test_a_wrong_line_is_named(tmp_path: Path, line: str | dict, text: str):
     file = written(tmp_path, GOOD, line)
@@ -72,6 +77,19 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: str | dict, text: str):
     assert f"{file} line 2" in str(raised.value)
     assert text in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_a_byte_order_mark_before_the_first_line_is_no_part_of_it(tmp_path: Path):
+    """Windows writes one, and the line would be no JSON for a reason that no editor shows."""
+    file = written(tmp_path, GOOD)
+    file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
+    assert len(read_trajectories(file, chat=True).examples) == 1
+
+
+def test_a_null_for_what_is_not_read_is_nothing(tmp_path: Path):
+    """Clients write all fields of an answer, with null for those without a value."""
+    file = written(tmp_path, {"messages": [ASKED, {**SAID, "function_call": None, "reasoning_content": ""}]})
+    assert len(read_trajectories(file, chat=True).examples) == 1
 
 
 def test_a_prompt_of_raw_text_has_no_conversations(tmp_path: Path):
