@@ -9,16 +9,14 @@ import sys
 from typing import TYPE_CHECKING
 
 from deploy.commands.arguments import above_zero, add_env_arguments, env_from, positive
+from deploy.commands.told_session import open_session
 from deploy.console.printable import printable
 from deploy.runs.policies import run_path
-from envservice.base import Outcome, Session, outcome_of
-from services.errors import EnvFault, UserError
+from envservice.base import Outcome, Session
 from services.plural import number_of
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from services.config.tree import EnvSection
 
 _OVER = "the episode is over; end the input, or start another game"
 
@@ -48,37 +46,22 @@ def run(args: argparse.Namespace) -> int:
     """Plays until the input ends. Raises UserError for an unknown task, missing data or a game that fails."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # any bytes are an action, even if a bad one
-    try:
-        if args.agent is not None:
-            _watch(args)
-        else:
-            (_play_json if args.json else _play)(_open(env_from(args), args.task), args.max_steps)
-    except EnvFault as fault:
-        raise UserError(f"the game {args.task} failed ({fault})", "fix the environment, or what it needs") from fault
+    if args.agent is not None:
+        _watch(args)
+    else:
+        (_play_json if args.json else _play)(open_session(env_from(args), args.task), args.max_steps)
     return 0
 
 
-def _open(env: EnvSection, task: str) -> Session:
-    from envservice.registry import env_of, find_spec, open_holding
-
-    try:
-        environment = open_holding(env, task)
-        env = env_of(env, task)
-        find_spec(env.name).reachable(env)
-        return environment.open(task)
-    except KeyError:
-        raise UserError(f"there is no task {task!r}", "see `gagpo tasks SPLIT`") from None
-
-
 def _play_json(session: Session, max_steps: int | None) -> None:
-    outcome, step = outcome_of(session.reset(), "reset"), 0
+    outcome, step = session.reset(), 0
     over = False
     _print_record(outcome, step, done=over)
     for line in sys.stdin:
         if over:
             print(json.dumps({"error": _OVER, "step": step}), flush=True)
             continue
-        outcome, step = outcome_of(session.step(line.removesuffix("\n")), "step"), step + 1
+        outcome, step = session.step(line.removesuffix("\n")), step + 1
         over = outcome.done or step == max_steps
         _print_record(outcome, step, done=over)
 
@@ -92,9 +75,9 @@ def _watch(args: argparse.Namespace) -> None:
 
     config, policy = resolve(
         args.agent, args.config, {"eval.temperature": args.temperature, "env.name": args.env}, args.overrides)
-    session = _open(config.env, args.task)
+    session = open_session(config.env, args.task)
     agent, console = load_agent(config, policy.folder, seed=args.seed), Console(highlight=False)
-    outcome, step = outcome_of(session.reset(), "reset"), 0
+    outcome, step = session.reset(), 0
     limit = args.max_steps or config.env.max_steps
     if args.json:
         _print_record(outcome, step, done=False)
@@ -129,7 +112,7 @@ def _play(session: Session, max_steps: int | None) -> None:
     from rich.console import Console
 
     console, step = Console(highlight=False), 0
-    outcome = outcome_of(session.reset(), "reset")
+    outcome = session.reset()
     _show(console, outcome)
     while not outcome.done and step != max_steps:
         try:
@@ -137,7 +120,7 @@ def _play(session: Session, max_steps: int | None) -> None:
         except EOFError:
             console.print()
             return
-        outcome, step = outcome_of(session.step(action), "step"), step + 1
+        outcome, step = session.step(action), step + 1
         _show(console, outcome)
     console.print(f"{'won' if outcome.won else 'not won'} after {number_of(step, 'step')}")
 

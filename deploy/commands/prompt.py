@@ -7,17 +7,18 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deploy.commands.arguments import add_env_arguments, env_from, optional_config_from, positive
 from deploy.runs.policies import resolve, run_path
 from services.config.tree import Config
-from services.errors import EnvFault, UserError
+from services.errors import UserError
+from services.process.own_code import told
 
 if TYPE_CHECKING:
-    from envservice.base import Session
-    from envservice.spec import Teacher
+    from deploy.commands.told_session import ToldSession
     from rollout.prompt_renderer import PromptRenderer
 
 
@@ -55,16 +56,13 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 
 def run(args: argparse.Namespace) -> int:
     """Prints the prompts. Raises UserError for an unknown task, missing data, and a model without a tokenizer."""
+    from deploy.commands.told_session import open_session
     from envservice.registry import env_of
 
     config, model = _config_and_model(args)
     config = config.model_copy(update={"env": env_of(config.env, args.task)})
-    session, teacher = _open(config, args.task)
-    renderer = _renderer(model, config)
-    try:
-        shown = list(_prompts(config, session, teacher, renderer, args.turns))
-    except EnvFault as fault:
-        raise UserError(f"the game {args.task} failed ({fault})", "fix the environment, or what it needs") from fault
+    session, renderer = open_session(config.env, args.task), _renderer(model, config)
+    shown = list(_prompts(config, session, renderer, args.turns))
     stops = _stops(config, renderer)
     if args.json:
         print(json.dumps({"task": args.task, "prompt": config.env.prompt, "stops": stops,
@@ -88,18 +86,6 @@ def _config_and_model(args: argparse.Namespace) -> tuple[Config, Path | None]:
     return config, config.model.path
 
 
-def _open(config: Config, task: str) -> tuple[Session, Teacher | None]:
-    from envservice.registry import find_spec, open_holding
-
-    try:
-        environment = open_holding(config.env, task)
-        find_spec(config.env.name).reachable(config.env)
-        session = environment.open(task)
-    except KeyError:
-        raise UserError(f"there is no task {task!r}", "see `gagpo tasks SPLIT`") from None
-    return session, find_spec(config.env.name).teacher
-
-
 def _renderer(model: Path | None, config: Config) -> PromptRenderer | None:
     if model is None:
         return None
@@ -111,22 +97,30 @@ def _renderer(model: Path | None, config: Config) -> PromptRenderer | None:
     return load_text(str(model), config.env, config.model)
 
 
-def _prompts(config: Config, session: Session, teacher: Teacher | None, renderer: PromptRenderer | None,
+def _prompts(config: Config, session: ToldSession, renderer: PromptRenderer | None,
              count: int) -> Iterator[ShownPrompt]:
-    from envservice.base import Turn, outcome_of
-    from envservice.registry import make_template
+    from envservice.base import Turn
+    from envservice.registry import find_spec, make_template
     from rollout.demonstrations import written
 
+    name, teacher = config.env.name, find_spec(config.env.name).teacher
+    prompting = partial(told, f"the prompt {config.env.prompt!r} of {name} failed on {session.task}", f"fix {name}")
+    teaching = partial(told, f"the teacher of {name} failed on {session.task}", f"fix {name}")
     template, turns = make_template(config.env), []
-    first = now = outcome_of(session.reset(), "reset")
-    player = None if teacher is None else teacher.player(first, random.Random(config.seed), config.sft)
+    first = now = session.reset()
+    with teaching():
+        player = None if teacher is None else teacher.player(first, random.Random(config.seed), config.sft)
     for turn in range(1, count + 1):
-        ids = None if renderer is None else renderer.prompt(first, turns, now)
         decode: Any = None if renderer is None else renderer.tokenizer.decode
-        text = template.render(first, turns, now) if ids is None else str(decode(ids))
+        with prompting():
+            ids = None if renderer is None else renderer.prompt(first, turns, now)
+            text = template.render(first, turns, now) if ids is None else str(decode(ids))
         action, kept = None, ""
         if turn < count:
-            parsed = None if player is None else template.parse(written(player, template, first, turns, now))
+            with teaching():
+                answer = None if player is None else written(player, template, first, turns, now)
+            with prompting():
+                parsed = None if answer is None else template.parse(answer)
             action = next(iter(now.admissible_actions), "") if parsed is None else parsed.action
             kept = "" if parsed is None else parsed.kept
         yield ShownPrompt(turn=turn, text=text, ids=ids, action=action,
@@ -134,7 +128,7 @@ def _prompts(config: Config, session: Session, teacher: Teacher | None, renderer
         if action is None:
             return
         turns.append(Turn(observation=now.observation, action=action, admissible=now.admits(action), kept=kept))
-        now = outcome_of(session.step(action), "step")
+        now = session.step(action)
         if now.done:
             return
 

@@ -19,6 +19,7 @@ from envservice.registry import find_spec
 from learner.memory import checkpoint_copy, host_moments, memory, parked
 from services.config.tree import Config
 from services.plural import number_of
+from services.process.own_code import told
 
 FORMAT = 1
 
@@ -198,4 +199,6 @@ def _folder(config: Config, *, resume: bool) -> list[str]:
 
 
 def _games(config: Config) -> str:
-    return f"{config.env.name}, {find_spec(config.env.name).describe(config.env)}"
+    name = config.env.name
+    with told(f"describe of {name} failed", f"fix {name.partition(':')[0]}"):
+        return f"{name}, {find_spec(name).describe(config.env)}"

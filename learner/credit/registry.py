@@ -34,7 +34,7 @@ from learner.credit.types import NamedEstimator
 from services.config.credit import CreditSection
 from services.config.file import one_line
 from services.errors import UserError
-from services.process.own_code import made
+from services.process.own_code import made, told
 
 ESTIMATORS: dict[str, NamedEstimator] = {
     "gagpo": Gagpo(),
@@ -145,7 +145,8 @@ def keys_read(section: CreditSection) -> frozenset[str]:
     Raises UserError as options_of does.
     """
     options = options_of(section)
-    read = estimator(section.estimator).reads(options) | {"estimator"}
+    with told(f"reads of the estimator {section.estimator} failed", f"fix {section.estimator.partition(':')[0]}"):
+        read = estimator(section.estimator).reads(options) | {"estimator"}
     if options.penalty_mode == "none":
         read -= {"penalty"}
     if "state_key" in read:

@@ -119,11 +119,20 @@ def test_a_mistake_is_one_line(args, line):
      "SPEC = text_spec(Game, name='own')\n",
      "error: the game own/train/00000000 failed (its reset returned str 'hi', and not (text, info)); fix the "
      "environment, or what it needs\n"),
+    (PLAY.format(reset="{}['missing']"), "error: the game own/train/00000000 failed (KeyError: 'missing' (in reset, "
+     "own.py:6)); fix the environment, or what it needs\n"),
+    (PLAY.format(reset="__import__('sys').exit(3)"), "error: the game own/train/00000000 failed (SystemExit: 3 (in "
+     "reset, own.py:6)); fix the environment, or what it needs\n"),
+    ("from envservice.gymnasium_text import text_spec\nclass Game:\n    def __init__(self): {}['missing']\n"
+     "    def reset(self, *, seed): return 'hi', {}\nSPEC = text_spec(Game, name='own')\n",
+     "error: the game own/train/00000000 failed (KeyError: 'missing' (in __init__, own.py:3)); fix the environment, or "
+     "what it needs\n"),
     (PLAY.format(reset="None"), "error: the game own/train/00000000 failed (its reset returned NoneType None, and not "
      "an Outcome); fix the environment, or what it needs\n"),
     (PLAY.format(reset="Outcome(observation='hi', admissible_actions=[])"), "error: the game own/train/00000000 failed "
      "(its step returned str 'no', and not an Outcome); fix the environment, or what it needs\n"),
-], ids=["no server", "another form", "a reset without an outcome", "a step without one"])
+], ids=["no server", "another form", "a reset that fails", "one that leaves", "a game that is not made",
+        "a reset without an outcome", "a step without one"])
 def test_an_environment_of_ones_own_that_cannot_be_played_is_one_line(command, code, line, tmp_path):
     (tmp_path / "own.py").write_text(code)
     rows = tmp_path / "rows.jsonl"

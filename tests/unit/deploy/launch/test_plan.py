@@ -8,6 +8,7 @@ from deploy.launch import plan
 from deploy.launch.model_memory import SCRATCH_VOCABULARY, model_shape
 from deploy.runs.configs import load_config
 from services.config.tree import Config, ModelSection
+from services.errors import UserError
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +89,15 @@ def test_the_text_names_what_runs_and_hides_passwords():
     assert "secret" not in text
     assert "rollout worker" in text
     assert text.endswith("nothing was started")
+
+
+def test_an_environment_that_cannot_describe_its_games_is_told_in_one_line(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "undescribed.py").write_text(
+        "from dataclasses import replace\nfrom toy_environment import SPEC as TOY\n"
+        "SPEC = replace(TOY, describe=lambda env: {}['missing'])\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UserError, match=r"^describe of undescribed:SPEC failed \(KeyError: .*; fix undescribed"):
+        plan.describe(config("env.name=undescribed:SPEC"))
 
 
 def test_the_dictionary_is_json_with_a_format():

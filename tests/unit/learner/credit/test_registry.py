@@ -190,6 +190,18 @@ def test_an_unknown_estimator_is_refused_in_one_line(name, message):
     assert message in str(caught.value)
 
 
+class Unreadable(Halves):
+    """Its `reads` looks up an option that it does not have."""
+
+    def reads(self, options):
+        return frozenset({options.missing})
+
+
+def test_an_estimator_that_cannot_say_what_it_reads_is_told_in_one_line():
+    with pytest.raises(UserError, match=r"^reads of the estimator .*:Unreadable failed \(AttributeError: .*; fix "):
+        keys_read(CreditSection.model_validate({"estimator": f"{__name__}:Unreadable"}))
+
+
 def test_the_section_of_a_config_is_completed_with_the_options_of_its_estimator():
     """Keys of other estimators stay, so a run of an older version reads as it was written."""
     section = completed(CreditSection.model_validate({"estimator": "gigpo", "lam": 0.5, "prior": 9.0}))
