@@ -22,7 +22,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -135,10 +135,16 @@ def _tagged(body: str, tools: Sequence[Tool]) -> ToolCall:
     if _PARAMETER.sub("", inside).strip():
         raise msgspec.DecodeError("there is text between the parameters")
     texts = {parameter for tool in tools if tool["function"]["name"] == name
-             for parameter, schema in tool["function"].get("parameters", {}).get("properties", {}).items()
-             if schema.get("type") == "string"}
+             for parameter, schema in _part(_part(tool["function"], "parameters"), "properties").items()
+             if isinstance(schema, Mapping) and cast("Tool", schema).get("type") == "string"}
     return ToolCall(name, {parameter: value if parameter in texts else _value(value)
                            for parameter, value in _PARAMETER.findall(inside)})
+
+
+def _part(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Returns a part of a JSON schema, empty if it is not an object: schemas come from the agent as they are."""
+    found: object = schema.get(name)
+    return cast("Mapping[str, Any]", found) if isinstance(found, Mapping) else {}
 
 
 def _value(text: str) -> Any:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from services.config.tree import ModelSection
 from services.control_tokens import control_tokens, cut
@@ -51,13 +51,19 @@ class ChatFormat:
 
         Raises ChatRefused, also for a template that leaves out the tools or a message: the model would not read them.
         """
+        for number, tool in enumerate(tools or (), 1):
+            function: object = tool.get("function")
+            name: object = cast("Message", function).get("name") if isinstance(function, Mapping) else None
+            if not (isinstance(name, str) and name):
+                raise ChatRefused(f"tool {number} has no function.name: write {{'type': 'function', 'function': "
+                                  "{'name': ..., 'description': ..., 'parameters': ...}}")
         control = self._control_tokens()
         told, tools = [cut(message, control) for message in messages], cut(tools, control)
         if self.system is not None and (not told or told[0]["role"] != "system"):
             told.insert(0, {"role": "system", "content": self.system})
         written = self._written(told, tools, answering=answering)
         self._check_messages(told, tools)
-        names = [str(tool.get("function", {}).get("name", "")) for tool in tools or ()]
+        names: list[str] = [tool["function"]["name"] for tool in tools or ()]
         if hidden := [name for name in names if name not in written]:
             raise ChatRefused(f"it leaves out the tools {', '.join(hidden)}: describe them in your prompt, "
                               "or set model.chat_template to a template that shows them")
@@ -86,18 +92,21 @@ class ChatFormat:
         return self._control[0]
 
     def _check_messages(self, told: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> None:
-        """Raises ChatRefused for a message that leaves no trace: Phi's template drops results of tools.
+        """Raises ChatRefused for a message that leaves no trace: Phi's template drops calls and results of tools.
 
         Every template writes what users say, and leaving out old thoughts of the assistant is the right of any.
         """
-        looked = {place: _MARK.format(place) for place, message in enumerate(told)
-                  if message["role"] not in ("user", "assistant") and isinstance(message.get("content"), str)}
-        form = (bool(tools), *(message["role"] for message in told))
+        looked = {place: _MARK.format(place) for place, message in enumerate(told) if _called(message) or (
+                  message["role"] not in ("user", "assistant") and isinstance(message.get("content"), str))}
+        form = (bool(tools), *((message["role"], _called(message), not message.get("content")) for message in told))
         if not looked or form in self._complete:
             return
-        marked = self._written([{**message, "content": message["content"] + looked[place]} if place in looked
-                                else message for place, message in enumerate(told)], tools, answering=False)
+        marked = self._written([_marked(message, looked[place]) if place in looked else message
+                                for place, message in enumerate(told)], tools, answering=False)
         for place, mark in looked.items():
+            if mark not in marked and _called(told[place]):
+                raise ChatRefused(f"it leaves out the calls of tools in message {place + 1}: write them in its "
+                                  "content, or set model.chat_template to a template that shows them")
             if mark not in marked:
                 raise ChatRefused(f"it leaves out message {place + 1}, of the role {told[place]['role']}: say it in a "
                                   "user's message, or set model.chat_template to a template that shows it")
@@ -135,6 +144,20 @@ class ChatFormat:
         special = {i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
         written = self.tokenizer.encode(said.partition(mark)[2], add_special_tokens=False)
         return () if set(written) & set(known) else tuple([i for i in written if i in special][:1])
+
+
+def _called(message: Message) -> bool | None:
+    """Whether a message of the assistant calls tools, or None for one of another role."""
+    return bool(message.get("tool_calls")) if message["role"] == "assistant" else None
+
+
+def _marked(message: Message, mark: str) -> Message:
+    """Returns the message with a mark in its content, or in the name of its first call if it calls tools."""
+    if not _called(message):
+        return {**message, "content": message["content"] + mark}
+    first, *others = message["tool_calls"]
+    named = {**first["function"], "name": first["function"]["name"] + mark}
+    return {**message, "tool_calls": [{**first, "function": named}, *others]}
 
 
 def check_chat(chat: ChatFormat, folder: Path) -> None:

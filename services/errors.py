@@ -106,8 +106,10 @@ def utf8(text: str) -> str:
 
 
 def described(error: BaseException) -> str:
-    """Returns an unexpected exception as one line: its type, its text, and the line of code that raised it."""
+    """Returns an unexpected exception as one line: its type, its text, and the line of code that raised it, or that
+    called the installed package which did."""
     text = " ".join(str(error).split()) or "no text"
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" (in {frames[-1].name}, {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno})" if frames else ""
+    at = next((frame for frame in reversed(frames) if "/site-packages/" not in frame.filename), None)
+    place = f" (in {at.name}, {at.filename.rpartition('/')[2]}:{at.lineno})" if at else ""
     return f"{type(error).__name__}: {text}{place}"

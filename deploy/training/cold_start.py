@@ -260,9 +260,9 @@ def _pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
 def _tell(report: Report, now: SftProgress, budget: Budget) -> None:
     spent = budget.spent(now.updates, now.seconds)
     left = f", about {span(now.seconds / spent - now.seconds)} left" if 0 < spent < 1 else ""
-    report(f"cold start {now.seconds / 60:4.1f} min, {spent:.0%} of {_whole(budget)}: {number_of(now.updates, 'update')}, "
-           f"{now.epochs:.1f} epochs, {now.rows / max(now.seconds, 1e-9):.0f} rows/s, "
-           f"loss {now.loss_response:.2f} per answer{left}")
+    report(f"cold start {now.seconds / 60:4.1f} min, {spent:.0%} of {_whole(budget)}: "
+           f"{number_of(now.updates, 'update')}, {now.epochs:.1f} epochs, "
+           f"{now.rows / max(now.seconds, 1e-9):.0f} rows/s, loss {now.loss_response:.2f} per answer{left}")
 
 
 def _whole(budget: Budget) -> str:

@@ -39,7 +39,7 @@ from envservice.client.request_batching import (
     Unreachable,
     first_answer,
 )
-from envservice.wire.schemas import Info, TaskList
+from envservice.wire.schemas import MAX_ACTION, Info, TaskList
 from services.errors import EnvFault, ReplayDiverged, UnknownTask
 from services.telemetry.tracing import span, traceparent
 
@@ -217,7 +217,9 @@ class EpisodeHandle:
         return result
 
     async def step(self, action: str) -> Result:
-        """Takes one action."""
+        """Takes one action. A server takes no more than MAX_ACTION characters of it: what is beyond is cut, because an
+        action that a policy wrote is no fault."""
+        action = action[:MAX_ACTION]
         result = await self._ask("step", {
             "episode_id": self.episode_id, "task": self.task, "actions": self._actions, "action": action,
             "digest": self._digest,

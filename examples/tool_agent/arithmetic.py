@@ -1,6 +1,7 @@
 """The task: a question in words, three tools that calculate, and one that answers. Two calls are enough, if the first
 one is right.
 
+    Tools: add, subtract, divide, answer.
     Question: 17 plus 3.        add {"a": 17, "b": 3}
     Result: 20.                 answer {"value": 20}
 """
@@ -22,6 +23,9 @@ from envservice.spec import Teacher
 
 WORDS = {"plus": "add", "minus": "subtract", "over": "divide"}
 """Maps the word of a question to the tool that it takes."""
+TOOLS = "Tools: add, subtract, divide, answer."
+"""The chat template of a model from scratch shows no tools, so the prompt names them. Else a call that offers some is
+refused, because the model would not know of them."""
 CALL, CALL_END = "<tool_call>", "</tool_call>"
 QUESTIONS = list(itertools.product(range(12, 51), WORDS, range(2, 10)))
 """All 936 questions, in an order that is random and always the same. The number of a task is its place here, so that no
@@ -36,7 +40,7 @@ class Arithmetic:
         """Asks the question with this number."""
         a, word, b = QUESTIONS[seed]
         self._value = calculate(WORDS[word], a, b)
-        return f"Question: {a} {word} {b}.", {}
+        return f"{TOOLS}\nQuestion: {a} {word} {b}.", {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Calls a tool: `add 17 3`. An answer ends the game."""
@@ -90,7 +94,7 @@ class Beginner:
     about: it tries them in random order until the right one has answered, and answers what that one said."""
 
     def __init__(self, first: Outcome, rng: random.Random) -> None:
-        self._a, self._word, self._b = first.observation.removeprefix("Question: ").removesuffix(".").split()
+        self._a, self._word, self._b = first.observation.rpartition("Question: ")[2].removesuffix(".").split()
         self._untried = rng.sample(list(WORDS.values()), len(WORDS))
         self._tried = ""
 

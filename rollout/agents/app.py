@@ -13,11 +13,12 @@ import msgspec
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import BaseModel
+from pydantic import Field
 from starlette.exceptions import HTTPException
 
 from envservice.client.client import Result
 from envservice.tool_calls import Tool
+from envservice.wire.schemas import WireModel
 from rollout.agents.completions import ChatRequest, chunks, reply
 from rollout.agents.session import AgentSession, ChatAnswer, EpisodeOver
 from rollout.agents.world import AgentWorld
@@ -34,6 +35,7 @@ Finder = Callable[[Request], Episode]
 
 NO_SUCH = ("models are asked by POST /v1/chat/completions. There is no Responses API: openai-agents leaves it by "
            "set_default_openai_api('chat_completions'), and ChatOpenAI by use_responses_api=False")
+NO_JSON = "the body is no JSON object"
 MAX_BODY = 4 * 1024 * 1024
 """The most bytes of one request's body."""
 LOOK_S = 0.25
@@ -46,20 +48,20 @@ class Episodes(Protocol):
     def get(self, key: str, /) -> Episode | None: ...
 
 
-class Action(BaseModel):
+class Action(WireModel):
     """An action for the environment."""
 
     action: str
 
 
-class EnvironmentCall(BaseModel):
+class EnvironmentCall(WireModel):
     """A call of a tool of the environment."""
 
     name: str
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] = Field(default_factory=dict[str, Any])
 
 
-class Reward(BaseModel):
+class Reward(WireModel):
     """A reward for the newest call. `won` says whether the episode counts as solved."""
 
     reward: float
@@ -109,12 +111,14 @@ def _errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
-        return _error(400, f"{'.'.join(map(str, first['loc'][1:]))}: {first['msg']}")
+        place = ".".join(map(str, first["loc"][1:]))
+        return _error(400, f"{place}: {first['msg']}" if place else NO_JSON)
 
     @app.exception_handler(HTTPException)
     async def other(request: Request, error: HTTPException) -> JSONResponse:
         unknown = f"there is no {request.method} {request.url.path} here: {NO_SUCH}"
-        return _error(error.status_code, unknown if error.status_code in (404, 405) else str(error.detail))
+        told = {404: unknown, 405: unknown, 400: NO_JSON}  # 400: the body could not be read
+        return _error(error.status_code, told.get(error.status_code, str(error.detail)))
 
     @app.exception_handler(EpisodeOver)
     async def over(_: Request, error: EpisodeOver) -> JSONResponse:

@@ -19,10 +19,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import FastAPI, Request
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from envservice.client.client import EnvClient
 from envservice.tool_calls import Tool
+from envservice.wire.schemas import WireModel
 from rollout.agents.app import Episode, Refused, bearer
 from rollout.agents.runner import episode_of
 from rollout.agents.session import AgentSession
@@ -33,7 +34,7 @@ from services.records import Ticket
 from services.seeds import seed_for
 
 
-class Opening(BaseModel):
+class Opening(WireModel):
     """Asks for an episode. Without a seed, each episode of a task samples in its own way."""
 
     task: str = Field(default="", max_length=400)

@@ -18,7 +18,7 @@ from pathlib import Path
 from rollout.agents.session import AgentSession
 from rollout.agents.world import AgentWorld
 from services.config.secrets import VARIABLES
-from services.errors import UserError
+from services.errors import AgentFault, UserError
 from services.process.child_processes import ending_with_parent
 from services.process.guard import processes_with
 
@@ -40,7 +40,7 @@ class AgentProgram:
 
     $GAGPO_TASK has the task, and $GAGPO_ENV_URL the environment's address (`/reset`, `/step`). The episode ends when
     the program ends, and what the program has started ends with it. It does not get the run's passwords and tokens,
-    those of its object store, trackers and Ray included, because a model may decide what it does. Raises RuntimeError
+    those of its object store, trackers and Ray included, because a model may decide what it does. Raises AgentFault
     with the end of its output if its status is not 0.
     """
 
@@ -87,7 +87,7 @@ class AgentProgram:
             if process.returncode:
                 printed.seek(max(0, printed.seek(0, os.SEEK_END) - LAST_BYTES))
                 said = printed.read().decode(errors="replace").strip()
-                raise RuntimeError(f"{self.command[0]} ended with status {process.returncode}: {said}")
+                raise AgentFault(f"{self.command[0]} ended with status {process.returncode}: {said}")
 
 
 def _kill_left(mark: bytes) -> None:

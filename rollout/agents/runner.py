@@ -17,8 +17,9 @@ from rollout.agents.world import AgentWorld
 from rollout.episode import Limits, attempt_id, closing, score_of
 from rollout.prompt_renderer import PromptRenderer
 from services.config.tree import AgentSection
-from services.errors import AgentFault, UserError
+from services.errors import AgentFault, UserError, described
 from services.process.own_code import imported
+from services.process.signals import signal_of
 from services.records import Episode, EpisodeEnd, PlayedTurn, Ticket, choices_digest
 
 if TYPE_CHECKING:
@@ -93,10 +94,18 @@ class AgentRunner:
         if error is not None:
             llm.over = llm.over or llm.full
         if error is not None and llm.over is None:
-            raise AgentFault(f"the agent failed on {ticket.task}: {type(error).__name__}: {error}") from error
+            told = error if isinstance(error, AgentFault) else described(error)
+            raise AgentFault(f"the agent failed on {ticket.task}: {told}") from error
 
     async def _called(self, task: str, llm: AgentSession, world: AgentWorld) -> None:
-        await self.agent(task, llm, world)
+        try:
+            returned: object = await self.agent(task, llm, world)
+        except SystemExit as error:  # of a library made for a command line; asyncio would end the worker
+            if signal_of(error) is not None:
+                raise
+            raise AgentFault(described(error)) from error
+        if isinstance(returned, int | float):
+            raise AgentFault(f"it returned {returned}, and what an agent returns is not read: give rewards by llm.earn")
 
 
 def episode_of(llm: AgentSession, world: AgentWorld | None, *, worker: str, attempt: int, seconds: float,

@@ -1,4 +1,4 @@
-"""A tokenizer with a token per byte, whose chat template shows roles, tools and the end of each message."""
+"""A tokenizer with a token per byte, whose chat template shows roles, tools, their calls and the end of messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 TEMPLATE = ("{% if tools %}[tools]{{ tools | tojson }}<|end|>{% endif %}"
-            "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}<|end|>{% endfor %}"
+            "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}"
+            "{% if m['tool_calls'] %}{{ m['tool_calls'] | tojson }}{% endif %}<|end|>{% endfor %}"
             "{% if add_generation_prompt %}[assistant]{% endif %}")
 
 

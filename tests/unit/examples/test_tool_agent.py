@@ -10,6 +10,8 @@ from envservice.base import Turn
 from envservice.gymnasium_text import plays_twice
 from examples.tool_agent import agent as example
 from examples.tool_agent.arithmetic import SPEC, Beginner, ToolPrompt
+from learner.cold_start.tokenizer import train_tokenizer
+from services.chat import ChatFormat
 from services.config.tree import EnvSection
 
 GAMES = SPEC.open(EnvSection(name="examples.tool_agent.arithmetic:SPEC", max_steps=4, prompt="tools"))
@@ -55,3 +57,11 @@ async def test_the_agent_sends_what_the_cold_start_was_trained_on(task, monkeypa
     llm = SimpleNamespace(base_url="http://x/v1", api_key="k")
     await example.agent(task, llm, SimpleNamespace(reset=reset, step=step))
     assert sent == prompts
+
+
+def test_a_model_from_scratch_is_told_of_the_tools():
+    """Its chat template shows none, and every call of the agent was refused."""
+    first = GAMES.open(GAMES.tasks("train")[0]).reset()
+    asked = [{"role": "user", "content": ToolPrompt().render(first, [], first)}]
+    tokenizer = train_tokenizer([asked[0]["content"]], SPEC.stops, "numbered")
+    assert "Question: " in ChatFormat(tokenizer=tokenizer).text(asked, example.TOOLS)

@@ -2,6 +2,7 @@
 
 import pickle
 
+import httpx
 import pytest
 
 from services.errors import EnvFault, GagpoError, LeaseLost, UserError, described
@@ -24,3 +25,10 @@ def test_an_unforeseen_exception_is_one_line_with_its_place():
         said = described(error)
     assert said.startswith("ValueError: invalid literal for int() with base 10: 'seven\\nand eight' (in ")
     assert described(KeyError()) == "KeyError: no text"
+
+
+def test_an_exception_of_an_installed_package_is_placed_where_that_was_called():
+    with pytest.raises(httpx.InvalidURL) as raised:
+        httpx.URL("http://host:port")
+    assert "(in test_an_exception_of_an_installed_package_is_placed_where_that_was_called, test_errors.py:" in \
+        described(raised.value)

@@ -93,6 +93,30 @@ def test_a_message_that_the_template_would_leave_out_is_refused(name: str, roles
         chat(name).text(asking(*roles))
 
 
+CALLED = {"role": "assistant", "content": "", "tool_calls": [
+    {"type": "function", "id": "call00001", "function": {"name": "add", "arguments": {"n": 5}}}]}
+
+
+@pytest.mark.parametrize("name", ["phi3", "gemma3", "lfm2", "deepseek_r1_distill"])
+def test_a_template_that_would_leave_out_what_the_assistant_called_is_refused(name: str):
+    """An agent that describes its tools in its own prompt may still keep their calls in the history."""
+    with pytest.raises(ChatRefused, match="it leaves out the calls of tools in message 2: write them in its content"):
+        chat(name).text([*asking("user"), CALLED, *asking("user")])
+
+
+@pytest.mark.parametrize("name", WITH_TOOLS)
+def test_a_template_that_shows_calls_of_tools_is_not_refused(name: str):
+    assert "add" in chat(name).text([*asking("user"), CALLED, {"role": "tool", "content": "5", "name": "add"}])
+
+
+@pytest.mark.parametrize("tool", [{"name": "add"}, {"type": "function", "function": {}}, {"function": {"name": 7}}])
+@pytest.mark.parametrize("name", ["qwen2_5", "phi3"])
+def test_a_tool_without_a_name_is_refused(name: str, tool: dict):
+    """As clients of the Responses API and of Anthropic write it. Phi's template dropped it without a word."""
+    with pytest.raises(ChatRefused, match=r"tool 1 has no function.name: write \{'type': 'function'"):
+        chat(name).text(asking("user"), [tool])
+
+
 @pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "llama3_1", "nemotron_3_nano", "deepseek_r1_distill"])
 def test_a_message_that_the_template_shows_is_not_refused(name: str):
     """Also one that it writes as JSON, or without the spaces around it."""

@@ -37,7 +37,7 @@ def test_only_rates_that_are_used_and_high_are_told(overrides: list[str], keys: 
 
 
 def test_answers_of_a_file_that_the_prompt_cannot_read_are_counted(tmp_path: Path):
-    """A template may open the thought itself, so an answer may lack its first tag. An agent reads its answers itself."""
+    """A template may open the thought, so an answer may lack its first tag. An agent reads its answers itself."""
     file, good = tmp_path / "shown.jsonl", "<think>mug</think><action>look</action>"
     answers = [good, good.removeprefix("<think>"), "Thought: mug\nAction: look"]
     file.write_text(json.dumps({"steps": [{"prompt": "Now: a mug", "response": answer} for answer in answers]}))

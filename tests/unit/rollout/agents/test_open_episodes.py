@@ -216,6 +216,8 @@ WRONG = [
     ("/v1/chat/completions", '{"messages": ' + "[" * 50_000), ("/v1/chat/completions", '{"messages": ["\\xff'),
     ("/v1/chat/completions", '{"messages": [{"role": "user", "content": ' + "[" * 900 + "]" * 900 + "}]}"),
     *(("/reward", f'{{"reward": {reward}}}') for reward in ("NaN", "Infinity", "1e999", "1e308", '"nan"', '"x"')),
+    ("/reward", '{"reward": 1, "win": true}'), ("/reward", '{"reward": true}'), ("/episodes", '{"tasks": "x"}'),
+    ("/env/call", '{"name": "add", "args": {"n": 5}}'), ("/env/step", '{"action": "x", "actions": []}'),
     ("/env/step", '{"action": 7}'), ("/env/step", '{"action": "\\ud800"}'), ("/env/call", '{"name": "\\ud800"}'),
     ("/env/call", '{"name": "add", "arguments": {"n": NaN}}'), ("/episodes", '{"task": "\\ud800"}'),
     ("/episodes", f'{{"task": "{"x" * 500}"}}'), ("/episodes", f'{{"task": "x", "seed": {10**30}}}')]
@@ -232,6 +234,14 @@ async def test_a_request_that_no_client_sends_is_refused_and_harms_no_episode(te
             assert 400 <= reply.status_code < 500, (path, body[:200], reply.text)
         ended = (await http.delete("/episodes", headers=head)).json()
     assert ended == {"task": TASK, "won": False, "end": "lost", "calls": 1, "reward": 0.0}
+
+
+async def test_a_body_that_is_no_object_is_told_so(text):
+    """The message began with a colon, and asked for a dictionary."""
+    async with served(text, ["so"]) as http:
+        for body in (b'"x"', b"{", b"task=x"):
+            reply = await http.post("/episodes", content=body, headers={"content-type": "application/json"})
+            assert (reply.status_code, reply.json()["error"]["message"]) == (400, "the body is no JSON object")
 
 
 @pytest.mark.attack

@@ -15,7 +15,7 @@ from rollout.agents.program import AgentProgram
 from rollout.agents.runner import find_agent
 from rollout.agents.session import AgentSession
 from services.config.secrets import VARIABLES
-from services.errors import UserError
+from services.errors import AgentFault, UserError
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ async def test_the_kernel_ends_it_with_its_worker(llm):
 
 async def test_the_error_has_the_end_of_a_long_output(llm):
     prints = "import sys; print('x' * 3_000_000); print('no luck'); sys.exit(3)"
-    with pytest.raises(RuntimeError, match=r"ended with status 3: x+\nno luck$") as error:
+    with pytest.raises(AgentFault, match=r"ended with status 3: x+\nno luck$") as error:
         await AgentProgram(sys.executable, "-c", prints)("a task", llm, None)
     assert len(str(error.value)) < 1000
 

@@ -2,10 +2,12 @@
 
 import asyncio
 import dataclasses
+import sys
 
 import pytest
 
 from envservice.client.client import EpisodeHandle
+from envservice.wire.schemas import MAX_ACTION
 from rollout.agents import runner as runners
 from rollout.agents.session import EpisodeOver
 from services.config.tree import AgentSection
@@ -93,6 +95,52 @@ async def test_an_agent_that_cancels_itself_has_failed(counting, ticket):
     async with counting([], quitter) as (runner, _):
         with pytest.raises(AgentFault, match=r"the agent failed on .*: CancelledError"):
             await runner.play(ticket, 1)
+
+
+async def test_a_failure_names_the_line_of_the_agent(counting, ticket):
+    """No traceback of an agent is kept, and a KeyError alone says nothing."""
+    async def wrong(*_):
+        int("x")
+
+    async with counting([], wrong) as (runner, _):
+        with pytest.raises(AgentFault, match=r"base 10: 'x' \(in wrong, test_runner.py:\d+\)$"):
+            await runner.play(ticket, 1)
+
+
+async def test_an_agent_that_leaves_the_process_has_failed(counting, ticket):
+    """As a library made for a command line does. It ended the worker, and all its other episodes with it."""
+    async def leaves(*_):
+        sys.exit("no such option")
+
+    async with counting([], leaves) as (runner, _):
+        with pytest.raises(AgentFault, match=r"the agent failed on .*: SystemExit: no such option"):
+            await runner.play(ticket, 1)
+
+
+async def test_a_number_that_an_agent_returns_is_a_fault_and_no_lost_reward(counting, ticket):
+    """It is the reward of other frameworks' agents. Nobody read it, so the episode had a reward of 0."""
+    async def returns(_task, llm, _env):
+        await llm.chat([{"role": "user", "content": "x"}])
+        return 1.0
+
+    async with counting(["so"], returns) as (runner, _):
+        with pytest.raises(AgentFault, match=r"failed on .*: it returned 1.0, .*llm.earn"):
+            await runner.play(ticket, 1)
+
+
+async def test_an_action_that_is_too_long_for_the_server_is_cut_and_no_fault(counting, ticket):
+    """All three attempts failed, so the groups in which a policy wrote most were dropped."""
+    seen = []
+
+    async def writes_much(_task, llm, env):
+        await env.reset()
+        await llm.chat([{"role": "user", "content": "x"}])
+        seen.append(await env.step("x" * (MAX_ACTION + 1)))
+        seen.append(await env.step("x"))
+
+    async with counting(["so"], writes_much) as (runner, _):
+        await runner.play(ticket, 1)
+    assert [now.observation for now in seen] == ["Call a tool."] * 2
 
 
 @pytest.mark.parametrize(("recovers", "end"), [(True, "lost"), (False, "context")])

@@ -64,6 +64,15 @@ def test_an_answer_with_a_broken_call_is_not_whole(text):
     assert not parse_calls(text).whole
 
 
+@pytest.mark.parametrize("parameters", [
+    None, {}, {"properties": None}, {"properties": {"a": True}}, {"properties": []}])
+def test_a_tool_with_any_schema_may_be_called(parameters):
+    """A client writes it as it likes, and a call was answered by an error of ours."""
+    offered = {"type": "function", "function": {"name": "add", "parameters": parameters}}
+    said = "<tool_call><function=add><parameter=a>7</parameter></function></tool_call>"
+    assert parse_calls(said, [offered]).calls == [ToolCall("add", {"a": 7})]
+
+
 @pytest.mark.parametrize("said", [
     CALL, 'add', '{"name": "add", "parameters": {"a": 7, "b": 3}}',
     '[TOOL_CALLS][{"name": "add", "arguments": {"a": 7, "b": 3}}]'])

@@ -133,8 +133,8 @@ def test_retry_after_in_seconds_or_as_a_date(text: str, seconds: float | None):
 
 @pytest.mark.parametrize(("url", "text"), [
     ("localhost:8000", "is no address"), ("ftp://host", "is no address"), ("http://me:word@host/v1", "a password"),
-    ("http://host/v1?key=word", "a query"), ("http://[::1/v1", "is no address"), ("http://host:99999/v1", "is no address"),
-    ("http://host:abc/v1", "is no address")])
+    ("http://host/v1?key=word", "a query"), ("http://[::1/v1", "is no address"),
+    ("http://host:99999/v1", "is no address"), ("http://host:abc/v1", "is no address")])
 def test_addresses_that_are_refused(url: str, text: str):
     with pytest.raises(UserError, match=text) as raised:
         endpoint_client(url, None, PromptingSection())
