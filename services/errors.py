@@ -49,7 +49,7 @@ class Unanswered(UserError):
 class Fault(GagpoError):
     """A failure that the user did not cause. `boundary` names where it happened."""
 
-    boundary = "unknown"
+    boundary = "run"
 
 
 class EnvFault(Fault):

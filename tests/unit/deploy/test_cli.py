@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from deploy import cli
-from services.errors import EngineFault, UserError
+from services.errors import EngineFault, Fault, UserError
 from services.telemetry.logs import configure_logs
 
 
@@ -66,11 +66,15 @@ def test_a_users_error_is_one_line_with_what_is_wrong_and_the_fix(command, capsy
     assert capsys.readouterr().err == "error: no model here; give another\n"
 
 
-def test_a_fault_names_its_boundary_and_leaves_its_traceback(command, capsys: pytest.CaptureFixture[str]):
-    command(raising(EngineFault("sampler died")))
+@pytest.mark.parametrize(("fault", "said"), [
+    (EngineFault("sampler died"), "error: engine fault: sampler died; the traceback is above"),
+    (Fault("no progress"), "error: run fault: no progress; the traceback is above")])
+def test_a_fault_names_its_boundary_and_leaves_its_traceback(
+        command, capsys: pytest.CaptureFixture[str], fault: Fault, said: str):
+    command(raising(fault))
     assert cli.main(["work"]) == 1
     *trace, last = capsys.readouterr().err.strip().splitlines()
-    assert last == "error: engine fault: sampler died; the traceback is above"
+    assert last == said
     assert any("Traceback" in line for line in trace)
 
 
