@@ -29,11 +29,12 @@ class _Sentinels(Sentinel):
         refusals: dict[str, Exception | None] = {}
         for asked in self._asked:
             try:
-                state = asked.client.sentinel_masters().get(service_name)
+                masters: Any = asked.client.sentinel_masters()
             except (redis.ConnectionError, redis.TimeoutError) as error:
                 told = asked.refusal if isinstance(error, redis.AuthenticationError) else error
                 refusals[f"{asked.address}: {told}"] = error
                 continue
+            state = masters.get(service_name)
             if state and self.check_master_state(state, service_name):
                 self._asked = sorted(self._asked, key=lambda other: other is not asked)  # it is asked first from now on
                 return state["ip"], state["port"]
