@@ -129,7 +129,8 @@ DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
      "TASK is missing: env.history=3 stands in its place; give it before the settings, see `gagpo prompt --help`"),
     (["eval", "eval.temperature=1"],
      "no model is given; give a folder or a run, or --policy and --endpoint"),
-    (["sft", "--config", "alfworld-tiny", "--out", "cold", "env.name=untaught:SPEC", "env.max_steps=3"],
+    (["sft", "--config", "alfworld-tiny", "--out", "cold", "env.name=untaught:SPEC", "env.max_steps=3",
+      "env.prompt=full"],
      "untaught:SPEC has no demonstrations for a cold start; give its spec a teacher, or name a file of trajectories by "
      "sft.file, or set model.path and sft.enabled=false"),
     (["sft", "--config", "alfworld-tiny", "--out", "cold", "model.path=half"],

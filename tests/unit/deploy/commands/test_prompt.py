@@ -27,7 +27,7 @@ def shown(capsys, *arguments: str) -> dict:
 def test_without_a_model_there_is_text_and_what_ends_an_answer(capsys):
     found = shown(capsys)
     first, second = found["prompts"]
-    assert (first["turn"], first["tokens"], found["prompt"]) == (1, None, "compact")
+    assert (first["turn"], first["tokens"], found["prompt"]) == (1, None, "memory")
     assert first["action"] in second["text"], "the second prompt tells of the first action"
     assert (second["action"], found["stops"]) == (None, ["</action>"])
 
@@ -52,7 +52,7 @@ def test_a_tokenizer_shows_the_very_tokens(capsys, tmp_path: Path):
 def test_people_see_prompt_tokens_and_limits(capsys, tmp_path: Path):
     assert main(["prompt", TASK, "--config", "alfworld-tiny"]) == 0
     said = capsys.readouterr().out
-    assert "--- turn 1, prompt compact: " in said
+    assert "--- turn 1, prompt memory: " in said
     assert "ends after '</action>', or after 24 tokens" in said
     assert "give --agent RUN, or model.path=FOLDER" in said
 

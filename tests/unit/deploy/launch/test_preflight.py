@@ -92,7 +92,7 @@ def test_an_estimator_that_lacks_what_it_needs_is_refused(
 
 @pytest.mark.parametrize(("overrides", "expected"), [
     (("sft.file=shown.jsonl", "sft.enabled=false"), "sft.file=shown.jsonl would not be read, because sft.enabled is f"),
-    (("learner.credit.estimator=rlvmr",), "env.prompt=compact asks for none; set env.prompt to one of meta, compact-m"),
+    (("learner.credit.estimator=rlvmr",), "env.prompt=memory asks for none; set env.prompt to one of meta, compact-m"),
     (("sft.file=shown.jsonl", "sft.judgements=0.1"), "sft.judgements=0.1 shows none of the trajectories in shown"),
     (("learner.judge.questions=1", "learner.judge.correction=true", "sft.judgements=0.1", "rollout.exact=true"),
      "rollout.exact repeats a run, and with learner.judge.correction prompts depend on which episode ends first"),
@@ -159,7 +159,8 @@ def test_a_retriever_is_asked_once_in_both_forms_and_a_wrong_url_is_refused():
     with ThreadingHTTPServer(("127.0.0.1", 0), Retriever) as server:
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
-        url, played = f"http://127.0.0.1:{server.server_port}", ("env.name=search", "env.max_steps=4")
+        url, played = f"http://127.0.0.1:{server.server_port}", (
+            "env.name=search", "env.prompt=compact", "env.max_steps=4")
         try:
             preflight.check_parts(config(*played, f"env.search.url=[{url}/query,{url}/queries]"))
             said = refusal(*played, f"env.search.url=[{url}/query,{url}]")
@@ -279,7 +280,7 @@ def test_a_game_of_ones_own_that_fails_is_refused_in_one_line(
         "from envservice.gymnasium_text import text_spec\n\nclass Game:\n    def reset(self, *, seed):\n"
         f"        {line}\n\nSPEC = text_spec(Game, name='raising')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    refused = refusal("env.name=raising:SPEC", "sft.enabled=false", f"model.path={model}")
+    refused = refusal("env.name=raising:SPEC", "env.prompt=full", "sft.enabled=false", f"model.path={model}")
     assert said in refused
     assert "\n" not in refused
 

@@ -43,7 +43,7 @@ def test_answers_of_a_file_that_the_prompt_cannot_read_are_counted(tmp_path: Pat
     file.write_text(json.dumps({"steps": [{"prompt": "Now: a mug", "response": answer} for answer in answers]}))
     settings = ["sft.enabled=true", f"sft.file={file}"]
     assert warnings(load_config("alfworld-tiny", settings)) == [
-        f"env.prompt=compact finds 1 of 3 answers in {file} malformed, such as 'Thought: mug\\nAction: look': a policy "
+        f"env.prompt=memory finds 1 of 3 answers in {file} malformed, such as 'Thought: mug\\nAction: look': a policy "
         "that imitates them takes invalid turns"]
     assert warned(*settings, "agent.name=my_agent:agent") == []
     assert warned("sft.enabled=false", f"sft.file={file}") == []
