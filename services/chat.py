@@ -147,7 +147,7 @@ class ChatFormat:
 
 
 def _called(message: Message) -> bool | None:
-    """Whether a message of the assistant calls tools, or None for one of another role."""
+    """Returns whether a message of the assistant calls tools, or None for one of another role."""
     return bool(message.get("tool_calls")) if message["role"] == "assistant" else None
 
 

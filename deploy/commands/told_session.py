@@ -20,16 +20,16 @@ class ToldSession:
 
     def reset(self) -> Outcome:
         """Starts the game."""
-        with told(*failed(self.task)):
+        with told(*_failed(self.task)):
             return outcome_of(self.session.reset(), "reset")
 
     def step(self, action: str) -> Outcome:
         """Takes one action."""
-        with told(*failed(self.task)):
+        with told(*_failed(self.task)):
             return outcome_of(self.session.step(action), "step")
 
 
-def failed(task: str) -> tuple[str, str]:
+def _failed(task: str) -> tuple[str, str]:
     """Returns what is wrong with a game that raises, and how to fix it."""
     return f"the game {task} failed", "fix the environment, or what it needs"
 
@@ -44,7 +44,7 @@ def open_session(env: EnvSection, task: str) -> ToldSession:
         raise unknown from None
     env = env_of(env, task)
     find_spec(env.name).reachable(env)
-    with told(*failed(task)):
+    with told(*_failed(task)):
         try:
             return ToldSession(task, environment.open(task))
         except KeyError:

@@ -55,5 +55,5 @@ def unread_answers(config: Config) -> list[str]:
 
 
 def _reads(template: PromptTemplate, answer: str) -> bool:
-    """Whether an answer is well formed, perhaps behind the tag with which a chat template opens it."""
+    """Returns whether an answer is well formed, perhaps behind the tag with which a chat template opens it."""
     return any(template.parse(opened + answer).valid for opened in ("", THINK))

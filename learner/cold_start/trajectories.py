@@ -28,12 +28,10 @@ from services.files import Damaged, open_plain
 LINE_BYTES = 16 << 20
 """Longest line."""
 _FORMS = 'write {"messages": [...]} or {"steps": [...]}'
-
-
 _CALLS = "write the calls into its content, in the form in which the model writes them"
 _THOUGHT = "write the thought into its content, in its tags"
 _UNREAD = {"tool_calls": _CALLS, "function_call": _CALLS, "reasoning_content": _THOUGHT, "reasoning": _THOUGHT}
-"""Maps each part of a message that would be lost, and the model would learn to leave it out, to where it belongs."""
+"""Maps each part of a message that is not read to where it belongs. A model would learn to leave it out."""
 
 
 class _Message(msgspec.Struct):

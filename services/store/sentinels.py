@@ -18,7 +18,7 @@ class _Sentinels(Sentinel):
     one password, and a sentinel without a password refuses any login."""
 
     def __init__(self, addresses: list[tuple[str, int]], login: dict[str, str], options: dict[str, Any]) -> None:
-        super().__init__(addresses, sentinel_kwargs=options)
+        super().__init__([])  # its own clients have one login for all sentinels
         self._asked = [_Asked(host, port, {}, options, "it asks for a password") for host, port in addresses]
         if login:
             self._asked += [_Asked(host, port, login, options, "it refuses the login") for host, port in addresses]
