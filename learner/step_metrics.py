@@ -31,6 +31,9 @@ def metrics_row(version: Version | None, manifest: Manifest, groups: Sequence[Se
         **_played(episodes, manifest),
         "invalid_share": fmean(not step.valid for step in steps),
         "inadmissible_share": fmean(not step.admissible for step in steps),
+        "cut_share": fmean(step.cut for step in steps),
+        **_lengths("prompt", [len(step.prompt_ids) for step in steps]),
+        **_lengths("response", [len(step.response_ids) for step in steps]),
         "prefix_breaks": sum(step.broke for step in steps),
         "staleness_mean": fmean(ages),
         "staleness_max": max(ages),
@@ -41,6 +44,10 @@ def metrics_row(version: Version | None, manifest: Manifest, groups: Sequence[Se
         **{f"seconds/{phase}": value for phase, value in seconds.items()},
         **measured,
     }
+
+
+def _lengths(part: str, tokens: Sequence[int]) -> dict[str, float]:
+    return {f"{part}_tokens_mean": fmean(tokens), f"{part}_tokens_max": max(tokens)}
 
 
 def _played(episodes: Sequence[Episode], manifest: Manifest) -> dict[str, float]:

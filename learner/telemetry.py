@@ -22,7 +22,9 @@ GAUGES = {
     **{f"loss/{part}": ("gagpo_learner_loss", {"part": part}) for part in ("policy", "value", "kl", "entropy")},
     **{f"logprob_difference_{stat}": ("gagpo_learner_logprob_difference", {"stat": stat}) for stat in ("mean", "max")},
     **{f"staleness_{stat}": ("gagpo_learner_staleness_steps", {"stat": stat}) for stat in ("mean", "max")},
-    **{f"{kind}_share": ("gagpo_train_steps_ratio", {"kind": kind}) for kind in ("invalid", "inadmissible")},
+    **{f"{kind}_share": ("gagpo_train_steps_ratio", {"kind": kind}) for kind in ("invalid", "inadmissible", "cut")},
+    **{f"{part}_tokens_{stat}": ("gagpo_train_turn_tokens", {"part": part, "stat": stat})
+       for part in ("prompt", "response") for stat in ("mean", "max")},
     "credit/singleton_share": ("gagpo_credit_singleton_ratio", {}),
     "credit/active_share": ("gagpo_credit_active_ratio", {}),
     "credit/flat_share": ("gagpo_credit_flat_groups_ratio", {}),

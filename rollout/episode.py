@@ -128,7 +128,7 @@ class EpisodeRunner:
             logprobs=sample.logprobs, spans=sample.spans, action=answer.action, valid=answer.valid,
             admissible=now.admits(answer.action), reward=after.reward * self.limits.reward_scale,
             choices=choices_digest(now.admissible_actions), state=now.state, unchanged=after.unchanged,
-            tag=answer.tag,
+            tag=answer.tag, cut=int(sample.ids[-1]) not in self.text.stop_ids,
         )  # fmt: skip
 
 

@@ -82,4 +82,4 @@ class Judge:
         said = self.text.verdict(sample.ids)
         return Step(observation="", prompt_ids=np.array(prompt, dtype=np.int32), response_ids=sample.ids,
                     logprobs=sample.logprobs, spans=sample.spans, action=said, valid=bool(said), admissible=True,
-                    reward=float(said == verdict_of(good)))
+                    reward=float(said == verdict_of(good)), cut=sample.finished == "length")

@@ -117,6 +117,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """Index of the episode's earlier step whose prompt and response this prompt begins with. None: there is none."""
     broke: bool = False
     """Whether the prompt holds earlier answers as other tokens than were sampled, since the history was changed."""
+    cut: bool = False
+    """Whether the answer was ended by its limit of tokens, and not by the policy."""
 
     def is_continued_by(self, prompt_ids: np.ndarray) -> bool:
         """Returns whether a prompt [P] begins with all tokens of this step, prompt and response."""

@@ -56,6 +56,8 @@ class StepView:
     """The label of the action, if the policy was asked to judge it: `good` or `bad`."""
     verdicts: list[str] | None = None
     """The words of its answers, empty for neither."""
+    cut: bool | None = None
+    """Whether the answer was ended by its limit of tokens."""
 
     @property
     def cost(self) -> float:
@@ -226,7 +228,7 @@ def _step(row: dict[str, Any], result: str | None) -> StepView:
         learner_logprobs=row.get("learner_logprobs"), ret=row["return"],
         value=row["value"] if baseline is None else baseline, delta=row["delta"], raw=row.get("raw_advantage"),
         advantage=row["advantage"], state=row["state_key"], tag=row.get("tag"),
-        judged=row.get("judged"), verdicts=row.get("verdicts"))
+        judged=row.get("judged"), verdicts=row.get("verdicts"), cut=row.get("cut"))
 
 
 def _credit_step(step: StepView, state: str) -> dict[str, Any]:

@@ -186,8 +186,10 @@ LEARNER = Board(name="learner", title="gagpo: learner", rows=(
     BoardRow(title="Data", panels=(
         panel("Age", "Of episodes at their consumption, in learner steps.", gauge("learner_staleness_steps", "stat")),
         DROPS,
-        panel("Ill-formed and inadmissible", "Share of the turns trained on.", gauge("train_steps_ratio", "kind"),
-              unit="percentunit"))),
+        panel("Ill-formed, inadmissible, cut", "Share of the turns trained on.", gauge("train_steps_ratio", "kind"),
+              unit="percentunit"),
+        panel("Tokens of a turn", "Of the turns trained on: prompts and answers.",
+              gauge("train_turn_tokens", "part", "stat")))),
     BoardRow(title="Results", panels=(SUCCESS, RETURN, LENGTH)),
 ))
 

@@ -50,7 +50,9 @@ PAPER: dict[str, tuple[Subplot, ...]] = {
 """Figures of the paper: file name -> subplots."""
 FIGURES: dict[str, tuple[Subplot, ...]] = {
     **PAPER,
-    "actions": (Subplot(title="Share of actions", keys=("invalid_share", "inadmissible_share")),),
+    "actions": (Subplot(title="Share of actions", keys=("invalid_share", "inadmissible_share", "cut_share")),),
+    "tokens": (Subplot(title="Tokens of an answer", keys=("response_tokens_mean", "response_tokens_max")),
+               Subplot(title="Tokens of a prompt", keys=("prompt_tokens_mean", "prompt_tokens_max"))),
     "credit": (Subplot(title="Credit: share of steps", keys=("credit/singleton_share", "credit/active_share")),),
     "loss": (Subplot(title="Policy loss", keys=("loss/policy",)),
              Subplot(title="Sampler against learner, |difference| of logprobs",

@@ -8,6 +8,7 @@ from typing import Any
 
 from services.plural import number_of
 from services.statistics import paired_gain
+from services.telemetry.curve import on_curve
 
 COLD, TRAINED, MORE = "panel-cold", "panel-trained", "panel-more-cold-start"
 TITLES = {
@@ -65,7 +66,7 @@ class Comparison:
 def heldout(evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the evaluations on the held-out games. If the run has gone on with more steps since, the policy after RL
     and the control have to play them again, so what they had played is left out."""
-    evaluated = max((row["step"] for row in evaluations if row["label"] not in TITLES), default=0)
+    evaluated = max((row["step"] for row in evaluations if on_curve(row["label"])), default=0)
     return [row for row in evaluations
             if row["label"] == COLD or (row["label"] in TITLES and row["step"] >= evaluated)]
 
@@ -77,7 +78,7 @@ def after_rl(evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def judged_by(evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the evaluations that a run is judged by: the held-out games after RL, else the curve's last one."""
-    curve = sorted((row for row in evaluations if row["label"] not in TITLES), key=lambda row: row["step"])
+    curve = sorted((row for row in evaluations if on_curve(row["label"])), key=lambda row: row["step"])
     return after_rl(evaluations) or curve[-1:]
 
 

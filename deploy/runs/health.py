@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from deploy.runs.comparison import TITLES, evaluation_kind
+from deploy.runs.comparison import evaluation_kind
 from services.statistics import paired_gain
+from services.telemetry.curve import on_curve
 
 Row = Mapping[str, Any]
 WINDOW = 3
@@ -85,6 +86,9 @@ def _first_and_last(rows: Sequence[Row], key: str) -> tuple[float, float]:
 
 
 RULES = (
+    # Healthy runs cut one answer in a thousand. A cut answer has mostly lost its action, and is trained on as it is.
+    HealthRule(name="cut answers", find=_share("cut_share", 0.1, "answers were cut at rollout.max_response_tokens"),
+               fix="raise it, or ask for shorter answers in the prompt"),
     HealthRule(name="nothing to learn", find=_nothing_to_learn,
                fix=f"{STRONGER}, or choose games that are neither all won nor all lost"),
     # A group without differences teaches nothing. If nine tenths have none, a step learns from a tenth of its episodes.
@@ -94,7 +98,7 @@ RULES = (
     HealthRule(name="no gradient", find=_no_gradient, fix="check learner.lr, learner.grad_clip and the credit options"),
     # No healthy step had more than 18%.
     HealthRule(name="invalid actions", find=_share("invalid_share", 0.2, "answers hold no well-formed action"),
-               fix=f"{STRONGER}, or raise rollout.max_response_tokens"),
+               fix=STRONGER),
     # Small policies guess, so healthy runs started with up to 86%.
     HealthRule(name="inadmissible actions", find=_share("inadmissible_share", 0.9, "actions are not admissible"),
                fix=STRONGER),
@@ -103,7 +107,9 @@ RULES = (
     # Healthy runs halved their episodes as they won more of them.
     HealthRule(name="length", find=_length, fix="lower learner.lr, or go back to the best checkpoint"),
 )
-"""Rules in the order of display. A rule hides weaker ones about the same cause: see `warnings`."""
+"""Rules in the order of display."""
+WEAKER = {"nothing to learn": ("flat groups",), "cut answers": ("invalid actions", "inadmissible actions")}
+"""Rule -> those that it hides, since they find the same cause."""
 
 
 def warnings(metrics: Sequence[Row], evaluations: Sequence[Row]) -> list[HealthWarning]:
@@ -114,9 +120,8 @@ def warnings(metrics: Sequence[Row], evaluations: Sequence[Row]) -> list[HealthW
     found = [HealthWarning(rule=rule.name, text=f"{text}; {rule.fix}")
              for rule in RULES if metrics and (text := rule.find(metrics))]
     names = {one.rule for one in found}
-    if "nothing to learn" in names:
-        found = [one for one in found if one.rule != "flat groups"]
-    return found + _falling(evaluations)
+    hidden = {weaker for rule in names for weaker in WEAKER.get(rule, ())}
+    return [one for one in found if one.rule not in hidden] + _falling(evaluations)
 
 
 def _falling(evaluations: Sequence[Row]) -> list[HealthWarning]:
@@ -126,7 +131,7 @@ def _falling(evaluations: Sequence[Row]) -> list[HealthWarning]:
     The best is chosen from all before it, so the interval holds for that many comparisons: by chance alone, the best of
     thirty evaluations of one policy is far above the last.
     """
-    curve = sorted((row for row in evaluations if row["label"] not in TITLES), key=lambda row: row["step"])
+    curve = sorted((row for row in evaluations if on_curve(row["label"])), key=lambda row: row["step"])
     curve = [row for row in curve if evaluation_kind(row) == evaluation_kind(curve[-1])]
     if len(curve) < 2:
         return []

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.runs.comparison import COLD, MORE, TITLES, TRAINED, compare
+from deploy.runs.comparison import COLD, MORE, TRAINED, compare
 from services.plural import number_of
 from services.statistics import paired_gain
+from services.telemetry.curve import on_curve
 
 Evaluations = Sequence[dict[str, Any]]
 ALIGNED = 60
@@ -78,7 +79,7 @@ def _heldout(evaluations: Evaluations) -> Iterator[Verdict]:
 
 
 def _curve(evaluations: Evaluations) -> Iterator[Verdict]:
-    rows = sorted((row for row in evaluations if row["label"] not in TITLES), key=lambda row: row["step"])
+    rows = sorted((row for row in evaluations if on_curve(row["label"])), key=lambda row: row["step"])
     if len(rows) < 2 or rows[0]["temperature"] != rows[-1]["temperature"]:
         return
     first, last = rows[0], rows[-1]

@@ -126,6 +126,7 @@ class AgentSession:
             logprobs=sample.logprobs, spans=sample.spans, action=text, admissible=True, reward=0.0,
             valid=answer.parsed.whole and sample.finished == "stop",
             choices="" if state else choices_digest(seen.admissible_actions), state=state or seen.state,
+            cut=sample.finished == "length",
             follows=follows, broke=follows is None and any(message["role"] == "assistant" for message in messages)))
         return answer
 

@@ -23,11 +23,11 @@ from services.records import Drop, Episode, Step, verdict_of
 from services.telemetry.logs import get_logger
 from services.telemetry.overhead import counted
 
-FORMAT = 6
+FORMAT = 7
 """Version of the columns, in the metadata of each file under `format`. Files of format 1 lack prompt_ids,
 raw_advantage, baseline, learner_logprobs and final_observation, those of formats 1 and 2 task_type, those of formats 1
 to 3 choices, state and unchanged, those of formats 1 to 4 tag, those of formats 1 to 5 judged and
-verdicts. Readers treat missing columns as unknown."""
+verdicts, those of formats 1 to 6 cut. Readers treat missing columns as unknown."""
 FILE_NAME = re.compile(r"step-(\d{8,})(?:-(.+))?\.parquet")
 """Matches the name of an archive file: the learner step, and the part, which episodes that were trained on lack."""
 Outcome = Literal["trained", "dropped", "evaluated"]
@@ -183,7 +183,7 @@ def _line(row: ArchiveRow, t: int, step: Step) -> dict[str, Any]:
         "choices": step.choices, "state": step.state, "unchanged": step.unchanged, "tag": step.tag,
         "judged": None if judged is None else verdict_of(judged.good),
         "verdicts": None if judged is None else [answer.action for answer in judged.answers],
-        "version": ",".join(dict.fromkeys(span.version.short for span in step.spans)),
+        "cut": step.cut, "version": ",".join(dict.fromkeys(span.version.short for span in step.spans)),
         **extra,
     }
 
@@ -197,7 +197,7 @@ _COLUMNS = {
     **dict.fromkeys(CREDIT, "double"), "state_key": "string",
     "prompt_ids": "int32[]", "learner_logprobs": "float[]", "final_observation": "string",
     "choices": "string", "state": "string", "unchanged": "bool", "tag": "string",
-    "judged": "string", "verdicts": "string[]",
+    "judged": "string", "verdicts": "string[]", "cut": "bool",
 }
 """Arrow's names of the types; [] for a list. `version` lists the short versions that sampled the step's tokens;
 final_observation is what the episode's last action led to, in its last row; judged is the label of an action that the

@@ -156,7 +156,9 @@ LEARNER = (
              "Mean return of the episodes of the last step, scaled as in training."),
     _declare("learner", "gauge", "train_episode_length_steps", "Mean turns of the episodes of the last step."),
     _declare("learner", "gauge", "train_steps_ratio", "Share of turns of the last step that were not well-formed, or "
-             "not admissible.", kind=("invalid", "inadmissible")),
+             "not admissible, or whose answer was cut at its limit.", kind=("invalid", "inadmissible", "cut")),
+    _declare("learner", "gauge", "train_turn_tokens", "Tokens of a turn of the last step.", part=("prompt", "response"),
+             stat=("mean", "max")),
     _histogram("learner", "credit_state_group_size", SIZE_BUCKETS,
                "Number of turns of the same group that share a turn's state, one observation per turn."),
     _declare("learner", "gauge", "credit_singleton_ratio",

@@ -105,6 +105,15 @@ async def test_a_won_game_is_recorded_step_by_step():
     assert game.closed == 1
 
 
+async def test_an_answer_without_an_end_token_was_cut_whoever_sampled_it():
+    """Token 1 ends an answer here. A turn of another worker says no more than its tokens."""
+    turn = PlayedTurn(ids=np.array([103], np.int32), logprobs=np.zeros(1, np.float32), spans=[], action="g",
+                      digest="s1")
+    game = Game([result("s0"), result("s1"), result("s2"), result("s3", done=True)])
+    episode = await play(game, Sampler(["go\x01", "go"]), played=[turn])
+    assert [step.cut for step in episode.steps] == [True, False, True]
+
+
 async def test_seeds_follow_the_turn_and_nothing_else():
     """A second attempt draws the same numbers."""
     sampler = Sampler(["go", "go"])

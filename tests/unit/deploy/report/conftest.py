@@ -14,7 +14,7 @@ from services.telemetry.metrics_file import METRIC_KEYS, append_row
 
 def make(folder: Path, *, seed: int = 0, success: float = 0.1, steps: int = 3, panel: bool = True,
          env: str = "alfworld", **learner: Any) -> Path:
-    """A run of `steps` steps, each with the given success, and all else 0.1; won games as its policy is trained."""
+    """A run of `steps` steps with the given success, no cut answer and all else 0.1; games won as its policy trains."""
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(
         {"name": folder.name, "seed": seed, "steps": steps, "learner": learner, "env": {"name": "alfworld"},
@@ -25,7 +25,7 @@ def make(folder: Path, *, seed: int = 0, success: float = 0.1, steps: int = 3, p
     (folder / "episodes").mkdir()
     for step in range(1, steps + 1):
         append_row(folder / "metrics.jsonl", {**dict.fromkeys(METRIC_KEYS, 0.1), "step": step, "version": f"1.{step}",
-                                              "success_rate": success})
+                                              "success_rate": success, "cut_share": 0.0})
         pq.write_table(pa.table({"advantage": [-2.0 * step, -0.5, 0.5, 2.0, None]}),
                        folder / "episodes" / f"step-{step:08d}.parquet")
     for label in ["step-000000", "panel-cold", "panel-trained"] if panel else ["step-000000"]:

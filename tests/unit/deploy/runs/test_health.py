@@ -33,11 +33,16 @@ def test_a_run_in_which_nothing_can_be_learned_says_so_at_its_first_step():
 
 @pytest.mark.parametrize(("key", "near", "beyond", "rule"), [
     ("credit/flat_share", 0.85, 0.95, "flat groups"), ("invalid_share", 0.18, 0.25, "invalid actions"),
-    ("inadmissible_share", 0.89, 0.95, "inadmissible actions")])
+    ("inadmissible_share", 0.89, 0.95, "inadmissible actions"), ("cut_share", 0.08, 0.12, "cut answers")])
 def test_a_share_counts_on_average_over_the_last_three_steps(key: str, near: float, beyond: float, rule: str):
     assert found(rows(*[{key: near}] * 3)) == []
     assert found(rows({key: 0.0}, {key: 0.0}, {key: beyond})) == []
     assert found(rows({key: 0.0}, *[{key: beyond}] * 3)) == [rule]
+
+
+def test_cut_answers_stand_first_and_hide_that_answers_hold_no_action():
+    assert found(rows(*[{"cut_share": 0.5, "invalid_share": 0.5, "inadmissible_share": 1.0}] * 3)) == ["cut answers"]
+    assert found(rows({"cut_share": 1.0, "credit/flat_share": 1.0})) == ["cut answers", "nothing to learn"]
 
 
 def test_rows_of_a_version_without_the_share_cause_no_warning():
