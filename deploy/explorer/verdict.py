@@ -43,13 +43,16 @@ class EpisodeVerdict:
     """The last turn, if the cut there cost more than any action."""
     lowest: StepView | None = None
     """The turn with the lowest advantage."""
+    flat: bool = False
+    """Whether all advantages of the group are 0."""
 
 
 def judge(group: Group, episode: ShownEpisode) -> EpisodeVerdict:
-    """Returns the verdict on an episode. Without credit, all its fields are None."""
+    """Returns the verdict on an episode. Without credit, no field is set."""
     worst, last = episode.costliest, episode.steps[-1]
     if worst is None:
-        return EpisodeVerdict(worst=None)
+        return EpisodeVerdict(
+            worst=None, flat=all(step.advantage == 0 for member in group.episodes for step in member.steps))
     return EpisodeVerdict(
         worst=worst, better=_better(group, worst),
         then=next((step for step in episode.steps if step.t == worst.t + 1), None),
@@ -78,6 +81,8 @@ def heading(found: EpisodeVerdict, episode: ShownEpisode) -> Sentence:
 def sentences(found: EpisodeVerdict, episode: ShownEpisode) -> list[Sentence]:
     """Returns the sentences after the heading, which the first one continues. One sentence if nothing was lost."""
     worst, cut, lowest = found.worst, found.cut, found.lowest
+    if found.flat:
+        return [_plain("All episodes of this group earned the same, so A = 0 everywhere: they taught nothing.")]
     if worst is None:
         return [_plain("No step of this episode lost anything: each was at least as good as its state is on average.")]
     said = [_plain(_cost(found, worst, episode)), _choice(found, worst)]

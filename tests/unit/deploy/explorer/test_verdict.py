@@ -7,6 +7,7 @@ from deploy.explorer.index import GroupEntry
 from deploy.explorer.verdict import heading, judge, sentences
 
 NOTHING = "No step of this episode lost anything: each was at least as good as its state is on average."
+FLAT = "All episodes of this group earned the same, so A = 0 everywhere: they taught nothing."
 NO_OTHER = "No other action from that state did better in this group."
 
 
@@ -92,3 +93,10 @@ def test_without_temporal_differences_the_advantage_alone_is_said():
 
 def test_where_nothing_was_lost_one_sentence_says_so():
     assert said(episode(0, [step(0, "a", "win", delta=1.0, advantage=1.0)], won=True)) == (["", NOTHING], [])
+
+
+def test_a_group_that_earned_the_same_is_not_said_to_have_played_as_well_as_it_should():
+    lost = [episode(k, [step(0, "a", "wait")]) for k in range(2)]
+    assert said(*lost)[0] == ["", FLAT]
+    level = episode(1, [step(0, "a", "win", delta=1.0, advantage=0.5)], won=True)
+    assert said(lost[0], level)[0] == ["", NOTHING]
