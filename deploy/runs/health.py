@@ -87,8 +87,8 @@ def _first_and_last(rows: Sequence[Row], key: str) -> tuple[float, float]:
 
 RULES = (
     # Healthy runs cut one answer in a thousand. A cut answer has mostly lost its action, and is trained on as it is.
-    HealthRule(name="cut answers", find=_share("cut_share", 0.1, "answers were cut at rollout.max_response_tokens"),
-               fix="raise it, or ask for shorter answers in the prompt"),
+    HealthRule(name="cut answers", find=_share("cut_share", 0.1, "answers were cut at their limit of tokens"),
+               fix="raise rollout.max_response_tokens (and an agent's own max_tokens), or ask for shorter answers"),
     HealthRule(name="nothing to learn", find=_nothing_to_learn,
                fix=f"{STRONGER}, or choose games that are neither all won nor all lost"),
     # A group without differences teaches nothing. If nine tenths have none, a step learns from a tenth of its episodes.

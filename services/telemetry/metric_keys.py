@@ -25,7 +25,7 @@ METRIC_TEXTS: Mapping[str, str] = {
     "episode_length": "Mean number of turns of an episode.",
     "invalid_share": "Share of the turns trained on whose answer is not well-formed.",
     "inadmissible_share": "Share of the turns trained on whose action is not in the environment's list.",
-    "cut_share": "Share of the turns trained on whose answer was ended by its limit, rollout.max_response_tokens.",
+    "cut_share": "Share of the turns trained on whose answer was ended by its limit of tokens, and not by the policy.",
     "prompt_tokens_mean": "Mean number of tokens of a prompt, over the turns trained on.",
     "prompt_tokens_max": "Greatest number of tokens of a prompt.",
     "response_tokens_mean": "Mean number of tokens of an answer, the end token included, over the turns trained on.",
