@@ -17,11 +17,11 @@ class RedisSection(Section):
 
     url: str | None = None
     """Address of a Redis that runs already: redis://, rediss:// (TLS), or sentinel://host:26379,host:26379/NAME for a
-    master that sentinels watch. None: the run starts a private one in its folder."""
+    master that sentinels watch (sentinels:// over TLS). None: the run starts a private one in its folder."""
     password_file: Path | None = None
     """File whose first line is the password of redis.url. None: the password in the URL, else $GAGPO_REDIS_PASSWORD."""
     ca_file: Path | None = None
-    """CA certificates that a rediss:// server is checked against. None: those of the system."""
+    """CA certificates that servers of rediss:// and sentinels:// are checked against. None: those of the system."""
     bodies: str | None = None
     """Folder for the bodies of episodes, such as s3://bucket/bodies, or a shared folder by its file:// URL. Redis then
     holds a reference of 0.3 kB for each episode. All nodes with workers or learner ranks, and the driver, need the

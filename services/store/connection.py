@@ -64,17 +64,21 @@ def _source(name: str) -> str:
 def connect(url: str, timeout_s: float, ca_file: Path | None = None) -> Any:
     """Returns a client that opens no socket before its first call and repeats no call. Raises UserError for a bad URL.
 
-    `url` is redis://, rediss:// or unix://, or sentinel://[user:password@]host:port[,host:port]/name[/db].
+    `url` is redis://, rediss:// or unix://, or sentinel://[user:password@]host:port[,host:port]/name[/db]. With
+    sentinels:// both the sentinels and the master are asked over TLS, as with rediss://.
     """
     options: dict[str, Any] = {
         "socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, "retry": Retry(NoBackoff(), 0)}
     scheme = url.partition(":")[0]
     if ca_file is not None:
-        if scheme != "rediss":
-            raise UserError(f"redis.ca_file is set, but redis.url begins with {scheme}:", "write rediss://host:6379/0")
+        if scheme not in ("rediss", "sentinels"):
+            raise UserError(f"redis.ca_file is set, but redis.url begins with {scheme}:",
+                            "write rediss://host:6379/0 or sentinels://host:26379/name")
         options["ssl_ca_certs"] = str(ca_file)
+    if scheme == "sentinels":
+        options["ssl"] = True  # from_url finds it out by itself
     try:
-        return sentinels.master(url, options) if scheme == "sentinel" else _server(url, options)
+        return sentinels.master(url, options) if scheme in ("sentinel", "sentinels") else _server(url, options)
     except ValueError as error:
         raise UserError(f"redis.url is not a Redis address: {error}",
                         "write redis://host:6379/0 or sentinel://host:26379/name") from error

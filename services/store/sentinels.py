@@ -55,7 +55,7 @@ class _Asked:
 def master(url: str, options: dict[str, Any]) -> Any:
     """Returns a client that asks the sentinels for the master whenever it connects. Raises ValueError for a bad URL.
 
-    `url` is sentinel://[user:password@]host:port[,host:port]/name[/db].
+    `url` is sentinel://[user:password@]host:port[,host:port]/name[/db]. `options` go to all clients.
     """
     parts = urlsplit(url)
     user_password, _, hosts = parts.netloc.rpartition("@")

@@ -58,9 +58,11 @@ def start(tmp_path):
 
 @pytest.fixture
 def certificate(tmp_path) -> tuple[Path, Path]:
-    """Provides a key and a self-signed certificate for 127.0.0.1."""
+    """Provides a key and a self-signed certificate for 127.0.0.1, if Redis was built with TLS."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
+    if b"libssl" not in subprocess.run(["ldd", find_redis()], capture_output=True, timeout=10, check=False).stdout:
+        pytest.skip("this redis-server was built without TLS")
     key, file = tmp_path / "key.pem", tmp_path / "certificate.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=redis", "-addext",
@@ -68,13 +70,16 @@ def certificate(tmp_path) -> tuple[Path, Path]:
     return key, file
 
 
-def test_tls_is_checked_against_the_certificates_of_the_config(start, certificate):
+def over_tls(port: int, certificate: tuple[Path, Path]) -> list[str]:
     key, file = certificate
-    if b"libssl" not in subprocess.run(["ldd", find_redis()], capture_output=True, timeout=10, check=False).stdout:
-        pytest.skip("this redis-server was built without TLS")
+    return ["port 0", f"tls-port {port}", f"tls-cert-file {file}", f"tls-key-file {key}", f"tls-ca-cert-file {file}",
+            "tls-auth-clients no", "tls-replication yes"]
+
+
+def test_tls_is_checked_against_the_certificates_of_the_config(start, certificate):
+    _, file = certificate
     port = held_port()
-    start("tls", port, ["port 0", f"tls-port {port}", f"tls-cert-file {file}", f"tls-key-file {key}",
-                        "tls-auth-clients no", f"requirepass {PASSWORD}"])
+    start("tls", port, [*over_tls(port, certificate), f"requirepass {PASSWORD}"])
     url = f"rediss://:{PASSWORD}@127.0.0.1:{port}/0"
     known = Store(url, "run", settings=RedisSection(url=url, ca_file=file))
     known.check()
@@ -106,6 +111,21 @@ def test_sentinels_lead_to_the_new_master_when_the_old_one_dies(start):
     master.send_signal(signal.SIGKILL)
     store.renew(lease)
     assert replica.info("replication")["role"] == "master"
+
+
+def test_sentinels_and_their_master_are_asked_over_tls(start, certificate):
+    port, watch = held_port(), held_port()
+    start("master", port, [*over_tls(port, certificate), f"requirepass {PASSWORD}"])
+    start("sentinel", watch, [*over_tls(watch, certificate), f"sentinel monitor runs 127.0.0.1 {port} 1",
+                              f"sentinel auth-pass runs {PASSWORD}"], "--sentinel")
+    url, settings = f"sentinels://:{PASSWORD}@127.0.0.1:{watch}/runs", RedisSection(ca_file=certificate[1], url="redis://")
+    store = Store(url, "run", settings=settings)
+    store.check()
+    assert store.acquire("controller", "c").epoch == 1
+    with pytest.raises(UserError, match=r"(?i)certificate.verify.failed.*redis\.ca_file"):
+        Store(url, "run").check()
+    with pytest.raises(UserError, match=r"write rediss://host:6379/0 or sentinels://host:26379/name"):
+        Store(url.replace("sentinels", "sentinel"), "run", settings=settings)
 
 
 def test_sentinels_that_ask_for_the_password_of_the_master_get_it(start):
