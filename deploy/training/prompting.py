@@ -132,10 +132,12 @@ def _trial(line: bytes) -> PlayedTrial | None:
         return None
 
 
-async def play(plan: PromptingPlan, model: AskedModel, name: str, file: Path, progress: Progress) -> dict[str, Any]:
+async def play(plan: PromptingPlan, model: AskedModel, name: str, file: Path, progress: Progress, *,
+               tell: Callable[[str], object] = lambda _: None) -> dict[str, Any]:
     """Plays what `file` does not have yet, and returns the summary. `name`: the model's, as the settings record it.
 
     A task whose environment fails, or whose first prompt is too long, is left out, and played again by the next call.
+    `tell` takes a line about the first one that fails.
     Raises UserError, EngineFault and DeadlineExceeded; the trials before that are kept.
     """
     settings, config = plan.settings(name), plan.config
@@ -152,7 +154,7 @@ async def play(plan: PromptingPlan, model: AskedModel, name: str, file: Path, pr
         player = TaskPlayer(environment=plan.environment, thread=thread, model=model, settings=config.prompting,
                             policy=make_policy(plan.policy, make_template(config.env)), seed=config.seed,
                             max_steps=config.env.max_steps)
-        failed = await _all(plan.tasks, player, by_task, keep, progress)
+        failed = await _all(plan.tasks, player, by_task, keep, progress, tell=tell)
     whole = {task: by_task[task] for task in plan.tasks
              if task not in failed and any(trial.steps for trial in by_task[task])}
     if not whole and failed:
@@ -165,7 +167,8 @@ async def play(plan: PromptingPlan, model: AskedModel, name: str, file: Path, pr
 
 
 async def _all(tasks: Sequence[str], player: TaskPlayer, by_task: Mapping[str, Sequence[PlayedTrial]],
-               keep: Callable[[PlayedTrial], object], progress: Progress) -> dict[str, str]:
+               keep: Callable[[PlayedTrial], object], progress: Progress, *,
+               tell: Callable[[str], object]) -> dict[str, str]:
     """Plays all tasks, several at once. Returns the tasks that the environment could not play, with the reason."""
     failed: dict[str, str] = {}
     left = [task for task in tasks if player.open_trial(by_task.get(task, ()))]
@@ -177,6 +180,8 @@ async def _all(tasks: Sequence[str], player: TaskPlayer, by_task: Mapping[str, S
             try:
                 await player.play(task, by_task.get(task, ()), keep)
             except EnvFault as fault:
+                if not failed:
+                    tell(f"{task} cannot be played and is left out: {fault}")
                 failed[task] = str(fault)
             done += 1
             progress(done, len(tasks))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -12,7 +13,8 @@ import msgspec
 
 from envservice.gymnasium_text import text_spec
 from envservice.spec import LONGEST, EnvironmentSpec
-from services.errors import EnvFault, UserError
+from services.errors import EnvFault, UserError, described
+from services.process.own_code import told
 
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 Fields = Mapping[str, Any]
 MAX_MESSAGE = 16 * 1024 * 1024
 """The most bytes of one answer."""
+SHOWN = 300
+"""Characters of an answer that a fault repeats."""
+_MAKERS = {"reset": "begin", "step": "write"}
+"""The argument of `openenv_spec` that makes the fields of each message."""
 
 
 def write_action(text: str) -> Fields:
@@ -35,6 +41,10 @@ def seeded(number: int) -> Fields:
 def read_text(observation: Fields) -> str:
     """Returns the text of an observation of our own servers."""
     return observation["text"]
+
+
+class NoAnswer(EnvFault):
+    """A server cannot be reached, closed the connection or did not answer in time."""
 
 
 class OpenEnvGame:
@@ -62,43 +72,75 @@ class OpenEnvGame:
         except ValueError as refused:
             return str(refused), 0.0, False, False, {}
         observation, data = self.ask("step", fields)
-        return self._text(observation), float(data.get("reward") or 0.0), bool(data.get("done")), False, \
-            _told(observation)
+        return self._text(observation), self._reward(data), self._done(data), False, _told(observation)
 
     def ask(self, verb: str, fields: Fields) -> tuple[Fields, Fields]:
         """Sends one message. Returns the observation, and the data around it with reward and `done`."""
+        answer = self._answer(verb, self._message(verb, fields))
+        data: Any = answer.get("data") if isinstance(answer, dict) else None
+        if not isinstance(data, dict) or answer.get("type") != "observation":
+            full = isinstance(data, dict) and data.get("code") == "CAPACITY_REACHED"
+            raise EnvFault(f"{self._url} answered a {verb} with {str(answer)[:SHOWN]}" + (
+                " (play fewer games at once by env.max_sessions or prompting.concurrency, or raise the server's "
+                "max_concurrent_envs)" if full else ""))
+        observation: Any = data.get("observation")
+        if not isinstance(observation, dict):
+            raise EnvFault(f"{self._url} answered a {verb} without an observation: {str(data)[:SHOWN]}")
+        return observation, data
+
+    def _message(self, verb: str, fields: Fields) -> str:
+        try:
+            return msgspec.json.encode({"type": verb, "data": fields}).decode()
+        except (TypeError, ValueError, msgspec.EncodeError) as error:
+            raise EnvFault(f"`{_MAKERS[verb]}` returned {fields!r:.60}, which JSON cannot hold ({error})") from error
+
+    def _answer(self, verb: str, message: str) -> Any:
         from websockets.exceptions import WebSocketException
 
         try:
             socket = self._socket or self._connect()
-            socket.send(msgspec.json.encode({"type": verb, "data": fields}).decode())
-            answer: Any = msgspec.json.decode(socket.recv(self._seconds))
-        except (OSError, WebSocketException, msgspec.DecodeError) as error:  # TimeoutError is an OSError
-            raise EnvFault(f"{self._url} failed to {verb}: {type(error).__name__} {error}") from error
-        data: Any = answer.get("data") if isinstance(answer, dict) else None
-        if not isinstance(data, dict) or answer.get("type") != "observation":
-            raise EnvFault(f"{self._url} answered a {verb} with {str(answer)[:300]}")
-        observation: Any = data.get("observation")
-        if not isinstance(observation, dict):
-            raise EnvFault(f"{self._url} answered a {verb} without an observation: {str(data)[:300]}")
-        return observation, data
+            socket.send(message)
+            answer = socket.recv(self._seconds)
+        except (OSError, WebSocketException) as error:  # TimeoutError is an OSError
+            raise NoAnswer(f"{self._url} failed to {verb}: {type(error).__name__} {error}") from error
+        try:
+            return msgspec.json.decode(answer)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise EnvFault(f"{self._url} answered a {verb} with no JSON ({error}): {answer[:SHOWN]!r}") from error
 
     def _connect(self) -> ClientConnection:
         from websockets.sync.client import connect
 
-        url = f"ws{self._url.rstrip('/').removeprefix('http')}/ws"
+        url = f"{re.sub('^http', 'ws', self._url.rstrip('/'))}/ws"
         held = ExitStack()
-        self._socket = held.enter_context(
-            connect(url, open_timeout=self._seconds, close_timeout=1, max_size=MAX_MESSAGE, proxy=None))
+        self._socket = held.enter_context(connect(  # a server that steps in its event loop answers no ping meanwhile
+            url, open_timeout=self._seconds, ping_timeout=self._seconds, close_timeout=1, max_size=MAX_MESSAGE,
+            proxy=None))
         weakref.finalize(self, held.close)  # a session ends when its server forgets it
         return self._socket
 
     def _text(self, observation: Fields) -> str:
+        where = f"an observation of {self._url} with the fields {', '.join(observation)}"
         try:
-            return str(self._read(observation))
-        except (KeyError, TypeError) as error:
-            raise EnvFault(f"`read` finds no text in an observation of {self._url} with the fields "
-                           f"{', '.join(observation)}: {type(error).__name__} {error}") from error
+            text: object = self._read(observation)
+        except Exception as error:
+            raise EnvFault(f"`read` finds no text in {where}: {described(error)}") from error
+        if not isinstance(text, str):
+            raise EnvFault(f"`read` returned {type(text).__name__} {text!r:.60}, and not a text, from {where}")
+        return text
+
+    def _reward(self, data: Fields) -> float:
+        """Returns the reward, 0 if the server says that a step has none (null)."""
+        reward: object = data.get("reward", "")
+        if not isinstance(reward, int | float | None):
+            raise EnvFault(f"{self._url} answered a step without a number as its reward: {str(data)[:SHOWN]}")
+        return float(reward or 0.0)
+
+    def _done(self, data: Fields) -> bool:
+        done: object = data.get("done")
+        if not isinstance(done, bool):
+            raise EnvFault(f"{self._url} answered a step without true or false as its `done`: {str(data)[:SHOWN]}")
+        return done
 
 
 def _told(observation: Fields) -> dict[str, Any]:
@@ -122,9 +164,12 @@ def openenv_spec(  # noqa: PLR0913 - servers differ in all of it
 
     def reachable(_: object) -> None:
         try:
-            game().reset(seed=0)
-        except EnvFault as fault:
-            raise UserError(str(fault), f"start the OpenEnv server of {name}, or correct its URL") from None
+            with told(f"the OpenEnv server of {name} cannot be played", "correct `begin` or `read`, or the server"):
+                game().reset(seed=0)
+        except UserError as error:
+            if not isinstance(error.__cause__, NoAnswer):
+                raise
+            raise UserError(str(error.__cause__), f"start the OpenEnv server of {name}, or correct its URL") from None
 
     spec = text_spec(game, name=name, max_steps=max_steps, sizes=sizes, replayable=replayable)
     return replace(spec, reachable=reachable, threaded=lambda _: True,

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from envservice.openenv.client import Fields, OpenEnvGame, openenv_spec, seeded
+from envservice.openenv.client import SHOWN, Fields, OpenEnvGame, openenv_spec, seeded
 from envservice.spec import LONGEST, EnvironmentSpec
 from envservice.tool_calls import Tool, read_call
 from services.errors import EnvFault, UserError
@@ -56,7 +56,11 @@ def server_tools(url: str, *, name: str, seconds: float = 60.0) -> tuple[Tool, .
         raise UserError(str(fault), f"start the OpenEnv server of {name}, or correct its URL") from None
     if not observation.get("tools"):
         raise UserError(f"the OpenEnv server {url} offers no tools", "use openenv_spec with `write` and `read`")
-    return tuple(_tool(told) for told in observation["tools"])
+    try:
+        return tuple(_tool(told) for told in observation["tools"])
+    except (KeyError, TypeError):
+        raise UserError(f"the OpenEnv server {url} lists its tools as {str(observation['tools'])[:SHOWN]}",
+                        "each needs a name, a description and an input_schema") from None
 
 
 def openenv_tools_spec(

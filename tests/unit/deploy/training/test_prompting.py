@@ -190,9 +190,9 @@ async def test_a_game_that_breaks_is_left_out_and_tried_again_later(tmp_path: Pa
             answer = await super().ask(messages, seed=seed)
             return answer if self.calls > 1 else ModelAnswer(text="Action: crash", prompt_tokens=1, answer_tokens=1)
 
-    file = tmp_path / "e.jsonl"
-    summary = await play(plan("react"), Breaks(), "m", file, lambda *_: None)
-    assert (summary["tasks"], summary["dropped"]) == (2, 1)
+    file, said = tmp_path / "e.jsonl", []
+    summary = await play(plan("react"), Breaks(), "m", file, lambda *_: None, tell=said.append)
+    assert (summary["tasks"], summary["dropped"], len(said), "left out: the engine broke" in said[0]) == (2, 1, 1, True)
     again = await play(plan("react"), Player(), "m", file, lambda *_: None)
     assert (again["tasks"], again["dropped"]) == (3, 0)
 

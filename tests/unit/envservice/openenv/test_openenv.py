@@ -148,7 +148,7 @@ def test_a_mistake_of_the_server_is_a_fault(url):
     game.reset(seed=0)
     with pytest.raises(EnvFault, match="VALIDATION_ERROR"):
         game.step("go on")
-    with pytest.raises(EnvFault, match="with the fields text, admissible_actions, won, task: KeyError 'words'"):
+    with pytest.raises(EnvFault, match="with the fields text, admissible_actions, won, task: KeyError: 'words'"):
         OpenEnvGame(url, read=lambda observation: observation["words"]).reset(seed=0)
     with pytest.raises(UserError, match="failed to reset: ConnectionRefusedError"):
         openenv_spec("http://127.0.0.1:1", name="far").reachable(EnvSection())
