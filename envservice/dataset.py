@@ -26,7 +26,7 @@ from envservice.gymnasium_text import plays_twice
 from envservice.plain_prompts import PLAIN
 from envservice.spec import LONGEST, EnvironmentSpec, opens
 from services.errors import EnvFault, UserError
-from services.files import Damaged, read_bounded, read_json
+from services.files import Damaged, read_bounded, read_json, without_mark
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,7 +42,8 @@ FILE_BYTES = 4 << 30
 BATCH_ROWS = 1024
 """Rows of a .parquet file that are decoded at once."""
 _NUMBER = re.compile("[0-9]{8}")
-_SHARD = re.compile(r"(.+?)(-\d+-of-\d+)?\.(jsonl|parquet)")
+_SHARD = re.compile(r"(.+?)(?:-\d+-of-(\d+)(?:-[0-9a-f]{16})?)?\.(jsonl|parquet)")
+"""Name of a file: its split, the number of files that the split has, and the suffix. The hub once added a hash."""
 
 
 class DatasetEnvironment:
@@ -65,8 +66,9 @@ class DatasetEnvironment:
         for split in splits:
             if not self._tables.get(split):
                 more = ("name each row's split in a column `split`, or give more rows, or " if data.is_file() else
-                        f"add a file {split}.jsonl, or ")
-                raise UserError(f"{data} has no rows of the split {split!r}, but of {', '.join(self._tables)}",
+                        f"give them in a file {split}.jsonl, or ")
+                raise UserError(f"{data} has no rows of the split {split!r}, but of "
+                                f"{', '.join(name for name, rows in self._tables.items() if len(rows)) or 'none'}",
                                 f"{more}give dataset_spec(splits=...) the names of three splits that it has")
 
     def splits(self) -> list[str]:
@@ -152,18 +154,40 @@ def read_splits(data: Path) -> dict[str, pa.Table]:
     if not found and data.is_file():
         raise UserError(f"{data} has no rows", "give it one for each task")
     if not found:
-        raise UserError(f"{data} holds no .jsonl and no .parquet file", "name the files by their splits: train.jsonl")
+        raise UserError(f"{data} holds no .jsonl and no .parquet file",
+                        "name the files by their splits: train.jsonl, or set env.data to the folder that holds them")
     return {name: found[name] for name in sorted(found)}
 
 
 def _by_file_names(folder: Path) -> dict[str, pa.Table]:
-    import pyarrow as pa
-
-    parts: dict[str, list[pa.Table]] = {}
+    parts: dict[str, list[Path]] = {}
     for path in sorted([*folder.iterdir(), *(folder / "data").glob("*")]):
         if match := _SHARD.fullmatch(path.name):
-            parts.setdefault(match[1], []).append(_read(path))
-    return {name: pa.concat_tables(tables, promote_options="default") for name, tables in parts.items()}
+            parts.setdefault(match[1], []).append(path)
+    return {name: _joined(name, paths) for name, paths in parts.items()}
+
+
+def _joined(name: str, paths: Sequence[Path]) -> pa.Table:
+    """Reads the only file of a split, or all of its numbered files. Raises UserError for more, fewer or others."""
+    import pyarrow as pa
+
+    kinds: dict[tuple[object, ...], Path] = {}
+    for path in paths:
+        match = _SHARD.fullmatch(path.name)
+        assert match is not None
+        kinds.setdefault((path.parent, match[2], match[3]), path)
+    if len(kinds) > 1:
+        raise UserError(f"the split {name} is in {' and in '.join(map(str, kinds.values()))}", "keep one of them")
+    ((_, whole, _), first), *_ = kinds.items()
+    if whole is not None and len(paths) != int(str(whole)):
+        raise UserError(f"the split {name} has {len(paths)} of the {int(str(whole))} files of {first}",
+                        "download the others, or rename the file")
+    tables = [_read(path) for path in paths]
+    try:
+        return pa.concat_tables(tables, promote_options="default")
+    except pa.ArrowException as error:
+        raise Damaged(f"the files of the split {name} in {first.parent} differ ({str(error).splitlines()[0]})",
+                      "write them with the same columns") from None
 
 
 def _read(path: Path) -> pa.Table:
@@ -175,7 +199,7 @@ def _read(path: Path) -> pa.Table:
             with parquet.ParquetFile(path) as file:
                 return _valid(pa.Table.from_batches(_bounded(path, file), schema=file.schema_arrow))
         if path.suffix == ".jsonl":
-            return _json_lines(read_bounded(path, FILE_BYTES))
+            return _json_lines(without_mark(read_bounded(path, FILE_BYTES), path))
     except (pa.ArrowException, OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         said = (str(error) or type(error).__name__).splitlines()[0]
         raise Damaged(f"{path} cannot be read ({said})", "correct it, or name another file") from None

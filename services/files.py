@@ -6,6 +6,7 @@ takes only plain files up to a size, checks their content, and says in one line 
 
 from __future__ import annotations
 
+import codecs
 import errno
 import os
 import stat
@@ -49,6 +50,14 @@ def read_bounded(path: Path, most: int = JSON_BYTES) -> bytes:
     if len(data) > most:
         raise Damaged(f"{path} is larger than {most >> 20} MiB", "give a smaller one")
     return data
+
+
+def without_mark(data: bytes, path: Path) -> bytes:
+    """Returns the content of a text file without UTF-8's byte-order mark. Raises Damaged for UTF-16: Windows writes
+    both."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise Damaged(f"{path} cannot be read (it is UTF-16)", "save it as UTF-8")
+    return data.removeprefix(codecs.BOM_UTF8)
 
 
 def read_json(path: Path, kind: type[Kind], most: int = JSON_BYTES) -> Kind:

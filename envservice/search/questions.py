@@ -8,8 +8,7 @@ reported by data_source, which may be left out.
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -17,6 +16,7 @@ from typing import Literal, get_args
 import msgspec
 
 from services.errors import UserError
+from services.files import without_mark
 
 Split = Literal["train", "valid", "heldout"]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -44,6 +44,11 @@ class _Line(msgspec.Struct):
     data_source: str = "qa"
 
 
+class _Document(msgspec.Struct):
+    id: str | int
+    contents: str
+
+
 Questions = Mapping[Split, tuple[Question, ...]]
 
 
@@ -64,9 +69,11 @@ def by_hash(questions: Iterable[Question], key: Callable[[Question], str] = lamb
 def read_questions(folder: Path) -> Questions:
     """Reads the questions of a folder. Raises UserError for missing, malformed or overlapping files."""
     single = folder / "questions.jsonl"
-    if single.is_file():
-        return by_hash(_read(single))
     files: dict[Split, Path] = {split: folder / f"{split}.jsonl" for split in SPLITS}
+    if single.is_file():
+        if beside := [path.name for path in files.values() if path.is_file()]:
+            raise UserError(f"{folder} has questions.jsonl and {', '.join(beside)}", "keep one of the two forms")
+        return by_hash(_read(single))
     if missing := [path.name for path in files.values() if not path.is_file()]:
         raise UserError(f"{folder} has neither questions.jsonl nor {', '.join(missing)}", "point env.data at questions")
     questions: Questions = {split: _read(path) for split, path in files.items()}
@@ -82,39 +89,48 @@ def read_questions(folder: Path) -> Questions:
 def read_documents(path: Path) -> list[tuple[str, str]]:
     """Reads (id, contents) from a jsonl file of {"id": str, "contents": str}.
 
-    Raises UserError for a malformed line, and for an id that occurs twice.
+    Raises UserError for a malformed line, for an id that occurs twice, and for a file without a document.
     """
     found: dict[str, str] = {}
-    for number, line in enumerate(_lines(path), start=1):
+    form = 'write one object a line: {"id": "...", "contents": "..."}'
+    decoder = msgspec.json.Decoder(_Document)
+    for number, line in _lines(path):
         try:
-            row = json.loads(line)
-            name, contents = str(row["id"]), str(row["contents"])
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise UserError(f"line {number} of {path} is not a document: {type(error).__name__} {error}",
-                            'write one object a line: {"id": "...", "contents": "..."}') from None
+            row = decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise UserError(f"line {number} of {path} is not a document: {error}", form) from None
+        name = str(row.id)
         if name in found:
             raise UserError(f"line {number} of {path} has the id {name!r} of an earlier line",
                             "give each document an id of its own")
-        found[name] = contents
+        found[name] = row.contents
+    if not found:
+        raise UserError(f"{path} has no document", form)
     return list(found.items())
 
 
 def _read(path: Path) -> tuple[Question, ...]:
     rows: list[Question] = []
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in _lines(path):
         try:
             row = msgspec.json.decode(line, type=_Line)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise UserError(f"line {number} of {path} is not a question: {error}", f"write {_FORM}") from None
         golden = [row.golden_answers] if isinstance(row.golden_answers, str) else row.golden_answers
         if not golden:
             raise UserError(f"line {number} of {path} has no golden answer", f"write {_FORM}")
+        if not all(text.strip() for text in (row.question, *golden)):
+            raise UserError(f"line {number} of {path} has an empty question or golden answer", f"write {_FORM}")
         rows.append(Question(question=row.question, golden_answers=tuple(golden), data_source=row.data_source))
     return tuple(rows)
 
 
-def _lines(path: Path) -> list[bytes]:
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yields the lines that are not empty, with their numbers."""
     try:
-        return [line for line in path.read_bytes().split(b"\n") if line.strip()]
+        data = without_mark(path.read_bytes(), path)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}", "point env.data at a readable folder") from None
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        if line.strip():
+            yield number, line

@@ -95,10 +95,13 @@ class HttpRetriever:
 def _contents(response: httpx.Response, url: str) -> list[str]:
     try:
         (hits,) = response.json()["result"]
-        return [_document(hit)["contents"] for hit in hits]
-    except (ValueError, KeyError, TypeError) as error:
+        return [_text_of(hit) for hit in hits]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise EnvFault(f"the answer of {url} is not a search result: {type(error).__name__} {error}") from error
 
 
-def _document(hit: dict[str, Any]) -> dict[str, Any]:
-    return hit.get("document", hit)  # if no scores were asked for, the hit is the document itself
+def _text_of(hit: dict[str, Any]) -> str:
+    contents: object = hit.get("document", hit)["contents"]  # without scores the hit is the document itself
+    if not isinstance(contents, str):
+        raise TypeError(f"contents are {contents!r:.60}, and not a text")
+    return contents

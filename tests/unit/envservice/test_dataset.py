@@ -124,7 +124,7 @@ def test_mistakes_are_one_line(tmp_path):
     with pytest.raises(UserError, match=r"holds no \.jsonl"):
         opened(tmp_path)
     lines(tmp_path / "train.jsonl", ROWS[:2])
-    with pytest.raises(UserError, match=r"but of train; add a file validation\.jsonl, or give"):
+    with pytest.raises(UserError, match=r"but of train; give them in a file validation\.jsonl, or give"):
         opened(tmp_path)
     (tmp_path / "validation.jsonl").write_text("{broken\n")
     with pytest.raises(UserError, match=r"validation\.jsonl cannot be read"):
@@ -204,6 +204,48 @@ def test_a_split_is_named_by_a_word_and_leads_nowhere_else(tmp_path):
 def test_a_line_may_lack_a_key_and_dates_stay_text(tmp_path):
     lines(tmp_path / "train.jsonl", [{"a": "2020-01-01"}, {"b": [1]}])
     assert read_splits(tmp_path)["train"].to_pylist() == [{"a": "2020-01-01", "b": None}, {"a": None, "b": [1]}]
+
+
+def test_a_byte_order_mark_is_read_over_and_another_coding_is_named(tmp_path):
+    """Windows writes both; the line was "JSON is malformed: invalid character (byte 0)"."""
+    (tmp_path / "train.jsonl").write_text('{"a": "é"}\n', encoding="utf-8-sig")
+    assert read_splits(tmp_path)["train"].to_pylist() == [{"a": "é"}]
+    (tmp_path / "train.jsonl").write_text('{"a": "é"}\n', encoding="utf-16")
+    with pytest.raises(UserError, match=r"train.jsonl cannot be read \(it is UTF-16\); save it as UTF-8"):
+        read_splits(tmp_path)
+
+
+def test_a_split_with_two_sources_is_refused(tmp_path):
+    """Every row was a task twice."""
+    as_json_lines(tmp_path)
+    parquet.write_table(pa.Table.from_pylist(ROWS[:4]), tmp_path / "train.parquet")
+    with pytest.raises(UserError, match=r"the split train is in \S+/train\.jsonl and in \S+/train\.parquet; keep"):
+        read_splits(tmp_path)
+
+
+def test_a_split_that_lacks_a_part_is_refused(tmp_path):
+    """A download that was cut gave half of the tasks, in silence."""
+    as_hub_shards(tmp_path)
+    for path in (tmp_path / "data").iterdir():
+        path.rename(path.with_stem(f"{path.stem}-0123456789abcdef"))  # as the hub named files for some years
+    assert sorted(read_splits(tmp_path)) == ["test", "train", "validation"]
+    (tmp_path / "data" / "train-00001-of-00002-0123456789abcdef.parquet").unlink()
+    with pytest.raises(UserError, match=r"train has 1 of the 2 files of \S+/train-00000-of-00002-\w+\.parquet"):
+        read_splits(tmp_path)
+
+
+def test_parts_with_other_types_and_splits_without_rows_name_the_data(tmp_path):
+    """The advice was to correct the code of the environment, and to add a file that was there."""
+    as_hub_shards(tmp_path)
+    parquet.write_table(pa.table({"question": [1]}), tmp_path / "data" / "train-00001-of-00002.parquet")
+    with pytest.raises(UserError, match=r"the files of the split train in \S+ differ \(.*question.*\); write them"):
+        read_splits(tmp_path)
+    lines(tmp_path / "data" / "validation.jsonl", [])
+    for path in (*tmp_path.glob("data/train-*"), *tmp_path.glob("data/validation-*")):
+        path.unlink()
+    lines(tmp_path / "train.jsonl", ROWS)
+    with pytest.raises(UserError, match="no rows of the split 'validation', but of test, train; "):
+        opened(tmp_path)
 
 
 def test_a_column_that_the_session_misses_is_a_fault_and_no_unknown_task(tmp_path):

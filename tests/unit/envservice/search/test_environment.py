@@ -160,6 +160,8 @@ def test_a_users_own_file_of_questions_is_read(tmp_path: Path):
 
 @pytest.mark.parametrize(("line", "message"), [
     ('{"question": "q"}', "golden_answers"), ('{"question": "q", "golden_answers": []}', "no golden answer"),
+    ('\n\n{"question": "q"}', "line 3 of"), ('{"question": "q", "golden_answers": ["x", " "]}', "line 1 of .* empty"),
+    ('{"question": " ", "golden_answers": "x"}', "line 1 of .* empty"),
     ("[1]", "line 1 of"), ("{", "line 1 of"), ('{"question": 3, "golden_answers": "x"}', "line 1 of"),
 ])
 def test_a_malformed_question_is_named(tmp_path: Path, line: str, message: str):
@@ -177,6 +179,35 @@ def test_files_that_overlap_or_are_missing_are_refused(tmp_path: Path):
         read_questions(tmp_path)
     (tmp_path / "documents.jsonl").write_text('{"id": "a"}\n')
     with pytest.raises(UserError, match=r"line 1 of .* is not a document"):
+        read_documents(tmp_path / "documents.jsonl")
+
+
+def test_files_in_another_coding_are_told_in_one_line(tmp_path: Path):
+    """Questions in Latin-1 were a traceback. A byte-order mark of UTF-8 is read over, as before in documents alone."""
+    text = '{"question": "Où?", "golden_answers": "là"}\n'
+    (tmp_path / "questions.jsonl").write_text(text, encoding="utf-8-sig")
+    assert sum(map(len, read_questions(tmp_path).values())) == 1
+    for coding, message in (("latin-1", r"line 1 of .* is not a question: .*utf-8"), ("utf-16", "UTF-16.*; save it")):
+        (tmp_path / "questions.jsonl").write_text(text, encoding=coding)
+        with pytest.raises(UserError, match=message):
+            read_questions(tmp_path)
+
+
+def test_questions_with_and_without_splits_in_one_folder_are_refused(tmp_path: Path):
+    """The user's own splits were left out in silence."""
+    write(tmp_path / "questions.jsonl", [{"question": "q", "golden_answers": "x"}])
+    write(tmp_path / "train.jsonl", [{"question": "q", "golden_answers": "x"}])
+    with pytest.raises(UserError, match=r"has questions\.jsonl and train\.jsonl; keep one"):
+        read_questions(tmp_path)
+
+
+@pytest.mark.parametrize("text", [
+    '{"id": "a", "contents": null}', '{"id": null, "contents": "x"}', '{"id": "a", "contents": {"text": "x"}}',
+    '{"id": "a", "contents": "\\ud800"}', ""])
+def test_a_document_that_is_no_text_is_refused(tmp_path: Path, text: str):
+    """null was the text None, and a file without any document found nothing for every search."""
+    (tmp_path / "documents.jsonl").write_text(text)
+    with pytest.raises(UserError, match=r"line 1 of .* is not a document|has no document"):
         read_documents(tmp_path / "documents.jsonl")
 
 
