@@ -39,6 +39,9 @@ _CALLS = re.compile(re.escape(CALL) + "(.*?)" + re.escape(CALL_END), re.DOTALL)
 _FUNCTION = re.compile(r"<function=([^<>\s]+)>(.*)</function>", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^<>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 
+NO_JSON = (msgspec.DecodeError, RecursionError)
+"""Errors of a text that is no JSON, or that nests deeper than can be read, as a model that repeats itself writes it."""
+
 Tool = Mapping[str, Any]
 """A tool in OpenAI's form: `type` and `function`, which has `name`, `description` and `parameters` (a JSON schema)."""
 
@@ -94,7 +97,7 @@ def parse_calls(text: str, tools: Sequence[Tool] = ()) -> ParsedAnswer:
         if begins:
             return ParsedAnswer(content=(thought + content).strip(), calls=_mistral(written), whole=True)
         calls = [_tagged(found.strip(), tools) for found in _CALLS.findall(said)]
-    except msgspec.DecodeError:
+    except NO_JSON:
         return ParsedAnswer(content=text, calls=[], whole=False)
     if not calls and tools and (call := _whole_answer(said)) is not None:
         return ParsedAnswer(content=thought, calls=[call], whole=True)
@@ -150,14 +153,14 @@ def _part(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _value(text: str) -> Any:
     try:
         return msgspec.json.decode(text)
-    except msgspec.DecodeError:
+    except NO_JSON:
         return text
 
 
 def _whole_answer(text: str) -> ToolCall | None:
     try:
         call = msgspec.json.decode(text.strip(), type=_WholeAnswer)
-    except msgspec.DecodeError:
+    except NO_JSON:
         return None
     return ToolCall(call.name, call.parameters)
 
@@ -179,5 +182,5 @@ def read_call(action: str) -> ToolCall | None:
     """Returns the call that an action is, or None if it is another text."""
     try:
         return msgspec.json.decode(action, type=ToolCall)
-    except msgspec.DecodeError:
+    except NO_JSON:
         return None

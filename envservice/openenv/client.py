@@ -105,7 +105,7 @@ class OpenEnvGame:
             raise NoAnswer(f"{self._url} failed to {verb}: {type(error).__name__} {error}") from error
         try:
             return msgspec.json.decode(answer)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise EnvFault(f"{self._url} answered a {verb} with no JSON ({error}): {answer[:SHOWN]!r}") from error
 
     def _connect(self) -> ClientConnection:

@@ -191,7 +191,7 @@ class OpenEnvServer:
         """Returns the answer to one message; None ends the session."""
         try:
             asked: Any = msgspec.json.decode(message)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return _error("INVALID_JSON", str(error))
         if not isinstance(asked, dict) or not isinstance(data := asked.get("data", {}), dict):
             return _error("VALIDATION_ERROR", 'a message is {"type": ..., "data": {...}}')

@@ -68,7 +68,7 @@ def read_call(text: str) -> str | None:
     try:
         call = msgspec.json.decode(body)
         return " ".join(map(str, [call["name"], *call["arguments"].values()])) if opened and closed else None
-    except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
+    except (msgspec.DecodeError, RecursionError, KeyError, TypeError, AttributeError):
         return None
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
+from envservice.tool_calls import NO_JSON
 from rollout.agents.session import ChatAnswer
 
 
@@ -127,7 +128,7 @@ def _object(call: dict[str, Any]) -> Any:
     arguments = call["function"].get("arguments", "{}")
     try:
         return msgspec.json.decode(arguments) if isinstance(arguments, str) else arguments
-    except msgspec.DecodeError:
+    except NO_JSON:
         return arguments
 
 

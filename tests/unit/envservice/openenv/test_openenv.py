@@ -88,7 +88,8 @@ def test_an_outcome_that_no_answer_can_hold_is_an_error_and_no_reward_of_zero(fi
 
 def test_each_mistake_of_a_client_is_an_error_and_the_session_goes_on(url):
     with connect(f"ws{url.removeprefix('http')}/ws") as socket:
-        for message, code in (("{", "INVALID_JSON"), ("[]", "VALIDATION_ERROR"), ({"type": "fly"}, "UNKNOWN_TYPE"),
+        for message, code in (("{", "INVALID_JSON"), ("[" * 5000, "INVALID_JSON"),
+                              ("[]", "VALIDATION_ERROR"), ({"type": "fly"}, "UNKNOWN_TYPE"),
                               ({"type": "step", "data": {"action": "go on"}}, "EXECUTION_ERROR"),
                               ({"type": "reset", "data": {"task": "toy/train/none"}}, "VALIDATION_ERROR"),
                               ({"type": "reset", "data": {"split": "none"}}, "VALIDATION_ERROR")):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from envservice.tool_calls import ToolCall, parse_calls
+from envservice.tool_calls import ToolCall, parse_calls, read_call
 from rollout.agents.completions import ChatRequest, chunks, reply, templated
 from rollout.agents.runner import find_agent
 from rollout.agents.session import ChatAnswer
@@ -64,6 +64,23 @@ def test_an_answer_with_a_broken_call_is_not_whole(text):
     assert not parse_calls(text).whole
 
 
+@pytest.mark.parametrize("written", [
+    '<tool_call>{"name": "add", "arguments": {"a": DEEP}}</tool_call>', '[TOOL_CALLS]add[ARGS]{"a": DEEP}',
+    '[TOOL_CALLS][{"name": "add", "arguments": {"a": DEEP}}]', '<tool_call>{"name": "add", "b": DEEP}</tool_call>',
+    '{"name": "add", "parameters": {"a": DEEP}}'])
+@pytest.mark.parametrize("deep", ["[" * 2000, "[" * 2000 + "]" * 2000, '{"a": ' * 2000], ids=["cut", "lists", "dicts"])
+def test_a_call_whose_arguments_nest_without_end_is_a_broken_one(written, deep):
+    """A model that repeats itself writes such text. It was a RecursionError, which failed the episode as our fault."""
+    found = parse_calls(written.replace("DEEP", deep), [{"type": "function", "function": {"name": "add"}}])
+    assert not found.calls
+    assert read_call(f'{{"name": "add", "arguments": {{"a": {deep}}}}}') is None
+
+
+def test_a_parameter_that_nests_without_end_is_a_text():
+    said = f"<tool_call><function=add><parameter=a>{'[' * 2000}</parameter></function></tool_call>"
+    assert parse_calls(said).calls == [ToolCall("add", {"a": "[" * 2000})]
+
+
 @pytest.mark.parametrize("parameters", [
     None, {}, {"properties": None}, {"properties": {"a": True}}, {"properties": []}])
 def test_a_tool_with_any_schema_may_be_called(parameters):
@@ -113,6 +130,12 @@ def test_messages_reach_the_template_as_templates_expect_them():
         {"role": "assistant", "content": "", "tool_calls": [
             {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"a": 7}}}]},
         {"role": "user", "content": "ab"}]
+
+
+def test_arguments_of_an_agent_that_nest_without_end_stay_a_text():
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "[" * 2000}}
+    [shown] = templated([{"role": "assistant", "content": "", "tool_calls": [call]}])
+    assert shown["tool_calls"] == [call]
 
 
 @pytest.mark.parametrize(("name", "said"), [
