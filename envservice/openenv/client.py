@@ -116,7 +116,8 @@ class OpenEnvGame:
         self._socket = held.enter_context(connect(  # a server that steps in its event loop answers no ping meanwhile
             url, open_timeout=self._seconds, ping_timeout=self._seconds, close_timeout=1, max_size=MAX_MESSAGE,
             proxy=None))
-        weakref.finalize(self, held.close)  # a session ends when its server forgets it
+        # A session ends when its server forgets it, and with the process, which bids no hung server farewell.
+        weakref.finalize(self, held.close).atexit = False
         return self._socket
 
     def _text(self, observation: Fields) -> str:

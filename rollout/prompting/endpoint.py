@@ -1,8 +1,8 @@
 """A client of any server that speaks OpenAI's chat completions. It obeys rate limits.
 
 A status of 429 or 5xx, a lost connection, a request that takes too long and an answer that a fault of the server has
-cut are tried again: after Retry-After if the server sends it, else after 1, 2, 4 ... 60 s. All calls wait meanwhile,
-not only the one that was refused.
+cut are tried again: after Retry-After if the server sends one above zero, else after 1, 2, 4 ... 60 s. All calls wait
+meanwhile, not only the one that was refused.
 
 The server may be anybody's: its answers are bounded in time and size, and our key is not in what we repeat of them.
 """
@@ -62,6 +62,14 @@ class _Usage(msgspec.Struct):
 class _Completion(msgspec.Struct):
     choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
     usage: _Usage | None = None
+
+
+class _Error(msgspec.Struct):
+    code: Annotated[int, msgspec.Meta(ge=400, lt=600)]
+
+
+class _Failed(msgspec.Struct):
+    error: _Error
 
 
 class _Served(msgspec.Struct):
@@ -140,7 +148,7 @@ class EndpointModel:
                 why = why or f"status {reply.status_code}" + ("" if wait is None else f", Retry-After {wait:.0f} s") \
                     + (f": {said}" if (said := _said(reply, key)) else "")
             failed_at = self.clock() if failed_at is None else failed_at
-            again = self.clock() + (min(LONGEST_PAUSE_S, 2.0**attempt) if wait is None else wait)
+            again = self.clock() + (wait or min(LONGEST_PAUSE_S, 2.0**attempt))
             if not self._met and again - failed_at > FIRST_S:
                 raise UserError(f"{self._address} cannot be reached ({why})", "check --endpoint, or start the server")
             if again - failed_at > self.settings.wait_seconds:
@@ -164,7 +172,7 @@ class EndpointModel:
                 if len(data) > MOST_BYTES:
                     raise UserError(f"the endpoint's answer is larger than {MOST_BYTES >> 20} MiB", "check --endpoint")
         told = {name: reply.headers[name] for name in ("retry-after",) if name in reply.headers}
-        return httpx.Response(reply.status_code, headers=told, content=bytes(data))
+        return httpx.Response(_status(reply.status_code, bytes(data)), headers=told, content=bytes(data))
 
 
 def endpoint_client(url: str, key: str | None, settings: PromptingSection) -> httpx.AsyncClient:
@@ -214,6 +222,16 @@ def _checked(reply: httpx.Response, form: type[Form], key: str) -> Form:
                         "set prompting.key_file or $GAGPO_ENDPOINT_KEY")
     raise UserError(f"the endpoint answers with status {reply.status_code}{wrong}: {said or 'nothing'}",
                     "check --endpoint (it often ends in /v1) and --model")
+
+
+def _status(status: int, content: bytes) -> int:
+    """Returns the status of an answer. If a provider fails under way, OpenRouter answers 200 with the status inside."""
+    if status != httpx.codes.OK:
+        return status
+    try:
+        return msgspec.json.decode(content, type=_Failed).error.code
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return status
 
 
 def _cut(found: _Completion | _Models) -> str:

@@ -1,7 +1,11 @@
 """OpenEnv servers that break the protocol, over real WebSockets: each failure is a fault that names its cause."""
 
 import contextlib
+import signal
+import subprocess
+import sys
 import threading
+import time
 
 import msgspec
 import pytest
@@ -126,3 +130,48 @@ def test_a_server_that_computes_for_long_is_waited_for_until_the_deadline():
     with answering(GOOD) as url:
         game = OpenEnvGame(url, seconds=300)
         assert game._connect().ping_timeout == 300
+
+
+SERVES = """
+import sys
+from websockets.sync.server import serve
+
+def play(connection):
+    for _ in connection:
+        connection.send(sys.argv[1])
+
+with serve(play, "127.0.0.1", 0) as server:
+    print(server.socket.getsockname()[1], flush=True)
+    server.serve_forever()
+"""
+HOLDS = """
+import sys
+from envservice.openenv.client import OpenEnvGame
+
+games = [OpenEnvGame(sys.argv[1]) for _ in range(8)]
+for game in games:
+    game.reset(seed=0)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def started(*program):
+    return subprocess.Popen([sys.executable, "-c", *program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_process_ends_at_once_though_its_server_hangs():
+    """It waited a second for each session in turn, so Ctrl-C and SIGTERM took a minute if there were many."""
+    told = msgspec.json.encode({"type": "observation", "data": GOOD}).decode()
+    with started(SERVES, told) as server, \
+            started(HOLDS, f"http://127.0.0.1:{server.stdout.readline().strip()}") as holder:
+        try:
+            assert holder.stdout.readline() == "held\n"
+            server.send_signal(signal.SIGSTOP)
+            since = time.monotonic()
+            holder.stdin.close()
+            assert holder.wait(60) == 0
+            assert time.monotonic() - since < 5
+        finally:
+            holder.kill()
+            server.kill()

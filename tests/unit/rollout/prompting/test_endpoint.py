@@ -62,12 +62,14 @@ async def test_a_request_in_openais_form_and_its_cost():
 
 
 async def test_a_rate_limit_is_waited_for_as_long_as_the_server_says():
-    """After the second and the third attempt the pauses are ours, 2 and 4 s."""
+    """After the others the pauses are ours, also if the server says 0: all calls were sent again at once, for as long
+    as prompting.wait_seconds. A status inside an answer is OpenRouter's: the first such one ended the evaluation."""
     clock = Clock()
     replies = in_turn(httpx.Response(429, headers={"retry-after": "7"}), httpx.Response(503),
-                      httpx.ConnectError("refused"), httpx.Response(200, json=GOOD))
+                      httpx.ConnectError("refused"), httpx.Response(503, headers={"retry-after": "0"}),
+                      httpx.Response(200, json={"error": {"code": 502}}), httpx.Response(200, json=GOOD))
     await model(replies, clock).ask(ASKED, seed=0)
-    assert clock.slept == [7.0, 2.0, 4.0]
+    assert clock.slept == [7.0, 2.0, 4.0, 8.0, 16.0]
 
 
 async def test_a_call_waits_for_the_limit_that_another_call_met():
@@ -101,6 +103,8 @@ async def test_failures_end_after_the_deadline():
     (httpx.Response(401, text="bad key"), UserError, "refuses the key .status 401: bad key."),
     (httpx.Response(404), UserError, "status 404: nothing"),
     (httpx.Response(200, text="<html>"), UserError, "status 200, and no JSON .*: <html>"),
+    (httpx.Response(200, json={"error": {"code": 402, "message": "no credits"}}), UserError, "402: .*no credits"),
+    (httpx.Response(200, json={"error": {"code": "x"}}), UserError, "missing required field `choices`"),
     (httpx.Response(200, json={"object": "x"}), UserError, "missing required field `choices`"),
     (httpx.Response(400, json={"error": {"code": "context_length_exceeded"}}), ContextFull, "context_length"),
     (httpx.Response(400, text="This model's maximum context length is 512 tokens"), ContextFull, "512"),
