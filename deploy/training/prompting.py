@@ -21,7 +21,7 @@ import msgspec
 from deploy.launch.task_sets import asked_for, engine_name
 from deploy.runs.policies import PlayablePolicy
 from envservice.base import Environment
-from envservice.registry import make_template, open_environment
+from envservice.registry import find_spec, make_template, open_environment
 from rollout.prompting.endpoint import EndpointModel, endpoint_client
 from rollout.prompting.model import AskedModel
 from rollout.prompting.policies import make_policy
@@ -74,8 +74,10 @@ class PromptingPlan:
 
 
 def make_plan(config: Config, policy: str, split: str | None, *, own_sampler: bool = False) -> PromptingPlan:
-    """Returns the plan for a split, the held-out one without a name. Raises UserError for missing data."""
+    """Returns the plan for a split, the held-out one without a name. Raises UserError for missing data, and for a
+    service of the environment that does not answer."""
     environment = open_environment(config.env)
+    find_spec(config.env.name).reachable(config.env)
     chosen, tasks = asked_for(environment, split, config.eval.panel)
     return PromptingPlan(policy=policy, config=config, split=chosen, tasks=tasks, environment=environment,
                          prompt_tokens=config.rollout.max_prompt_tokens if own_sampler else None)

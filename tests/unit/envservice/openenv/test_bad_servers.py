@@ -11,9 +11,11 @@ import msgspec
 import pytest
 from websockets.sync.server import serve
 
+from deploy.training.prompting import make_plan
 from envservice.openenv.client import OpenEnvGame, openenv_spec
 from envservice.openenv.tools import server_tools
 from services.config.env import EnvSection
+from services.config.file import default_config
 from services.errors import EnvFault, UserError
 
 GOOD = {"observation": {"text": "Hello."}, "reward": 0.0, "done": False}
@@ -175,3 +177,13 @@ def test_a_process_ends_at_once_though_its_server_hangs():
         finally:
             holder.kill()
             server.kill()
+
+
+SPEC = spec_of("http://127.0.0.1:1")
+
+
+def test_a_prompting_evaluation_asks_for_the_server_before_it_asks_a_model():
+    """It paid for the first calls of games whose retriever was away, and ended by a traceback."""
+    config = default_config([f"env.name={__name__}:SPEC", "eval.panel=2"])
+    with pytest.raises(UserError, match=r"ConnectionRefused.*; start the OpenEnv server of bad, or correct its URL"):
+        make_plan(config, "react", None)
