@@ -250,9 +250,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 def choices_digest(actions: Sequence[str]) -> str:
     """Returns 16 hexadecimal digits of a list of admissible actions, in any order. An empty list gives ""."""
-    if not actions:
-        return ""
-    return hashlib.blake2b(msgspec.json.encode(sorted(actions)), digest_size=8).hexdigest()
+    return hashlib.blake2b(msgspec.json.encode(sorted(actions)), digest_size=8).hexdigest() if actions else ""
 
 
 def _encode_array(value: Any) -> Any:
