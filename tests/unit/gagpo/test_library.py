@@ -115,6 +115,15 @@ def test_a_project_with_a_folder_of_the_same_name_is_told_in_one_line(tmp_path: 
     assert said in command.stderr
 
 
+def test_ctrl_c_while_python_still_imports_the_command_line_is_one_line(tmp_path: Path):
+    """An import is where a signal finds a command in its first second. It was a traceback."""
+    code = ("import sys\nclass Finder:\n def find_spec(self, name, *_):\n"
+            "  if name == 'deploy.cli': raise KeyboardInterrupt\nsys.meta_path.insert(0, Finder())\n"
+            "from gagpo.__main__ import main; raise SystemExit(main())")
+    command = python(code, tmp_path, ROOT)
+    assert (command.returncode, command.stderr) == (130, "error: interrupted\n")
+
+
 def test_folders_that_hold_no_modules_disturb_nobody(tmp_path: Path):
     (tmp_path / "deploy").mkdir()
     (tmp_path / "deploy" / "run.sh").touch()
