@@ -26,7 +26,7 @@ from envservice.gymnasium_text import plays_twice
 from envservice.plain_prompts import PLAIN
 from envservice.spec import LONGEST, EnvironmentSpec, opens
 from services.errors import EnvFault, UserError
-from services.files import Damaged, read_bounded, read_json, without_mark
+from services.files import NOT_JSON, Damaged, read_bounded, read_json, without_mark
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -200,7 +200,7 @@ def _read(path: Path) -> pa.Table:
                 return _valid(pa.Table.from_batches(_bounded(path, file), schema=file.schema_arrow))
         if path.suffix == ".jsonl":
             return _json_lines(without_mark(read_bounded(path, FILE_BYTES), path))
-    except (pa.ArrowException, OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (pa.ArrowException, OSError, *NOT_JSON) as error:
         said = (str(error) or type(error).__name__).splitlines()[0]
         raise Damaged(f"{path} cannot be read ({said})", "correct it, or name another file") from None
     raise UserError(f"{path} is no .jsonl and no .parquet file", "set env.data to a file or a folder of a dataset")
@@ -235,11 +235,11 @@ def _rows(data: bytes) -> list[dict[str, Any]]:
     decoder = msgspec.json.Decoder(dict[str, Any])
     try:
         return decoder.decode_lines(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except NOT_JSON:
         for number, line in enumerate(data.split(b"\n"), 1):
             try:
                 decoder.decode(line if line.strip() else b"{}")
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            except NOT_JSON as error:
                 raise msgspec.DecodeError(f"line {number}: {error}") from None
         raise
 

@@ -28,6 +28,7 @@ import msgspec
 
 from envservice.response_format import ACTION_END
 from services.chat import THINK, THINK_END
+from services.files import NOT_JSON
 
 CALL, CALL_END = CALL_TAGS = ("<tool_call>", "</tool_call>")
 MISTRAL_CALLS, MISTRAL_ID, MISTRAL_ARGUMENTS = MISTRAL = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
@@ -38,9 +39,6 @@ _MISTRAL_ID = re.compile("[a-zA-Z0-9]{9}")
 _CALLS = re.compile(re.escape(CALL) + "(.*?)" + re.escape(CALL_END), re.DOTALL)
 _FUNCTION = re.compile(r"<function=([^<>\s]+)>(.*)</function>", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^<>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
-
-NO_JSON = (msgspec.DecodeError, RecursionError)
-"""Errors of a text that is no JSON, or that nests deeper than can be read, as a model that repeats itself writes it."""
 
 Tool = Mapping[str, Any]
 """A tool in OpenAI's form: `type` and `function`, which has `name`, `description` and `parameters` (a JSON schema)."""
@@ -97,7 +95,7 @@ def parse_calls(text: str, tools: Sequence[Tool] = ()) -> ParsedAnswer:
         if begins:
             return ParsedAnswer(content=(thought + content).strip(), calls=_mistral(written), whole=True)
         calls = [_tagged(found.strip(), tools) for found in _CALLS.findall(said)]
-    except NO_JSON:
+    except NOT_JSON:
         return ParsedAnswer(content=text, calls=[], whole=False)
     if not calls and tools and (call := _whole_answer(said)) is not None:
         return ParsedAnswer(content=thought, calls=[call], whole=True)
@@ -153,14 +151,14 @@ def _part(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _value(text: str) -> Any:
     try:
         return msgspec.json.decode(text)
-    except NO_JSON:
+    except NOT_JSON:
         return text
 
 
 def _whole_answer(text: str) -> ToolCall | None:
     try:
         call = msgspec.json.decode(text.strip(), type=_WholeAnswer)
-    except NO_JSON:
+    except NOT_JSON:
         return None
     return ToolCall(call.name, call.parameters)
 
@@ -182,5 +180,5 @@ def read_call(action: str) -> ToolCall | None:
     """Returns the call that an action is, or None if it is another text."""
     try:
         return msgspec.json.decode(action, type=ToolCall)
-    except NO_JSON:
+    except NOT_JSON:
         return None

@@ -52,6 +52,10 @@ def read_bounded(path: Path, most: int = JSON_BYTES) -> bytes:
     return data
 
 
+NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""Errors of what is no JSON, or nests deeper than can be read, as a model that repeats itself writes it."""
+
+
 def without_mark(data: bytes, path: Path) -> bytes:
     """Returns the content of a text file without UTF-8's byte-order mark. Raises Damaged for UTF-16: Windows writes
     both."""
@@ -65,7 +69,7 @@ def read_json(path: Path, kind: type[Kind], most: int = JSON_BYTES) -> Kind:
     data = read_bounded(path, most)
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except NOT_JSON as error:
         raise Damaged(f"{path} is damaged ({str(error) or type(error).__name__})",
                       "restore it, or delete it if it can be made again") from None
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from deploy.report.figures import FIGURES, moving_average
 from deploy.runs.comparison import evaluation_kind
-from services.telemetry.curve import on_curve
+from services.telemetry.curve import curve_of
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 420, 170, 44, 20, 8
 MOST_POINTS = 600
@@ -72,7 +72,7 @@ def evaluation_chart(names: Sequence[str], evaluations: Sequence[Rows]) -> Chart
     lines: list[CurveLine] = []
     bounds: list[list[tuple[float, float]]] = []
     for i, rows in enumerate(evaluations):
-        curve = sorted((row for row in rows if on_curve(row["label"])), key=lambda row: row["step"])
+        curve = curve_of(rows)
         for j, (split, temperature) in enumerate(dict.fromkeys(map(evaluation_kind, curve))):
             same = [row for row in curve if evaluation_kind(row) == (split, temperature)]
             lines.append(CurveLine(run=i, key=j, name=_label(names, i, f"{split} T={temperature:g}"),

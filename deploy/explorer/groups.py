@@ -57,7 +57,7 @@ class StepView:
     verdicts: list[str] | None = None
     """The words of its answers, empty for neither."""
     cut: bool | None = None
-    """Whether the answer was ended by its limit of tokens."""
+    """Whether the answer was ended by its limit of tokens, and not by the policy."""
 
     @property
     def cost(self) -> float:

@@ -44,7 +44,7 @@ class EpisodeVerdict:
     lowest: StepView | None = None
     """The turn with the lowest advantage."""
     flat: bool = False
-    """Whether all advantages of the group are 0."""
+    """Whether no turn lost value, since all advantages of the group are 0."""
 
 
 def judge(group: Group, episode: ShownEpisode) -> EpisodeVerdict:

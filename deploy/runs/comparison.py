@@ -8,7 +8,7 @@ from typing import Any
 
 from services.plural import number_of
 from services.statistics import paired_gain
-from services.telemetry.curve import on_curve
+from services.telemetry.curve import curve_of
 
 COLD, TRAINED, MORE = "panel-cold", "panel-trained", "panel-more-cold-start"
 TITLES = {
@@ -66,7 +66,7 @@ class Comparison:
 def heldout(evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the evaluations on the held-out games. If the run has gone on with more steps since, the policy after RL
     and the control have to play them again, so what they had played is left out."""
-    evaluated = max((row["step"] for row in evaluations if on_curve(row["label"])), default=0)
+    evaluated = max((row["step"] for row in curve_of(evaluations)), default=0)
     return [row for row in evaluations
             if row["label"] == COLD or (row["label"] in TITLES and row["step"] >= evaluated)]
 
@@ -78,7 +78,7 @@ def after_rl(evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def judged_by(evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the evaluations that a run is judged by: the held-out games after RL, else the curve's last one."""
-    curve = sorted((row for row in evaluations if on_curve(row["label"])), key=lambda row: row["step"])
+    curve = curve_of(evaluations)
     return after_rl(evaluations) or curve[-1:]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from deploy.runs.comparison import evaluation_kind
 from services.statistics import paired_gain
-from services.telemetry.curve import on_curve
+from services.telemetry.curve import curve_of
 
 Row = Mapping[str, Any]
 WINDOW = 3
@@ -131,7 +131,7 @@ def _falling(evaluations: Sequence[Row]) -> list[HealthWarning]:
     The best is chosen from all before it, so the interval holds for that many comparisons: by chance alone, the best of
     thirty evaluations of one policy is far above the last.
     """
-    curve = sorted((row for row in evaluations if on_curve(row["label"])), key=lambda row: row["step"])
+    curve = curve_of(evaluations)
     curve = [row for row in curve if evaluation_kind(row) == evaluation_kind(curve[-1])]
     if len(curve) < 2:
         return []

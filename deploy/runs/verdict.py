@@ -11,7 +11,7 @@ from typing import Any
 from deploy.runs.comparison import COLD, MORE, TRAINED, compare
 from services.plural import number_of
 from services.statistics import paired_gain
-from services.telemetry.curve import on_curve
+from services.telemetry.curve import curve_of
 
 Evaluations = Sequence[dict[str, Any]]
 ALIGNED = 60
@@ -79,7 +79,7 @@ def _heldout(evaluations: Evaluations) -> Iterator[Verdict]:
 
 
 def _curve(evaluations: Evaluations) -> Iterator[Verdict]:
-    rows = sorted((row for row in evaluations if on_curve(row["label"])), key=lambda row: row["step"])
+    rows = curve_of(evaluations)
     if len(rows) < 2 or rows[0]["temperature"] != rows[-1]["temperature"]:
         return
     first, last = rows[0], rows[-1]

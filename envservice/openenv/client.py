@@ -14,6 +14,7 @@ import msgspec
 from envservice.gymnasium_text import text_spec
 from envservice.spec import LONGEST, EnvironmentSpec
 from services.errors import EnvFault, UserError, described
+from services.files import NOT_JSON
 from services.process.own_code import told
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class OpenEnvGame:
             raise NoAnswer(f"{self._url} failed to {verb}: {type(error).__name__} {error}") from error
         try:
             return msgspec.json.decode(answer)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except NOT_JSON as error:
             raise EnvFault(f"{self._url} answered a {verb} with no JSON ({error}): {answer[:SHOWN]!r}") from error
 
     def _connect(self) -> ClientConnection:
@@ -164,13 +165,11 @@ def openenv_spec(  # noqa: PLR0913 - servers differ in all of it
         return OpenEnvGame(url, begin=begin, write=write, read=read, seconds=seconds)
 
     def reachable(_: object) -> None:
-        try:
-            with told(f"the OpenEnv server of {name} cannot be played", "correct `begin` or `read`, or the server"):
+        with told(f"the OpenEnv server of {name} cannot be played", "correct `begin` or `read`, or the server"):
+            try:
                 game().reset(seed=0)
-        except UserError as error:
-            if not isinstance(error.__cause__, NoAnswer):
-                raise
-            raise UserError(str(error.__cause__), f"start the OpenEnv server of {name}, or correct its URL") from None
+            except NoAnswer as away:
+                raise UserError(str(away), f"start the OpenEnv server of {name}, or correct its URL") from None
 
     spec = text_spec(game, name=name, max_steps=max_steps, sizes=sizes, replayable=replayable)
     return replace(spec, reachable=reachable, threaded=lambda _: True,

@@ -31,6 +31,7 @@ from envservice.server.watchdog import Activity, Watchdog
 from envservice.wire.schemas import MAX_ACTION
 from services.config.secrets import ENV_TOKEN_VARIABLE
 from services.errors import UserError, utf8
+from services.files import NOT_JSON
 from services.http.server import bind
 from services.process.addresses import check_exposure, host_port
 from services.telemetry.logs import get_logger
@@ -191,7 +192,7 @@ class OpenEnvServer:
         """Returns the answer to one message; None ends the session."""
         try:
             asked: Any = msgspec.json.decode(message)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except NOT_JSON as error:
             return _error("INVALID_JSON", str(error))
         if not isinstance(asked, dict) or not isinstance(data := asked.get("data", {}), dict):
             return _error("VALIDATION_ERROR", 'a message is {"type": ..., "data": {...}}')

@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import msgspec
 
 from services.errors import UserError
-from services.files import without_mark
+from services.files import NOT_JSON, without_mark
 
 Split = Literal["train", "valid", "heldout"]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -97,7 +97,7 @@ def read_documents(path: Path) -> list[tuple[str, str]]:
     for number, line in _lines(path):
         try:
             row = decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except NOT_JSON as error:
             raise UserError(f"line {number} of {path} is not a document: {error}", form) from None
         name = str(row.id)
         if name in found:
@@ -114,7 +114,7 @@ def _read(path: Path) -> tuple[Question, ...]:
     for number, line in _lines(path):
         try:
             row = msgspec.json.decode(line, type=_Line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except NOT_JSON as error:
             raise UserError(f"line {number} of {path} is not a question: {error}", f"write {_FORM}") from None
         golden = [row.golden_answers] if isinstance(row.golden_answers, str) else row.golden_answers
         if not golden:

@@ -22,6 +22,7 @@ from envservice.server.metrics import ServerMetrics
 from envservice.server.sessions import SessionStore
 from envservice.wire.problems import Problem
 from envservice.wire.schemas import MAX_BATCH, CloseRequest, ResetRequest, StepRequest
+from services.files import NOT_JSON
 from services.telemetry.tracing import span
 
 BOUNDS = (Field(max_length=MAX_BATCH), FailFast())
@@ -169,7 +170,7 @@ class Batches:
 def _split(body: bytes) -> list[bytes]:
     try:
         parts = msgspec.json.decode(body, type=list[msgspec.Raw])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except NOT_JSON as error:
         raise Problem("malformed", f"the body is not a JSON list: {error}") from None
     if len(parts) > MAX_BATCH:
         raise Problem("too_large", f"{len(parts)} elements; at most {MAX_BATCH} in one request")

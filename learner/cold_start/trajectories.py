@@ -23,7 +23,7 @@ import msgspec
 
 from learner.cold_start.sft_data import Example
 from services.errors import UserError
-from services.files import Damaged, open_plain
+from services.files import NOT_JSON, Damaged, open_plain
 
 LINE_BYTES = 16 << 20
 """Longest line."""
@@ -109,7 +109,7 @@ def _examples(line: bytes, where: str, *, chat: bool) -> Iterator[Example]:
     """Yields the examples of one line. Raises UserError if it is no trajectory; `where` names it."""
     try:
         found = msgspec.json.decode(line, type=_Trajectory)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except NOT_JSON as error:
         raise UserError(f"{where} is no trajectory ({error})", _FORMS) from None
     if (found.messages is None) == (found.steps is None):
         which = "both messages and steps" if found.messages is not None else "neither messages nor steps"

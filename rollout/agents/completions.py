@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
-from envservice.tool_calls import NO_JSON
 from rollout.agents.session import ChatAnswer
+from services.files import NOT_JSON
 
 
 class _Part(BaseModel):
@@ -128,7 +128,7 @@ def _object(call: dict[str, Any]) -> Any:
     arguments = call["function"].get("arguments", "{}")
     try:
         return msgspec.json.decode(arguments) if isinstance(arguments, str) else arguments
-    except NO_JSON:
+    except NOT_JSON:
         return arguments
 
 

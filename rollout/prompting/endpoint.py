@@ -24,6 +24,7 @@ from services.chat import Message
 from services.config.prompting import PromptingSection
 from services.config.secrets import HIDDEN
 from services.errors import UserError
+from services.files import NOT_JSON
 from services.process.addresses import parts_of
 
 AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)
@@ -212,7 +213,7 @@ def _checked(reply: httpx.Response, form: type[Form], key: str) -> Form:
         except msgspec.ValidationError as error:
             raise UserError(f"the endpoint's answer is none of OpenAI's API ({error}): {_said(reply, key)}",
                             "give the address of OpenAI's chat completions with --endpoint") from None
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except NOT_JSON as error:
             wrong = f", and no JSON ({error})"
     said = _said(reply, key)
     if reply.status_code in (400, 413, 422) and any(words in reply.text.lower() for words in _TOO_LONG):
@@ -230,7 +231,7 @@ def _status(status: int, content: bytes) -> int:
         return status
     try:
         return msgspec.json.decode(content, type=_Failed).error.code
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except NOT_JSON:
         return status
 
 

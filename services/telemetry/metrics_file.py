@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from services.files import read_bounded, write_whole
+from services.files import NOT_JSON, read_bounded, write_whole
 from services.patience import while_folder_away
 from services.telemetry.metric_keys import METRIC_KEYS
 from services.telemetry.overhead import counted
@@ -135,7 +135,7 @@ def whole_row(line: bytes) -> MetricsRow | None:
     """Returns the row of one line, or None if the line is damaged."""
     try:
         row = msgspec.json.decode(line, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except NOT_JSON:
         return None
     step = row.get("step", 0)
     if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 1 << 53:

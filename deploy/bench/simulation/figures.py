@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from services.errors import UserError
-from services.files import read_bounded
+from services.files import NOT_JSON, read_bounded
 
 MOST_BYTES = 1 << 24
 
@@ -43,7 +43,7 @@ def read_figures(path: Path) -> Figures:
     """Returns the figures in a file. Raises UserError if it is not JSON of this form, or a number makes no sense."""
     try:
         figures = msgspec.json.decode(read_bounded(path, MOST_BYTES), type=Figures)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
+    except (*NOT_JSON, OSError) as error:
         said = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"{path} has no figures ({said})",
                         "make one by `gagpo simulate --from RUN --json`, whose `figures` it has") from error
