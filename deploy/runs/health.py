@@ -86,7 +86,7 @@ def _first_and_last(rows: Sequence[Row], key: str) -> tuple[float, float]:
 
 
 RULES = (
-    # Healthy runs cut one answer in a thousand. A cut answer has mostly lost its action, and is trained on as it is.
+    # Healthy runs cut less than one in a hundred. A cut answer has mostly lost its action, and is trained on as it is.
     HealthRule(name="cut answers", find=_share("cut_share", 0.1, "answers were cut at their limit of tokens"),
                fix="raise rollout.max_response_tokens (and an agent's own max_tokens), or ask for shorter answers"),
     HealthRule(name="nothing to learn", find=_nothing_to_learn,
