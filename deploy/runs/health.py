@@ -18,6 +18,8 @@ from services.telemetry.curve import curve_of
 Row = Mapping[str, Any]
 WINDOW = 3
 """Learner steps over which a share is averaged, so that one unlucky step is not a finding."""
+SOLVED = 0.9
+"""Success while training, from which certainty is no fault."""
 STRONGER = "start from a stronger policy (a longer cold start, or another model.path if sft.enabled is false)"
 
 
@@ -66,6 +68,9 @@ def _no_gradient(rows: Sequence[Row]) -> str | None:
 
 
 def _entropy(rows: Sequence[Row]) -> str | None:
+    """Finds a policy that has become certain of actions that lose. One that wins may be certain."""
+    if _first_and_last(rows, "success_rate")[1] >= SOLVED:
+        return None
     first, last = _first_and_last(rows, "loss/entropy")
     return (f"the policy's entropy has fallen from {first:.2g} to {last:.2g} nats per token"
             if first > 0 and last < 0.2 * first else None)

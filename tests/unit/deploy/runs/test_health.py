@@ -63,6 +63,13 @@ def test_collapsed_entropy():
     assert found(rows(*[{"loss/entropy": 0.3}] * 3, *[{"loss/entropy": 0.05}] * 3)) == ["entropy"]
 
 
+def test_a_policy_that_wins_nearly_all_may_be_certain_of_its_actions():
+    certain = {"loss/entropy": 0.03, "success_rate": 0.95}
+    assert found(rows(*[{}] * 3, *[certain] * 3)) == []
+    assert found(rows(*[{}] * 3, *[{**certain, "success_rate": 0.85}] * 3)) == ["entropy"]
+    assert found(rows(*[{"success_rate": None}] * 3, *[{**certain, "success_rate": None}] * 3)) == ["entropy"]
+
+
 def test_shorter_episodes_are_a_finding_only_if_fewer_are_won():
     short = {"episode_length": 9.0}
     assert found(rows(*[{}] * 3, *[{**short, "success_rate": 0.6}] * 3)) == []
