@@ -1,6 +1,7 @@
 """Draws figures of one run or many, after the paper's figures 2 to 5, as PNG files.
 
-A curve is the mean over the seeds of an arm with its 95% band. If an arm has one run, a thin line shows its steps.
+A curve is the mean over the seeds of an arm with its 95% band. If an arm has one run, a thin line shows its steps; if it
+has two or three, thin lines show their curves. The axis is as long as the curves, and cuts bands that are longer.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from services.statistics import seed_interval
 SMOOTHING = 0.6
 """Weight of the curve so far in each smoothed point, as in the paper's figures. A single step has few tasks, so it is
 noisy."""
+FEW = 3
+"""Runs of an arm up to which each has a thin line: the band of two is twelve times as wide as their difference."""
 DPI = 100
 COLOURS = 128
 STYLES = ("-", "--", ":")
@@ -137,14 +140,17 @@ def _curves(ax: Any, records: Sequence[Record], arms: Mapping[str, Arm], subplot
 
 
 def _curve(ax: Any, runs: Sequence[Sequence[float]], arm: Arm, style: str, label: str) -> None:
-    points = [seed_interval(values) for values in zip(*map(moving_average, runs), strict=True)]
+    smoothed = [moving_average(run) for run in runs]
+    points = [seed_interval(values) for values in zip(*smoothed, strict=True)]
     steps = range(1, len(points) + 1)
     ax.plot(steps, [mean for mean, _, _ in points], style, color=arm.colour, linewidth=1.6, label=label)
+    for thin in (runs if len(runs) == 1 else smoothed if len(runs) <= FEW else []):
+        ax.plot(steps, thin, style, color=arm.colour, alpha=0.3, linewidth=0.8)
     if len(runs) > 1:
+        limits = ax.dataLim.frozen()
         ax.fill_between(steps, [low for _, low, _ in points], [high for _, _, high in points],
                         color=arm.colour, alpha=0.1, linewidth=0)
-    else:
-        ax.plot(steps, runs[0], style, color=arm.colour, alpha=0.3, linewidth=0.8)
+        ax.dataLim.set(limits)
 
 
 def _heldout_values(records: Sequence[Record], arms: Mapping[str, Arm]) -> dict[str, list[float]]:
@@ -162,5 +168,7 @@ def _heldout(ax: Any, values_of: Mapping[str, Sequence[float]], arms: Mapping[st
             ax.plot([low, high], [place - 0.22] * 2, color=colour, linewidth=2)
         ax.plot([mean], [place - 0.22], "o", color=colour)
     ax.set_yticks(range(len(values_of)), [arms[arm].title for arm in reversed(list(values_of))])
-    ax.set(title="Held-out success: runs, mean, 95% interval", ylim=(-0.7, len(values_of) - 0.4))
+    left, right = ax.get_xlim()
+    ax.set(title="Held-out success: runs, mean, 95% interval", ylim=(-0.7, len(values_of) - 0.4),
+           xlim=(max(left, -0.02), min(right, 1.02)))
     ax.grid(alpha=0.3, axis="x")

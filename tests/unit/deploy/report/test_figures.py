@@ -1,0 +1,38 @@
+"""The axes of the figures: what the runs did has to fill them, however wide the interval over a few seeds is."""
+
+import pytest
+
+from deploy.report import figures
+from deploy.report.arms import Arm
+
+ARM = Arm(title="gagpo", colour="#0072b2", overrides={})
+
+
+@pytest.fixture
+def ax():
+    plt = figures.pyplot()
+    figure, axes = plt.subplots()
+    yield axes
+    plt.close(figure)
+
+
+def test_the_axis_of_two_seeds_is_as_long_as_their_curves_and_not_as_their_band(ax):
+    """Their interval at step 1 is 0.3 ± 12.7 x 0.2 / 2 and reaches from -1 to 1.6; a share is between 0 and 1."""
+    figures._curve(ax, [[0.2, 0.6], [0.4, 0.8]], ARM, "-", "gagpo")
+    low, high = ax.get_ylim()
+    assert 0.15 < low < 0.2
+    assert 0.56 < high < 0.6  # the smoothed second steps are 0.36 and 0.56
+    assert [list(line.get_ydata()) for line in ax.lines[1:]] == [
+        pytest.approx([0.2, 0.36]), pytest.approx([0.4, 0.56])]
+
+
+def test_one_seed_shows_its_steps_and_four_show_their_mean_alone(ax):
+    figures._curve(ax, [[0.2, 0.6]], ARM, "-", "one")
+    assert list(ax.lines[1].get_ydata()) == [0.2, 0.6]
+    figures._curve(ax, [[0.2, 0.6]] * 4, ARM, "-", "four")
+    assert len(ax.lines) == 3
+
+
+def test_the_interval_of_held_out_success_ends_at_0_and_1(ax):
+    figures._heldout(ax, {"gagpo": [0.6, 0.9]}, {"gagpo": ARM})
+    assert ax.get_xlim() == (-0.02, 1.02)
