@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 import sys
 from collections.abc import Generator, Iterator
@@ -81,7 +82,8 @@ def opened(name: str) -> Generator[BinaryIO]:
 def numbered(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """Yields the non-empty lines with their numbers, from 1.
 
-    Raises UserError for a line above 64 MiB, or for more than 256 MiB in all, so that memory stays bounded.
+    Raises UserError for a line above 64 MiB, or for more than 256 MiB in all, so that memory stays bounded, and for
+    UTF-16, which Windows writes. The mark that it puts before UTF-8 is left out.
     """
     total = 0
     for number in range(1, sys.maxsize):
@@ -94,6 +96,10 @@ def numbered(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
         if total > LINES_BYTES:
             raise UserError(f"line {number}: the input has more than {LINES_BYTES >> 20} MiB",
                             "give the groups of one learner step at a time")
+        if number == 1:
+            if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                raise UserError("it is UTF-16", "save it as UTF-8")
+            line = line.removeprefix(codecs.BOM_UTF8)
         if line.strip():
             yield number, line
 

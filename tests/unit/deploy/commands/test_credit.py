@@ -204,6 +204,17 @@ def test_other_mistakes_are_one_line(monkeypatch, capsys, tmp_path):
         assert "\n" not in str(caught.value)
 
 
+def test_a_file_that_windows_wrote_is_read_and_utf_16_is_told(monkeypatch, capsys, tmp_path):
+    path = tmp_path / "group.json"
+    verl = json.dumps({"input": "q", "output": "a", "score": 1, "uid": "u"})
+    for text, source in ((group(EX2), "gagpo"), (f"{group(EX2)}\r\n{group(EX2)}", "gagpo"), (verl, "verl")):
+        path.write_text(text, encoding="utf-8-sig")
+        assert "advantage" in run(monkeypatch, capsys, "", str(path), "--from", source, "--table")
+        path.write_text(text, encoding="utf-16")
+        with pytest.raises(UserError, match=r"group\.json.* is UTF-16; save it as UTF-8"):
+            run(monkeypatch, capsys, "", str(path), "--from", source)
+
+
 def test_each_choice_that_the_help_names_reads_a_whole_file(monkeypatch, capsys):
     step = {"state": "S", "reward": 0, "action": "a", "tag": "explore", "admissible": ["a"]}
     with pytest.raises(SystemExit):
