@@ -23,7 +23,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
         "events of its training loop. It starts no process. The times of the parts come from a run of yours at\n"
         "staleness 0, or from a file with times.",
         epilog="examples:\n  gagpo simulate --config alfworld-tiny --from runs/alfworld-tiny rollout.workers=2\n"
-        "  gagpo simulate --config alfworld-1.5b --figures gpu.json --price 2.5 rollout.workers=64 learner.ranks=32",
+        "  gagpo simulate --config alfworld-1.5b --figures gpu.json --price 2.5 \\\n"
+        "      rollout.workers=64 rollout.gpus=1 learner.ranks=32 learner.gpus=1",
     )
     add_config_arguments(parser)
     parser.add_argument("--from", dest="sources", metavar="RUN", type=run_path, action="append", default=[],

@@ -34,9 +34,17 @@ class Forecast:
 
 
 def forecast(config: Config, figures: Figures, *, steps: int, price: float = 0.0, seed: int = 0) -> Forecast:
-    """Simulates `steps` learner steps of a run after WARM others. `price` is that of one GPU for one hour."""
-    history = Simulation(config=config, figures=figures, seed=seed).run(steps + WARM)
+    """Simulates at least `steps` learner steps of a run after WARM others. `price` is that of one GPU for one hour."""
+    history = Simulation(config=config, figures=figures, seed=seed).run(_whole_rounds(config, steps) + WARM)
     return promise(config, history[WARM - 1:], price=price)
+
+
+def _whole_rounds(config: Config, least: int) -> int:
+    """Returns a number of learner steps that holds evaluations and checkpoints as often as the run does: a multiple of
+    both intervals, or all steps of the run if that is less."""
+    rare = [every for every in (config.eval.every, config.checkpoint.every) if 0 < every < config.steps]
+    round_of_both = math.lcm(*rare)
+    return min(round_of_both * math.ceil(least / round_of_both), max(least, config.steps))
 
 
 def promise(config: Config, history: Sequence[Totals], *, price: float) -> Forecast:

@@ -92,6 +92,14 @@ def test_a_forecast_has_rates_shares_and_cost():
     assert found.cost == pytest.approx(2 * found.gpu_hours)
 
 
+def test_a_forecast_counts_evaluations_and_checkpoints_that_are_rarer_than_its_steps():
+    """20 steps of 12 s. The checkpoint takes 10 s, in 6 of which the next groups are sampled."""
+    figures = msgspec.structs.replace(FIGURES, checkpoint=10.0)
+    assert forecast(a_run(checkpoint={"every": 20}), figures, steps=10).steps_per_hour == \
+        pytest.approx(20 * 3600 / (20 * 12 + 4))
+    assert forecast(a_run(eval={"every": 20, "episodes": 64}), FIGURES, steps=10).steps_per_hour < 299
+
+
 def test_no_share_is_below_0_where_sums_round():
     """0.1 + 0.2 is more than 0.3, and -0% was printed."""
     found = promise(a_run(), [Totals(time=0.0, step=1), Totals(time=0.3, step=2, workers_busy=0.1 + 0.2)], price=0)
