@@ -1,7 +1,7 @@
 """Draws figures of one run or many, after the paper's figures 2 to 5, as PNG files.
 
-A curve is the mean over the seeds of an arm with its 95% band. If an arm has one run, a thin line shows its steps; if it
-has two or three, thin lines show their curves. The axis is as long as the curves, and cuts bands that are longer.
+A curve is the mean over the seeds of an arm with its 95% band. A thin line shows the steps of an arm's only run, and
+each curve of two or three. The axis is as long as the curves, and cuts bands that are longer.
 """
 
 from __future__ import annotations

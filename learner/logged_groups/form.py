@@ -31,6 +31,9 @@ from services.records import choices_digest
 Reward = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]
 """A reward. Its bounds keep its square finite."""
 
+OTHER_FORMS = {"input": "verl", "output": "verl", "uid": "verl", "task": "agents"}
+"""Maps a field that no group has to the `--from` whose lines have it."""
+
 
 class LoggedStep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=False):
     """One step of an episode."""
@@ -84,8 +87,10 @@ def parse_group(data: str | bytes | Mapping[str, Any], where: str = "") -> Logge
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError) as error:
         what, _, path = str(error).partition(" - at ")
         field = re.sub(r"\[(\d+)\]", r".\1", path.strip("`")).removeprefix("$.")
+        unknown = re.fullmatch(r"Object contains unknown field `(\w+)`", what)
+        source = OTHER_FORMS.get(unknown[1]) if unknown and not path else None
         raise UserError(f"{where}{field + ': ' if field else ''}{what}",
-                        "see gagpo credit --help for the form") from None
+                        f"give --from {source}" if source else "see gagpo credit --help for the form") from None
 
 
 def credit_options(given: Mapping[str, Any]) -> CreditSection:

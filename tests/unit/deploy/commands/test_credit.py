@@ -259,6 +259,15 @@ def test_a_damaged_line_is_named_by_its_number(monkeypatch, capsys):
             run(monkeypatch, capsys, text)
 
 
+@pytest.mark.parametrize(("line", "source"), [
+    ({"input": "user\nhi", "output": "ok", "gts": None, "score": 1.0, "step": 3}, "verl"),
+    ({"uid": "g", "traj_uid": "a", "turn": 0, "input": "hi", "output": "ok", "rewards": 1.0}, "verl"),
+    ({"task": "t", "steps": [{"state": "hi", "reward": 1.0}]}, "agents")])
+def test_a_log_of_another_form_is_told_by_the_option_that_reads_it(monkeypatch, capsys, line, source):
+    with pytest.raises(UserError, match=f"input line 1: Object contains unknown field `.*`; give --from {source}$"):
+        run(monkeypatch, capsys, json.dumps(line))
+
+
 def test_a_group_may_be_spread_over_lines(monkeypatch, capsys):
     spread = json.dumps(json.loads(group(EX2)), indent=1)
     assert run(monkeypatch, capsys, spread) == run(monkeypatch, capsys, group(EX2))
