@@ -151,7 +151,9 @@ def memory(shape: Shape, training: Training) -> DeviceMemory:
     root = shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
     in_turn = root + 2 * (shape.parameters - root) / max(1, shape.layers)  # the root is never given back in a pass
     at_once = shape.parameters if whole else in_turn
-    apart = min(trained, shape.parameters if whole and training.ranks > 1 else in_turn)
+    between = whole and training.ranks > 1  # gradients are reduced at the last pack, and the model stays until then
+    apart = min(trained, shape.parameters if between else in_turn)
+    beside = (c + 4) * shape.parameters if between and training.critic else 0  # the critic does so too
     again = layer_activations(shape, half=training.half, grid=training.grid) if training.checkpointing else 0
     working = again + gradients_in_flight(shape, half=training.half)
     saved = saved_per_token(shape, half=training.half, checkpointing=training.checkpointing, grid=training.grid)
@@ -162,7 +164,7 @@ def memory(shape: Shape, training: Training) -> DeviceMemory:
         moments=moments * trained / training.shards,
         reference=c * shape.parameters / training.shards if training.reference and not training.adapters else 0,
         critic=(8 + moments) * shape.parameters / training.shards if training.critic else 0,
-        gathered=c * at_once + 4 * apart,
+        gathered=c * at_once + 4 * apart + beside,
         activations=training.tokens * (saved + working),
         logits=LOGIT_TENSORS * 4 * min(LOGITS_AT_ONCE, training.tokens * shape.vocabulary),
     )

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 from learner_tiny import CASES, make_config, make_groups, make_step, weights
+from torch.distributed.tensor import DTensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from learner import step
 from learner.loading import empty_model
 from learner.memory import (
     Layout,
@@ -117,6 +119,25 @@ def test_a_7b_model_fits_a_141_gb_card_once_the_moments_lie_in_host_memory():
     assert is_whole(QWEN_1_5B)
     assert not is_whole(QWEN_7B)
     assert memory(QWEN_7B, Training(**base, shards=8, ranks=8)).total < 80e9 * 0.9
+
+
+def test_a_critic_stays_whole_beside_the_policy_between_the_packs_of_several_ranks(model_path, gang, monkeypatch):
+    """In float32 each of both has 4 P of weights and 4 P of gradients that are not reduced yet."""
+    learner = Learner(make_config(**CASES["critic"] | {"minibatch_rows": 1000, "token_budget": 64}), model_path, gang)
+    learner._stepper.whole = True  # as on several ranks
+    held, sync = [], step.sync_gradients
+
+    def look(model, *, whole, last):
+        if last:
+            found = [each for each in model.parameters() if not isinstance(each, DTensor)]
+            held.append(sum(each.nbytes + each.grad.nbytes for each in found))
+        sync(model, whole=whole, last=last)
+
+    monkeypatch.setattr(step, "sync_gradients", look)
+    learner.train(make_groups(0))
+    assert len(held) == 2
+    planned = memory(learner.shape, Training(tokens=64, shards=2, ranks=2, half=False, critic=True))
+    assert planned.gathered == 16 * learner.shape.parameters == pytest.approx(sum(held), rel=0.01)
 
 
 @pytest.mark.parametrize("half", [False, True])
