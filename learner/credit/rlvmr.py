@@ -37,6 +37,8 @@ class Rlvmr(WithinGroup):
     Options: ClassVar = GigpoOptions
     rewards_tags: ClassVar[bool] = True
     """Whether the prompt has to ask for a kind of reasoning. Estimators without this attribute need none."""
+    compares_actions: ClassVar[bool] = True
+    """Whether every step needs its action. Two actions that are not known would be the same one."""
 
     def reads(self, options: GigpoOptions) -> frozenset[str]:
         """Returns GRPO's keys and the weight of the second term."""

@@ -132,15 +132,13 @@ def check_read(steps: Iterable[tuple[str, LoggedStep]], name: str) -> None:
     the words for its place."""
     chosen = estimator(name)
     compares, rewards = (getattr(chosen, trait, False) for trait in ("compares_actions", "rewards_tags"))
-    tagged = not rewards
-    for where, step in steps if compares or rewards else ():
-        if compares and step.action is None:
-            raise UserError(f"{where} has no action, and the estimator {name} compares actions",
-                            "give each step its action, or choose another estimator")
-        tagged = tagged or bool(step.tag)
-    if not tagged:
+    given = list(steps) if compares or rewards else []
+    if rewards and not any(step.tag for _, step in given):
         raise UserError(f"no step has a tag, and the estimator {name} rewards kinds of reasoning by their tags",
                         "give each step its tag, or choose another estimator")
+    if compares and (lacking := [where for where, step in given if step.action is None]):
+        raise UserError(f"{lacking[0]} has no action, and the estimator {name} compares actions",
+                        "give each step its action, or choose another estimator")
 
 
 def _as_builtin(value: object) -> object:

@@ -108,7 +108,8 @@ def test_weight_and_mode_reach_the_estimator(monkeypatch, capsys):
 
 @pytest.mark.parametrize(("estimator", "missing", "said"), [
     ("adastep", "action", "step 1 of episode 0 of group 7 has no action, and the estimator adastep compares actions"),
-    ("rlvmr", "tag", "no step has a tag, and the estimator rlvmr rewards kinds of reasoning by their tags")])
+    ("rlvmr", "tag", "no step has a tag, and the estimator rlvmr rewards kinds of reasoning by their tags"),
+    ("rlvmr", "action", "step 1 of episode 0 of group 7 has no action, and the estimator rlvmr compares actions")])
 def test_an_estimator_is_refused_if_the_input_lacks_what_it_compares(monkeypatch, capsys, estimator, missing, said):
     """An answer may lack a tag; that all answers lack one means that nobody logged them."""
     steps = [{"state": "S", "reward": 0, "action": "a", "tag": ""},
