@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from learner.credit.registry import ESTIMATORS, estimator
 from learner.credit.state_keys import LISTED_KEY
-from learner.logged_groups.form import LoggedEpisode, LoggedGroup, LoggedStep, check_read, credit_of, credit_options
+from learner.logged_groups.form import (
+    LARGEST_REWARD,
+    LoggedEpisode,
+    LoggedGroup,
+    LoggedStep,
+    check_read,
+    credit_of,
+    credit_options,
+)
 from services.config.credit import CreditSection
 from services.errors import UserError
 from services.plural import number_of
@@ -63,15 +71,20 @@ def step_advantages(uids: Sequence[str], rewards: Sequence[float], options: Cred
 
     `uids`: a StepUid for each row. `rewards`: what each step alone earned, not its episode. A row that repeats another
     one's step, as trainers do to fill a batch, gets the same advantage and counts once. Raises UserError for a row
-    whose id is no StepUid or lacks the action that the estimator compares, and for an episode that lacks a turn.
+    whose id is no StepUid or lacks the action that the estimator compares, for a reward that is no finite number or
+    above LARGEST_REWARD, and for an episode that lacks a turn.
     """
     rows: dict[str, dict[str, dict[int, LoggedStep]]] = {}
     for uid, reward in zip(uids, rewards, strict=True):
         if not isinstance(uid, StepUid):
             raise UserError(f"the group id {uid!r} of a row does not say which step the row is",
                             "make it a gagpo.integrations.steps.StepUid")
+        where = f"turn {uid.turn} of the episode {uid.episode}"
+        if not abs(reward) <= LARGEST_REWARD:  # NaN is not, either
+            raise UserError(f"{where} has the reward {reward:g}",
+                            f"correct the function that gives it: a reward is a number up to {LARGEST_REWARD:g}")
         step = LoggedStep(state=uid.observation, reward=float(reward), invalid=uid.invalid, action=uid.action)
-        check_read([(f"turn {uid.turn} of the episode {uid.episode}", step)], options.estimator)
+        check_read([(where, step)], options.estimator)
         rows.setdefault(str(uid), {}).setdefault(uid.episode, {}).setdefault(uid.turn, step)
     rows = {group: dict(sorted(episodes.items())) for group, episodes in rows.items()}  # clusters depend on the order
     credits = credit_of([_group(group, episodes) for group, episodes in rows.items()], options)

@@ -28,8 +28,9 @@ from services.config.file import one_line
 from services.errors import UserError
 from services.records import choices_digest
 
-Reward = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]
-"""A reward. Its bounds keep its square finite."""
+LARGEST_REWARD = 1e100
+"""The square of a larger one may be infinite, and its advantage 0."""
+Reward = Annotated[float, msgspec.Meta(ge=-LARGEST_REWARD, le=LARGEST_REWARD)]
 
 OTHER_FORMS = {"input": "verl", "output": "verl", "uid": "verl", "task": "agents"}
 """Maps a field that no group has to the `--from` whose lines have it."""

@@ -4,8 +4,10 @@ The tests named after a trainer ask its installed package. Where it is not insta
 signatures alone are tested: the arguments that verl 0.9.1 and SkyRL 0.3.0 give to a function of their registry.
 """
 
+import math
 import pickle
 import random
+import re
 import sys
 from itertools import permutations
 
@@ -120,6 +122,14 @@ def test_adastep_compares_the_actions_of_the_ids():
     assert found == pytest.approx([20 / 3, 0, -10 / 3, -10 / 3])
     with pytest.raises(UserError, match="turn 0 of the episode e has no action, and the estimator adastep compares"):
         step_advantages([StepUid("g", "e", 0, "S")], [0.0], options)
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf, 1e200])
+def test_a_reward_that_no_credit_can_be_made_of_is_told_with_its_place(reward):
+    """The square of 1e200 is infinite: divided by such a spread, all advantages would be 0."""
+    uids = [StepUid("g", "won", 0, "S"), StepUid("g", "won", 1, "X"), StepUid("g", "lost", 0, "S")]
+    with pytest.raises(UserError, match=re.escape(f"turn 1 of the episode won has the reward {reward:g}; correct the")):
+        step_advantages(uids, [0.0, reward, -reward], credit_options({"estimator": "grpo"}))
 
 
 def test_rows_have_no_tags_for_an_estimator_that_rewards_them():
