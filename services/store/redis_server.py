@@ -1,7 +1,7 @@
 """A private Redis for one run: started if redis.url is not set, kept alive, and stopped on any exit of its parent.
 
-Not covered: a power loss may cost the last second (appendfsync everysec). If Redis then disagrees with the checkpoint,
-the run continues with Store.reset_to.
+Not covered: a power loss may cost the last second (appendfsync everysec), or damage the data, which are then set aside.
+If Redis then disagrees with the checkpoint, the run continues with Store.reset_to.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ log = get_logger("redis")
 _START_S = 60.0
 """Longest time to start in seconds, without the time in which the server says that it reads its data."""
 _STOP_S = 10.0
+_UNREADABLE = "Bad file format reading the append only file"
+"""Redis' words for data whose end a power loss has filled with zeros. It cuts off a command that is torn by itself."""
 _POLL_S = 0.2
 _RETRY_S = 5.0
 LARGEST_BYTES = 4 * 1024**3
@@ -132,8 +134,27 @@ class RedisServer:
         return _url(self._host, self._port, self._password)
 
     def start(self) -> None:
-        """Starts the server and waits for its answer. Raises UserError if another server uses the folder, StoreFault
-        if the server does not start."""
+        """Starts the server and waits for its answer. Data that it cannot read are set aside first.
+
+        Raises UserError if another server uses the folder, StoreFault if the server does not start.
+        """
+        try:
+            self._start()
+        except StoreFault as fault:
+            if _UNREADABLE not in str(fault):
+                raise
+            self._set_aside()
+            self._start()
+
+    def _set_aside(self) -> None:
+        place = self._folder / "damaged"
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        for data in self._folder.glob("appendonly*"):
+            data.rename(place / data.name)
+        log.warning("the data of the private Redis are damaged and set aside", folder=str(place))
+
+    def _start(self) -> None:
         lock = self._lock()
         try:
             self._config.touch(mode=0o600)

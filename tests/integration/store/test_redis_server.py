@@ -231,10 +231,28 @@ def test_two_programs_that_look_at_once_find_no_server_where_one_was_killed(tmp_
         assert url_served_from(tmp_path) is None
 
 
-def test_a_damaged_file_is_named_at_the_start(tmp_path):
+@pytest.mark.parametrize("name", ["path", "bundled"])
+def test_data_that_a_power_loss_has_damaged_are_set_aside(tmp_path, name):
+    """A file system may fill the lost end of a file with zeros. The checkpoint says where the run goes on."""
+    server = RedisServer(tmp_path, find_redis() if name == "path" else Path(sys.prefix) / "bin/redis-server")
+    server.start()
+    Store(server.url, "run").acquire("controller", "first")
+    server.stop()
+    (data,) = (file for file in tmp_path.rglob("*.aof") if ".base." not in file.name)
+    damaged = data.read_bytes() + bytes(4096)
+    data.write_bytes(damaged)
+    with structlog.testing.capture_logs() as told:
+        server.start()
+    Store(server.url, "run").acquire("controller", "second")
+    server.stop()
+    assert [line["event"] for line in told] == ["the data of the private Redis are damaged and set aside"]
+    assert (tmp_path / "damaged" / data.relative_to(tmp_path)).read_bytes() == damaged
+
+
+def test_a_server_that_does_not_start_says_why(tmp_path):
     server = RedisServer(tmp_path, find_redis())
-    (tmp_path / "appendonly.aof").write_text("*1\r\nno such thing\r\n")
-    with pytest.raises(StoreFault, match=r"did not start .*Bad file format"):
+    with socket.create_server(("127.0.0.1", urlsplit(server.url).port)), \
+            pytest.raises(StoreFault, match=r"did not start .*Failed listening"):
         server.start()
 
 
