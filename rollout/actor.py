@@ -96,8 +96,9 @@ class RolloutHost:
                 engine.start(), asyncio.to_thread(load_text, str(self._model), env, self._config.model))
             log.info("engine ready", seconds=time.monotonic() - started)
             stack.enter_context(tracing(self._config.metrics.traces, process=self._worker, run=self._run))
+            urls = await asyncio.to_thread(store.servers) or self._env_urls  # they may have moved while it loaded
             client = await stack.enter_async_context(
-                EnvClient(self._env_urls, self._env_token, timeout_s=env.call_seconds, outage_s=env.outage_seconds))
+                EnvClient(urls, self._env_token, timeout_s=env.call_seconds, outage_s=env.outage_seconds))
             info = await engine.while_alive(self._environment(client, store))
             limits = Limits(
                 prompt_tokens=rollout.max_prompt_tokens, response_tokens=rollout.max_response_tokens,
@@ -168,14 +169,18 @@ class RolloutHost:
             return None
 
     async def _environment(self, client: EnvClient, store: Store) -> Info:
-        """Asks what the environment servers play. While none answers, heartbeats say that the worker waits for them."""
+        """Asks what the environment servers play. While none answers, heartbeats say that the worker waits for them, and
+        it asks those that the store names by now."""
         asking = asyncio.create_task(client.info())
         await asyncio.wait([asking], timeout=BEAT_S)
         if not asking.done():
             pulse = Pulse(self._worker, "rollout")
             pulse.doing(NO_SERVERS)
             with Beating(pulse, store.beat):
-                await asyncio.wait([asking])
+                while not asking.done():
+                    if urls := await asyncio.to_thread(store.servers):
+                        client.use(urls)
+                    await asyncio.wait([asking], timeout=BEAT_S)
         return asking.result()
 
     async def _fetch(self, version: Version, folder: str) -> Packed | None:

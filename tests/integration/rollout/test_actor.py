@@ -25,6 +25,17 @@ async def test_a_worker_that_starts_while_environment_servers_are_away_says_that
         assert (await asking).name == "toy"
 
 
+async def test_a_worker_follows_servers_that_have_moved_while_it_loaded_its_model(store, serve_toy, tmp_path):
+    """A server that a cluster starts again is on another node. The worker was made with its old address."""
+    _, url = serve_toy()
+    store.publish_servers(store.acquire("controller", "c"), [url])
+    host = RolloutHost(
+        config_json=Config(name="moved", steps=1).model_dump_json(), run="moved", worker="rollout-0", store_url="",
+        env_urls=[], model_path="", weights_actor_name="", folder=str(tmp_path))
+    async with EnvClient([f"http://127.0.0.1:{held_port()}"], outage_s=240) as client, asyncio.timeout(60):
+        assert (await host._environment(client, store)).name == "toy"
+
+
 async def test_a_worker_whose_servers_answer_sends_no_heartbeat_before_it_works(store, serve_toy, tmp_path):
     _, url = serve_toy()
     host = RolloutHost(
