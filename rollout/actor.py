@@ -169,8 +169,8 @@ class RolloutHost:
             return None
 
     async def _environment(self, client: EnvClient, store: Store) -> Info:
-        """Asks what the environment servers play. While none answers, heartbeats say that the worker waits for them, and
-        it asks those that the store names by now."""
+        """Asks what the environment servers play. While none answers, heartbeats say that the worker waits for them,
+        and it asks those that the store names by now."""
         asking = asyncio.create_task(client.info())
         await asyncio.wait([asking], timeout=BEAT_S)
         if not asking.done():
