@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 import structlog
 
@@ -107,3 +108,14 @@ def test_a_reused_process_number_is_another_process():
 def test_a_driver_elsewhere_lives_while_it_writes():
     assert stage(host="elsewhere").alive
     assert not stage(host="elsewhere", at=time.time() - 2 * SILENT_S).alive
+
+
+@pytest.mark.parametrize("skew", [-3600.0, 3600.0])
+def test_a_driver_whose_clock_is_wrong_lives_while_it_writes(tmp_path: Path, skew: float):
+    """The clock of the shared folder says how old the file is."""
+    path, now = tmp_path / "stage.json", time.time()
+    path.write_bytes(msgspec.json.encode(stage(host="elsewhere", at=now + skew)))
+    assert getattr(read_stage(path), "alive", None) is True
+    os.utime(path, (now - 2 * SILENT_S,) * 2)
+    assert getattr(read_stage(path), "alive", None) is False
+    assert [file.name for file in tmp_path.iterdir()] == ["stage.json"]
