@@ -7,7 +7,7 @@ AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL, or GOOGLE_APPLICA
 from __future__ import annotations
 
 import re
-import shutil
+import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from services.errors import UserError
-from services.files import Damaged, open_plain, replacing, sync
+from services.files import Damaged, open_plain, replacing
 
 PIECE_BYTES = 8 << 20
 GOOGLE_RETRIES_S = 60
@@ -26,6 +26,8 @@ WRITTEN = "%/:@!$&'()*+,;=~"
 """Signs of an address that stay as they are. `%` begins one that is written in hexadecimal already."""
 DRAFT = ".new-object"
 """End of the name of a local file that is being written. A process that is killed leaves it behind."""
+ABANDONED_S = 3600.0
+"""Seconds after which a draft to which nothing was written counts as left behind."""
 _CODE = re.compile(r"AWS Error [A-Z_]+|google::cloud::Status\([A-Z_]+")
 _DETAILS = re.compile(r" \(Request ID| error_info=")
 
@@ -74,13 +76,12 @@ class ObjectFolder:
             while piece := source.read(PIECE_BYTES):
                 stream.write(piece)
 
-    def download(self, name: str, file: Path) -> None:
-        """Writes the content of an object into a new file, which is durable when this returns."""
+    def pieces(self, name: str) -> Iterator[bytes]:
+        """Yields the content of an object."""
         client, root = self._opened
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with client.open_input_stream(f"{root}/{name}") as stream, file.open("xb") as target:
-            shutil.copyfileobj(stream, target, PIECE_BYTES)
-        sync(file)
+        with client.open_input_stream(f"{root}/{name}") as stream:
+            while piece := stream.read(PIECE_BYTES):
+                yield piece
 
     def delete(self, names: Iterable[str]) -> None:
         """Deletes objects, one after the other. Objects that do not exist are passed over."""
@@ -90,6 +91,15 @@ class ObjectFolder:
                 client.delete_file(f"{root}/{name}")
             except FileNotFoundError:
                 continue
+
+    def delete_abandoned(self) -> None:
+        """Deletes the drafts that killed writers have left in a local folder. A writer that hung for an hour finds its
+        own gone, and writes it again."""
+        client, root = self._opened
+        for draft in Path(root).rglob(f".*{DRAFT}") if client.type_name == "local" else ():
+            with suppress(FileNotFoundError):
+                if time.time() - draft.stat().st_mtime > ABANDONED_S:
+                    draft.unlink()
 
     def check(self, key: str = "storage.url") -> None:
         """Writes an object and deletes it. Raises UserError, which names the config's `key`, if that is not possible.

@@ -15,8 +15,9 @@ import shutil
 import socket
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -27,7 +28,7 @@ from learner.mirrored import MIRROR, MirrorState
 from rollout.weights_file import MARK
 from services.config.tree import Config
 from services.errors import LeaseLost, UserError
-from services.files import read_bounded, read_json, write_whole
+from services.files import read_bounded, read_json, sync, write_whole
 from services.object_folder import ObjectFolder, explained
 from services.telemetry.logs import NODES
 
@@ -87,6 +88,7 @@ class Mirror:
         old = [name for name in self._remote.sizes("checkpoints")
                if name not in POINTERS and name.split("/")[1] not in kept]
         self._remote.delete(sorted(old, key=lambda name: not name.endswith(f"/{META}")))
+        self._remote.delete_abandoned()
         for name in old:
             self._state.files.pop(name, None)
 
@@ -133,6 +135,7 @@ def claim(config: Config, *, resume: bool) -> None:
     remote, folder = ObjectFolder(f"{config.storage.url}/{config.name}"), RunFolder(config.run_dir)
     with explained(remote.url):
         there, theirs = remote.read("run.json") is not None, _owner(remote)
+    with _on_disk(config.run_dir):
         state = _state(config.run_dir, remote.url)
         if not there or (folder.known() and theirs and theirs.owner == state.owner):
             _keep(config.run_dir, state)
@@ -149,10 +152,12 @@ def claim(config: Config, *, resume: bool) -> None:
 def fetch(remote: ObjectFolder, folder: Path, state: MirrorState) -> None:
     """Downloads a run into its folder, which holds none, and becomes its owner.
 
+    Raises UserError for a fault of the object store, OSError for one of the folder's disk.
     Checkpoints without meta.json are not whole and stay out. It can be called again after a crash: FETCHING is there
     until run.json is, and then the object store already knows the owner.
     """
-    sizes = remote.sizes()
+    with explained(remote.url):
+        sizes = remote.sizes()
     torn = {name.split("/")[1] for name in sizes if name.startswith("checkpoints/step-")} - {
         name.split("/")[1] for name in sizes if name.endswith(f"/{META}")}
     names = [name for name in sizes if name != OWNER and not (
@@ -162,7 +167,7 @@ def fetch(remote: ObjectFolder, folder: Path, state: MirrorState) -> None:
     for old in draft.iterdir():
         _remove(old)
     with ThreadPoolExecutor(AT_ONCE) as threads:
-        list(threads.map(lambda name: remote.download(name, draft / name), names))
+        list(threads.map(lambda name: _download(remote, name, draft / name), names))
     newest = Checkpoints(draft / "checkpoints", 1).latest()
     state.step = newest.step if newest else 0
     state.files = {name: marks_of(draft / name) for name in names if name not in POINTERS}
@@ -172,6 +177,30 @@ def fetch(remote: ObjectFolder, folder: Path, state: MirrorState) -> None:
         _remove(folder / entry.name)
         entry.rename(folder / entry.name)
     draft.rmdir()
+
+
+def _download(remote: ObjectFolder, name: str, file: Path) -> None:
+    """Writes the content of an object into a new file, which is durable when this returns."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("xb") as target:
+        for piece in _pieces(remote, name):
+            target.write(piece)
+    sync(file)
+
+
+def _pieces(remote: ObjectFolder, name: str) -> Iterator[bytes]:
+    with explained(remote.url):
+        yield from remote.pieces(name)
+
+
+@contextmanager
+def _on_disk(folder: Path) -> Iterator[None]:
+    """Raises UserError in place of an error of the disk on which the run's folder is."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written ({error.strerror or error})", "make room there, and --resume") \
+            from None
 
 
 def config_at(url: str) -> bytes:
@@ -193,7 +222,8 @@ def _state(folder: Path, url: str) -> MirrorState:
 
 
 def _own(remote: ObjectFolder, state: MirrorState) -> None:
-    remote.write(OWNER, msgspec.json.encode(_Owner(owner=state.owner, host=socket.gethostname())))
+    with explained(remote.url):
+        remote.write(OWNER, msgspec.json.encode(_Owner(owner=state.owner, host=socket.gethostname())))
 
 
 def _remove(path: Path) -> None:

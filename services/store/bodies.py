@@ -124,6 +124,7 @@ class Bodies:
             unused = [name for name in names if name not in referred and name.rpartition(".")[0] not in pending]
             with ThreadPoolExecutor(AT_ONCE) as threads:
                 list(threads.map(lambda name: folder.delete([name]), unused))
+            folder.delete_abandoned()
         except OSError as error:
             log.warning("bodies of episodes are left for a later sweep", folder=folder.url, reason=reason(error))
             return 0

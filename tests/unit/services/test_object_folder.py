@@ -1,12 +1,14 @@
 """A folder that cannot be used is one line that says how to fix it."""
 
+import os
 import subprocess
 import sys
+import time
 
 import pytest
 
 from services.errors import UserError
-from services.object_folder import ObjectFolder
+from services.object_folder import DRAFT, ObjectFolder
 
 
 def test_a_folder_of_this_machine_has_no_bucket_to_check(tmp_path):
@@ -56,6 +58,18 @@ def test_a_full_disk_leaves_the_object_as_it_was(tmp_path):
     assert done.stdout == "refused\nrefused\n"
     assert folder.read("owner.json") == b"here"
     assert [path.name for path in (tmp_path / "store").iterdir()] == ["owner.json"]
+
+
+def test_the_draft_of_a_killed_writer_is_deleted_once_nobody_has_written_to_it_for_an_hour(tmp_path):
+    folder = ObjectFolder(tmp_path.as_uri())
+    folder.write("checkpoints/latest.json", b"{}")
+    left, young = (tmp_path / "checkpoints" / f".{name}{DRAFT}" for name in ("left", "young"))
+    for draft in (left, young):
+        draft.write_bytes(b"half")
+    os.utime(left, (time.time() - 7200,) * 2)
+    folder.delete_abandoned()
+    assert (left.exists(), young.exists()) == (False, True)
+    assert folder.sizes() == {"checkpoints/latest.json": 2}
 
 
 def test_an_object_that_is_being_written_is_not_there_yet(tmp_path):

@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -157,6 +159,29 @@ def test_a_new_run_does_not_take_the_place_of_another(tmp_path, elsewhere):
     Mirror(config(tmp_path)).push()
     with pytest.raises(UserError, match=r"holds a run already; give --resume"):
         claim(elsewhere, resume=False)
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from deploy.runs.configs import default_config
+from deploy.runs.mirror import claim
+config = default_config([f"runs_dir={sys.argv[1]}", "name=mine", f"storage.url={sys.argv[2]}"])
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+try:
+    claim(config, resume=True)
+except Exception as error:
+    print(f"{type(error).__name__}: {error}")
+"""
+
+
+def test_a_full_disk_during_a_fetch_is_not_told_as_a_fault_of_the_object_store(tmp_path, elsewhere):
+    folder = a_run(config(tmp_path))
+    (folder / "ledger.jsonl").write_text("{}\n" * 1000)
+    Mirror(config(tmp_path)).push()
+    words = [sys.executable, "-c", FULL, tmp_path / "there", (tmp_path / "store").as_uri()]
+    told = subprocess.run(words, capture_output=True, text=True, timeout=100, check=True).stdout
+    assert told == f"UserError: {elsewhere.run_dir} cannot be written (File too large); make room there, and --resume\n"
 
 
 def test_an_interrupted_fetch_begins_again(tmp_path, elsewhere):
