@@ -38,6 +38,10 @@ OWN = frozenset({LOCK, FETCHING, MIRROR, "config.yaml", "log.jsonl", "evaluation
 """Files that may be in a folder without run.json: its start was interrupted, or a sweep gave it evaluations."""
 
 
+_DRAFT = re.compile(r"\..+\.new")
+"""Matches the name of a file that is being written whole. A process that is killed meanwhile leaves it behind."""
+
+
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """Content of run.json: the run that owns the folder."""
 
@@ -123,7 +127,7 @@ class RunFolder:
         except FileNotFoundError:
             return None
         except Damaged:
-            if {entry.name for entry in self.path.iterdir()} - OWN - {self.identity_file.name}:
+            if _held(self.path) - OWN - {self.identity_file.name}:
                 raise
             return None
 
@@ -214,10 +218,14 @@ def _make(config: Config) -> None:
     follow_folder(config.run_dir)
 
 
+def _held(path: Path) -> set[str]:
+    return {entry.name for entry in path.iterdir() if not _DRAFT.fullmatch(entry.name)}
+
+
 def check_folder(path: Path) -> None:
     """Raises UserError if the path holds something other than a run, so that its files are never changed or deleted."""
     try:
-        held = {entry.name for entry in path.iterdir()}
+        held = _held(path)
     except FileNotFoundError:
         return
     except OSError as error:

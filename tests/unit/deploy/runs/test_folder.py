@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from deploy.runs.configs import lay_over, load_config
 from deploy.runs.folder import check_run, differences, locked, open_run, standing
 from learner.credit.registry import ESTIMATORS
+from learner.mirrored import MIRROR
 from services.config.tree import Config
 from services.errors import UserError
 from services.files import open_as_folder
@@ -181,6 +182,14 @@ def test_a_run_is_its_owners_alone_unless_it_is_shared(tmp_path: Path):
     finally:
         os.umask(before)
         configure_logs(None, show=None)
+
+
+@pytest.mark.parametrize("file", ["config.yaml", "run.json", MIRROR])
+def test_a_start_that_was_killed_while_it_wrote_a_file_can_be_made_again(tmp_path: Path, file: str):
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / f".{file}.4242.new").write_text("{")
+    with locked(config(tmp_path)):
+        open_run(config(tmp_path), games=GAMES, resume=False)
 
 
 def test_a_start_that_a_full_disk_broke_off_can_be_made_again(tmp_path: Path):
