@@ -114,7 +114,10 @@ def adopt_libraries() -> None:
 
 class _Adopted(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        get_logger(record.name).log(record.levelno, record.getMessage(), exc_info=record.exc_info)
+        try:
+            get_logger(record.name).log(record.levelno, record.getMessage(), exc_info=record.exc_info)
+        except Exception:  # values that do not fit its text, or a level of its own: the library goes on
+            self.handleError(record)
 
 
 @contextmanager

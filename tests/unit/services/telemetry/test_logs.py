@@ -85,6 +85,19 @@ def test_libraries_warn_in_the_same_log(tmp_path: Path, monkeypatch: pytest.Monk
     assert failed["exception"].endswith("ValueError: no such group")
 
 
+@pytest.mark.parametrize(("level", "text", "values"), [
+    (logging.WARNING, "%d of them", ("some",)), (logging.WARNING + 5, "a level of its own", ())])
+def test_a_library_that_logs_wrongly_goes_on(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], level: int, text: str,
+        values: tuple[str, ...]):
+    """The standard handlers print such an error, and never raise it in the code that logs."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    logs.configure_logs(tmp_path, process="learner-0", show=None)
+    logs.adopt_libraries()
+    logging.getLogger("some.library").log(level, text, *values)
+    assert text in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_stderr_gets_short_lines_on_a_terminal_and_json_elsewhere(
     terminal: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
