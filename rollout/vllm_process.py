@@ -16,16 +16,17 @@ It ends when the worker or vLLM's EngineCore has ended.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import signal
 import socket
 import sys
 import time
 import traceback
+from functools import partial
 from typing import Any
 
 from rollout.vllm_stream import Stream
+from services.process.death_signal import end_with_parent
 
 LOOK_S = 0.5
 """Between two looks whether EngineCore lives. vLLM ends requests then, and lets its other calls wait."""
@@ -33,7 +34,6 @@ TELL_S = 0.05
 """Between two reports of the share of KV blocks, unless none are in use any more."""
 SHUTDOWN = "shutdown"
 CANCEL = "cancel"
-_PR_SET_PDEATHSIG = 1
 
 
 class VllmProcess:
@@ -123,17 +123,12 @@ async def _serve(end: socket.socket) -> None:
     await VllmProcess(await Stream.over(end)).run()
 
 
-def _end_with_this_process() -> None:
-    """Makes the kernel kill a fork, EngineCore, when this process is gone: its guard may be killed at the same time."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def main(descriptor: int) -> None:
     """Serves the worker at the other end of the socket."""
     end = socket.socket(fileno=descriptor)
     os.register_at_fork(after_in_child=end.close)  # so that the worker sees the end of this process alone
-    os.register_at_fork(after_in_child=_end_with_this_process)
+    # A fork, EngineCore, ends when this process is gone: its guard may be killed at the same time.
+    os.register_at_fork(after_in_child=partial(end_with_parent, signal.SIGKILL))
     status = 1
     try:
         asyncio.run(_serve(end))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import signal
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+
+from services.process.death_signal import end_with_parent
 
 
 @contextmanager
@@ -35,5 +35,4 @@ def _end_with_parent() -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG, as in services/process/child_processes.py
+    end_with_parent(signal.SIGTERM)

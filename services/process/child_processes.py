@@ -8,15 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from services.errors import DeadlineExceeded
-
-_BEGIN = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG; it outlives execvp
-if os.getppid() != int(sys.argv[1]):
-    sys.exit(1)
-signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and what is executed would inherit that
-os.execvp(sys.argv[2], sys.argv[2:])
-"""
+from services.process import death_signal
 
 
 def ending_with_parent(command: Sequence[str | os.PathLike[str]]) -> list[str]:
@@ -29,7 +21,7 @@ def ending_with_parent(command: Sequence[str | os.PathLike[str]]) -> list[str]:
     words = [os.fspath(word) for word in command]
     if sys.platform != "linux":
         return words
-    return [sys.executable, "-I", "-S", "-c", _BEGIN, str(os.getpid()), *words]
+    return [sys.executable, "-I", "-S", death_signal.__file__, str(os.getpid()), *words]
 
 
 def wait_or_kill(process: subprocess.Popen[bytes] | subprocess.Popen[str], grace_s: float) -> None:
