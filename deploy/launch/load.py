@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import httpx
 
 from deploy.launch.topology import Topology
 from services.controller.autoscale import EnvironmentLoad, RolloutLoad
+from services.process.daemon_thread import DaemonThread
 from services.telemetry.meters import Snapshot
 
 QUEUE, REQUEST = "gagpo_rollout_queue_seconds", "gagpo_env_request_seconds"
@@ -24,7 +25,6 @@ class LoadMeter:
 
     def __init__(self, parts: Topology) -> None:
         self._parts = parts
-        self._reader = ThreadPoolExecutor(1, "environment-load")
         self._reading: Future[dict[str, Snapshot]] | None = None
         self._before: Counters = {}
         self._gained: dict[str, float] = {}
@@ -61,7 +61,8 @@ class LoadMeter:
         found = self._reading.result() if self._reading is not None and self._reading.done() else {}
         if self._reading is None or self._reading.done():
             urls = self._parts.urls()
-            self._reading = self._reader.submit(lambda: {url: _scrape(url) for url in urls})
+            with DaemonThread("environment-load") as reader:  # it ends with this read, and nobody waits for it
+                self._reading = reader.submit(lambda: {url: _scrape(url) for url in urls})
         return found
 
     def take(self) -> tuple[RolloutLoad, EnvironmentLoad]:

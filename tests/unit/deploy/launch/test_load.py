@@ -1,13 +1,19 @@
 """The load of environment servers, as it is read for autoscaling."""
 
+import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 from ports import held_port
+from waiting import wait_until
 
-from deploy.launch.load import _scrape
+from deploy.launch.load import LoadMeter, _scrape
+from services.config.rollout import SupervisionSection
+from services.config.tree import Config
+from services.controller.supervise import Supervisor
 
 METRICS = "# TYPE gagpo_env_sessions gauge\ngagpo_env_sessions 3.0\n"
 
@@ -33,6 +39,18 @@ def server() -> Iterator[HTTPServer]:
     yield made
     made.shutdown()
     made.server_close()
+
+
+def test_the_reader_of_the_load_ends_with_its_read(server: HTTPServer):
+    """Its thread stayed, and the end of the process waited five seconds for each server that hung."""
+    server.answers = [(200, METRICS)]
+    parts = SimpleNamespace(config=Config(name="r", steps=1, autoscale={"env": (1, 2)}), supervisor=Supervisor(
+        print, SupervisionSection()), urls=lambda: (f"http://127.0.0.1:{server.server_port}",))
+    meter = LoadMeter(parts)
+    meter.look()
+    wait_until(lambda: not server.answers)
+    wait_until(lambda: not [thread for thread in threading.enumerate() if "environment-load" in thread.name])
+    assert meter.take()[1].requests == 0
 
 
 def test_a_server_that_refuses_or_is_away_has_no_load_and_ends_no_run(server: HTTPServer):
