@@ -107,6 +107,7 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
     from deploy.console.plain import StatusLines
     from deploy.training.evaluation import results_file
     from deploy.training.prompting import asked_endpoint, asked_sampler, episodes_file, make_plan, play
+    from services.process.async_signals import until_sigterm
     from services.telemetry.metrics_file import keep_row
 
     if args.endpoint is None:
@@ -129,7 +130,13 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
                               lambda done, total: lines.at(args.policy, done, total, "games"), tell=lines.note), file
 
     with StatusLines(Console(stderr=True)) as lines:
-        summary, file = asyncio.run(played(lines))
+        try:
+            summary, file = asyncio.run(until_sigterm(played(lines)))
+        except UserError:
+            raise
+        except BaseException:  # a signal or a fault: the trials so far are kept
+            lines.note("to go on: the same command")
+            raise
         keep_row(file, summary, wait_s=config.learner.collective_s, note=lines.note)
     return summary, file
 

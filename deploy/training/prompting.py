@@ -29,7 +29,7 @@ from rollout.prompting.trials import PlayedTrial, TaskPlayer
 from services.config.secrets import endpoint_key
 from services.config.tree import Config
 from services.errors import EnvFault, UserError
-from services.files import read_bounded
+from services.files import NOT_JSON, read_bounded
 from services.process.daemon_thread import DaemonThread
 from services.statistics import success_interval
 from services.telemetry.metrics_file import FILE_BYTES, append_row, keep_row
@@ -117,7 +117,7 @@ def open_trials(file: Path, settings: Mapping[str, Any]) -> list[PlayedTrial]:
     lines = [line for line in read_bounded(file, FILE_BYTES).splitlines() if line]
     try:
         kept = msgspec.json.decode(lines[0], type=dict[str, Any])["settings"]
-    except (msgspec.DecodeError, KeyError):
+    except (*NOT_JSON, KeyError):
         raise UserError(f"{file} does not begin with the settings of its trials", "choose another file with --out") \
             from None
     for key in sorted(settings.keys() | kept.keys()):
@@ -130,7 +130,7 @@ def open_trials(file: Path, settings: Mapping[str, Any]) -> list[PlayedTrial]:
 def _trial(line: bytes) -> PlayedTrial | None:
     try:
         return msgspec.json.decode(line, type=PlayedTrial)
-    except msgspec.DecodeError:
+    except NOT_JSON:
         return None
 
 
