@@ -144,6 +144,7 @@ class ProgressView:
         self._say(
             f"step {metrics['step']:>4}/{self._steps}  success {metrics['success_rate']:6.1%}  "
             f"length {metrics['episode_length']:5.1f}  inadmissible {metrics['inadmissible_share']:5.1%}  "
+            f"cut {metrics['cut_share']:5.1%}  "
             f"loss {shown(metrics['loss/policy'], '+.4f')}  grad {shown(metrics['grad_norm'], '.2f')}  {seconds:5.1f} s"
             + self._left()
         )
@@ -192,6 +193,7 @@ class ProgressView:
             table.add_row("success", f"{self._last['success_rate']:.1%}   {sparkline(self._success)}")
             table.add_row("length", f"{self._last['episode_length']:.1f} turns")
             table.add_row("inadmissible", f"{self._last['inadmissible_share']:.1%}")
+            table.add_row("cut answers", f"{self._last['cut_share']:.1%}")
             table.add_row("policy loss", shown(self._last["loss/policy"], "+.4f"))
             table.add_row("gradient norm", shown(self._last["grad_norm"], ".2f"))
         for at, rate, low, high in self._evaluations[-KEEP_NOTES:]:

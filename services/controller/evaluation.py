@@ -144,5 +144,6 @@ def summarise(request: EvalRequest, episodes: list[Episode], *, dropped: int,
         "episode_length": len(steps) / len(episodes),
         "invalid_share": sum(not s.valid for s in steps) / max(1, len(steps)),
         "inadmissible_share": sum(not s.admissible for s in steps) / max(1, len(steps)),
+        "cut_share": sum(s.cut for s in steps) / max(1, len(steps)),
         "success_by_task": by_task,
     }

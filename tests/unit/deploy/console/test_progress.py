@@ -10,8 +10,8 @@ from rich.console import Console
 
 from deploy.console.progress import KEEP_NOTES, ProgressView, as_score, sparkline
 
-STEP = {"step": 2, "success_rate": 0.25, "episode_length": 12.5, "inadmissible_share": 0.1, "loss/policy": -0.0123,
-        "grad_norm": 0.5, "seconds/wait": 3.0, "seconds/optimizer": 1.5}
+STEP = {"step": 2, "success_rate": 0.25, "episode_length": 12.5, "inadmissible_share": 0.1, "cut_share": 0.05,
+        "loss/policy": -0.0123, "grad_norm": 0.5, "seconds/wait": 3.0, "seconds/optimizer": 1.5}
 EVALUATION = {"label": "step-000002", "step": 2, "temperature": 0.4, "success_rate": 0.5, "success_low": 0.4,
               "success_high": 0.6, "tasks": 8, "split": "valid"}
 
@@ -43,7 +43,8 @@ def test_without_a_terminal_every_event_is_one_plain_line():
     assert out.file.getvalue().splitlines() == [
         "[00:00] reinforcement learning",
         "[01:15] rollout worker 0 died [exit 9]; starting it again",
-        "[01:15] step    2/4  success  25.0%  length  12.5  inadmissible 10.0%  loss -0.0123  grad 0.50    4.5 s",
+        "[01:15] step    2/4  success  25.0%  length  12.5  inadmissible 10.0%  cut  5.0%  loss -0.0123  "
+        "grad 0.50    4.5 s",
         "[01:15] evaluation step-000002  T=0.4   50.0% [40.0%, 60.0%] on 8 games of valid",
     ]
 

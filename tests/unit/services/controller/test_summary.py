@@ -37,9 +37,10 @@ def test_success_is_a_mean_over_tasks_of_means_over_samples():
 def test_answers_without_form_and_actions_that_are_not_admissible_are_shares_of_the_turns():
     none = np.zeros(0, np.int32)
     steps = [Step(observation="", prompt_ids=none, response_ids=none, logprobs=none.astype(np.float32), spans=[],
-                  action="", valid=valid, admissible=admissible, reward=0.0)
+                  action="", valid=valid, admissible=admissible, reward=0.0, cut=not valid)
              for valid, admissible in ((False, False), (True, False), (True, False), (True, True))]
     (ticket, *_), *_ = REQUEST.tickets()
     episode = Episode(ticket=ticket, steps=steps, won=False, end="lost", worker="w", attempt=1, seconds=1.0, engine="e")
     line = summarise(REQUEST, [episode], dropped=0, task_type=str)
     assert (line["invalid_share"], line["inadmissible_share"], line["episode_length"]) == (0.25, 0.75, 4)
+    assert line["cut_share"] == 0.25
