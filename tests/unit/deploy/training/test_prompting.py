@@ -184,17 +184,6 @@ def test_the_chat_template_of_our_own_sampler_is_a_setting_of_its_trials(tmp_pat
         "prompt_tokens"}
 
 
-def test_a_line_of_a_damaged_disk_is_no_trial_and_no_settings(tmp_path: Path):
-    file, settings = tmp_path / "e.jsonl", {"model": "m"}
-    open_trials(file, settings)
-    whole = file.read_bytes()
-    file.write_bytes(whole + b'{"task": "\xff"}\n')
-    assert open_trials(file, settings) == []
-    file.write_bytes(whole.replace(b"m", b"\xff"))
-    with pytest.raises(UserError, match="does not begin with the settings"):
-        open_trials(file, settings)
-
-
 async def test_a_game_that_breaks_is_left_out_and_tried_again_later(tmp_path: Path):
     class Breaks(Player):
         async def ask(self, messages, *, seed):

@@ -1,0 +1,19 @@
+"""The file of the trials of a prompting baseline on a disk that damages it."""
+
+from pathlib import Path
+
+import pytest
+
+from deploy.training.prompting import open_trials
+from services.errors import UserError
+
+
+def test_a_line_of_a_damaged_disk_is_no_trial_and_no_settings(tmp_path: Path):
+    file, settings = tmp_path / "e.jsonl", {"model": "m"}
+    open_trials(file, settings)
+    whole = file.read_bytes()
+    file.write_bytes(whole + b'{"task": "\xff"}\n')
+    assert open_trials(file, settings) == []
+    file.write_bytes(whole.replace(b"m", b"\xff"))
+    with pytest.raises(UserError, match="does not begin with the settings"):
+        open_trials(file, settings)
