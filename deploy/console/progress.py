@@ -40,6 +40,12 @@ def left_out(summary: Mapping[str, Any]) -> str:
     return f"; {summary['dropped']} could not be played" if summary.get("dropped") else ""
 
 
+def cut_answers(metrics: Mapping[str, Any]) -> str:
+    """Returns the share of answers that their limit of tokens cut, from one in a hundred on; else an empty text."""
+    share = metrics.get("cut_share", 0.0)  # rows of older versions lack it
+    return f"cut {share:5.1%}  " if share >= 0.01 else ""
+
+
 def _clock(seconds: float) -> str:
     """Returns minutes and whole seconds, `15:59`. Seconds are rounded down, because rounding up could show `15:60`."""
     minutes, rest = divmod(int(seconds), 60)
@@ -144,7 +150,7 @@ class ProgressView:
         self._say(
             f"step {metrics['step']:>4}/{self._steps}  success {metrics['success_rate']:6.1%}  "
             f"length {metrics['episode_length']:5.1f}  inadmissible {metrics['inadmissible_share']:5.1%}  "
-            f"cut {metrics['cut_share']:5.1%}  "
+            f"{cut_answers(metrics)}"
             f"loss {shown(metrics['loss/policy'], '+.4f')}  grad {shown(metrics['grad_norm'], '.2f')}  {seconds:5.1f} s"
             + self._left()
         )
@@ -192,8 +198,7 @@ class ProgressView:
         if self._last:
             table.add_row("success", f"{self._last['success_rate']:.1%}   {sparkline(self._success)}")
             table.add_row("length", f"{self._last['episode_length']:.1f} turns")
-            table.add_row("inadmissible", f"{self._last['inadmissible_share']:.1%}")
-            table.add_row("cut answers", f"{self._last['cut_share']:.1%}")
+            table.add_row("inadmissible", f"{self._last['inadmissible_share']:.1%}  {cut_answers(self._last)}")
             table.add_row("policy loss", shown(self._last["loss/policy"], "+.4f"))
             table.add_row("gradient norm", shown(self._last["grad_norm"], ".2f"))
         for at, rate, low, high in self._evaluations[-KEEP_NOTES:]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from deploy.console.progress import KEEP_NOTES, ProgressView, as_score, sparkline
+from deploy.console.progress import KEEP_NOTES, ProgressView, as_score, cut_answers, sparkline
 
 STEP = {"step": 2, "success_rate": 0.25, "episode_length": 12.5, "inadmissible_share": 0.1, "cut_share": 0.05,
         "loss/policy": -0.0123, "grad_norm": 0.5, "seconds/wait": 3.0, "seconds/optimizer": 1.5}
@@ -47,6 +47,10 @@ def test_without_a_terminal_every_event_is_one_plain_line():
         "grad 0.50    4.5 s",
         "[01:15] evaluation step-000002  T=0.4   50.0% [40.0%, 60.0%] on 8 games of valid",
     ]
+
+
+def test_a_learner_step_tells_of_cut_answers_from_one_in_a_hundred_on():
+    assert [cut_answers(row) for row in ({"cut_share": 0.01}, {"cut_share": 0.009}, {})] == ["cut  1.0%  ", "", ""]
 
 
 def test_a_full_disk_behind_the_output_does_not_end_the_run():
