@@ -10,6 +10,7 @@ from pathlib import Path
 from deploy.commands.arguments import above_zero, add_config_arguments, config_from
 from deploy.runs.policies import find_run, run_path
 from services.errors import UserError
+from services.plural import number_of
 
 STEPS = 10
 
@@ -52,8 +53,9 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"format": 1, "forecast": asdict(found), "figures": to_builtins(figures)}))
         return 0
     learner, rollout = config.learner, config.rollout
-    print(f"{rollout.workers} rollout workers of {rollout.slots} slots, {learner.ranks} learner ranks, "
-          f"{found.gpus:g} GPUs, staleness {learner.staleness}\n"
+    print(f"{number_of(rollout.workers, 'rollout worker')} of {number_of(rollout.slots, 'slot')}, "
+          f"{number_of(learner.ranks, 'learner rank')}, {found.gpus:g} {'GPU' if found.gpus == 1 else 'GPUs'}, "
+          f"staleness {learner.staleness}\n"
           f"steps per hour   {found.steps_per_hour:.4g}\n"
           f"idle             learner {found.learner_idle:.0%}, rollout workers {found.workers_idle:.0%}\n"
           f"busy             environment servers {found.servers_busy:.0%}, Redis {found.store_busy:.0%}, "

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.report.arms import Arm
-from deploy.report.tables import by_seed, measures
+from deploy.report.tables import Measure, by_seed, measures
 from deploy.runs.records import Record
 from services.statistics import seed_interval
 
@@ -102,9 +102,10 @@ def write_figures(folder: Path, records: Sequence[Record], *, arms: Mapping[str,
         if axes[0][0].get_legend_handles_labels()[0]:
             axes[0][0].legend(loc="best", fontsize=8, frameon=False)
         written.append(save(plt, figure, folder / f"{name}.png"))
-    if len(records) > 1 and _heldout_values(records, arms):
+    measure = next(one for one in measures(records) if one.name == "heldout")
+    if len(records) > 1 and (values := _heldout_values(records, arms, measure)):
         figure, ax = plt.subplots(figsize=(6.2, 3.8))
-        _heldout(ax, _heldout_values(records, arms), arms)
+        _heldout(ax, values, arms, measure.title)
         written.append(save(plt, figure, folder / "heldout.png"))
     return written
 
@@ -153,13 +154,12 @@ def _curve(ax: Any, runs: Sequence[Sequence[float]], arm: Arm, style: str, label
         ax.dataLim.set(limits)
 
 
-def _heldout_values(records: Sequence[Record], arms: Mapping[str, Arm]) -> dict[str, list[float]]:
-    (measure,) = (m for m in measures(records) if m.name == "heldout")
+def _heldout_values(records: Sequence[Record], arms: Mapping[str, Arm], measure: Measure) -> dict[str, list[float]]:
     found = {arm: list(by_seed(records, arm, measure.of).values()) for arm in arms}
     return {arm: values for arm, values in found.items() if values}
 
 
-def _heldout(ax: Any, values_of: Mapping[str, Sequence[float]], arms: Mapping[str, Arm]) -> None:
+def _heldout(ax: Any, values_of: Mapping[str, Sequence[float]], arms: Mapping[str, Arm], title: str) -> None:
     for place, name in enumerate(reversed(list(values_of))):
         values, colour = values_of[name], arms[name].colour
         ax.scatter(values, [place] * len(values), color=colour, alpha=0.35, s=18)
@@ -169,6 +169,6 @@ def _heldout(ax: Any, values_of: Mapping[str, Sequence[float]], arms: Mapping[st
         ax.plot([mean], [place - 0.22], "o", color=colour)
     ax.set_yticks(range(len(values_of)), [arms[arm].title for arm in reversed(list(values_of))])
     left, right = ax.get_xlim()
-    ax.set(title="Held-out success: runs, mean, 95% interval", ylim=(-0.7, len(values_of) - 0.4),
+    ax.set(title=f"Success, {title}: runs, mean, 95% interval", ylim=(-0.7, len(values_of) - 0.4),
            xlim=(max(left, -0.02), min(right, 1.02)))
     ax.grid(alpha=0.3, axis="x")

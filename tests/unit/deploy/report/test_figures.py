@@ -33,6 +33,7 @@ def test_one_seed_shows_its_steps_and_four_show_their_mean_alone(ax):
     assert len(ax.lines) == 3
 
 
-def test_the_interval_of_held_out_success_ends_at_0_and_1(ax):
-    figures._heldout(ax, {"gagpo": [0.6, 0.9]}, {"gagpo": ARM})
+def test_the_interval_of_held_out_success_ends_at_0_and_1_and_the_title_says_which_it_is(ax):
+    figures._heldout(ax, {"gagpo": [0.6, 0.9]}, {"gagpo": ARM}, "held-out (heldout, T=0.4)")
+    assert ax.get_title() == "Success, held-out (heldout, T=0.4): runs, mean, 95% interval"
     assert ax.get_xlim() == (-0.02, 1.02)
