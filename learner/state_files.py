@@ -9,14 +9,18 @@ optimizer has (its rates, its betas) comes from the config.
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
@@ -61,6 +65,21 @@ def load_state(state: dict[str, Any], folder: Path) -> None:
     except (CheckpointException, Exception) as error:  # the first is a BaseException
         first = next((str(line) for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise LearnerFault(f"the checkpoint in {folder} does not fit this run: {first}") from error
+
+
+def read_tensors(folder: Path, chosen: Callable[[str], bool]) -> dict[str, Tensor]:
+    """Returns the whole tensors that save_state wrote on any number of ranks and whose names are chosen, by name.
+
+    Names are those of the nested state, joined by dots. For a process without ranks. Raises LearnerFault as load_state
+    does.
+    """
+    facts = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    state = {name: torch.empty(found.size, dtype=found.properties.dtype) for name, found in facts.items()
+             if isinstance(found, TensorStorageMetadata) and chosen(name)}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # it is meant to be
+        load_state(state, folder)
+    return state
 
 
 def _tensors(state: dict[str, Any]) -> dict[str, Any]:

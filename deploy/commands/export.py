@@ -15,7 +15,8 @@ def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "export", help="write a run's policy as a Hugging Face folder",
         description="Copies the policy of a checkpoint to a new folder, with its tokenizer, a model card,\n"
-        "generation_config.json with the stop ids, and the config by which `gagpo eval OUT` plays it.",
+        "generation_config.json with the stop ids, the config by which `gagpo eval OUT` plays it, and adapters that\n"
+        "were trained (adapter/).",
         epilog="example:\n  gagpo export runs/alfworld-tiny exported --which best",
         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run_folder", metavar="RUN", type=run_path, help="a run's folder, or its name in runs/")

@@ -4,6 +4,7 @@
     generation_config.json   stop ids and sampling, so that `generate` and vLLM end answers where they should
     gagpo.yaml               the part of the run's config by which `gagpo eval FOLDER` plays it
     chat_template.jinja      the run's own template, if its config names one in model.chat_template
+    adapter/                 the adapters alone, of a run that trained some
 
 Not exported: optimizer state, and the rest of the config: addresses, files of tokens, and what only training reads.
 """
@@ -21,6 +22,7 @@ from deploy.runs.folder import RunFolder
 from deploy.runs.hub import origin
 from deploy.runs.policies import EXPORTED_CONFIG
 from learner.export import GENERATION, special_tokens
+from learner.lora_export import write_adapter
 from services.config.file import dump_config
 from services.config.tree import Config
 from services.errors import UserError
@@ -28,6 +30,7 @@ from services.plural import number_of
 from services.telemetry.curve import on_curve
 from services.telemetry.metrics_file import read_evaluations
 
+ADAPTER = "adapter"
 PLAYED: dict[str, Any] = {
     "name": True, "seed": True, "steps": True, "agent": True,
     "env": {"name": True, "data": True, "max_steps": True, "prompt": True, "history": True, "alfworld": True,
@@ -51,6 +54,8 @@ def export(run: RunFolder, step: int, model: Path, out: Path) -> None:
         shutil.copytree(model, temporary)
         if config.model.chat_template is not None:
             shutil.copyfile(config.model.chat_template, temporary / "chat_template.jinja")
+        if has_adapter(config):
+            write_adapter(model.parent, temporary / ADAPTER, config.learner.lora, base=_base(config))
         stops, generation = _generation(temporary, config)
         (temporary / GENERATION).write_text(json.dumps(generation, indent=2) + "\n")
         (temporary / "README.md").write_text(_card(run, step, config, stops, title=out.name))
@@ -58,6 +63,18 @@ def export(run: RunFolder, step: int, model: Path, out: Path) -> None:
         temporary.rename(out)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # it is gone, unless something failed
+
+
+def has_adapter(config: Config) -> bool:
+    """Whether the run trained adapters for a model that others can have: not for that of a cold start of its own."""
+    return config.learner.lora.rank > 0 and config.model.path is not None and not config.sft.enabled
+
+
+def _base(config: Config) -> str:
+    """The name of the model that the run started from, without folders of this machine."""
+    path = config.model.path
+    assert path is not None
+    return origin(path).partition("@")[0] or path.name
 
 
 def _generation(folder: Path, config: Config) -> tuple[list[str], dict[str, Any]]:
@@ -97,7 +114,7 @@ An agent for `{env.name}`, trained with gagpo (step-level credit, arXiv 2605.132
 | run | `{config.name}`, learner step {step}, seed {config.seed} |
 | started from | {base}{fetch}{", after a cold start" if config.sft.enabled else ""} |
 | credit | `{config.learner.credit.estimator}` |
-{_scores(run, step)}
+{_adapter_row(config)}{_scores(run, step)}
 | prompt format | `{env.prompt}` with a history of {env.history} turns |
 | an answer ends at | {told}, or after {config.rollout.max_response_tokens} tokens |
 | largest prompt | {config.rollout.max_prompt_tokens} tokens |
@@ -110,6 +127,12 @@ The agent reads one prompt per turn, which gagpo makes from the game's text, and
 `gagpo.yaml` has the part of the run's config that says how to play. `generation_config.json` has the stop ids, for
 `transformers` and vLLM.
 """
+
+
+def _adapter_row(config: Config) -> str:
+    lora = config.learner.lora
+    return (f"| adapters | `{ADAPTER}/`, rank {lora.rank}, alpha {lora.alpha:g}, float32, in peft's format; the model "
+            "here has them merged in |\n") if has_adapter(config) else ""
 
 
 def _scores(run: RunFolder, step: int) -> str:

@@ -8,11 +8,15 @@ import pytest
 import torch
 from learner_tiny import VARIANTS, make_config, make_groups, make_model, make_step, weights
 from safetensors import safe_open
+from safetensors.torch import load_file
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.peft_helper import PEFTHelper
 
 from deploy.bench.tiny_families import FAMILIES, make_family
 from learner.lora import DOWN, UP, LoraLinear, add_adapters
+from learner.lora_export import write_adapter
 from learner.memory import adapter_parameters
-from learner.model import load_policy, shape_in
+from learner.model import load_policy, shape_in, whole
 from learner.packing import make_rows, pack_rows
 from learner.trainer import Learner
 from services.config.lora import LoraSection
@@ -48,6 +52,38 @@ def test_merged_weights_are_the_model_that_the_learner_computes_with(trained, pa
     assert {name: value.shape for name, value in sent.items()} == {k: v.shape for k, v in initial.items()}
     moved = {name for name in sent if not torch.equal(sent[name], initial[name])}
     assert moved == {name for name in sent if name.endswith("proj.weight")}
+
+
+def test_an_exported_adapter_beside_the_base_model_is_the_trained_model(trained, tmp_path, any_model_path):
+    """peft's format: W + alpha / r B A of each layer, with the base model's names."""
+    learner, _ = trained
+    learner.save(tmp_path).result(60)
+    write_adapter(tmp_path, tmp_path / "adapter", learner.config.learner.lora, base="tiny")
+    config = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["base_model_name_or_path"]) == (4, 8, "tiny")
+    found, left = load_file(tmp_path / "adapter/adapter_model.safetensors"), set()
+    base, sent = load_policy(any_model_path).hf.state_dict(), weights(learner)
+    for name, weight in sent.items():
+        low, high = (f"base_model.model.{name.removesuffix('weight')}lora_{part}.weight" for part in "AB")
+        left |= {low, high} & found.keys()
+        change = 2 * found[high] @ found[low] if high in found else 0
+        torch.testing.assert_close(weight, base[name] + change, atol=1e-6, rtol=0)
+    assert left == found.keys()
+
+
+def test_vllm_reads_an_exported_adapter(trained, tmp_path):
+    learner, _ = trained
+    learner.save(tmp_path).result(60)
+    write_adapter(tmp_path, tmp_path / "adapter", learner.config.learner.lora, base="tiny")
+    helper = PEFTHelper.from_local_dir(str(tmp_path / "adapter"), max_position_embeddings=None)
+    read = LoRAModel.from_local_checkpoint(str(tmp_path / "adapter"), set(learner.config.learner.lora.targets), helper,
+                                           lora_model_id=1, device="cpu", dtype=torch.float32)
+    assert helper.vllm_lora_scaling_factor == 2
+    own = {name: module for name, module in learner.policy.hf.named_modules() if isinstance(module, LoraLinear)}
+    assert read.loras.keys() == own.keys()
+    for name, module in own.items():
+        assert torch.equal(read.loras[name].lora_a, whole(module.lora_a))
+        assert torch.equal(read.loras[name].lora_b, whole(module.lora_b))
 
 
 def test_without_its_adapters_the_model_is_the_reference(trained, pack, any_model_path, gang):

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from deploy.runs.configs import load_config
@@ -11,6 +13,7 @@ from deploy.runs.export import export
 from deploy.runs.folder import RunFolder
 from deploy.runs.policies import EXPORTED_CONFIG
 from learner.cold_start.tokenizer import train_tokenizer
+from learner.state_files import save_state
 from services.config.file import dump_config
 
 TEMPLATE = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}[agent]"
@@ -92,3 +95,38 @@ def test_an_export_that_fails_leaves_no_copy_of_the_model_behind(tmp_path: Path)
     with pytest.raises(FileNotFoundError, match="template"):
         export(RunFolder(tmp_path / "run"), 3, model, tmp_path / "out")
     assert {path.name for path in tmp_path.iterdir()} == {"run", "model"}
+
+
+def a_run_with_adapters(folder: Path, *changes: str) -> tuple[RunFolder, Path]:
+    """Returns a run of adapters for base/acme-1b and the model of its checkpoint, whose only adapter is all ones."""
+    base = model_at(folder / "base/acme-1b")
+    dump_config(load_config("alfworld-tiny", (f"model.path={base}", "env.prompt=full", "learner.lora.rank=2",
+                                              "learner.lora.alpha=3", *changes)), folder / "run/config.yaml")
+    layer = "hf.model.layers.0.self_attn.q_proj"
+    state = {"model": {f"{layer}.lora_a": torch.ones(2, 4), f"{layer}.lora_b": torch.ones(6, 2)},
+             "optimizer": {f"{layer}.lora_a": torch.zeros(2, 4)}}
+    (folder / "step").mkdir()
+    save_state(state, folder / "step").result(60)
+    return RunFolder(folder / "run"), model_at(folder / "step/hf")
+
+
+def test_the_adapters_of_a_run_are_exported_beside_the_merged_model(tmp_path: Path, recwarn):
+    run, model = a_run_with_adapters(tmp_path, "sft.enabled=false")
+    export(run, 3, model, tmp_path / "out")
+    said = json.loads((tmp_path / "out/adapter/adapter_config.json").read_text())
+    assert (said["r"], said["lora_alpha"], said["target_modules"]) == (2, 3, ["q_proj"])
+    assert said["base_model_name_or_path"] == "acme-1b"
+    stem = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
+    assert {name: value.shape for name, value in load_file(
+        tmp_path / "out/adapter/adapter_model.safetensors").items()} == {
+            f"{stem}A.weight": (2, 4), f"{stem}B.weight": (6, 2)}
+    assert "| adapters |" in (tmp_path / "out/README.md").read_text()
+    assert [str(one.message) for one in recwarn if "torch.distributed" in str(one.message)] == []
+
+
+def test_adapters_for_the_model_of_a_cold_start_stay_in_the_run(tmp_path: Path):
+    """Nobody else has the model that they belong to."""
+    run, model = a_run_with_adapters(tmp_path, "sft.enabled=true")
+    export(run, 3, model, tmp_path / "out")
+    assert not (tmp_path / "out/adapter").exists()
+    assert "| adapters |" not in (tmp_path / "out/README.md").read_text()
