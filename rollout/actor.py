@@ -100,9 +100,8 @@ class RolloutHost:
             client = await stack.enter_async_context(
                 EnvClient(urls, self._env_token, timeout_s=env.call_seconds, outage_s=env.outage_seconds))
             info = await engine.while_alive(self._environment(client, store))
-            limits = Limits(
-                prompt_tokens=rollout.max_prompt_tokens, response_tokens=rollout.max_response_tokens,
-                reward_scale=env.reward_scale)
+            limits = Limits(prompt_tokens=rollout.max_prompt_tokens, response_tokens=rollout.max_response_tokens,
+                            reward_scale=env.reward_scale)
             shared: dict[str, Any] = {
                 "worker": self._worker, "engine": engine, "env": client, "text": text, "limits": limits,
                 "env_engine": f"{info.engine} {info.version}"}

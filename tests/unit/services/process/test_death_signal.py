@@ -8,9 +8,10 @@ import psutil
 
 FORKING = """
 import os, signal, time
-from rollout.vllm_process import _end_with_this_process
+from functools import partial
+from services.process.death_signal import end_with_parent
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-os.register_at_fork(after_in_child=_end_with_this_process)
+os.register_at_fork(after_in_child=partial(end_with_parent, signal.SIGKILL))
 if not os.fork():
     print(os.getpid(), flush=True)
 time.sleep(600)
