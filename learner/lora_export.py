@@ -17,7 +17,7 @@ from learner.state_files import read_tensors
 from services.config.lora import LoraSection
 
 PREFIX = "base_model.model."
-"""Stands before the names of the base model, for peft wraps it twice."""
+"""Stands before each of the base model's names, because peft wraps the model twice."""
 ENDS = {DOWN: "lora_A.weight", UP: "lora_B.weight"}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import errno
 import os
+import re
 import stat
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -78,6 +79,11 @@ def write_whole(path: Path, data: str | bytes) -> None:
     """Replaces the file atomically: a reader, also after a crash, finds the whole old or the whole new content."""
     with replacing(path, path.with_name(f".{path.name}.{os.getpid()}.new"), mode=_mode(path.parent)) as file:
         file.write(data.encode() if isinstance(data, str) else data)
+
+
+def is_draft(name: str) -> bool:
+    """Returns whether a file of this name is a draft of write_whole, which a killed process leaves behind."""
+    return re.fullmatch(r"\..+\.new", name) is not None
 
 
 @contextmanager

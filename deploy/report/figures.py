@@ -145,10 +145,11 @@ def _curve(ax: Any, runs: Sequence[Sequence[float]], arm: Arm, style: str, label
     points = [seed_interval(values) for values in zip(*smoothed, strict=True)]
     steps = range(1, len(points) + 1)
     ax.plot(steps, [mean for mean, _, _ in points], style, color=arm.colour, linewidth=1.6, label=label)
-    for thin in (runs if len(runs) == 1 else smoothed if len(runs) <= FEW else []):
-        ax.plot(steps, thin, style, color=arm.colour, alpha=0.3, linewidth=0.8)
+    if len(runs) <= FEW:
+        for thin in runs if len(runs) == 1 else smoothed:
+            ax.plot(steps, thin, style, color=arm.colour, alpha=0.3, linewidth=0.8)
     if len(runs) > 1:
-        limits = ax.dataLim.frozen()
+        limits = ax.dataLim.frozen()  # the axis is that of the curves
         ax.fill_between(steps, [low for _, low, _ in points], [high for _, _, high in points],
                         color=arm.colour, alpha=0.1, linewidth=0)
         ax.dataLim.set(limits)

@@ -54,7 +54,7 @@ def export(run: RunFolder, step: int, model: Path, out: Path) -> None:
         shutil.copytree(model, temporary)
         if config.model.chat_template is not None:
             shutil.copyfile(config.model.chat_template, temporary / "chat_template.jinja")
-        if has_adapter(config):
+        if _has_adapter(config):
             write_adapter(model.parent, temporary / ADAPTER, config.learner.lora, base=_base(config))
         stops, generation = _generation(temporary, config)
         (temporary / GENERATION).write_text(json.dumps(generation, indent=2) + "\n")
@@ -65,16 +65,17 @@ def export(run: RunFolder, step: int, model: Path, out: Path) -> None:
         shutil.rmtree(temporary, ignore_errors=True)  # it is gone, unless something failed
 
 
-def has_adapter(config: Config) -> bool:
-    """Whether the run trained adapters for a model that others can have: not for that of a cold start of its own."""
+def _has_adapter(config: Config) -> bool:
+    """Returns whether the run trained adapters for a model that others can have, which that of its own cold start is
+    not."""
     return config.learner.lora.rank > 0 and config.model.path is not None and not config.sft.enabled
 
 
 def _base(config: Config) -> str:
-    """The name of the model that the run started from, without folders of this machine."""
+    """Returns the name of the model that the run started from, without folders of this machine; "" for one made from
+    scratch."""
     path = config.model.path
-    assert path is not None
-    return origin(path).partition("@")[0] or path.name
+    return origin(path).partition("@")[0] or (path.name if path else "")
 
 
 def _generation(folder: Path, config: Config) -> tuple[list[str], dict[str, Any]]:
@@ -132,7 +133,7 @@ The agent reads one prompt per turn, which gagpo makes from the game's text, and
 def _adapter_row(config: Config) -> str:
     lora = config.learner.lora
     return (f"| adapters | `{ADAPTER}/`, rank {lora.rank}, alpha {lora.alpha:g}, float32, in peft's format; the model "
-            "here has them merged in |\n") if has_adapter(config) else ""
+            "here has them merged in |\n") if _has_adapter(config) else ""
 
 
 def _scores(run: RunFolder, step: int) -> str:

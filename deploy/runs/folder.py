@@ -21,7 +21,7 @@ from learner.mirrored import MIRROR
 from services.config.file import as_yaml, dump_config, flatten
 from services.config.tree import Config
 from services.errors import UserError
-from services.files import Damaged, follow_folder, read_json, write_whole
+from services.files import Damaged, follow_folder, is_draft, read_json, write_whole
 
 FORMAT = 1
 MAY_CHANGE = re.compile(
@@ -36,10 +36,6 @@ FETCHING = ".fetching"
 """Folder in a run's folder into which deploy/runs/mirror.py fetches the run."""
 OWN = frozenset({LOCK, FETCHING, MIRROR, "config.yaml", "log.jsonl", "evaluations.jsonl"})
 """Files that may be in a folder without run.json: its start was interrupted, or a sweep gave it evaluations."""
-
-
-_DRAFT = re.compile(r"\..+\.new")
-"""Matches the name of a file that is being written whole. A process that is killed meanwhile leaves it behind."""
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,7 +215,7 @@ def _make(config: Config) -> None:
 
 
 def _held(path: Path) -> set[str]:
-    return {entry.name for entry in path.iterdir() if not _DRAFT.fullmatch(entry.name)}
+    return {entry.name for entry in path.iterdir() if not is_draft(entry.name)}
 
 
 def check_folder(path: Path) -> None:
