@@ -28,6 +28,7 @@ def test_a_child_ends_with_a_parent_that_is_killed():
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
         assert child.is_running()
+        wait_until(lambda: child.name() == "sleep")  # before that it would see for itself that its parent is gone
         parent.send_signal(signal.SIGKILL)
     wait_until(lambda: gone(child.pid))
 
