@@ -12,8 +12,8 @@ from typing import Any
 
 import ray
 
-from learner.mirrored import wait_mirrored
-from learner.publisher import Publisher
+from learner.checkpoints.mirrored import wait_mirrored
+from learner.weights.publisher import Publisher
 from services.config.tree import Config
 from services.errors import DeadlineExceeded
 from services.process.packages import check_one_installation
@@ -109,7 +109,7 @@ class LearnerRank:
 
     def _transfer(self, learner: Any, publisher: Publisher) -> Any:
         """Returns how versions go from GPU to GPU; None if they go through host memory alone."""
-        from learner.transfer import Transfer
+        from learner.weights.transfer import Transfer
 
         way = self._config.transfer
         if way == "host":
@@ -122,9 +122,9 @@ class LearnerRank:
             wait_mirrored(self._config.run_dir, step, seconds=self._config.learner.collective_s)
 
     def _lead(self, make: Callable[[], Any], stack: ExitStack) -> None:
-        from learner.checkpoint import Checkpoints
+        from learner.checkpoints.checkpoint import Checkpoints
         from learner.loop import Leaving, TrainingLoop
-        from learner.observer import Observer
+        from learner.metrics.observer import Observer
         from services.store.archive import EpisodeArchive
 
         config, seconds = self._config, self._config.learner.collective_s

@@ -23,12 +23,12 @@ from torch.distributed.fsdp import fully_shard
 from learner.credit.ppo import PpoOptions
 from learner.credit.registry import options_of
 from learner.losses import Mean, first_tokens, token_gae, turn_gae, value_loss
-from learner.memory import Layout
-from learner.model import empty_policy, predicting_states
-from learner.packing import Pack, Rows
+from learner.model.memory import Layout
+from learner.model.policy import empty_policy, predicting_states
+from learner.model.sharding import shard
+from learner.model.trainee import Trainee
 from learner.rank_group import RankGroup
-from learner.sharding import shard
-from learner.trainee import Trainee
+from learner.rows.packing import Pack, Rows
 from services.config.tree import Config, LearnerSection
 
 EPSILON = 1e-8

@@ -27,13 +27,13 @@ from pathlib import Path
 from typing import Any
 
 from learner.attempts import counted_attempt
-from learner.background import Background
-from learner.checkpoint import EXPORT, Checkpoints, Position
+from learner.checkpoints.background import Background
+from learner.checkpoints.checkpoint import EXPORT, Checkpoints, Position
 from learner.collect import GroupCollector
 from learner.credit.types import Credit
-from learner.observer import Observer
+from learner.metrics.observer import Observer
 from learner.trainer import Learner, StepReport
-from learner.transfer import Transfer
+from learner.weights.transfer import Transfer
 from services.config.tree import Config
 from services.patience import while_folder_away
 from services.records import Episode, Manifest, Version

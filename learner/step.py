@@ -32,13 +32,13 @@ from learner.losses import (
     sequence_policy_loss,
     token_policy_loss,
 )
-from learner.model import Policy
-from learner.packing import Floats, Pack, Rows, pack_rows, ranges, split
-from learner.probe import Probe
+from learner.model.policy import Policy
+from learner.model.probe import Probe
+from learner.model.sharding import give_back, sync_gradients
+from learner.model.trainee import Trainee
 from learner.rank_group import RankGroup
-from learner.sequences import runs
-from learner.sharding import give_back, sync_gradients
-from learner.trainee import Trainee
+from learner.rows.packing import Floats, Pack, Rows, pack_rows, ranges, split
+from learner.rows.sequences import runs
 from services.config.objectives import LossSection
 from services.config.tree import LearnerSection
 

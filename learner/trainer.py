@@ -16,34 +16,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learner.attention import takes_varlen
-from learner.batch import Groups, assign_credit, of_steps, rows_of, with_advantages
+from learner.checkpoints.export import write_export
+from learner.checkpoints.state_files import load_state, save_state
 from learner.credit.registry import estimator
 from learner.credit.types import Credit, statistics
 from learner.critic import make_critic
-from learner.export import write_export
-from learner.judge import judgements
-from learner.lora import add_adapters
-from learner.memory import layout_of
-from learner.model import Policy, empty_policy, frozen_reference, initial_policy, shape_in
-from learner.model_family import needs_grid
-from learner.packing import Floats, Rows
-from learner.parking import Parking
-from learner.probe import Probe
+from learner.model.attention import takes_varlen
+from learner.model.family import needs_grid
+from learner.model.lora import add_adapters
+from learner.model.memory import layout_of
+from learner.model.parking import Parking
+from learner.model.policy import Policy, empty_policy, frozen_reference, initial_policy, shape_in
+from learner.model.probe import Probe
+from learner.model.sharding import shard
+from learner.model.trainee import Trainee
+from learner.model.utilization import forward_flops, passes, utilization
 from learner.rank_group import RankGroup
-from learner.sharding import shard
-from learner.shared_weights import PolicyWeights
-from learner.state_files import load_state, save_state
+from learner.rows.batch import Groups, assign_credit, of_steps, rows_of, with_advantages
+from learner.rows.judge import judgements
+from learner.rows.packing import Floats, Rows
 from learner.step import Stepper, Taken, Timer
-from learner.trainee import Trainee
-from learner.utilization import forward_flops, passes, utilization
+from learner.weights.shared_weights import PolicyWeights
 from services.config.tree import Config
 from services.weights.pack import Packed, digest, unpack
 from services.weights.rounds import Round
 from services.weights.shared_memory import offered, opened
 
 if TYPE_CHECKING:
-    from learner.weight_sender import Prepared, WeightSender
+    from learner.weights.sender import Prepared, WeightSender
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class Learner:
     """The policy, its frozen reference, and the critic if the estimator needs one.
 
     `model_path`: the initial policy, which is also the reference and the start of the critic. `probed`: whether
-    learner/probe.py compares each batch with its sampler. Raises UserError if the folder holds
+    learner/model/probe.py compares each batch with its sampler. Raises UserError if the folder holds
     no model, or for an unknown estimator.
     """
 
@@ -160,7 +160,7 @@ class Learner:
                              gathers=several if gathers is None else gathers)
 
     def prepare(self) -> Prepared:
-        """Takes snapshots of the weights for a transfer between GPUs (learner/weight_sender.py)."""
+        """Takes snapshots of the weights for a transfer between GPUs (learner/weights/sender.py)."""
         self.gang.tell("prepare")
         return self._sender().prepare()
 
@@ -185,7 +185,7 @@ class Learner:
     def _sender(self) -> WeightSender:
         """Returns this rank's part in transfers. The first call is a collective of all ranks."""
         if self._transferring is None:
-            from learner.weight_sender import WeightSender  # it logs: the self-test's few packages lack structlog
+            from learner.weights.sender import WeightSender  # it logs: the self-test's few packages lack structlog
 
             way = self.config.transfer
             assert way != "host"

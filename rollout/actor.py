@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from envservice.client.client import EnvClient
     from envservice.wire.schemas import Info
     from rollout.correction import Corrector
-    from rollout.engine import Engine
+    from rollout.engine.engine import Engine
     from rollout.episode import Limits
     from rollout.prompt_renderer import PromptRenderer
-    from rollout.receiver import Receiver
+    from rollout.transfer.receiver import Receiver
     from rollout.worker import RolloutWorker
     from services.store.store import Store
 
@@ -127,7 +127,7 @@ class RolloutHost:
         return Corrector(engine=engine, text=text, limits=limits, keep=keep)
 
     def _engine(self) -> Engine:
-        from rollout.engine import Engine
+        from rollout.engine.engine import Engine
 
         if self._config.rollout.gpus:  # NCCL chooses once in a process, and an engine over several GPUs begins with it
             use_interface(ray.util.get_node_ip_address())
@@ -153,7 +153,7 @@ class RolloutHost:
     def _receiver(self, engine: Engine) -> Receiver | None:
         if self._config.transfer == "host":
             return None
-        from rollout.receiver import Receiver
+        from rollout.transfer.receiver import Receiver
 
         processes = self._config.rollout.tensor_parallel
         member = Participant(worker=self._worker, processes=processes, card=self._shared_card)

@@ -19,7 +19,7 @@ from services.records import JudgedAction, Step, Ticket
 from services.seeds import seed_for
 
 if TYPE_CHECKING:
-    from rollout.engine import Engine
+    from rollout.engine.engine import Engine
     from rollout.episode import Limits
 
 CRITIQUES = 16

@@ -26,7 +26,7 @@ from services.seeds import seed_for
 from services.telemetry.tracing import span
 
 if TYPE_CHECKING:
-    from rollout.engine import Engine, Sample
+    from rollout.engine.engine import Engine, Sample
 
 Keep = Callable[[int, PlayedTurn], object]
 """Takes the index of a turn and the turn."""

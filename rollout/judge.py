@@ -2,8 +2,8 @@
 
 Source: "Rethinking Reward Miscalibration of GRPO in Agentic RL", section 4.1. The labels are the paper's rule: an
 action is bad if the observation before it occurs again before a later action, and good if it is the last one of a won
-episode. Other actions have no label. How many are asked about is our choice; learner/judge.py makes both labels weigh
-the same.
+episode. Other actions have no label. How many are asked about is our choice; learner/rows/judge.py makes both labels
+weigh the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from services.records import JudgedAction, Step, Ticket, verdict_of
 from services.seeds import seed_for
 
 if TYPE_CHECKING:
-    from rollout.engine import Engine
+    from rollout.engine.engine import Engine
     from rollout.episode import Limits
 
 

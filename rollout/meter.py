@@ -6,7 +6,7 @@ import time
 from collections import deque
 from typing import Any
 
-from rollout.engine import Engine
+from rollout.engine.engine import Engine
 from rollout.version_policy import may_start
 from services.records import Episode, Ticket, Version
 from services.store.store import Claim

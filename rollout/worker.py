@@ -24,10 +24,10 @@ from structlog.contextvars import bind_contextvars
 
 from envservice.client.client import EnvClient
 from rollout.card_turns import CardTurns
-from rollout.engine import Engine
+from rollout.engine.engine import Engine
 from rollout.meter import Meter, queued
-from rollout.receiver import Receiver
 from rollout.store_calls import StoreCalls
+from rollout.transfer.receiver import Receiver
 from rollout.turn_log import TurnLog
 from rollout.version_policy import Missing, may_start, next_version, usable, wanted_elsewhere
 from services.config.rollout import RolloutSection

@@ -13,7 +13,7 @@ import pytest_asyncio
 import structlog
 from hypothesis import HealthCheck, settings
 
-from rollout.engine import Engine
+from rollout.engine.engine import Engine
 from services.config.tree import RolloutSection
 from services.records import Version
 from services.telemetry.logs import configure_logs

@@ -1,10 +1,10 @@
 """Step-level credit of one learner step, from texts to advantages, against a direct implementation of the formulas.
 
 The input is 16 groups of 8 episodes of 50 steps, with texts like ALFWorld's: places in a room, and "Nothing happens."
-Ours uses the learner's code (learner/batch.py: state keys, estimator, batch hook) with every estimator that needs no
-critic. Graph values are timed a second time on groups in which most states belong to one episode, as under a key that
-tells states apart. The reference is the usual direct code: for each step it compares the texts of the whole group, with
-numpy on small arrays. Both compute all groups; GAGPO and GiGPO must agree. Times are CPU times of one core.
+Ours uses the learner's code (learner/rows/batch.py: state keys, estimator, batch hook) with every estimator that needs
+no critic. Graph values are timed a second time on groups in which most states belong to one episode, as under a key
+that tells states apart. The reference is the usual direct code: for each step it compares the texts of the whole group,
+with numpy on small arrays. Both compute all groups; GAGPO and GiGPO must agree. Times are CPU times of one core.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from deploy.bench.figures import Figure, Tell, silent
-from learner.batch import assign_credit, credit_steps
 from learner.credit.registry import ESTIMATORS, make_options
+from learner.rows.batch import assign_credit, credit_steps
 from services.records import Episode, Step, Ticket
 from services.seeds import seed_for
 

@@ -59,8 +59,8 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def _archive(folder: Path) -> Path:
-    from learner.batch import assign_credit
     from learner.loop import credit_columns
+    from learner.rows.batch import assign_credit
     from services.store.archive import ArchiveRow, EpisodeArchive
 
     config = Config(name=folder.name, runs_dir=folder.parent, steps=FILES)

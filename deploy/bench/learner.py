@@ -3,7 +3,7 @@
 Rows are steps of groups of episodes by the scripted player, a third of its actions noise, as an early policy plays. A
 token is a word or a mark. Repeated tokens are those that a tree would compute once: the row up to and with the token
 stands at the start of an earlier row of the group too. A transcript is a prompt that keeps all earlier turns; the
-learner joins its rows (learner/sequences.py), so what it repeats is computed once.
+learner joins its rows (learner/rows/sequences.py), so what it repeats is computed once.
 
 On a CPU one thread computes and its CPU time counts, which other processes hardly change. On a GPU both passes compute
 in bfloat16, and the wall clock counts.
@@ -104,10 +104,10 @@ def _speed(found: Sequence[Row]) -> list[Figure]:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from learner.attention import ATTENTION, takes_varlen
-    from learner.model import Policy
-    from learner.packing import pack_rows, split
-    from learner.utilization import forward_flops, utilization
+    from learner.model.attention import ATTENTION, takes_varlen
+    from learner.model.policy import Policy
+    from learner.model.utilization import forward_flops, utilization
+    from learner.rows.packing import pack_rows, split
 
     cuda = torch.cuda.is_available()
     device, dtype = torch.device("cuda" if cuda else "cpu"), torch.bfloat16 if cuda else torch.float32
@@ -143,7 +143,7 @@ def _speed(found: Sequence[Row]) -> list[Figure]:
 
 
 def _rows(found: Sequence[Row]) -> Any:
-    from learner.packing import Rows
+    from learner.rows.packing import Rows
 
     count = len(found)
     return Rows(

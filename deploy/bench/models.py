@@ -4,7 +4,7 @@
 printed only. It takes half a minute for each family.
 
 Each model is loaded, packed and held against its own code, exported, sampled from by vLLM, and updated there to other
-weights. A family is right if each difference is within the bound of learner/probe.py.
+weights. A family is right if each difference is within the bound of learner/model/probe.py.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def learner_gap(folder: Path) -> float:
     """The mean difference between packed rows and rows alone. Raises UserError if the family is refused."""
     import torch
 
-    from learner.model import load_policy
-    from learner.packing import pack_rows
+    from learner.model.policy import load_policy
+    from learner.rows.packing import pack_rows
 
     policy, rows = load_policy(folder), _rows(_random_steps())
     with torch.no_grad():
@@ -64,8 +64,8 @@ async def sampler_gaps(folder: Path, other: Path) -> Gaps:
 
     Raises EngineFault if the sampler cannot load or update such a model.
     """
-    from learner.model import load_policy
-    from rollout.engine import Engine
+    from learner.model.policy import load_policy
+    from rollout.engine.engine import Engine
     from services.weights.pack import pack_tensors
 
     engine = Engine(folder, FIRST, config=CONFIG.rollout, dtype="float32")
@@ -85,9 +85,9 @@ async def _gap(engine: Any, folder: Path) -> tuple[float, float]:
     """Mean difference on what the engine answers now, and its bound."""
     import torch
 
-    from learner.model import load_policy
-    from learner.packing import pack_rows
-    from learner.probe import bound
+    from learner.model.policy import load_policy
+    from learner.model.probe import bound
+    from learner.rows.packing import pack_rows
 
     steps = [await _sampled(engine, step, f"{folder.name}/{i}") for i, step in enumerate(_random_steps())]
     policy, rows = load_policy(folder), _rows(steps)
@@ -113,7 +113,7 @@ def _random_steps() -> list[Step]:
 
 
 def _rows(steps: Sequence[Step]) -> Any:
-    from learner.packing import make_rows
+    from learner.rows.packing import make_rows
 
     count = len(steps)
     return make_rows(steps, advantages=[0.0] * count, temperatures=[1.0] * count, stale=[False] * count)

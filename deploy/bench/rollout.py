@@ -107,7 +107,7 @@ async def _play(model: Path, redis_url: str, env_url: str, tasks: Sequence[str])
     """Returns all episodes of the measured groups, and the seconds from their issue to the last commit."""
     from envservice.client.client import EnvClient
     from rollout.actor import UNPUBLISHED
-    from rollout.engine import Engine
+    from rollout.engine.engine import Engine
     from rollout.episode import EpisodeRunner, Limits
     from rollout.prompt_renderer import load_text
     from rollout.worker import RolloutWorker

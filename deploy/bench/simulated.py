@@ -19,7 +19,7 @@ import numpy as np
 from envservice.base import Outcome
 from envservice.client.client import EnvClient
 from learner.collect import GroupCollector
-from rollout.engine import Engine
+from rollout.engine.engine import Engine
 from rollout.episode import Keep
 from rollout.worker import RolloutWorker
 from services.config.rollout import RolloutSection

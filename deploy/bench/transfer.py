@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollout.engine import Engine
-from rollout.receiver import Receiver
+from rollout.engine.engine import Engine
+from rollout.transfer.receiver import Receiver
 from services.weights.meeting import Meeting
 from services.weights.rounds import Participant, Way
 
@@ -54,8 +54,8 @@ async def trips(engine: Engine, model: Path, dtype: str, way: Way, *, rounds: in
     """
     import torch
 
-    from learner.model import load_policy
-    from learner.shared_weights import PolicyWeights
+    from learner.model.policy import load_policy
+    from learner.weights.shared_weights import PolicyWeights
 
     gang: Any = _Alone(device=torch.device("cpu") if gpu is None else torch.device("cuda", gpu))
     meeting = Meeting()
@@ -81,8 +81,8 @@ async def trips(engine: Engine, model: Path, dtype: str, way: Way, *, rounds: in
 async def _sent(engine: Engine, receiver: Receiver, meeting: Meeting, *, gang: Any, way: Way,
                 load: Callable[[], Any], versions: Sequence[tuple[int, int]]) -> list[Trip]:
     """Loads the weights, and lets them go at its end. `versions`: incarnation and step of each."""
-    from learner.transfer import Transfer
-    from learner.weight_sender import WeightSender
+    from learner.weights.sender import WeightSender
+    from learner.weights.transfer import Transfer
 
     weights = load()
     sender = WeightSender(weights, gang, way=way, senders=[0])

@@ -101,7 +101,7 @@ def _carry(packed: Any) -> list[tuple[str, float]]:
 
 def _shared(packed: Any) -> float:
     """Returns the seconds after which a second worker has the file that a first one uses."""
-    from rollout.weights_file import weights_file
+    from rollout.engine.weights_file import weights_file
 
     def open_it() -> None:
         with weights_file(packed.manifest, packed.buffer, packed.digest):
@@ -113,7 +113,7 @@ def _shared(packed: Any) -> float:
 
 async def _update(folder: Path, packed: Any) -> tuple[float, float, dict[str, Trip]]:
     """Returns the seconds of an update before its pause, those of the pause, and the best trip of each way."""
-    from rollout.engine import Engine
+    from rollout.engine.engine import Engine
 
     engine = Engine(folder, Version(incarnation=0, step=0), config=ROLLOUT, dtype="float32", load=False)
     before, pauses = [], []

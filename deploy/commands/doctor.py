@@ -9,7 +9,7 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.text import Text
 
-from deploy.launch.doctor import examine
+from deploy.launch.checks.doctor import examine
 from services.findings import Finding
 
 COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}

@@ -143,7 +143,7 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
 
 def _place(file: Path) -> Path:
     """Returns `file`, whose folder it makes if needed. Raises UserError if no result can be appended to it."""
-    from deploy.launch.machine import check_writable
+    from deploy.launch.planning.machine import check_writable
     from deploy.training.evaluation import check_results
 
     check_writable(file.parent, str(file), "choose another file with --out")

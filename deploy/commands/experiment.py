@@ -7,7 +7,7 @@ import importlib
 from pathlib import Path
 
 from deploy.commands.arguments import above_zero, positive
-from deploy.launch.machine import check_writable
+from deploy.launch.planning.machine import check_writable
 from deploy.runs.policies import run_path
 from services.errors import UserError
 

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     """Copies and says what; 0. Raises UserError if there is no such checkpoint, OUT exists, or it cannot be pushed."""
     from deploy.runs.export import export
     from deploy.runs.hub import push
-    from learner.checkpoint import Checkpoints
+    from learner.checkpoints.checkpoint import Checkpoints
 
     run = find_run(args.run_folder)
     step, model = find_checkpoint(run, args.which)

@@ -43,7 +43,7 @@ def load_agent(config: Config, model: Path, *, seed: int) -> Agent:
     import torch
     from transformers.utils.logging import disable_progress_bar
 
-    from learner.loading import plain_model
+    from learner.model.loading import plain_model
 
     disable_progress_bar()
     torch.manual_seed(seed)

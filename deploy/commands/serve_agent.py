@@ -35,7 +35,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Serves until SIGTERM or Ctrl-C. Raises UserError."""
-    from deploy.launch.preflight import check_policy
+    from deploy.launch.checks.preflight import check_policy
     from deploy.runs.policies import resolve_or_default, run_path
     from deploy.training.evaluation import check_results
     from services.process.addresses import check_exposure

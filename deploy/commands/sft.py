@@ -9,7 +9,7 @@ from rich.console import Console
 
 from deploy.commands.arguments import add_config_arguments, config_from
 from deploy.console.plain import StatusLines
-from deploy.launch.machine import check_writable
+from deploy.launch.planning.machine import check_writable
 from deploy.runs.configs import lay_over
 from deploy.training.cold_start import cold_start
 from services.errors import UserError
@@ -34,10 +34,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 
 def run(args: argparse.Namespace) -> int:
     """Trains and prints where the model is."""
-    from deploy.launch.chat_template import check_template
-    from deploy.launch.model_folder import check_model, check_weights
-    from deploy.launch.preflight import check_scratch
-    from deploy.launch.warnings import unread_answers
+    from deploy.launch.checks.chat_template import check_template
+    from deploy.launch.checks.model_folder import check_model, check_weights
+    from deploy.launch.checks.preflight import check_scratch
+    from deploy.launch.planning.warnings import unread_answers
 
     config = config_from(args)
     check_writable(args.out, f"--out {args.out}", "give another folder")

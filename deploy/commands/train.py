@@ -53,8 +53,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 
 def run(args: argparse.Namespace) -> int:
     """Makes all cheap checks, then runs."""
-    from deploy.launch import plan, preflight
-    from deploy.launch.gpu_checks import with_gpu
+    from deploy.launch.checks import preflight
+    from deploy.launch.checks.gpu_checks import with_gpu
+    from deploy.launch.planning import plan
     from deploy.training.start import start
 
     config = with_gpu(_config(args), partial(print, file=sys.stderr))
@@ -119,8 +120,9 @@ def _resumed(path: Path, overrides: list[str]) -> Config:
 
 def _sweep(config: Config, args: argparse.Namespace) -> int:
     """Checks every variant before the first one starts, then runs them."""
-    from deploy.launch import plan, preflight
-    from deploy.launch.games import check_supply
+    from deploy.launch.checks import preflight
+    from deploy.launch.checks.games import check_supply
+    from deploy.launch.planning import plan
     from deploy.training import paper_tables, sweep
     from deploy.training.child_runs import failed
     from deploy.training.start import saying_how_to_go_on

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.experiment.progress import RunsProgress
-from deploy.launch.task_sets import TaskSets
+from deploy.launch.planning.task_sets import TaskSets
 from deploy.runs.folder import RunFolder
 from deploy.runs.records import FORMAT, folder_digest, same_settings, settings_of, write
 from deploy.training.child_runs import run_child

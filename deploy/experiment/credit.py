@@ -88,15 +88,15 @@ def _scores(records: Sequence[Record]) -> dict[str, list[float]]:
 
 def _check_arms(config: Config, wanted: Sequence[PlannedRun]) -> None:
     """Raises UserError for an arm whose credit does not suit the config, such as a prompt without tags."""
-    from deploy.launch.preflight import check_learner
+    from deploy.launch.checks.preflight import check_learner
 
     for arm in dict.fromkeys(one.arm for one in wanted):
         check_learner(lay_over(config, ARMS[arm].overrides))
 
 
 def _make(config: Config, wanted: Sequence[PlannedRun], args: argparse.Namespace) -> None:
-    from deploy.launch import preflight
-    from deploy.launch.gpu_checks import with_gpu
+    from deploy.launch.checks import preflight
+    from deploy.launch.checks.gpu_checks import with_gpu
 
     config = with_gpu(config, partial(print, file=sys.stderr))
     task_sets = preflight.check(config)

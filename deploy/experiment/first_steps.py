@@ -18,7 +18,7 @@ import numpy as np
 
 from deploy.experiment.alignment import Gradients, PolicyGradients
 from deploy.experiment.design import ARMS
-from deploy.launch.machine import GIB, available_memory
+from deploy.launch.planning.machine import GIB, available_memory
 from deploy.runs.configs import lay_over, load_config
 from deploy.runs.folder import RunFolder
 from deploy.runs.records import folder_digest
@@ -29,7 +29,7 @@ from services.errors import UserError
 from services.records import Episode, Step, Ticket
 
 if TYPE_CHECKING:
-    from learner.model import Policy
+    from learner.model.policy import Policy
 
 Groups = list[list[Episode]]
 
@@ -51,7 +51,7 @@ def gradients_of_runs(runs: Sequence[Path], arms: Sequence[str], overrides: Sequ
     one seed, and for an arm with a critic.
     """
     from learner.credit.registry import estimator
-    from learner.model import load_policy
+    from learner.model.policy import load_policy
 
     used = {arm: estimator(ARMS[arm].overrides["learner.credit.estimator"]) for arm in arms}
     if judged := next((arm for arm in arms if used[arm].needs_critic), None):
@@ -121,8 +121,8 @@ def _step(row: Mapping[str, Any]) -> Step:
 
 def _gradients(step: FirstStep, policy: Policy, arms: Sequence[str]) -> Iterator[Gradients]:
     """Yields for each group the gradients of all arms and of success, [arms + 1, parameters]."""
-    from learner.batch import assign_credit, rows_of
-    from learner.score_gradients import score_gradients
+    from learner.model.score_gradients import score_gradients
+    from learner.rows.batch import assign_credit, rows_of
 
     credits = [assign_credit(step.groups, lay_over(step.config, ARMS[arm].overrides).learner.credit) for arm in arms]
     for i, group in enumerate(step.groups):

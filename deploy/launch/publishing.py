@@ -7,7 +7,7 @@ from pathlib import Path
 from deploy.launch.ray_address import ray_address
 from deploy.launch.topology import Topology
 from deploy.members import private_ray
-from rollout.weights_file import weights_file
+from rollout.engine.weights_file import weights_file
 from services.records import Version
 
 LEASE_S = 60.0

@@ -14,9 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from deploy.launch.cards import cards_of
 from deploy.launch.discovery import Discovery
-from deploy.launch.gpu_plan import with_transfer
+from deploy.launch.planning.cards import cards_of
+from deploy.launch.planning.gpu_plan import with_transfer
 from deploy.launch.ray_address import ray_address
 from deploy.launch.ray_cluster import ray_cluster
 from deploy.launch.reach import until_answered

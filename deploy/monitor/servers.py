@@ -16,7 +16,7 @@ from pathlib import Path
 
 import yaml
 
-from deploy.launch.machine import port_is_free
+from deploy.launch.planning.machine import port_is_free
 from deploy.members.env_server import POLL_S, answers
 from deploy.monitor.grafana import DASHBOARDS, FOLDER
 from deploy.runs.folder import targets_folder

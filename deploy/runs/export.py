@@ -21,8 +21,8 @@ from deploy.runs.configs import load_config
 from deploy.runs.folder import RunFolder
 from deploy.runs.hub import origin
 from deploy.runs.policies import EXPORTED_CONFIG
-from learner.export import GENERATION, special_tokens
-from learner.lora_export import write_adapter
+from learner.checkpoints.export import GENERATION, special_tokens
+from learner.checkpoints.lora_export import write_adapter
 from services.config.file import dump_config
 from services.config.tree import Config
 from services.errors import UserError

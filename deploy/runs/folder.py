@@ -17,7 +17,7 @@ import msgspec
 
 from deploy.runs.configs import load_config
 from deploy.runs.hub import origin
-from learner.mirrored import MIRROR
+from learner.checkpoints.mirrored import MIRROR
 from services.config.file import as_yaml, dump_config, flatten
 from services.config.tree import Config
 from services.errors import UserError

@@ -23,9 +23,9 @@ from pathlib import Path
 import msgspec
 
 from deploy.runs.folder import FETCHING, LOCK, RunFolder
-from learner.checkpoint import Checkpoints
-from learner.mirrored import MIRROR, MirrorState
-from rollout.weights_file import MARK
+from learner.checkpoints.checkpoint import Checkpoints
+from learner.checkpoints.mirrored import MIRROR, MirrorState
+from rollout.engine.weights_file import MARK
 from services.config.tree import Config
 from services.errors import LeaseLost, UserError
 from services.files import read_bounded, read_json, sync, write_whole

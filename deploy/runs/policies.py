@@ -14,7 +14,7 @@ from services.config.tree import Config
 from services.errors import UserError
 
 if TYPE_CHECKING:
-    from learner.checkpoint import Checkpoints
+    from learner.checkpoints.checkpoint import Checkpoints
 
 RUNS = Path("runs")
 """The folder in which a bare name is looked up: the default of runs_dir."""
@@ -66,7 +66,7 @@ def find_policy(path: Path, which: str | None = None) -> PlayablePolicy:
 
 def find_checkpoint(run: RunFolder, which: str) -> tuple[int, Path]:
     """Step and Hugging Face folder of a run's checkpoint: latest, best or a step. Raises UserError without it."""
-    from learner.checkpoint import EXPORT
+    from learner.checkpoints.checkpoint import EXPORT
 
     checkpoints = _checkpoints(run)
     if checkpoints is None:
@@ -83,7 +83,7 @@ def find_checkpoint(run: RunFolder, which: str) -> tuple[int, Path]:
 
 def _checkpoints(run: RunFolder) -> Checkpoints | None:
     """Returns the checkpoints of a run, or None before the first. Training makes their folder when it starts."""
-    from learner.checkpoint import Checkpoints
+    from learner.checkpoints.checkpoint import Checkpoints
 
     root = run.path / "checkpoints"
     return found if root.is_dir() and (found := Checkpoints(root, keep=1)).steps() else None

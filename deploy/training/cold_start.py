@@ -212,7 +212,7 @@ def _start(
     from envservice.registry import find_spec
     from learner.cold_start.scratch_model import scratch_model
     from learner.cold_start.tokenizer import train_tokenizer
-    from learner.loading import plain_model
+    from learner.model.loading import plain_model
 
     disable_progress_bar()
     if path is not None:
@@ -229,7 +229,7 @@ def _start(
 
 def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, facts: Mapping[str, Any], out: Path) -> None:
     """Writes the model, the tokenizer and, last, sft.json. Raises OSError, and can then be called again."""
-    from learner.export import disk_errors
+    from learner.checkpoints.export import disk_errors
 
     with disk_errors():
         model.save_pretrained(out)

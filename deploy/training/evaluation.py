@@ -66,9 +66,9 @@ def evaluate(config: Config, policy: PlayablePolicy, *, split: str | None, file:
     from rich.console import Console
 
     from deploy.console.plain import StatusLines
-    from deploy.launch import preflight
-    from deploy.launch.gpu_checks import with_gpu
-    from deploy.launch.playing import for_playing
+    from deploy.launch.checks import preflight
+    from deploy.launch.checks.gpu_checks import with_gpu
+    from deploy.launch.planning.playing import for_playing
     from services.telemetry.metrics_file import keep_row
 
     tell = partial(print, file=sys.stderr, flush=True)
@@ -84,10 +84,10 @@ def evaluate(config: Config, policy: PlayablePolicy, *, split: str | None, file:
 
 
 def _play(config: Config, model: Path, split: str | None, lines: StatusLines) -> dict[str, Any]:
+    from deploy.launch.planning.task_sets import asked_for, engine_name
     from deploy.launch.publishing import publish_folder
     from deploy.launch.reach import check_versions
     from deploy.launch.scaling import Scaling
-    from deploy.launch.task_sets import asked_for, engine_name
     from deploy.launch.topology import topology
     from envservice.registry import open_environment
     from services.controller.controller import Controller

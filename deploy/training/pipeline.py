@@ -18,9 +18,9 @@ from typing import Any
 
 from deploy.console.progress import ProgressView
 from deploy.launch.monitoring import monitoring
+from deploy.launch.planning.task_sets import TaskSets
 from deploy.launch.publishing import publish_folder
 from deploy.launch.scaling import Scaling
-from deploy.launch.task_sets import TaskSets
 from deploy.launch.topology import Topology, topology
 from deploy.members.private_ray import RayLost
 from deploy.report.page import write_report
@@ -32,7 +32,7 @@ from deploy.runs.sinks import Sinks, sinks
 from deploy.runs.verdict import next_commands, verdicts
 from deploy.training.loading import Loading
 from deploy.training.metrics_follower import MetricsFollower
-from learner.checkpoint import Checkpoints
+from learner.checkpoints.checkpoint import Checkpoints
 from services.config.tree import Config
 from services.controller.controller import Controller, Hooks
 from services.controller.evaluation import clear

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from deploy.launch.task_sets import asked_for, engine_name
+from deploy.launch.planning.task_sets import asked_for, engine_name
 from deploy.runs.policies import PlayablePolicy
 from envservice.base import Environment
 from envservice.registry import find_spec, make_template, open_environment
@@ -255,8 +255,8 @@ async def asked_sampler(config: Config, policy: PlayablePolicy) -> AsyncIterator
 
     Raises UserError if it has no chat template, or cannot be loaded.
     """
-    from deploy.launch.preflight import check_policy
-    from rollout.engine import Engine
+    from deploy.launch.checks.preflight import check_policy
+    from rollout.engine.engine import Engine
     from rollout.prompt_renderer import load_text
     from rollout.prompting.sampler import SampledModel
     from services.chat import check_chat

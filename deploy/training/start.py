@@ -15,7 +15,7 @@ from services.plural import number_of
 from services.telemetry.logs import say
 
 if TYPE_CHECKING:
-    from deploy.launch.task_sets import TaskSets
+    from deploy.launch.planning.task_sets import TaskSets
 
 
 def start(config: Config, *, resume: bool, skip_step: int | None = None, quiet: bool = False) -> list[str]:
@@ -23,8 +23,8 @@ def start(config: Config, *, resume: bool, skip_step: int | None = None, quiet: 
 
     `quiet`: show progress on stderr and keep stdout free. Raises UserError for a user's mistake.
     """
-    from deploy.launch import preflight
-    from deploy.launch.gpu_checks import with_gpu
+    from deploy.launch.checks import preflight
+    from deploy.launch.checks.gpu_checks import with_gpu
     from deploy.runs.folder import check_run, earlier, locked
     from deploy.runs.mirror import claim
     from deploy.runs.wanted import forget_older
@@ -63,7 +63,7 @@ def _run(config: Config, task_sets: TaskSets, *, resume: bool, skip_step: int | 
     from rich.console import Console
 
     from deploy.console.progress import ProgressView
-    from deploy.launch.warnings import warnings
+    from deploy.launch.planning.warnings import warnings
     from deploy.runs.folder import go_on, open_run
     from deploy.runs.mirroring import Mirroring
     from deploy.runs.stage import StageRecord

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learner.attention import takes_varlen
-from learner.model import Policy, empty_policy
+from learner.model.attention import takes_varlen
+from learner.model.policy import Policy, empty_policy
 from learner.selftest.checks import GIB, Checks
 from learner.selftest.table import Line
 

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from learner.attention import attend_grid, attend_varlen, takes_varlen
-from learner.batch import assign_credit, rows_of
-from learner.memory import adapter_parameters, memory, training_of
-from learner.model import load_policy
-from learner.packing import Pack, Rows, pack_rows
+from learner.model.attention import attend_grid, attend_varlen, takes_varlen
+from learner.model.memory import adapter_parameters, memory, training_of
+from learner.model.policy import load_policy
+from learner.model.utilization import forward_flops, passes, peak
 from learner.rank_group import RankGroup
+from learner.rows.batch import assign_credit, rows_of
+from learner.rows.packing import Pack, Rows, pack_rows
 from learner.selftest.scene import Gauge, Scene, config, groups
 from learner.selftest.table import Line
 from learner.trainer import Learner
-from learner.utilization import forward_flops, passes, peak
 from services.weights.pack import unpack
 
 DLOGP = 0.05

@@ -24,7 +24,7 @@ from services.records import Episode, EpisodeEnd, PlayedTurn, Ticket, choices_di
 
 if TYPE_CHECKING:
     from rollout.agents.served import Endpoint
-    from rollout.engine import Engine
+    from rollout.engine.engine import Engine
 
 CANCEL_S = 10.0
 """How long an agent has to end once it is cancelled. After it the episode has failed, whatever the agent still does."""

@@ -21,7 +21,7 @@ from rollout.agents.app import create_app
 from rollout.agents.open_episodes import OpenEpisodes, add_routes
 from rollout.agents.served import listening
 from rollout.agents.session import AgentSession
-from rollout.engine import Engine, Sample
+from rollout.engine.engine import Engine, Sample
 from rollout.prompt_renderer import PromptRenderer, load_text
 from services.chat import check_chat
 from services.config.secrets import env_token

@@ -19,15 +19,15 @@ import numpy as np
 from envservice.base import Outcome
 from envservice.tool_calls import ParsedAnswer, call_id, parse_calls
 from rollout.agents.linked_steps import continued, without
+from rollout.engine.sample import cut_at
 from rollout.prompt_renderer import PromptRenderer
-from rollout.sample import cut_at
 from services.chat import Message
 from services.errors import Fault
 from services.records import EpisodeEnd, Step, Ticket, choices_digest
 from services.seeds import seed_for
 
 if TYPE_CHECKING:
-    from rollout.engine import Engine, Sample
+    from rollout.engine.engine import Engine, Sample
 
 
 LARGEST_REWARD = 1e6

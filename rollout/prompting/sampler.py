@@ -12,7 +12,7 @@ from services.chat import Message
 from services.config.rollout import RolloutSection
 
 if TYPE_CHECKING:
-    from rollout.engine import Engine
+    from rollout.engine.engine import Engine
 
 
 @dataclass(slots=True, kw_only=True)

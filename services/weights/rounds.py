@@ -2,7 +2,7 @@
 
 A *round* sends one version. Its senders are ranks of the learner, its receivers the processes of vLLM. Each sender has
 a *share*: pieces of tensors, one after another in one stream of bytes. A receiver cuts the streams into tensors again,
-and keeps its part of each (rollout/version_part.py).
+and keeps its part of each (rollout/transfer/version_part.py).
 
     way   senders                            streams that a receiver reads
     nccl  the ranks that hold all shards     all: each rank sends its own rows to all receivers, in the senders' order

@@ -10,7 +10,7 @@ import held_alfworld
 import pytest
 from object_store import BUCKET, object_store
 
-from deploy.launch.task_sets import open_task_sets
+from deploy.launch.planning.task_sets import open_task_sets
 from deploy.runs.configs import load_config
 from services.controller.tickets import TaskStream
 from services.telemetry.metrics_file import read_rows

@@ -22,7 +22,7 @@ from collector import Collector
 from processes import gone
 from prometheus_api import ask, shows
 
-from deploy.launch.task_sets import open_task_sets
+from deploy.launch.planning.task_sets import open_task_sets
 from deploy.monitor.boards import BOARDS
 from deploy.monitor.servers import prometheus
 from deploy.runs.configs import load_config

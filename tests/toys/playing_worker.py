@@ -12,7 +12,7 @@ from envservice.base import ParsedAction
 from envservice.client.client import EnvClient
 from rollout.card_turns import CardTurns
 from rollout.correction import Corrector
-from rollout.engine import Engine
+from rollout.engine.engine import Engine
 from rollout.episode import EpisodeRunner, Limits
 from rollout.judge import Judge
 from rollout.worker import RolloutWorker

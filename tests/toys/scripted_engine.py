@@ -6,7 +6,7 @@ import asyncio
 
 import numpy as np
 
-from rollout.engine import Sample
+from rollout.engine.engine import Sample
 from rollout.prompt_renderer import PromptRenderer
 from services.records import Version, VersionSpan
 

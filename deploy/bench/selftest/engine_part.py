@@ -19,9 +19,9 @@ import numpy as np
 from deploy.bench.selftest.memory import held_memory, used_mib
 from deploy.bench.selftest.sizes import Size
 from deploy.bench.transfer import Trip, trips
-from deploy.launch.cards import smi
+from deploy.launch.planning.cards import smi
 from learner.selftest.table import Line, attempt
-from rollout.engine import Engine, Sample
+from rollout.engine.engine import Engine, Sample
 from services.records import Version
 from services.weights.headers import folder_parameters
 from services.weights.pack import ITEM_SIZES

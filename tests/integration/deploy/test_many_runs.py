@@ -11,7 +11,7 @@ from deploy.experiment.common import keep_cold_evaluations, prepare
 from deploy.experiment.design import PlannedRun
 from deploy.experiment.progress import RunsProgress
 from deploy.experiment.runs import Runner, left
-from deploy.launch.task_sets import open_task_sets
+from deploy.launch.planning.task_sets import open_task_sets
 from deploy.runs.configs import load_config
 from deploy.runs.folder import RunFolder
 from deploy.runs.records import read_records

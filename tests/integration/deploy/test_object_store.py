@@ -9,7 +9,7 @@ from object_store import BUCKET, GOOGLE_BUCKET, google_store, object_store
 from deploy.runs.configs import default_config
 from deploy.runs.mirror import Mirror, claim
 from deploy.runs.mirroring import Mirroring
-from learner.checkpoint import Checkpoints, Position
+from learner.checkpoints.checkpoint import Checkpoints, Position
 from services.errors import DeadlineExceeded, UserError
 from services.object_folder import ObjectFolder
 

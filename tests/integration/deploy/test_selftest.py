@@ -10,7 +10,7 @@ from deploy import cli
 from deploy.bench.selftest.engine_part import PARALLEL
 from deploy.bench.selftest.sizes import CPU
 from deploy.commands import selftest
-from deploy.launch import cards
+from deploy.launch.planning import cards
 
 pytestmark = pytest.mark.vllm
 

@@ -20,7 +20,7 @@ from envservice.plain_prompts import PLAIN
 from rollout.agents.program import AgentProgram
 from rollout.agents.runner import AgentRunner
 from rollout.agents.served import endpoint
-from rollout.engine import Engine
+from rollout.engine.engine import Engine
 from rollout.episode import Limits
 from rollout.prompt_renderer import PromptRenderer
 from services.config.tree import AgentSection

@@ -17,7 +17,7 @@ import pytest
 from byte_tokenizer import byte_tokenizer
 
 from rollout.agents.serving import ServedPolicy, serve_agents
-from rollout.engine import Engine
+from rollout.engine.engine import Engine
 from services.config.file import default_config
 from services.config.rollout import RolloutSection
 from services.errors import EngineFault
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.vllm
 STARTING = """
 import asyncio, sys
 from pathlib import Path
-from rollout.engine import Engine
+from rollout.engine.engine import Engine
 from services.config.rollout import RolloutSection
 from services.records import Version
 async def main():

@@ -11,7 +11,7 @@ from deploy.training.prompting import make_plan, play
 from envservice.plain_prompts import PLAIN
 from rollout.agents.served import endpoint
 from rollout.agents.session import AgentSession
-from rollout.engine import Engine
+from rollout.engine.engine import Engine
 from rollout.prompt_renderer import PromptRenderer
 from rollout.prompting.endpoint import EndpointModel, endpoint_client
 from rollout.prompting.sampler import SampledModel

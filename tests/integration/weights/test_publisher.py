@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from processes import only_child
 
-from learner.publisher import Publisher
+from learner.weights.publisher import Publisher
 from services.errors import DeadlineExceeded
 from services.records import Version
 from services.weights.pack import pack_tensors
@@ -31,7 +31,7 @@ def weights(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
 def test_a_killed_weights_actor_is_filled_again(weights, monkeypatch):
     import ray
 
-    monkeypatch.setattr("learner.publisher.ASK_S", 0.5)
+    monkeypatch.setattr("learner.weights.publisher.ASK_S", 0.5)
 
     now = [0.0]
     publisher = Publisher(weights, seconds=DEADLINE_S, clock=lambda: now[0])

@@ -8,11 +8,11 @@ import numpy as np
 from learner_tiny import make_config, make_step
 
 from learner.card_turn import unparked
-from learner.checkpoint import Checkpoints
+from learner.checkpoints.checkpoint import Checkpoints
 from learner.loop import Leaving, TrainingLoop
-from learner.observer import Observer
+from learner.metrics.observer import Observer
 from learner.trainer import Learner
-from learner.transfer import Transfer
+from learner.weights.transfer import Transfer
 from services.records import Episode, Ticket
 from services.seeds import seed_for
 from services.store.archive import EpisodeArchive

@@ -14,9 +14,10 @@ from pathlib import Path
 import torch
 from learner_tiny import CASES, SKEW, VARIANTS, WRONG, make_config, make_groups, weights
 
-from learner import memory, step
-from learner.packing import pack_rows
+from learner import step
+from learner.model import memory
 from learner.rank_group import STOP, RankGroup
+from learner.rows.packing import pack_rows
 from learner.trainer import Learner
 from services.process.rendezvous import Rendezvous
 

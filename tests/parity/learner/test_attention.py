@@ -9,10 +9,10 @@ import torch
 from learner_tiny import make_step
 from torch.nn.attention.varlen import varlen_attn
 
-from learner import attention
-from learner.attention import attend_grid, attend_varlen, takes_varlen
-from learner.model import load_policy
-from learner.packing import make_rows, pack_rows, split
+from learner.model import attention
+from learner.model.attention import attend_grid, attend_varlen, takes_varlen
+from learner.model.policy import load_policy
+from learner.rows.packing import make_rows, pack_rows, split
 
 
 def row_by_row(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale=None, window_size=(-1, -1),

@@ -8,8 +8,8 @@ from transformers import AutoModelForCausalLM
 
 from learner.critic import make_critic
 from learner.losses import Mean
-from learner.memory import Layout
-from learner.packing import make_rows, pack_rows
+from learner.model.memory import Layout
+from learner.rows.packing import make_rows, pack_rows
 from learner.trainer import Learner
 
 SCORES = [9.9, -0.1, 10.0, 0.0, 10.0, 0.0, -0.1]

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from loop_tiny import STEPS, play, run
 
-from learner.checkpoint import Checkpoints
+from learner.checkpoints.checkpoint import Checkpoints
 from learner.loop import TrainingLoop
 from learner.trainer import Learner
 from services.errors import LeaseLost

@@ -6,9 +6,9 @@ import pyarrow.parquet as pq
 import pytest
 from learner_tiny import make_config, make_step, weights
 
-from learner.checkpoint import Checkpoints
+from learner.checkpoints.checkpoint import Checkpoints
 from learner.loop import TrainingLoop
-from learner.observer import Observer
+from learner.metrics.observer import Observer
 from learner.trainer import Learner
 from services.config.tree import Config
 from services.controller.controller import Controller, Hooks

@@ -9,11 +9,12 @@ from learner_tiny import make_config
 from transformers import AutoModelForCausalLM
 
 from deploy.bench.tiny_families import FAMILIES, make_family
-from learner import attention, model, model_family
-from learner.loading import plain_model
-from learner.model import load_policy
-from learner.packing import make_rows, pack_rows
-from learner.probe import Probe
+from learner.model import attention, family
+from learner.model import policy as module
+from learner.model.loading import plain_model
+from learner.model.policy import load_policy
+from learner.model.probe import Probe
+from learner.rows.packing import make_rows, pack_rows
 from learner.trainer import Learner
 from rollout.prompt_renderer import generation_ends
 from services.errors import UserError
@@ -113,7 +114,7 @@ def test_a_mixture_of_experts_is_refused_by_name(folders, name):
 
 def test_the_attention_sinks_of_gpt_oss_are_computed(folders, gang, rows, monkeypatch):
     """GPT-OSS's mixture of experts is refused, but its attention is right."""
-    monkeypatch.setattr(model_family, "EXPERT_KEYS", ())
+    monkeypatch.setattr(family, "EXPERT_KEYS", ())
     probe(gang).check_packs(load_policy(folders("GPT-OSS")), rows)
 
 
@@ -138,7 +139,7 @@ BREAKS = {
 def test_the_probe_refuses_attention_without_a_feature(folders, gang, rows, monkeypatch, name, broken):
     from transformers import AttentionInterface
 
-    monkeypatch.setattr(model_family, "EXPERT_KEYS", ())
+    monkeypatch.setattr(family, "EXPERT_KEYS", ())
     policy = load_policy(folders(name))
     monkeypatch.setitem(AttentionInterface._global_mapping, attention.ATTENTION, without(**broken))
     with pytest.raises(UserError, match=f"family {policy.hf.config.model_type} .* a row that is packed"):
@@ -147,13 +148,13 @@ def test_the_probe_refuses_attention_without_a_feature(folders, gang, rows, monk
 
 @pytest.mark.parametrize("name", ["Gemma 2", "Granite", "Cohere"])
 def test_the_probe_refuses_logits_without_their_cap_or_scale(folders, gang, rows, monkeypatch, name):
-    monkeypatch.setattr(model, "logits_function", lambda hf: hf.get_output_embeddings())
+    monkeypatch.setattr(module, "logits_function", lambda hf: hf.get_output_embeddings())
     with pytest.raises(UserError, match="a row that is packed"):
         probe(gang).check_packs(load_policy(folders(name)), rows)
 
 
 def test_the_probe_refuses_a_state_that_leaks_from_row_to_row(folders, gang, rows, monkeypatch):
-    monkeypatch.setattr(model, "carries_state", lambda hf: False)
+    monkeypatch.setattr(module, "carries_state", lambda hf: False)
     with pytest.raises(UserError, match="family qwen3_5_text"):
         probe(gang).check_packs(load_policy(folders("Qwen3.5")), rows)
 
@@ -201,8 +202,8 @@ def _timer():
     ({"model_type": "t5", "is_encoder_decoder": True}, "encoder"),
     ({"model_type": "qwen3_moe", "num_experts": 128}, "128 experts")])
 def test_a_family_is_refused_by_its_config_before_anything_is_loaded(config, reason):
-    assert reason in (model_family.refusal(config) or "")
+    assert reason in (family.refusal(config) or "")
 
 
 def test_a_dense_model_is_not_refused():
-    assert model_family.refusal({"model_type": "qwen2", "num_local_experts": 1, "rope_scaling": None}) is None
+    assert family.refusal({"model_type": "qwen2", "num_local_experts": 1, "rope_scaling": None}) is None

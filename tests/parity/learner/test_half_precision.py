@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from learner_tiny import make_groups
 
-from learner.batch import assign_credit, rows_of
-from learner.memory import Layout
-from learner.model import empty_policy
-from learner.packing import pack_rows
-from learner.sharding import shard
+from learner.model.memory import Layout
+from learner.model.policy import empty_policy
+from learner.model.sharding import shard
+from learner.rows.batch import assign_credit, rows_of
+from learner.rows.packing import pack_rows
 from services.config.tree import LearnerSection
 
 

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 from learner_tiny import make_config, make_groups, make_step
 
-from learner.packing import make_rows, pack_rows
+from learner.rows.packing import make_rows, pack_rows
 from learner.trainer import Learner
 from services.records import JudgedAction
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from deploy.commands import export as command_export
 from deploy.runs.policies import resolve
 from learner import loop
-from learner.checkpoint import Checkpoints
+from learner.checkpoints.checkpoint import Checkpoints
 from learner.cold_start.tokenizer import END
 from services.config.file import dump_config
 from services.config.redis import RedisSection

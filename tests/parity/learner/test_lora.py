@@ -13,11 +13,11 @@ from vllm.lora.lora_model import LoRAModel
 from vllm.lora.peft_helper import PEFTHelper
 
 from deploy.bench.tiny_families import FAMILIES, make_family
-from learner.lora import DOWN, UP, LoraLinear, add_adapters
-from learner.lora_export import write_adapter
-from learner.memory import adapter_parameters
-from learner.model import load_policy, shape_in, whole
-from learner.packing import make_rows, pack_rows
+from learner.checkpoints.lora_export import write_adapter
+from learner.model.lora import DOWN, UP, LoraLinear, add_adapters
+from learner.model.memory import adapter_parameters
+from learner.model.policy import load_policy, shape_in, whole
+from learner.rows.packing import make_rows, pack_rows
 from learner.trainer import Learner
 from services.config.lora import LoraSection
 from services.errors import UserError

@@ -8,8 +8,8 @@ from torch.distributed.tensor import DTensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from learner import step
-from learner.loading import empty_model
-from learner.memory import (
+from learner.model.loading import empty_model
+from learner.model.memory import (
     Layout,
     Shape,
     Training,
@@ -20,9 +20,9 @@ from learner.memory import (
     shape_of,
     training_of,
 )
-from learner.model import empty_policy, frozen_reference, load_policy, shape_in
-from learner.packing import make_rows, pack_rows
-from learner.sharding import shard
+from learner.model.policy import empty_policy, frozen_reference, load_policy, shape_in
+from learner.model.sharding import shard
+from learner.rows.packing import make_rows, pack_rows
 from learner.trainer import Learner
 from services.errors import UserError
 

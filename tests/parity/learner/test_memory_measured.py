@@ -14,7 +14,7 @@ import torch
 from learner_tiny import make_config
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from learner.memory import LOGIT_TENSORS, memory, shape_of, training_of
+from learner.model.memory import LOGIT_TENSORS, memory, shape_of, training_of
 
 GROUPS, MEMBERS, STEPS, PROMPT, RESPONSE = 4, 4, 3, 60, 4
 PACKS = 2

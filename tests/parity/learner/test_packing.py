@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from learner_tiny import make_step
 from transformers import AutoModelForCausalLM
 
-from learner import model
-from learner.model import load_policy
-from learner.packing import make_rows, pack_rows, split
+from learner.model import policy as module
+from learner.model.policy import load_policy
+from learner.rows.packing import make_rows, pack_rows, split
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_gradients_equal_those_of_single_rows(any_model_path, steps, rows):
 def test_a_vocabulary_in_slices_changes_nothing(model_path, rows, monkeypatch):
     results = []
     for at_once in (1 << 26, 97 * 4):
-        monkeypatch.setattr(model, "LOGITS_AT_ONCE", at_once)
+        monkeypatch.setattr(module, "LOGITS_AT_ONCE", at_once)
         policy = load_policy(model_path)
         logp, entropy = policy(pack_rows(rows, np.arange(9)))
         (logp.sum() + entropy.sum()).backward()

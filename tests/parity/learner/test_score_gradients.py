@@ -4,12 +4,12 @@ import numpy as np
 import torch
 from learner_tiny import make_groups
 
-from learner.batch import rows_of
 from learner.credit.types import Credit
 from learner.losses import Clip, Mean, sequence_policy_loss
-from learner.model import load_policy
-from learner.packing import pack_rows
-from learner.score_gradients import score_gradients
+from learner.model.policy import load_policy
+from learner.model.score_gradients import score_gradients
+from learner.rows.batch import rows_of
+from learner.rows.packing import pack_rows
 
 
 def rows_and_advantages(seed):

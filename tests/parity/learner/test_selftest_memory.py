@@ -2,7 +2,7 @@
 
 import weakref
 
-from learner.memory import memory, training_of
+from learner.model.memory import memory, training_of
 from learner.selftest.checks import Checks, planned_bytes
 from learner.selftest.scene import TINY, groups, write_model
 

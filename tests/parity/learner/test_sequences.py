@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from learner_tiny import CASES, make_config, make_groups, make_step
 
-from learner.model import load_policy
-from learner.packing import make_rows, pack_rows
-from learner.sequences import joined, last_rows, runs, tokens_of
+from learner.model.policy import load_policy
+from learner.rows.packing import make_rows, pack_rows
+from learner.rows.sequences import joined, last_rows, runs, tokens_of
 from learner.trainer import Learner
 
 

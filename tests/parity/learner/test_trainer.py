@@ -13,8 +13,8 @@ import torch
 from learner_tiny import CASES, VARIANTS, WRONG, critic_weights, make_config, make_groups, weights
 from transformers import AutoModelForCausalLM
 
-from learner.batch import assign_credit, rows_of
 from learner.rank_group import RankGroup
+from learner.rows.batch import assign_credit, rows_of
 from learner.trainer import Learner
 
 FIGURES = ("loss/policy", "loss/value", "loss/kl", "loss/entropy", "grad_norm", "clip_fraction", "ratio_mean",

@@ -9,8 +9,8 @@ import torch
 from learner_tiny import weights
 from loop_tiny import STEPS, play, run
 
-from learner.transfer import GIVE_UP
-from rollout.inbox import HELD, RECEIVING, Inbox
+from learner.weights.transfer import GIVE_UP
+from rollout.transfer.inbox import HELD, RECEIVING, Inbox
 from services.store.store import Store
 from services.weights.checksum import digest_like
 from services.weights.links import RoundEnd
@@ -22,8 +22,10 @@ SECONDS = 3600.0
 
 
 class Worker:
-    """A worker without an engine: rollout/receiver.py in a thread. `dies_at`: in the round of this step it joins the
-    links, closes them as the end of a process does, and is not heard of again.
+    """A worker without an engine: rollout/transfer/receiver.py in a thread.
+
+    `dies_at`: in the round of this step it joins the links, closes them as the end of a process does, and is silent
+    from then on.
     """
 
     def __init__(self, meeting, name="w", *, refuses=(), dies_at=None):

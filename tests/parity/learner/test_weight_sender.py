@@ -2,9 +2,9 @@
 
 import torch
 
-from learner.model import load_policy
-from learner.shared_weights import PolicyWeights
-from learner.weight_sender import WeightSender
+from learner.model.policy import load_policy
+from learner.weights.sender import WeightSender
+from learner.weights.shared_weights import PolicyWeights
 from services.weights.shared_memory import imported
 
 

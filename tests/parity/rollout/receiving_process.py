@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from sending_gang import Meeting
 
-from rollout.inbox import HELD, RECEIVING, Inbox
+from rollout.transfer.inbox import HELD, RECEIVING, Inbox
 from services.weights.links import RoundEnd
 from services.weights.rounds import Participant
 

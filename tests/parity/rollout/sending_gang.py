@@ -20,7 +20,7 @@ from learner_tiny import make_config, make_groups
 
 from learner.rank_group import RankGroup
 from learner.trainer import Learner
-from learner.transfer import Transfer
+from learner.weights.transfer import Transfer
 from services.config.weights import WeightsSection
 from services.process.rendezvous import Rendezvous
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rollout.engine import Engine, Sample
-from rollout.engine_settings import CPU_HEAD_SIZES, check_shape
+from rollout.engine.engine import Engine, Sample
+from rollout.engine.settings import CPU_HEAD_SIZES, check_shape
 from services.errors import EngineFault, UserError
 from services.process.guard import processes_in
 from services.records import Version

@@ -22,8 +22,8 @@ import pytest
 import torch
 
 from deploy.bench.transfer import trips
-from rollout.engine import Engine
-from rollout.receiver import Receiver
+from rollout.engine.engine import Engine
+from rollout.transfer.receiver import Receiver
 from services.records import Version
 from services.weights.checksum import MARK
 from services.weights.meeting import Meeting

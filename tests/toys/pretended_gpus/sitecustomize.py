@@ -99,8 +99,9 @@ def _parking_frees(module: Any) -> None:
 
 
 STAND_INS: dict[str, Callable[[Any], None]] = {
-    "rollout.engine_settings": _sample_on_cpus, "learner.rank_group": _train_on_cpus,
-    "vllm.v1.worker.cpu_worker": _sampler_fills, "learner.trainer": _learner_fills, "learner.parking": _parking_frees}
+    "rollout.engine.settings": _sample_on_cpus, "learner.rank_group": _train_on_cpus,
+    "vllm.v1.worker.cpu_worker": _sampler_fills, "learner.trainer": _learner_fills,
+    "learner.model.parking": _parking_frees}
 
 
 class _Finder(MetaPathFinder):

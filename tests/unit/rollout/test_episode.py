@@ -10,7 +10,7 @@ import pytest
 from envservice.base import Outcome, ParsedAction
 from envservice.client.client import Result
 from learner.credit.state_keys import keys_of_group
-from rollout.engine import Sample
+from rollout.engine.engine import Sample
 from rollout.episode import EpisodeRunner, Limits
 from services.config.credit import CreditSection
 from services.errors import EngineFault, EnvFault, ReplayDiverged

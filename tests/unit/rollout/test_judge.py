@@ -9,7 +9,7 @@ import pytest
 
 from envservice.base import Outcome, Turn
 from envservice.client.client import Result
-from rollout.engine import Sample
+from rollout.engine.engine import Sample
 from rollout.episode import EpisodeRunner, Limits
 from rollout.judge import Judge, chosen, labels
 from rollout.judge_prompt import question, read_verdict, shown_answer

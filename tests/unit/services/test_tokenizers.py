@@ -15,7 +15,7 @@ from envservice.tool_calls import ToolCall, parse_calls, read_call, tool, writte
 from learner.cold_start.sft_data import Example, encode
 from rollout.agents.completions import ChatRequest, reply, templated
 from rollout.agents.session import ChatAnswer
-from rollout.engine import Sample
+from rollout.engine.engine import Sample
 from rollout.prompt_renderer import PromptRenderer, load_text
 from services.chat import ChatFormat
 from services.config.tree import EnvSection

@@ -17,7 +17,7 @@ from fastapi.testclient import TestClient
 from deploy.cli import main
 from deploy.explorer.app import create_app
 from deploy.explorer.runs import open_runs
-from learner.checkpoint import EXPORT, Checkpoints, Position
+from learner.checkpoints.checkpoint import EXPORT, Checkpoints, Position
 from services.errors import UserError
 
 pytestmark = pytest.mark.attack

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from deploy import cli
-from deploy.launch import machine
+from deploy.launch.planning import machine
 from deploy.runs.configs import load_config
 from deploy.runs.folder import open_run
 

@@ -8,7 +8,7 @@ import pytest
 
 from deploy.experiment import gradient, loglinear
 from deploy.experiment.first_steps import first_step
-from learner.batch import assign_credit
+from learner.rows.batch import assign_credit
 from services.config.file import dump_config
 from services.config.tree import Config
 from services.errors import UserError

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from learner.batch import assign_credit
 from learner.credit.types import Credit
 from learner.loop import credit_columns
+from learner.rows.batch import assign_credit
 from services.config.file import dump_config
 from services.config.tree import Config
 from services.records import Episode, Step, Ticket, Version, VersionSpan

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from deploy.launch import cards, machine
+from deploy.launch.planning import cards, machine
 
 TOKENIZER = Path(__file__).parents[3] / "integration/deploy/explorer/walk/model/tokenizer.json"
 QWEN = {

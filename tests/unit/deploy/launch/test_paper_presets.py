@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from deploy.cli import parse
-from deploy.launch import preflight
+from deploy.launch.checks import preflight
 from deploy.runs.configs import SHIPPED, load_config
 from learner.credit.registry import estimator, options_of
 from services.config.tree import Config

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from deploy import cli
-from deploy.launch import cards, gpu_checks, preflight
-from deploy.launch.gpu_plan import gpu_plan, gpus_needed
+from deploy.launch.checks import gpu_checks, preflight
+from deploy.launch.planning import cards
+from deploy.launch.planning.gpu_plan import gpu_plan, gpus_needed
 from deploy.runs.configs import SHIPPED, load_config
 
 PRESETS = sorted([*SHIPPED.glob("*.yaml"), *(SHIPPED / "paper").glob("*.yaml")])

@@ -13,7 +13,9 @@ from threading import Thread
 import pytest
 from ports import held_port, needs_ipv6
 
-from deploy.launch import machine, preflight, reach
+from deploy.launch import reach
+from deploy.launch.checks import preflight
+from deploy.launch.planning import machine
 from deploy.members.env_server import EnvServer, answers
 from deploy.runs.configs import load_config
 from envservice.wire.schemas import Info

@@ -12,8 +12,8 @@ from deploy.runs.configs import load_config
 from deploy.runs.export import export
 from deploy.runs.folder import RunFolder
 from deploy.runs.policies import EXPORTED_CONFIG
+from learner.checkpoints.state_files import save_state
 from learner.cold_start.tokenizer import train_tokenizer
-from learner.state_files import save_state
 from services.config.file import dump_config
 
 TEMPLATE = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}[agent]"

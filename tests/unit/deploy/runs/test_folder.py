@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 from deploy.runs.configs import lay_over, load_config
 from deploy.runs.folder import check_run, differences, locked, open_run, standing
+from learner.checkpoints.mirrored import MIRROR
 from learner.credit.registry import ESTIMATORS
-from learner.mirrored import MIRROR
 from services.config.tree import Config
 from services.errors import UserError
 from services.files import open_as_folder

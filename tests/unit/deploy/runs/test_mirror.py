@@ -9,9 +9,9 @@ import pytest
 from deploy.runs.configs import default_config
 from deploy.runs.folder import check_folder
 from deploy.runs.mirror import OWNER, Mirror, claim, config_at
-from learner.checkpoint import Checkpoints, Position
-from learner.mirrored import MIRROR, MirrorState, wait_mirrored
-from rollout.weights_file import MARK
+from learner.checkpoints.checkpoint import Checkpoints, Position
+from learner.checkpoints.mirrored import MIRROR, MirrorState, wait_mirrored
+from rollout.engine.weights_file import MARK
 from services.errors import DeadlineExceeded, LeaseLost, UserError
 from services.files import Damaged, read_json
 from services.object_folder import ObjectFolder

@@ -6,7 +6,7 @@ import pytest
 
 from deploy import cli
 from deploy.runs.policies import EXPORTED_CONFIG, find_policy, find_run, resolve, run_path
-from learner.checkpoint import Checkpoints, Position
+from learner.checkpoints.checkpoint import Checkpoints, Position
 from services.config.file import dump_config
 from services.config.tree import Config
 from services.errors import UserError

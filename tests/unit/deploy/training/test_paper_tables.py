@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.launch import preflight
+from deploy.launch.checks import preflight
 from deploy.runs.configs import SHIPPED, load_config
 from deploy.runs.folder import RunFolder
 from deploy.training import paper_tables, sweep

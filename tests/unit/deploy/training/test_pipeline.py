@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from deploy.console.progress import ProgressView
-from deploy.launch.task_sets import TaskSets
+from deploy.launch.planning.task_sets import TaskSets
 from deploy.runs.comparison import COLD, MORE, TRAINED
 from deploy.runs.folder import RunFolder
 from deploy.training.pipeline import TrainingRun
-from learner.checkpoint import Checkpoints, Position
+from learner.checkpoints.checkpoint import Checkpoints, Position
 from services.config.tree import Config
 from services.errors import DeadlineExceeded
 from services.records import Version

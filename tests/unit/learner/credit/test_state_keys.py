@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.batch import credit_steps
 from learner.credit.registry import make_options
 from learner.credit.state_keys import KEYS, Keys, NoOptions, keys_of_group, state_keys_of
 from learner.credit.text_pools import TEXT_KEYS, embedding, exact, fold, normalized, similarity
+from learner.rows.batch import credit_steps
 from services.errors import UserError
 from services.records import Episode, Step, Ticket, Version, VersionSpan, choices_digest
 

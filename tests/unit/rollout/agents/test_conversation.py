@@ -10,7 +10,7 @@ import pytest
 from scripted_engine import ScriptedEngine
 from third_party import TOKENIZERS
 
-from learner.batch import assign_credit, rows_of
+from learner.rows.batch import assign_credit, rows_of
 from rollout.agents.conversation import agent
 from rollout.prompt_renderer import load_text
 from services.config.tree import CreditSection, EnvSection

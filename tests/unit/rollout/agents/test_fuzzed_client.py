@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scripted_engine import ScriptedEngine
 
-from learner.batch import assign_credit, rows_of
+from learner.rows.batch import assign_credit, rows_of
 from rollout.agents.app import create_app
 from rollout.agents.session import AgentSession
 from services.config.tree import CreditSection

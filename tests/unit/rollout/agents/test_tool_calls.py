@@ -10,7 +10,7 @@ from envservice.tool_calls import ToolCall, parse_calls, read_call
 from rollout.agents.completions import ChatRequest, chunks, reply, templated
 from rollout.agents.runner import find_agent
 from rollout.agents.session import ChatAnswer
-from rollout.engine import Sample
+from rollout.engine.engine import Sample
 from services.errors import UserError
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 7, "b": 3}}\n</tool_call>'

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.launch.plan import as_dict
+from deploy.launch.planning.plan import as_dict
 from services.config.file import default_config, dump_config, lay_over, load_config
 from services.config.secrets import env_token, masked, redis_url
 from services.config.tree import Config

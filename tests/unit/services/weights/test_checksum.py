@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rollout.weights_file import weights_file
+from rollout.engine.weights_file import weights_file
 from services.weights import checksum
 from services.weights.checksum import combined, digest_like, element_sum
 from services.weights.pack import pack_tensors

@@ -1,4 +1,4 @@
-"""The links between learner and samplers. How they carry a version: tests/unit/rollout/test_inbox.py."""
+"""The links between learner and samplers. How they carry a version: tests/unit/rollout/transfer/test_inbox.py."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor

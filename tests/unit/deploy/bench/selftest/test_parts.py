@@ -16,9 +16,9 @@ from deploy.bench.selftest.engine_part import FIRST_TOKENS, engine_part, repeate
 from deploy.bench.selftest.memory import held_memory, used_mib
 from deploy.bench.selftest.sizes import CPU
 from deploy.commands import selftest
-from deploy.launch.cards import Cards
+from deploy.launch.planning.cards import Cards
 from learner.selftest.table import Line
-from rollout.engine import Sample
+from rollout.engine.engine import Sample
 
 
 def answers(same: list[int]) -> list[Sample]:

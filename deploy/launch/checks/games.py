@@ -1,0 +1,170 @@
+"""Plays some games before a run, and tries what the user has written around them: prompts, scripted player, state key.
+
+A live environment acts on the world, so its games are only opened, as its spec's own check says.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import numpy as np
+
+from deploy.launch.planning.task_sets import TaskSets, open_task_sets
+from envservice.base import Environment, ParsedAction, PromptTemplate, outcome_of
+from envservice.registry import BUILT_IN, find_spec, find_teacher, make_template, open_environment
+from rollout.demonstrations import demonstrate
+from services.config.tree import Config
+from services.errors import UserError
+from services.process.own_code import told
+from services.records import Episode, Step, Ticket, choices_digest
+
+PROBED_GAMES = 24
+"""Number of games that are opened to check the data. Any other broken game drops its group at run time."""
+PROBED_S = 60.0
+"""Longest time to begin another of them, for games whose steps take seconds."""
+TRIED_STEPS = 8
+"""Steps of a game that the scripted player and the state key are tried on."""
+ANSWERS = ("", "\u2603", "<action>", "<think>a thought</think><action>an action</action>")
+"""A model writes what it likes: a template has to read each of these."""
+
+
+def check_games(config: Config, tell: Callable[[str], object]) -> TaskSets:
+    """Returns the run's task sets. Raises UserError for the first game that is broken, and for code of the user's own
+    that fails on one. `tell` takes a line if not all games were tried, and for one that takes long."""
+    task_sets = open_task_sets(config)
+    games = len(task_sets.train)
+    check_supply(config, games)
+    environment = open_environment(config.env)
+    own = config.env.name not in BUILT_IN
+    _play(config, environment, task_sets.train[::max(1, games // PROBED_GAMES)], tell)
+    if own:
+        _check_types(config.env.name, environment, task_sets.train[0])
+        _try_parser(config)
+    if environment.replay == "live":
+        return task_sets
+    if own:
+        _try_prompt(config, environment, task_sets.train[0])
+    if own and config.sft.enabled and config.sft.file is None:
+        _try_teacher(config, environment, task_sets.train[0])
+    if ":" in config.learner.credit.state_key and environment.replay == "pure":  # others ask services at a step
+        _try_key(config, environment, task_sets.train[0])
+    if config.learner.credit.state_key == "environment" and not environment.open(task_sets.train[0]).reset().state:
+        raise UserError(f"learner.credit.state_key=environment, and {config.env.name} gives no state",
+                        "choose another state key (ALFWorld: or set env.alfworld.exact_state=true)")
+    return task_sets
+
+
+def check_supply(config: Config, games: int) -> None:
+    """Raises UserError if a learner step takes more games than the `games` to train on."""
+    if config.learner.groups_per_step > games:
+        raise UserError(
+            f"learner.groups_per_step={config.learner.groups_per_step}, and only {games} games to train on",
+            "lower it, or choose more games by the settings in env")
+
+
+def _play(config: Config, environment: Environment, tasks: tuple[str, ...], tell: Callable[[str], object]) -> None:
+    name, check = config.env.name, find_spec(config.env.name).check
+    fix = "unpack the game data again" if name in BUILT_IN else f"fix {name}"
+    start = time.monotonic()
+    for number, task in enumerate(tasks, 1):
+        with told(f"game {task} is broken", fix), _telling_if_long(task, config.env.call_seconds, tell):
+            check(environment, task)
+        if (seconds := time.monotonic() - start) > PROBED_S and number < len(tasks):
+            tell(f"checked {number} of {len(tasks)} games in {seconds:.0f} s; the others are not played before the run")
+            return
+
+
+@contextmanager
+def _telling_if_long(task: str, seconds: float, tell: Callable[[str], object]) -> Iterator[None]:
+    """Tells of a game that may never answer: nothing can end it from within its own process."""
+    line = f"game {task} has not ended after {seconds:g} s (env.call_seconds), and the check waits; Ctrl-C ends it"
+    timer = threading.Timer(seconds, tell, [line])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _check_types(name: str, environment: Environment, task: str) -> None:
+    """Raises UserError unless the environment names the kind and the content of a task by texts."""
+    for part in ("task_type", "task_digest"):
+        with told(f"{part} of {name} failed on {task}", f"fix {name}"):
+            found: object = getattr(environment, part)(task)
+        if not isinstance(found, str):
+            raise UserError(f"{part} of {name} returned {found!r:.60} for {task}", "return a text")
+
+
+def _try_prompt(config: Config, environment: Environment, task: str) -> None:
+    """Raises UserError unless the prompt template makes a text of the game's first outcome."""
+    name, template = f"the prompt {config.env.prompt!r} of {config.env.name}", make_template(config.env)
+    with told(f"{name} failed to render the beginning of {task}", f"fix {config.env.name}"):
+        first = outcome_of(environment.open(task).reset(), "reset")
+        text: object = template.render(first, (), first)
+    if not isinstance(text, str):
+        raise UserError(f"{name} renders {text!r:.60}", "return a text from `render`")
+
+
+def _try_parser(config: Config) -> None:
+    """Raises UserError unless the prompt template reads any answer."""
+    name, template = f"the prompt {config.env.prompt!r} of {config.env.name}", make_template(config.env)
+    for answer in ANSWERS:
+        with told(f"{name} failed to parse {answer!r}", "read any text, and say in `valid` whether it is well formed"):
+            _check_parsed(template, answer, name)
+
+
+def _check_parsed(template: PromptTemplate, answer: str, name: str) -> None:
+    parsed = cast("Any", template.parse(answer))
+    if not (isinstance(parsed, ParsedAction) and isinstance(cast("Any", parsed.action), str)):
+        raise UserError(f"{name} parses an answer as {parsed!r:.60}",
+                        "return an envservice.base.ParsedAction, whose action is a text, from `parse`")
+
+
+def _try_teacher(config: Config, environment: Environment, task: str) -> None:
+    """Raises UserError if the scripted player fails on a game, or writes answers that no prompt asks for."""
+    name, template = config.env.name, make_template(config.env)
+    with told(f"the teacher of {name} failed on {task}", f"fix {name}"):
+        steps = [step for noise in {0.0, float(config.sft.noise > 0)} for step in demonstrate(
+            environment, task, teacher=find_teacher(config.env), template=template, seed=config.seed,
+            sft=config.sft.model_copy(update={"noise": noise}),
+            max_steps=min(config.env.max_steps, TRIED_STEPS)).steps]
+        for step in steps:
+            if not template.parse(step.response_text).valid:
+                raise UserError(f"the teacher of {name} answers {step.response_text!r:.60}, which the prompt "
+                                f"{config.env.prompt!r} does not take for well formed",
+                                "write answers by envservice.response_format.answer, or in the template's own form")
+
+
+def _try_key(config: Config, environment: Environment, task: str) -> None:
+    """Raises UserError if a state key of the user's own fails on a game of this environment."""
+    from learner.credit.registry import options_of
+    from learner.credit.state_keys import keys_of_group
+
+    name, options = config.learner.credit.state_key, options_of(config.learner.credit)
+    played = _played(environment, task)
+    with told(f"the state key {name} failed on {task}", f"fix {name.partition(':')[0]}"):
+        keys_of_group([played, played], options)
+
+
+def _played(environment: Environment, task: str) -> Episode:
+    """Returns an episode of a game's first steps, with the first of the admissible actions, and without tokens."""
+    session, steps = environment.open(task), list[Step]()
+    now, tokens = outcome_of(session.reset(), "reset"), np.zeros(1, np.int32)
+    while not now.done and len(steps) < TRIED_STEPS:
+        action = next(iter(now.admissible_actions), "")
+        after = outcome_of(session.step(action), "step")
+        steps.append(Step(
+            observation=now.observation, prompt_ids=tokens, response_ids=tokens, logprobs=np.zeros(1, np.float32),
+            spans=[], action=action, valid=True, admissible=True, reward=float(after.reward),
+            choices=choices_digest(now.admissible_actions), state=now.state, unchanged=after.unchanged))
+        now = after
+    ticket = Ticket(group="train/00000000", k=0, size=1, task=task, seed=0, kind="train", temperature=1.0,
+                    max_steps=TRIED_STEPS)
+    return Episode(ticket=ticket, steps=steps, won=now.won, end=now.ended("turns"), worker="", attempt=1, seconds=0.0,
+                   engine=environment.engine, final_observation=now.observation, final_state=now.state,
+                   final_choices=choices_digest(now.admissible_actions))

@@ -1,0 +1,184 @@
+"""Refuses GPU settings that cannot work before anything starts: impossible placements, too few GPUs, wrong builds.
+
+`with_gpu` makes one choice itself: it gives a GPU to the rollout workers of a config without GPUs if only that works.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from deploy.launch.checks import gpu_doctor
+from deploy.launch.planning import cards as gpus
+from deploy.launch.planning.cards import Cards
+from deploy.launch.planning.gpu_plan import check_memory, gpus_needed
+from deploy.launch.planning.model_memory import model_shape
+from deploy.launch.ray_address import ray_address
+from learner.model.memory import Shape
+from services.config.tree import Config
+from services.errors import UserError
+from services.findings import installed
+
+MOST_PARALLEL = 16
+"""Largest number of GPUs that a refusal proposes for one engine."""
+
+
+def check_gpus(config: Config, cards: Cards | None, *, private: bool) -> None:
+    """Raises UserError for the first GPU setting that is wrong.
+
+    `cards`: the GPUs that the run may use, None if they are not known. `private`: the run starts Ray on this machine,
+    so `cards=None` means that there is no GPU at all.
+    """
+    _shares(config)
+    _sleep(config)
+    _parallel(config)
+    _transfer(config)
+    needed = gpus_needed(config)
+    there = cards.count if cards else 0
+    if needed > there and (cards or private):
+        raise _too_few(config, cards, needed)
+    check_memory(config, cards)
+
+
+def with_gpu(config: Config, tell: Callable[[str], object]) -> Config:
+    """Returns the config with one GPU for all its rollout workers if it uses none and vLLM's build for CUDA is
+    installed, which cannot sample on CPUs. `tell` takes a line about that.
+
+    Only for a run that starts Ray on this machine. `exact` stays on CPUs, so check_builds refuses it.
+    """
+    rollout = config.rollout
+    if (rollout.gpus or config.learner.gpus or rollout.exact or ray_address(config) is not None
+            or installed("vllm") is None or gpus.visible() is None):
+        return config
+    share = math.floor(100 / rollout.workers) / 100
+    tell(f"rollout.gpus is 0, and vLLM's build for CUDA is installed: sampling on one GPU (rollout.gpus={share:g})")
+    return config.model_copy(update={"rollout": rollout.model_copy(update={"gpus": share})})
+
+
+def check_builds(config: Config) -> None:
+    """Raises UserError if the installed builds of vLLM and torch do not fit the devices of the config or each other."""
+    from deploy.launch.checks.doctor import clash, torch_cuda
+
+    for found in clash():
+        raise UserError(found.detail, found.fix)
+    rollout, learner = config.rollout, config.learner
+    if rollout.gpus and installed("vllm") is None:
+        raise UserError(f"rollout.gpus={rollout.gpus:g}, and vLLM's build for CPUs is installed",
+                        "install `.[cuda]` in a fresh virtual environment, or set rollout.gpus=0")
+    if rollout.gpus or learner.gpus:
+        _hardware(config)
+    if not rollout.gpus and installed("vllm") is not None:
+        raise UserError("rollout.gpus=0, and vLLM's build for CUDA would take GPU 0 without a reservation",
+                        "use a machine with a GPU, set rollout.gpus=1 or a share of a GPU, or install `.[cpu]`")
+    if learner.gpus and not torch_cuda():
+        raise UserError(f"learner.gpus={learner.gpus:g}, and torch is a build for CPUs",
+                        "install `.[cuda]` in a fresh virtual environment, or set learner.gpus=0")
+
+
+def _hardware(config: Config) -> None:
+    """Raises UserError if the GPUs of this machine, or the compilers beside them, cannot do what the config asks."""
+    half, sampled = config.model.dtype == "bfloat16", config.rollout.gpus > 0
+    lowest = next(iter(gpu_doctor.capabilities()), None)
+    if half and lowest and gpu_doctor.OLDEST <= lowest < gpu_doctor.WITH_BFLOAT16:
+        raise UserError(f"model.dtype=bfloat16, and a GPU of this machine has compute capability {lowest[0]}."
+                        f"{lowest[1]}: bfloat16 begins at 8.0",
+                        "set model.dtype=float32, or hide this GPU by CUDA_VISIBLE_DEVICES")
+    sampling = [gpu_doctor.compiler(), *([gpu_doctor.attention()] if half else [])] if sampled else []
+    for found in (gpu_doctor.generation(), *sampling):
+        if found.status == "error":
+            raise UserError(f"this machine cannot run on its GPUs: {found.detail}", found.fix)
+
+
+def _shares(config: Config) -> None:
+    learner = config.learner
+    if learner.gpus > 1:
+        raise UserError(f"learner.gpus={learner.gpus:g} reserves more GPUs than a rank uses",
+                        f"set learner.gpus=1 and learner.ranks={learner.ranks * round(learner.gpus)}")
+    if config.shares_gpus:
+        _pairs(config)
+        return
+    if 0 < learner.gpus < 1 and learner.ranks > 1:
+        raise UserError(f"learner.gpus={learner.gpus:g} puts several of {learner.ranks} ranks on one GPU, "
+                        "and NCCL refuses that", "set learner.gpus=1, or learner.ranks=1")
+
+
+def _pairs(config: Config) -> None:
+    rollout, learner = config.rollout, config.learner
+    if rollout.workers != learner.ranks:
+        raise UserError(f"shared GPUs hold one rollout worker and one learner rank each, and rollout.workers="
+                        f"{rollout.workers} with learner.ranks={learner.ranks}",
+                        f"set rollout.workers={learner.ranks} or learner.ranks={rollout.workers}, or give each side "
+                        "whole GPUs with rollout.gpus=1 and learner.gpus=1")
+    if (learner.fewest_ranks or learner.ranks) < learner.ranks:
+        raise UserError(f"learner.fewest_ranks={learner.fewest_ranks} is for ranks with GPUs of their own, and each "
+                        "rank shares one with a rollout worker", "remove learner.fewest_ranks, or set learner.gpus=1")
+
+
+def _sleep(config: Config) -> None:
+    rollout, learner = config.rollout, config.learner
+    if rollout.sleep and not config.shares_gpus:
+        raise UserError(f"rollout.sleep=true is for a GPU that sampler and learner share, and rollout.gpus="
+                        f"{rollout.gpus:g} with learner.gpus={learner.gpus:g} is none",
+                        "set rollout.sleep=false, or shares such as rollout.gpus=0.4 and learner.gpus=0.6")
+
+
+def _parallel(config: Config) -> None:
+    """Checks that the GPUs of an engine can have equal parts of the model, as vLLM's layers ask."""
+    parts, shape = config.rollout.tensor_parallel, model_shape(config.model)
+    if not _splits(shape, parts):
+        fitting = [str(count) for count in range(1, MOST_PARALLEL + 1) if _splits(shape, count)]
+        raise UserError(f"rollout.tensor_parallel={parts} cannot split the model's {shape.heads} attention heads, "
+                        f"{_key_heads(shape)} of them with keys, and {shape.intermediate} feed-forward columns evenly",
+                        f"set it to {' or '.join(fitting)}")
+
+
+def _key_heads(shape: Shape) -> int:
+    return shape.keys * shape.heads // max(1, shape.queries)
+
+
+def _splits(shape: Shape, parts: int) -> bool:
+    """Whether each of so many GPUs can have as many heads and columns. Heads of keys may be on several GPUs."""
+    keys = _key_heads(shape)
+    return not (shape.heads % parts or shape.intermediate % parts or (keys % parts and parts % keys))
+
+
+def _transfer(config: Config) -> None:
+    rollout, learner, way = config.rollout, config.learner, config.weights.transfer
+    if way not in ("nccl", "ipc"):
+        return
+    if not (rollout.gpus and learner.gpus):
+        raise UserError(f"weights.transfer={way} goes from GPU to GPU, and rollout.gpus={rollout.gpus:g} with "
+                        f"learner.gpus={learner.gpus:g}", "set weights.transfer=host, or auto")
+    if rollout.sleep:
+        raise UserError(f"weights.transfer={way} needs samplers that are awake while the learner's weights are on the "
+                        "GPU, and rollout.sleep=true", "set weights.transfer=host, or rollout.sleep=false")
+    if config.shares_gpus != (way == "ipc"):
+        other, where = ("ipc", "shares its GPU with a learner rank") if way == "nccl" else ("nccl", "has its own GPU")
+        raise UserError(f"weights.transfer={way}, and each sampler {where} (rollout.gpus={rollout.gpus:g}, "
+                        f"learner.gpus={learner.gpus:g})", f"set weights.transfer={other}, or auto")
+
+
+def _too_few(config: Config, cards: Cards | None, needed: int) -> UserError:
+    """Returns the refusal: how many GPUs there are, who says so, and how to fix it."""
+    there, asked = cards.count if cards else 0, f"the plan asks for {needed} GPU{'s'[:needed > 1]}, and "
+    fix, named = _fewest(config, there), gpus.named(config)
+    if cards is not None and cards.named:
+        return UserError(f"{asked}hardware={config.hardware} names {there}",
+                         f"{fix}, or set hardware={needed}x{cards.bytes // 10**9}")
+    found = f"there {'is' if there < 2 else 'are'} {there or 'none'}"
+    if named is None or named.count < needed:
+        return UserError(f"{asked}{found}", fix)
+    return UserError(f"{asked}{found} on this machine, while hardware={config.hardware}",
+                     f"start it where these GPUs are (only --dry-run plans for others), or {fix}")
+
+
+def _fewest(config: Config, there: int) -> str:
+    """Returns the change of the config that needs the fewest GPUs."""
+    rollout, learner = config.rollout, config.learner
+    if not there:
+        return "set rollout.gpus=0 and learner.gpus=0, or use a machine with GPUs"
+    if there == 1 and rollout.gpus and learner.gpus:
+        return "set rollout.gpus=0.5, rollout.workers=1, learner.gpus=0.5 and learner.ranks=1 to share one GPU"
+    if rollout.gpus and learner.gpus:
+        return f"lower rollout.workers (now {rollout.workers}) or learner.ranks (now {learner.ranks})"
+    return f"lower rollout.workers to {there}" if rollout.gpus else f"lower learner.ranks to {there}"

@@ -1,0 +1,271 @@
+"""Finds every mistake that can be found before anything heavy starts. Each raises UserError with one line.
+
+On a Ray cluster that already runs, CPUs, GPUs and memory are not checked: only its scheduler knows them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from deploy.launch import reach
+from deploy.launch.checks.adapters import check_adapters
+from deploy.launch.checks.chat_template import check_template
+from deploy.launch.checks.games import check_games
+from deploy.launch.checks.gpu_checks import check_builds, check_gpus
+from deploy.launch.checks.model_folder import check_model, check_weights, described_sizes
+from deploy.launch.planning import cards, machine
+from deploy.launch.planning.model_memory import check_cache
+from deploy.launch.planning.plan import Plan, make_plan
+from deploy.launch.planning.task_sets import TaskSets
+from deploy.launch.ray_address import check_marks, check_ray, ray_address
+from deploy.runs import sinks
+from envservice.registry import BUILT_IN, check_settings, find_spec, find_teacher, make_template
+from envservice.server.capacity import session_limit
+from learner.cold_start.trajectories import read_trajectories
+from learner.model.family import check_family
+from rollout.agents.runner import find_agent
+from rollout.engine.settings import check_shape
+from services.config.tree import Config
+from services.errors import UserError
+from services.files import read_json
+from services.object_folder import ObjectFolder
+from services.telemetry import tracing
+
+TAGGED = ("meta", "compact-meta")
+"""The prompts of ours whose answers name their kind of reasoning."""
+NEEDS_TORCHVISION = "qwen3_5"
+"""Begins the names of the families for which vLLM imports torchvision, also where nothing is seen."""
+
+
+def check(config: Config, *, planned: bool = False, before: Config | None = None,
+          tell: reach.Tell = print) -> TaskSets:
+    """Returns the run's task sets. Raises UserError for the first mistake that would stop the run.
+
+    `planned`: nothing will be started here. If the config also sets `hardware`, this machine is not checked.
+    `before`: the config of the run that goes on, whose servers are waited for; `tell` takes a line about that.
+    """
+    _places(config)
+    if before is None:
+        _unread(config)
+        _exact(config)
+    if config.storage.url is not None:
+        ObjectFolder(config.storage.url).check()
+    if config.redis.bodies is not None:
+        ObjectFolder(config.redis.bodies).check("redis.bodies")
+    check_parts(config, planned=planned, before=before, tell=tell)
+    task_sets = check_games(config, tell)
+    reach.check_played(config, before, tell, env=task_sets.env_name, engine=task_sets.engine)
+    return task_sets
+
+
+def check_parts(config: Config, *, planned: bool = False, before: Config | None = None, tell: reach.Tell = print,
+                learner: bool = True) -> None:
+    """Checks everything except the run's folder, its port and its games. Evaluations check those differently.
+
+    `learner`: whether the config's learner will be started. An evaluation has none.
+    """
+    _environment(config)
+    check_policy(config)
+    check_template(config)
+    (check_learner if learner else _sessions)(config)
+    sinks.check(config)
+    tracing.check(config.metrics.traces)
+    plan = make_plan(config, learner=learner)
+    elsewhere = planned and config.hardware is not None
+    check_gpus(config, cards.cards_of(config), private=plan.private_ray)
+    if not plan.private_ray:
+        check_ray(ray_address(config) or "")
+    elif not elsewhere:
+        check_marks(config)
+        check_builds(config)
+        _machine(config, plan)
+    reach.check_redis(config, before, tell)
+    reach.check_servers(config, before, tell)
+    if not config.env.urls:  # servers that already run reach their data themselves
+        find_spec(config.env.name).reachable(config.env)
+
+
+def check_learner(config: Config) -> None:
+    """Checks that the estimator suits the loss and the groups, that a batch can be filled and fits, and that the model
+    has the layers of adapters."""
+    _credit(config)
+    _batch(config)
+    check_adapters(config)
+
+
+def _unread(config: Config) -> None:
+    """Raises UserError for choices that would do nothing, such as a file that nobody reads."""
+    sft = config.sft
+    if sft.file is not None and not sft.enabled:
+        raise UserError(f"sft.file={sft.file} would not be read, because sft.enabled is false",
+                        "set sft.enabled=true, or leave sft.file out")
+    if sft.judgements and sft.file is not None:
+        raise UserError(f"sft.judgements={sft.judgements:g} shows none of the trajectories in {sft.file}",
+                        "set it to 0, and write judgements into the file")
+    if config.learner.judge.questions and not sft.judgements and config.model.path is None and sft.file is None:
+        raise UserError(f"learner.judge.questions={config.learner.judge.questions}, and a model made from scratch has "
+                        "never seen a judgement", "set sft.judgements=0.1")
+    if config.autoscale.env is not None and config.env.urls:
+        raise UserError(f"autoscale.env={list(config.autoscale.env)} scales servers that the run starts, and env.urls "
+                        "names others", "scale those where they run, and leave autoscale.env out")
+
+
+def _exact(config: Config) -> None:
+    """Raises UserError for settings with which rollout.exact could not keep its promise of the same bits."""
+    learner = config.learner
+    for value, told, why in (
+        (learner.staleness, "staleness", "episodes go on under weights that come at any moment"),
+        (learner.gpus, "gpus", "the sums of a GPU come in any order"),
+    ):
+        if config.rollout.exact and value:
+            raise UserError(f"rollout.exact repeats a run, and with learner.{told}={value:g} {why}",
+                            f"set learner.{told}=0, or rollout.exact=false")
+
+
+def _places(config: Config) -> None:
+    """Checks that runs_dir and metrics.port can be used."""
+    machine.check_writable(config.run_dir, f"runs_dir={config.runs_dir}",
+                           "choose a folder of your own, such as runs_dir=runs")
+    port, host = config.metrics.port, config.metrics.host
+    if port and not machine.port_is_free(port, host):
+        raise UserError(f"metrics.port={port} is in use on {host}", "choose another, or metrics.port=0 for a free one")
+
+
+def _environment(config: Config) -> None:
+    check_settings(config.env)
+    if config.agent.name is not None:
+        find_agent(config.agent.name, starts=ray_address(config) is None)  # a cluster's machines have their own files
+    if config.sft.enabled and config.sft.file is None:
+        find_teacher(config.env)
+    elif config.sft.enabled and config.sft.file is not None:
+        read_trajectories(config.sft.file, chat=make_template(config.env).chat)
+
+
+def check_policy(config: Config) -> None:
+    """Raises UserError for a model that cannot be loaded, or is too short for the config's prompts and answers."""
+    path, template = config.model.path, config.model.chat_template
+    if template is not None and not template.is_file():
+        raise UserError(f"there is no file {template}", "set model.chat_template to a file with a Jinja template")
+    if path is None:
+        check_scratch(config)
+        return
+    if not path.is_dir():
+        raise UserError(f"there is no model at {path}",
+                        "set model.path to a Hugging Face folder, or to a name of the hub with model.download=true")
+    check_model(path)
+    check_family(path)
+    _sampled(path)
+    check_weights(path)
+    longest = described_sizes(path).get("max_position_embeddings")
+    if not config.rollout.gpus:
+        check_shape(path)
+    wanted = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
+    if longest is not None and wanted > longest:
+        raise UserError(f"prompt and response may take {wanted} tokens, and the model has {longest} positions",
+                        "lower rollout.max_prompt_tokens or rollout.max_response_tokens")
+
+
+def _sampled(path: Path) -> None:
+    """Raises UserError if vLLM needs a package for the model's family that is not installed."""
+    family = read_json(path / "config.json", dict[str, Any]).get("model_type")
+    if str(family).startswith(NEEDS_TORCHVISION) and importlib.util.find_spec("torchvision") is None:
+        raise UserError(f"the model at {path} is of the family {family}, for which vLLM needs torchvision, and "
+                        "scripts/setup removes it",
+                        "install the one that fits this torch, or choose a family of docs/models.md")
+
+
+def check_scratch(config: Config) -> None:
+    """Raises UserError if no small model can be made from scratch as the config says."""
+    from learner.cold_start.scratch_model import HEAD_SIZES
+
+    model = config.model
+    if not config.sft.enabled:
+        raise UserError("there is no policy to start from: model.path is empty and sft.enabled is false",
+                        "set model.path, or sft.enabled=true")
+    if model.hidden % model.heads or model.hidden // model.heads not in HEAD_SIZES:
+        raise UserError(
+            f"model.hidden={model.hidden} and model.heads={model.heads} make heads that the sampler cannot serve",
+            f"choose hidden / heads among {', '.join(map(str, HEAD_SIZES))}")
+
+
+def _credit(config: Config) -> None:
+    """Checks that the estimator exists, and that the loss, the prompt and the group size suit it."""
+    from learner.credit.registry import ESTIMATORS, estimator, options_of
+    from learner.credit.trial import try_estimator
+
+    options = options_of(config.learner.credit)
+    learner, name, prompt = config.learner, config.learner.credit.estimator, config.env.prompt
+    chosen = estimator(name)
+    if chosen.needs_critic and getattr(options, "values", "tokens") == "tokens" and learner.loss.ratio != "token":
+        raise UserError(f"estimator {name} gives each token its own advantage, and "
+                        f"learner.loss.ratio={learner.loss.ratio} has one ratio per action",
+                        "set learner.loss.ratio=token, or learner.credit.values=turns")
+    if getattr(chosen, "rewards_tags", False) and config.env.name in BUILT_IN and prompt not in TAGGED:
+        raise UserError(f"the estimator {name} rewards kinds of reasoning, and env.prompt={prompt} asks for none",
+                        f"set env.prompt to one of {', '.join(TAGGED)}")
+    if learner.judge.questions and (chosen.needs_critic or config.agent.name):
+        whose = f"estimator {name} has a critic" if chosen.needs_critic else f"agent.name={config.agent.name} plays"
+        raise UserError(f"learner.judge.questions={learner.judge.questions}, but {whose}, and there is no judge task "
+                        "for that", "set learner.judge.questions=0")
+    if learner.group_size == 1 and not chosen.needs_critic and getattr(chosen, "needs_group", True):
+        raise UserError(f"learner.group_size=1 leaves estimator {name} nothing to compare an episode with",
+                        "set it to 2 or more")
+    if learner.group_size == 1 and learner.dynamic_sampling:
+        raise UserError("learner.dynamic_sampling drops groups whose episodes all earn the same, "
+                        "and with learner.group_size=1 that is every group", "set one of them to another value")
+    if name not in ESTIMATORS:
+        try_estimator(config.learner.credit, learner.group_size)
+
+
+def _batch(config: Config) -> None:
+    """Checks that a batch can be filled and fits the token budget, the ranks and the environment servers."""
+    learner, rollout = config.learner, config.rollout
+    row = rollout.max_prompt_tokens + rollout.max_response_tokens
+    episodes = learner.groups_per_step * learner.group_size
+    _sessions(config)
+    if learner.token_budget < row:
+        raise UserError(f"learner.token_budget={learner.token_budget} holds no whole row of up to {row} tokens",
+                        f"raise it to {row} or more, or lower rollout.max_prompt_tokens")
+    if learner.ranks > episodes:
+        raise UserError(f"{learner.ranks} learner ranks share {episodes} episodes per step, so some would have none",
+                        "lower learner.ranks or raise learner.groups_per_step")
+    if (learner.fewest_ranks or 1) > learner.ranks:
+        raise UserError(f"learner.fewest_ranks={learner.fewest_ranks} is more than learner.ranks={learner.ranks}",
+                        f"set learner.fewest_ranks={learner.ranks} or lower, or remove it")
+
+
+def _sessions(config: Config) -> None:
+    """Checks that the KV cache holds a row, and that the environment servers hold the workers' games."""
+    rollout, env = config.rollout, config.env
+    check_cache(config)
+    each = session_limit(env, find_spec(env.name).session_bytes)
+    sessions = env.servers * each
+    if not env.urls and rollout.workers * rollout.slots > sessions:  # servers of others may be more than their names
+        raise UserError(
+            f"{rollout.workers} workers with {rollout.slots} slots play more games than "
+            f"the environment servers' {sessions} sessions",
+            "lower rollout.slots, or raise " + ("env.memory_gb" if each < env.max_sessions else
+                                                "env.max_sessions or env.servers"))
+    if rollout.exact and config.model.dtype != "float32":
+        raise UserError(f"rollout.exact needs float32, and model.dtype is {config.model.dtype}",
+                        "set model.dtype=float32")
+    if rollout.exact and config.learner.judge.correction:
+        raise UserError("rollout.exact repeats a run, and with learner.judge.correction prompts depend on which "
+                        "episode ends first", "set one of them to false")
+
+
+def _machine(config: Config, plan: Plan) -> None:
+    cpus, free = machine.cpu_count(), machine.available_memory() / machine.GIB
+    if plan.cpus > cpus:
+        raise UserError(f"the plan reserves {plan.cpus:g} CPUs, and this machine has {cpus:g}",
+                        "lower rollout.workers, rollout.cpus, learner.ranks or learner.cpus")
+    for key, threads in (("rollout.threads", config.rollout.threads), ("learner.threads", config.learner.threads)):
+        if threads > max(1, cpus):
+            raise UserError(f"{key}={threads}, and this machine has {cpus:g} CPUs", f"set {key}={max(1, int(cpus))}")
+    if plan.memory_gib > free:
+        raise UserError(f"the plan needs about {plan.memory_gib:.1f} GiB of memory, and {free:.1f} are available",
+                        "lower rollout.kv_cache_gb, rollout.workers, learner.ranks or learner.token_budget")
+    if config.hardware is not None:
+        check_gpus(config, cards.visible(), private=True)

@@ -1,0 +1,265 @@
+"""Plans the memory of each GPU of a run in GiB, and checks that it fits. Reads only the headers of the model's files.
+
+The learner's part is learner/model/memory.py, which also says where its numbers come from. The sampler's part is its
+weights, its KV cache and vLLM itself. Every process adds a CUDA context. docs/tasks/gpu.md has the formula for readers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from deploy.launch.planning.cards import Cards
+from deploy.launch.planning.machine import GIB
+from deploy.launch.planning.model_memory import model_shape, planned_training, received_bytes, sampler_bytes
+from learner.model.memory import DeviceMemory, Shape, Training, memory, parked, saved_per_token
+from rollout.engine.settings import ENGINE_GIB, kv_bytes
+from services.config.tree import Config
+from services.errors import UserError
+
+CONTEXT_GIB = 1.0
+"""CUDA context and NCCL buffers of a learner rank. vLLM's own are in ENGINE_GIB. An estimate, not yet measured."""
+LINK_GIB = 0.2
+"""NCCL's buffers of one link between a sending rank and the samplers. An estimate, not yet measured."""
+HEAD_ROOM = 0.05
+"""Share of a card that must stay free, for what the allocator cannot use."""
+CONTEXT = "CUDA context"
+"""The part of a learner that stays on the card while a sampler has it."""
+Transfer = Literal["host", "nccl", "ipc"]
+WAYS = {"host": "host memory (weights.transfer=host)", "nccl": "NCCL, from GPU to GPU (weights.transfer=nccl)",
+        "ipc": "CUDA IPC, within each GPU (weights.transfer=ipc)"}
+ADAPTER_RANK = 16
+"""Rank of the adapters that a refusal proposes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """One kind of GPU in the plan: all GPUs of this kind hold the same."""
+
+    name: str
+    gpus: int
+    """Number of GPUs of this kind."""
+    holds: dict[str, float]
+    """Memory on each GPU in GiB, by its purpose."""
+
+    @property
+    def total(self) -> float:
+        """Memory in use on each GPU in GiB."""
+        return sum(self.holds.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuPlan:
+    """The memory of all GPUs of a run."""
+
+    cards: Cards | None
+    """The GPUs that the run may use. None if they are unknown, as on a cluster when the config sets no `hardware`."""
+    seats: tuple[Seat, ...]
+    checkpointing: bool
+    """Whether the learner computes activations twice: the config asks for it, or the run would not fit otherwise."""
+    activations_per_token: float
+    """Memory of one token's activations in bytes."""
+    parked: float = 0.0
+    """GiB of a learner rank that move to host memory while a sampler has the GPU."""
+    transfer: Transfer = "host"
+    """How new weights reach the samplers, with the meaning of weights.transfer."""
+
+    def fits(self) -> bool:
+        """Whether every GPU keeps HEAD_ROOM of its memory free."""
+        return self.cards is None or all(seat.total <= (1 - HEAD_ROOM) * self.cards.gib for seat in self.seats)
+
+
+def gpu_plan(config: Config, cards: Cards | None) -> GpuPlan | None:
+    """Returns the memory plan of the GPUs; None if the run uses no GPUs, or if there is no model to measure."""
+    if not (config.rollout.gpus or config.learner.gpus) or config.model.path is None:
+        return None
+    plan = _plan(config, cards, config.transfer)
+    if config.weights.transfer == "auto" and plan.transfer != "host" and (cards is None or not plan.fits()):
+        return _plan(config, cards, "host")
+    return plan
+
+
+def with_transfer(config: Config, cards: Cards | None) -> Config:
+    """Returns the config with the plan's choice in the place of weights.transfer=auto."""
+    plan = gpu_plan(config, cards)
+    way = config.transfer if plan is None else plan.transfer
+    return config.model_copy(update={"weights": config.weights.model_copy(update={"transfer": way})})
+
+
+def _plan(config: Config, cards: Cards | None, transfer: Transfer) -> GpuPlan:
+    shape = model_shape(config.model)
+    training = _training(config, shape, cards)
+    sampler = _sampler(config, shape, cards) if config.rollout.gpus else {}
+    learner = _learner(memory(shape, training)) if config.learner.gpus else {}
+    if transfer != "host":
+        whole = sampler_bytes(config, shape) / GIB
+        sampler |= {"next version": received_bytes(config, shape, transfer) / GIB}
+        learner |= {"version to send": whole if transfer == "ipc" else whole / training.shards}
+    if transfer == "nccl":
+        sampler |= {"links": LINK_GIB * training.shards}
+        learner |= {"links": LINK_GIB}
+    seats = (_in_turns(config, sampler, learner) if config.shares_gpus and config.rollout.sleep else
+             _seats(config, sampler, learner, shared=config.shares_gpus))
+    return GpuPlan(cards=cards, seats=tuple(seats), checkpointing=training.checkpointing,
+                   activations_per_token=saved_per_token(shape, half=training.half,
+                                                         checkpointing=training.checkpointing, grid=training.grid),
+                   parked=parked(shape, training) / GIB if config.rollout.sleep else 0.0, transfer=transfer)
+
+
+def _training(config: Config, shape: Shape, cards: Cards | None) -> Training:
+    share = min(1.0, config.learner.gpus)  # the same share as in learner/trainer.py
+    room = int(share * cards.bytes) if cards is not None and share else None
+    return planned_training(config, shape, room)
+
+
+def _sampler(config: Config, shape: Shape, cards: Cards | None) -> dict[str, float]:
+    weights = sampler_bytes(config, shape)
+    cache = kv_bytes(config.rollout, weight_bytes=weights, card_bytes=cards.bytes if cards else 0)
+    return {"sampler weights": weights / config.rollout.tensor_parallel / GIB, "KV cache": cache / GIB,
+            "vLLM itself": ENGINE_GIB}
+
+
+def _learner(needs: DeviceMemory) -> dict[str, float]:
+    held = {name: size / GIB for name, size in asdict(needs).items() if size}
+    return held | {CONTEXT: CONTEXT_GIB}
+
+
+def _seats(config: Config, sampler: dict[str, float], learner: dict[str, float], *, shared: bool) -> Iterator[Seat]:
+    if shared:
+        yield Seat(name="learner and sampler", gpus=config.learner.ranks, holds=learner | sampler)
+        return
+    if learner:
+        yield Seat(name="learner", gpus=config.learner.ranks, holds=learner)
+    if sampler:
+        together = min(_workers_on_a_card(config), config.rollout.workers)
+        yield Seat(name="sampler", gpus=_sampler_gpus(config),
+                   holds={name: size * together for name, size in sampler.items()})
+
+
+def _in_turns(config: Config, sampler: dict[str, float], learner: dict[str, float]) -> Iterator[Seat]:
+    """Yields what one GPU holds in each turn. A sampler that sleeps keeps what is vLLM's own, and a learner whose
+    states wait in host memory keeps its CUDA context."""
+    own, gpus = "vLLM itself", config.learner.ranks
+    yield Seat(name="learner, while the sampler sleeps", gpus=gpus, holds=learner | {own: sampler[own]})
+    yield Seat(name="sampler, while the learner waits", gpus=gpus, holds={CONTEXT: learner[CONTEXT]} | sampler)
+
+
+def _workers_on_a_card(config: Config) -> int:
+    """Returns how many workers Ray puts on one GPU."""
+    return max(1, int(1 / config.rollout.gpus)) if config.rollout.gpus else 1
+
+
+def _sampler_gpus(config: Config) -> int:
+    """Returns the number of GPUs that only rollout workers use."""
+    rollout = config.rollout
+    if not rollout.gpus:
+        return 0
+    return rollout.tensor_parallel * math.ceil(rollout.workers / _workers_on_a_card(config))
+
+
+def gpus_needed(config: Config) -> int:
+    """Returns the number of whole GPUs that the run takes."""
+    if config.shares_gpus:
+        return config.learner.ranks
+    return _sampler_gpus(config) + (config.learner.ranks if config.learner.gpus else 0)
+
+
+def describe(plan: GpuPlan) -> list[str]:
+    """Returns the plan as text: one line for each kind of GPU, with its memory by purpose."""
+    where = "unknown GPUs: set hardware to check that the run fits" if plan.cards is None else str(plan.cards)
+    twice = "computed twice (checkpointing)" if plan.checkpointing else "kept"
+    each = f"{plan.activations_per_token / 1e6:.2f} MB a token"
+    lines = [f"GPU memory    {where.rstrip(',')}; activations {twice}, {each}"]
+    for seat in plan.seats:
+        parts = ", ".join(f"{name} {size:.1f}" for name, size in seat.holds.items())
+        room = "" if plan.cards is None else f", {plan.cards.gib - seat.total:.1f} free"
+        lines.append(f"  {seat.gpus:g} x {seat.name}: {seat.total:.1f} GiB{room} ({parts})")
+    if plan.parked:
+        lines.append(f"  each turn moves {plan.parked:.1f} GiB of the learner to pinned host memory and back")
+    lines.append(f"  new weights reach the samplers by {WAYS[plan.transfer]}")
+    return lines
+
+
+def check_memory(config: Config, cards: Cards | None) -> None:
+    """Raises UserError if a GPU cannot hold its part of the run. The message names the key that would make it fit."""
+    plan = gpu_plan(config, cards)
+    if plan is None or plan.fits() or cards is None:
+        return
+    fullest = max(plan.seats, key=lambda seat: seat.total)
+    largest = sorted(fullest.holds.items(), key=lambda item: -item[1])[:3]
+    raise UserError(
+        f"each GPU for the {fullest.name} would hold {fullest.total:.1f} GiB, and {cards} have {cards.gib:.1f} each "
+        f"({', '.join(f'{name} {size:.1f}' for name, size in largest)})", _fix(config, cards))
+
+
+def _fix(config: Config, cards: Cards) -> str:
+    """Returns the first change that makes the run fit."""
+    for keys, changed in _changes(config):
+        with suppress(UserError):  # raised if this change leaves no room for the KV cache
+            plan = gpu_plan(changed, cards)
+            if plan is not None and plan.fits() and gpus_needed(changed) <= cards.count:
+                return f"set {keys}"
+    return "use more or larger GPUs, or a smaller model"
+
+
+def _changes(config: Config) -> Iterator[tuple[str, Config]]:
+    """Yields possible changes, the cheapest first: the changed keys as text, and the config with these keys."""
+    rollout, learner = config.rollout, config.learner
+    row = rollout.max_prompt_tokens + rollout.max_response_tokens
+
+    def trained(**keys: Any) -> Config:
+        return config.model_copy(update={"learner": learner.model_copy(update=keys)})
+
+    def sampled(**keys: Any) -> Config:
+        return config.model_copy(update={"rollout": rollout.model_copy(update=keys)})
+
+    if config.weights.transfer in ("nccl", "ipc"):
+        yield "weights.transfer=host", config.model_copy(update={
+            "weights": config.weights.model_copy(update={"transfer": "host"})})
+    yield "learner.checkpointing=true", trained(checkpointing=True)
+    for cache in (rollout.kv_cache_gb / 2, rollout.kv_cache_gb / 4):
+        yield f"rollout.kv_cache_gb={cache:g}, without rollout.gpu_memory", sampled(kv_cache_gb=cache, gpu_memory=None)
+    yield (f"learner.token_budget={row} and learner.checkpointing=true",
+           trained(checkpointing=True, token_budget=row))
+    if config.shares_gpus:
+        yield "rollout.sleep=true", sampled(sleep=True)
+        for count in range(learner.ranks + 1, 8 * learner.ranks + 1):
+            yield (f"rollout.workers={count}, learner.ranks={count} and rollout.sleep=true", config.model_copy(update={
+                "rollout": rollout.model_copy(update={"workers": count, "sleep": True}),
+                "learner": learner.model_copy(update={"ranks": count})}))
+        yield "rollout.gpus=1 and learner.gpus=1, on two GPUs", config.model_copy(update={
+            "rollout": rollout.model_copy(update={"gpus": 1}), "learner": learner.model_copy(update={"gpus": 1})})
+    else:
+        for ranks in range(learner.ranks + 1, 8 * learner.ranks + 1):
+            yield f"learner.ranks={ranks}", trained(ranks=ranks)
+    for parallel in (2, 4, 8):
+        yield f"rollout.tensor_parallel={parallel}", sampled(tensor_parallel=parallel, gpus=1)
+    yield from _slower_changes(config)
+
+
+def _slower_changes(config: Config) -> Iterator[tuple[str, Config]]:
+    """Yields what makes each update slower (moments in host memory), then what trains fewer weights (adapters).
+
+    Each is tried as it is, then with activations that are computed twice and with a smaller KV cache, and then the same
+    in turns if sampler and learner share the GPU.
+    """
+    rollout, learner = config.rollout, config.learner
+    turns = [("", rollout)]
+    if config.shares_gpus and not rollout.sleep:
+        turns.append((", rollout.sleep=true", rollout.model_copy(update={"sleep": True})))
+    adapters = learner.lora.model_copy(update={"rank": ADAPTER_RANK})
+    options = (("learner.offload=true", {"offload": True}), (f"learner.lora.rank={ADAPTER_RANK}", {"lora": adapters}))
+    for (text, keys), (turn, sampler) in itertools.product(options, turns):
+        trained = learner.model_copy(update=keys)
+        yield f"{text}{turn}", config.model_copy(update={"learner": trained, "rollout": sampler})
+        twice = trained.model_copy(update={"checkpointing": True})
+        both = f"{text}{turn}, learner.checkpointing=true"
+        yield both, config.model_copy(update={"learner": twice, "rollout": sampler})
+        for cache in (rollout.kv_cache_gb / 2, rollout.kv_cache_gb / 4):
+            smaller = sampler.model_copy(update={"kv_cache_gb": cache, "gpu_memory": None})
+            yield (f"{both} and rollout.kv_cache_gb={cache:g}, without rollout.gpu_memory",
+                   config.model_copy(update={"learner": twice, "rollout": smaller}))

@@ -1,0 +1,68 @@
+"""Sizes of a config's model and of its training, from the headers of the model's files or from the config alone."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from deploy.launch.planning.machine import GIB
+from learner.credit.registry import estimator
+from learner.model.memory import Shape, Training, adapter_parameters, settled, shape_of, training_of
+from services.config.tree import Config, ModelSection
+from services.errors import UserError
+from services.files import read_json
+from services.weights.headers import folder_parameters
+from services.weights.links import BUCKET
+from services.weights.rounds import Way
+
+SCRATCH_VOCABULARY = 1024
+"""Upper bound of the vocabulary of the tokenizer that the cold start trains."""
+
+
+def model_shape(model: ModelSection) -> Shape:
+    """Returns the shape of the model at model.path, or of the model that the cold start creates."""
+    if model.path is not None:
+        return shape_of(read_json(model.path / "config.json", dict[str, Any]), folder_parameters(model.path))
+    embeddings = SCRATCH_VOCABULARY * model.hidden * (1 if model.tie_embeddings else 2)
+    attention = 4 * model.hidden**2 + 3 * model.hidden
+    norms = 2 * model.hidden
+    layer = attention + 3 * model.hidden * model.intermediate + norms
+    return Shape(
+        parameters=embeddings + model.layers * layer + model.hidden, layers=model.layers, hidden=model.hidden,
+        intermediate=model.intermediate, heads=model.heads, queries=model.hidden, keys=model.hidden,
+        vocabulary=SCRATCH_VOCABULARY, tied=model.tie_embeddings)
+
+
+def planned_training(config: Config, shape: Shape, device_bytes: int | None) -> Training:
+    """Returns how the learner trains if a rank may take `device_bytes` of a GPU. None stands for host memory."""
+    critic = estimator(config.learner.credit.estimator).needs_critic
+    training = training_of(config, critic=critic, adapters=adapter_parameters(shape, config))
+    return settled(training, shape, config, device_bytes)
+
+
+def check_cache(config: Config) -> None:
+    """Raises UserError if the KV cache cannot hold one row. Some families take less than this asks: windows, states."""
+    rollout, shape = config.rollout, model_shape(config.model)
+    row = rollout.max_prompt_tokens + rollout.max_response_tokens
+    half = config.model.dtype == "bfloat16"
+    needed = 2 * shape.layers * shape.keys * (2 if half else 4) * row / rollout.tensor_parallel / GIB
+    if rollout.gpu_memory is None and rollout.kv_cache_gb < needed:
+        raise UserError(f"rollout.kv_cache_gb={rollout.kv_cache_gb:g} holds {rollout.kv_cache_gb / needed * row:.0f} "
+                        f"tokens, and a row of prompt and response may have {row}",
+                        f"raise it to {math.ceil(10 * needed) / 10:g} or more, or lower rollout.max_prompt_tokens")
+
+
+def sampler_bytes(config: Config, shape: Shape) -> int:
+    """Returns the bytes of the sampler's weights."""
+    return shape.parameters * (2 if config.model.dtype == "bfloat16" else 4)
+
+
+def received_bytes(config: Config, shape: Shape, way: Way) -> float:
+    """Returns the bytes on each GPU of an engine for a version that comes beside its requests (transfer/inbox.py).
+
+    Each GPU keeps its part. By NCCL the version comes in buckets. An engine over several GPUs gathers in the swap; then
+    the largest whole tensors are there that vLLM's layerwise reload waits for: a matrix of embeddings, or a layer's.
+    """
+    whole, parts = sampler_bytes(config, shape), config.rollout.tensor_parallel
+    rows = max(shape.vocabulary, 2 * shape.intermediate, 2 * (shape.queries + shape.keys)) if parts > 1 else 0
+    return whole / parts + rows * shape.hidden * whole / shape.parameters + (BUCKET if way == "nccl" else 0)

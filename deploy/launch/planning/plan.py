@@ -1,0 +1,204 @@
+"""Plans a run from its config alone: processes, ports, CPUs, memory and tokens. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from deploy.launch.planning.cards import cards_of
+from deploy.launch.planning.gpu_plan import describe as describe_gpus
+from deploy.launch.planning.gpu_plan import gpu_plan
+from deploy.launch.planning.machine import GIB
+from deploy.launch.planning.model_memory import model_shape, planned_training, sampler_bytes
+from deploy.launch.planning.warnings import warnings
+from deploy.launch.ray_address import ray_address
+from deploy.runs.folder import RunFolder, standing
+from deploy.runs.hub import origin
+from envservice.registry import find_spec
+from learner.model.memory import checkpoint_copy, host_moments, memory, parked
+from services.config.tree import Config
+from services.plural import number_of
+from services.process.own_code import told
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """One kind of process. Ray reserves its CPUs and GPUs; its memory is an estimate."""
+
+    name: str
+    count: int = 1
+    cpus: float = 0.0
+    """CPUs of each process."""
+    gpus: float = 0.0
+    """GPUs of each process."""
+    memory_gib: float
+    """Host memory of each process in GiB."""
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The plan of one run: its processes, and the size of one learner step."""
+
+    run_dir: str
+    model: str
+    parameters: int
+    processes: tuple[Process, ...]
+    groups_per_step: int
+    episodes_per_step: int
+    rows_per_step: int
+    """Upper bound: reached if every episode uses all its turns, or calls of its agent, and is asked all questions."""
+    tokens_per_step: int
+    """Upper bound: reached if every row fills its prompt and its response."""
+    private_ray: bool
+
+    @property
+    def cpus(self) -> float:
+        """CPUs reserved at once."""
+        return sum(process.count * process.cpus for process in self.processes)
+
+    @property
+    def gpus(self) -> float:
+        """GPUs reserved at once."""
+        return sum(process.count * process.gpus for process in self.processes)
+
+    @property
+    def memory_gib(self) -> float:
+        """Estimated host memory of all processes in GiB."""
+        return sum(process.count * process.memory_gib for process in self.processes)
+
+
+def make_plan(config: Config, *, learner: bool = True) -> Plan:
+    """Returns the plan of a config. If the config names a model, reads only the headers of its files.
+
+    `learner`: whether the plan has the learner's ranks, which an evaluation does not start.
+    """
+    episodes = config.learner.groups_per_step * config.learner.group_size
+    judge, turns = config.learner.judge, config.agent.max_calls if config.agent.name else config.env.max_steps
+    rows = episodes * (turns + (judge.answers * (judge.questions + 1) if judge.questions else 0))
+    return Plan(
+        run_dir=str(config.run_dir),
+        model=origin(config.model.path) or str(config.model.path or "Qwen2 architecture, from scratch"),
+        parameters=model_shape(config.model).parameters,
+        processes=(*_processes(config), *((_ranks(config),) if learner else ())),
+        groups_per_step=config.learner.groups_per_step,
+        episodes_per_step=episodes,
+        rows_per_step=rows,
+        tokens_per_step=rows * (config.rollout.max_prompt_tokens + config.rollout.max_response_tokens),
+        private_ray=uses_private_ray(config),
+    )
+
+
+def uses_private_ray(config: Config) -> bool:
+    """Returns whether the run starts its own Ray on this machine."""
+    return ray_address(config) is None
+
+
+def _learner_gib(config: Config) -> float:
+    """Returns the host memory of one learner rank in GiB, without its Python process.
+
+    On CPUs that is all of learner/model/memory.py. With a GPU it is the moments of the optimizer if they are in host
+    memory, all states that wait there for their turn on a shared GPU, and a rank's part of two copies of the weights,
+    on their way to a checkpoint and to the rollout workers. Both have the copy from which a checkpoint is written
+    while training goes on.
+    """
+    shape = model_shape(config.model)
+    training = planned_training(config, shape, None)
+    copy = checkpoint_copy(shape, training)
+    if config.learner.gpus:
+        weights = 2 * sampler_bytes(config, shape) / config.learner.ranks
+        waiting = parked(shape, training) if config.rollout.sleep else 0
+        return (copy + host_moments(shape, training) + waiting + weights) / GIB
+    return (copy + memory(shape, training).total) / GIB
+
+
+def _worker_gib(config: Config, weights: float) -> float:
+    """Returns the host memory of one rollout worker in GiB. With a GPU: its processes, and weights being received."""
+    if config.rollout.gpus:
+        return 1.0 + 3.0 * config.rollout.tensor_parallel + weights * (2 if config.rollout.sleep else 1)
+    return 0.8 + config.rollout.kv_cache_gb + 3 * weights
+
+
+def _processes(config: Config) -> tuple[Process, ...]:
+    """Returns the processes without the learner's ranks. Constant amounts of memory are rounded from small runs; the
+    rest follows the model."""
+    rollout = config.rollout
+    weights = sampler_bytes(config, model_shape(config.model)) / GIB
+    local = [Process(name="controller", memory_gib=0.5, address="this process")]
+    if config.redis.url is None:
+        local.append(Process(name="Redis", memory_gib=0.2, address="127.0.0.1, a free port"))
+    if uses_private_ray(config):
+        local.append(Process(name="Ray head", memory_gib=1.4, address="127.0.0.1, free ports"))
+    if not config.env.urls:
+        games = math.ceil(rollout.workers * rollout.slots / config.env.servers)
+        local.append(Process(name="environment server", count=config.env.servers,
+                             memory_gib=0.3 + games * find_spec(config.env.name).session_bytes / GIB,
+                             address="127.0.0.1, a free port each"))
+    return (
+        *local,
+        Process(name="weights actor", memory_gib=0.2 + 2 * weights, address="Ray"),
+        Process(name="rollout worker", count=rollout.workers, cpus=rollout.cpus, gpus=rollout.reserved_gpus,
+                memory_gib=_worker_gib(config, weights), address="Ray"),
+    )
+
+
+def _ranks(config: Config) -> Process:
+    learner = config.learner
+    return Process(name="learner rank", count=learner.ranks, cpus=learner.cpus, gpus=learner.gpus,
+                   memory_gib=0.9 + _learner_gib(config), address="Ray")
+
+
+def as_dict(config: Config) -> dict[str, Any]:
+    """Returns the plan and the resolved config as JSON values, for programs."""
+    plan = make_plan(config)
+    totals = {"cpus": plan.cpus, "gpus": plan.gpus, "memory_gib": round(plan.memory_gib, 2)}
+    gpus = gpu_plan(config, cards_of(config))
+    return {"format": FORMAT, **asdict(plan), **totals, "gpu_memory": gpus and asdict(gpus),
+            "warnings": warnings(config), "config": config.model_dump(mode="json")}
+
+
+def describe(config: Config, *, resume: bool = False) -> str:
+    """Returns the plan as text of a few lines. `resume`: whether a run that is in the folder may continue."""
+    plan = make_plan(config)
+    lines = [
+        f"run           {plan.run_dir}, {config.steps} learner steps, seed {config.seed}",
+        *_folder(config, resume=resume),
+        *(f"warning       {line}" for line in warnings(config)),
+        f"model         {plan.model}, {plan.parameters:,} parameters, {config.model.dtype}",
+        f"games         {_games(config)}",
+        f"each step     {number_of(plan.groups_per_step, 'group')} of {config.learner.group_size}: "
+        f"{plan.episodes_per_step:,} episodes, at most {plan.rows_per_step:,} rows and {plan.tokens_per_step:,} tokens",
+        "processes     count  CPUs  GPUs  GiB   where",
+    ]
+    lines += [
+        f"  {process.name:<18}{process.count:>5}{process.cpus:>6g}{process.gpus:>6g}{process.memory_gib:>6.1f}"
+        f"  {process.address}" for process in plan.processes
+    ]
+    lines += [f"  redis at {config.redis.url.rpartition('@')[2]}"] if config.redis.url else []
+    lines += [f"  environment server at {url}" for url in config.env.urls]
+    lines += [f"  traces to {config.metrics.traces}"] if config.metrics.traces else []
+    lines += [] if plan.private_ray else [f"  Ray at {ray_address(config)}"]
+    gpus = gpu_plan(config, cards_of(config))
+    lines += describe_gpus(gpus) if gpus else []
+    lines.append(f"  together {plan.cpus:g} CPUs, {plan.gpus:g} GPUs, about {plan.memory_gib:.1f} GiB of host memory")
+    lines.append("nothing was started")
+    return "\n".join(lines)
+
+
+def _folder(config: Config, *, resume: bool) -> list[str]:
+    """Describes what a start would find in the run's folder. Planning itself never fails because of it."""
+    problem = standing(config, resume=resume)
+    if problem is not None:
+        return [f"folder        a start would be refused: {problem[0]}; {problem[1]}"]
+    if RunFolder(config.run_dir).known():
+        return [f"folder        {config.run_dir} holds a run, which would go on"]
+    return []
+
+
+def _games(config: Config) -> str:
+    name = config.env.name
+    with told(f"describe of {name} failed", f"fix {name.partition(':')[0]}"):
+        return f"{name}, {find_spec(name).describe(config.env)}"

@@ -1,0 +1,59 @@
+"""Settings that are allowed but hardly meant: keys without effect, learning rates of tiny models for large ones, and a
+cold start on answers that the prompt cannot read."""
+
+from __future__ import annotations
+
+from deploy.launch.planning.idle_keys import idle_keys
+from deploy.launch.planning.model_memory import model_shape
+from envservice.base import PromptTemplate
+from envservice.registry import make_template
+from learner.cold_start.trajectories import read_trajectories
+from learner.credit.registry import estimator
+from services.chat import THINK
+from services.config.tree import Config
+from services.plural import number_of
+from services.process.own_code import told
+
+LARGE_MODEL = 50_000_000
+"""Parameters from which on a model counts as a published one, and not as one of the tiny configs."""
+HIGHEST_RATE = 1e-4
+"""Highest learning rate at which all weights of such a model are usually trained."""
+
+
+def warnings(config: Config) -> list[str]:
+    """Returns one line for each warning about a config. If the config names a model, reads its headers."""
+    return [*idle_keys(config), *_large_rates(config), *(unread_answers(config) if config.sft.enabled else ())]
+
+
+def _large_rates(config: Config) -> list[str]:
+    """Returns a line for each learning rate of a tiny model that would train a large one. Adapters take high rates, but
+    a critic has none: all its weights are trained, at ten times their rate unless it has its own."""
+    learner, sft = config.learner, config.sft
+    if config.model.path is None or (parameters := model_shape(config.model).parameters) < LARGE_MODEL:
+        return []
+    rates = {} if learner.lora.rank else {"learner.lr": (learner.lr, 1e-6)}
+    critic = estimator(learner.credit.estimator).needs_critic
+    rates |= {"learner.critic.lr": (learner.critic_lr, 1e-5)} if critic else {}
+    rates |= {"sft.lr": (sft.lr, 1e-5)} if sft.enabled else {}
+    return [f"{key}={rate:g} is for tiny models, and {config.model.path} has {parameters:,} parameters: "
+            f"try {key}={usual:g}" for key, (rate, usual) in rates.items() if rate > HIGHEST_RATE]
+
+
+def unread_answers(config: Config) -> list[str]:
+    """Returns a line if sft.file shows answers that env.prompt takes for malformed. The answers of an agent and of the
+    judge have forms of their own."""
+    if config.sft.file is None or config.agent.name or config.learner.judge.questions:
+        return []
+    template = make_template(config.env)
+    with told(f"the prompt {config.env.prompt!r} of {config.env.name} failed on an answer", f"fix {config.env.name}"):
+        said = [example.response for example in read_trajectories(config.sft.file, chat=template.chat).examples]
+        unread = [answer for answer in said if not _reads(template, answer)]
+    if not unread:
+        return []
+    return [f"env.prompt={config.env.prompt} finds {len(unread):,} of {number_of(len(said), 'answer')} in "
+            f"{config.sft.file} malformed, such as {unread[0]!r:.60}: a policy that imitates them takes invalid turns"]
+
+
+def _reads(template: PromptTemplate, answer: str) -> bool:
+    """Returns whether an answer is well formed, perhaps behind the tag with which a chat template opens it."""
+    return any(template.parse(opened + answer).valid for opened in ("", THINK))

@@ -1,0 +1,1 @@
+"""Reports on learner steps: rows of metrics.jsonl, gauges and traces."""

@@ -1,0 +1,1 @@
+"""The policy and its optimizer: loading, families, attention, adapters, sharding, memory."""

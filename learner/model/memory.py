@@ -1,0 +1,247 @@
+"""Computes how much memory training needs, from the shape of the model. Pure and light: plans of runs use it too.
+
+All sizes are in bytes. Legend: P parameters, S tokens of a pack, c bytes of a number in the compute format (2 in
+bfloat16, 4 in float32). tests/parity/learner/test_memory.py compares the activations with what autograd saves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from services.config.tree import Config
+
+LOGITS_AT_ONCE = 1 << 26
+"""Elements of [T, V] logits held at once (256 MB in float32). Larger logits are recomputed in slices backwards."""
+LOGIT_TENSORS = 6
+"""Float32 tensors of that size at once: logits, their log-softmax, its exponential, the product, two gradients."""
+WHOLE = 12 << 30
+"""A model stays whole between packs if its weights and gradients take at most this (learner/model/sharding.py)."""
+SHARE = 0.9
+"""Share of the device's memory that the plan may use. The rest is for the allocator and for kernels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A decoder-only transformer with gated feed-forward layers."""
+
+    parameters: int
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    queries: int
+    """Query heads times head size."""
+    keys: int
+    """Key heads times head size."""
+    vocabulary: int
+    tied: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The distribution of a model over its ranks. learner/model/sharding.py explains each choice."""
+
+    checkpointing: bool = False
+    whole: bool = True
+    shards: int = 1
+    """Number of ranks that the model is sharded over: all ranks, or those of one machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """The settings that memory depends on."""
+
+    tokens: int
+    """Number of tokens of the largest pack."""
+    shards: int = 1
+    """Number of ranks that a model is sharded over."""
+    ranks: int = 1
+    half: bool = True
+    """Whether training computes in bfloat16."""
+    checkpointing: bool = False
+    reference: bool = True
+    """Whether there is a frozen copy of the first weights for the KL term. Adapters need none: see lora.py."""
+    critic: bool = False
+    offload: bool = False
+    """Whether the optimizer's moments lie in host memory."""
+    adapters: int = 0
+    """Number of parameters of the adapters; 0 if all weights are trained."""
+    grid: bool = False
+    """Whether attention lays rows out as a rectangle, as it does without CUDA."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """Memory in use on the device of one rank, in bytes."""
+
+    weights: float
+    gradients: float
+    moments: float
+    """Bytes of the optimizer's state. 0 if it is in host memory."""
+    reference: float
+    critic: float
+    gathered: float
+    """Weights in the compute format and gradients that are not sharded yet."""
+    activations: float
+    logits: float
+
+    @property
+    def total(self) -> float:
+        """Sum of all parts."""
+        return (self.weights + self.gradients + self.moments + self.reference + self.critic + self.gathered
+                + self.activations + self.logits)
+
+
+def shape_of(config: Mapping[str, Any], parameters: int) -> Shape:
+    """Returns the shape of a model from its Hugging Face config.json. Missing keys count as 0."""
+    hidden, heads = config.get("hidden_size", 0), config.get("num_attention_heads", 1)
+    size = config.get("head_dim") or hidden // heads
+    return Shape(
+        parameters=parameters, layers=config.get("num_hidden_layers", 0), hidden=hidden,
+        intermediate=config.get("intermediate_size", 0), heads=heads, queries=heads * size,
+        keys=(config.get("num_key_value_heads") or heads) * size, vocabulary=config.get("vocab_size", 0),
+        tied=bool(config.get("tie_word_embeddings", False)))
+
+
+def layer_activations(shape: Shape, *, half: bool, grid: bool = False) -> float:
+    """Returns the bytes per token that one layer saves for its backward pass.
+
+    Each of two norms: its input in float32, the normalised input, its output. Attention: queries, keys, values and
+    outputs, one float32 per head. Feed-forward: gate, its activation, the other branch, their product. A rectangle
+    also holds the outputs as they lie in the pack.
+    """
+    c = 2 if half else 4
+    norms = 2 * (4 + 2 * c) * shape.hidden
+    attention = c * (2 * shape.queries + 2 * shape.keys) + 4 * shape.heads + (c * shape.queries if grid else 0)
+    return norms + attention + 4 * c * shape.intermediate
+
+
+def saved_per_token(shape: Shape, *, half: bool, checkpointing: bool, grid: bool = False) -> float:
+    """Returns the bytes per token that a forward pass saves for the backward pass, without logits.
+
+    A checkpointed layer saves only its input. The last norm saves its input in float32 and normalised.
+    """
+    c = 2 if half else 4
+    layer = c * shape.hidden if checkpointing else layer_activations(shape, half=half, grid=grid)
+    return shape.layers * layer + (4 + c) * shape.hidden
+
+
+def gradients_in_flight(shape: Shape, *, half: bool) -> float:
+    """Returns the bytes per token that a layer's backward pass needs at its peak, beyond what the layer saved.
+
+    The peak is at the product of the two feed-forward branches: the product itself is given back by then, and its
+    gradient and those of both branches are there, so two more of that size are held than were saved. The gradients of
+    the hidden state before and after the feed-forward layer are there too.
+    """
+    c = 2 if half else 4
+    return c * (2 * shape.intermediate + 2 * shape.hidden)
+
+
+def memory(shape: Shape, training: Training) -> DeviceMemory:
+    """Returns the memory that one rank needs on its device at the peak, which is in the backward pass.
+
+    It is that of any pack but the first of an update, so all gradients are there. A checkpointed layer is computed
+    again in its turn, so beside the inputs of all layers one layer holds what it saves.
+    """
+    c, whole = 2 if training.half else 4, is_whole(shape)
+    trained = training.adapters or shape.parameters
+    held = 4 * shape.parameters if not training.adapters else c * shape.parameters + 4 * training.adapters
+    root = shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
+    in_turn = root + 2 * (shape.parameters - root) / max(1, shape.layers)  # the root is never given back in a pass
+    at_once = shape.parameters if whole else in_turn
+    between = whole and training.ranks > 1  # gradients are reduced at the last pack, and the model stays until then
+    apart = min(trained, shape.parameters if between else in_turn)
+    beside = (c + 4) * shape.parameters if between and training.critic else 0  # the critic does so too
+    again = layer_activations(shape, half=training.half, grid=training.grid) if training.checkpointing else 0
+    working = again + gradients_in_flight(shape, half=training.half)
+    saved = saved_per_token(shape, half=training.half, checkpointing=training.checkpointing, grid=training.grid)
+    moments = 0 if training.offload else 8
+    return DeviceMemory(
+        weights=held / training.shards,
+        gradients=4 * trained / training.shards,
+        moments=moments * trained / training.shards,
+        reference=c * shape.parameters / training.shards if training.reference and not training.adapters else 0,
+        critic=(8 + moments) * shape.parameters / training.shards if training.critic else 0,
+        gathered=c * at_once + 4 * apart + beside,
+        activations=training.tokens * (saved + working),
+        logits=LOGIT_TENSORS * 4 * min(LOGITS_AT_ONCE, training.tokens * shape.vocabulary),
+    )
+
+
+def host_moments(shape: Shape, training: Training) -> float:
+    """Returns the bytes of host memory that one rank pins for the moments of its optimizers."""
+    trained = (training.adapters or shape.parameters) + (shape.parameters if training.critic else 0)
+    return 8 * trained / training.shards if training.offload else 0
+
+
+def parked(shape: Shape, training: Training) -> float:
+    """Bytes of host memory in which one rank's states wait while a sampler has the GPU (learner/model/parking.py).
+
+    These are weights, reference and critic, and moments that are not in host memory already. There are no gradients
+    between learner steps.
+    """
+    needs = memory(shape, training)
+    critic_gradients = 4 * shape.parameters / training.shards if training.critic else 0
+    return needs.weights + needs.moments + needs.reference + needs.critic - critic_gradients
+
+
+def checkpoint_copy(shape: Shape, training: Training) -> float:
+    """Bytes of host memory that one rank holds while a checkpoint is written: what is trained, and its moments."""
+    trained = (training.adapters or shape.parameters) + (shape.parameters if training.critic else 0)
+    return 12 * trained / training.shards
+
+
+def is_whole(shape: Shape) -> bool:
+    """Whether the model stays whole between packs: weights in the compute format, and float32 gradients."""
+    return 8 * shape.parameters <= WHOLE
+
+
+def training_of(config: Config, *, critic: bool, adapters: int = 0) -> Training:
+    """Returns the settings of a run, sharded over all of its ranks. Checkpointing `auto` counts as off."""
+    learner, half = config.learner, config.model.dtype == "bfloat16"
+    return Training(
+        tokens=max(learner.token_budget, config.rollout.max_prompt_tokens + config.rollout.max_response_tokens),
+        shards=learner.ranks, ranks=learner.ranks, half=half, checkpointing=learner.checkpointing is True,
+        reference=learner.loss.kl > 0, critic=critic, offload=learner.offload, adapters=adapters,
+        grid=not learner.gpus or not half)
+
+
+def adapter_parameters(shape: Shape, config: Config) -> int:
+    """Returns the number of parameters of the config's adapters; 0 if it has none.
+
+    A layer of another name counts as one of the feed-forward layers. None would count as training all weights.
+    """
+    h, i, q, k = shape.hidden, shape.intermediate, shape.queries, shape.keys
+    sides = {"q_proj": h + q, "k_proj": h + k, "v_proj": h + k, "o_proj": q + h, "qkv_proj": h + q + 2 * k,
+             "gate_up_proj": h + 2 * i}
+    return config.learner.lora.rank * shape.layers * sum(sides.get(name, h + i) for name in config.learner.lora.targets)
+
+
+def settled(training: Training, shape: Shape, config: Config, device_bytes: int | None) -> Training:
+    """The settings with checkpointing decided: `auto` takes it if training does not fit into `device_bytes` otherwise.
+
+    None stands for host memory, where nothing is computed twice unless the config says so.
+    """
+    if config.learner.checkpointing != "auto" or fits(training, shape, device_bytes):
+        return training
+    return replace(training, checkpointing=True)
+
+
+def fits(training: Training, shape: Shape, device_bytes: int | None) -> bool:
+    """Whether training takes at most SHARE of the device's memory. None: host memory, which is not planned."""
+    return device_bytes is None or memory(shape, training).total <= SHARE * device_bytes
+
+
+def layout_of(config: Config, shape: Shape, *, critic: bool, per_node: int, ranks: int,
+              device_bytes: int | None) -> Layout:
+    """Returns the layout of a model: sharded over the ranks of one machine if it fits there, else over all ranks.
+
+    `ranks`: those that there are, which may be fewer than the config asks for (learner.fewest_ranks).
+    """
+    plain = replace(training_of(config, critic=critic, adapters=adapter_parameters(shape, config)), ranks=ranks)
+    options = (replace(plain, shards=shards) for shards in (per_node, ranks))
+    within, across = (settled(training, shape, config, device_bytes) for training in options)
+    chosen = within if per_node > 1 and fits(within, shape, device_bytes) else across
+    return Layout(checkpointing=chosen.checkpointing, whole=is_whole(shape), shards=chosen.shards)

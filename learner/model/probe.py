@@ -1,0 +1,118 @@
+"""Compares the learner with the model's own code and with the sampler.
+
+    packed equals alone       a few rows of the first batch in one pack, and each by the model's own forward pass
+    learner equals sampler    all tokens of each batch that the present weights sampled
+
+A process is refused at its first batch, before it has updated anything. At later batches a difference is only reported.
+
+Both sides may differ only by rounding. Each of a layer's matrix products and sums rounds its result to the relative
+precision u of the dtype (2^-24 for float32, 2^-9 for bfloat16), in another order on each side. The errors of about
+OPERATIONS of them in each of L layers add up like a random walk, to u * sqrt(OPERATIONS * L) of the spread of the
+logits, so
+
+    bound = SAFETY * u * sqrt(OPERATIONS * L + 1) * spread / temperature
+
+in nats, for the mean over the tokens of a row (packed) or of the batch (sampler). If a feature of a family is left out,
+the difference is 10^-3 to 20 nats. In bfloat16 the bound is so wide that only gross mistakes are found: probe new
+families in float32 (`python -m deploy.bench.models`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed import ReduceOp
+
+from learner.model.policy import Policy
+from learner.rank_group import RankGroup
+from learner.rows.packing import Ints, Pack, Rows, pack_rows
+from services.errors import UserError
+
+OPERATIONS = 8
+"""Matrix products and sums of one layer: four projections, two of attention, two additions."""
+SAFETY = 16
+PROBED_ROWS = 4
+ADVICE = "choose a model of a family that docs/models.md lists"
+
+
+@dataclass(slots=True, kw_only=True)
+class Probe:
+    """The probe of one process. A collective: all ranks call both checks, with the same rows."""
+
+    gang: RankGroup
+    token_budget: int
+    half: bool
+    """Whether policy or sampler compute in bfloat16."""
+    grid: bool = True
+    """Whether packs also have a rectangle."""
+    _bound: float | None = None
+    _done: bool = False
+
+    def check_packs(self, policy: Policy, rows: Rows) -> None:
+        """Raises UserError if packed rows differ from single rows by more than rounding explains. Runs once."""
+        if self._bound is not None:
+            return
+        indices = _chosen(rows.lengths, self.token_budget)
+        with torch.no_grad():
+            packed, _ = policy(pack_rows(rows, indices, self.gang.device, grid=self.grid))
+        alone = self._alone(policy, rows, indices)
+        parts = packed.split([len(logprobs) for logprobs in alone])
+        gaps = [float((part - own).abs().mean()) for part, own in zip(parts, alone, strict=True)]
+        self._refuse(policy, max(gaps, key=lambda gap: math.inf if math.isnan(gap) else gap),
+                     "a row that is packed with others differs from the same row alone")
+
+    def check_sampler(self, policy: Policy, rows: Rows, packs: Sequence[Pack], recomputed: Sequence[Tensor]) -> str:
+        """Compares this learner and the sampler on the tokens that these weights sampled.
+
+        Raises UserError if they disagree at the first batch with such tokens. Later it returns what is wrong; "" if
+        nothing is.
+        """
+        if self._bound is None:
+            return ""
+        gaps = [(logprobs - pack.sampler_logprobs)[~pack.stale[pack.row]].abs()
+                for pack, logprobs in zip(packs, recomputed, strict=True) if pack.weight]
+        total, count = self.gang.reduce([float(sum(gap.sum() for gap in gaps)), float(sum(map(len, gaps)))])
+        gap = total / count if count else 0.0
+        if not self._done and count:
+            self._done = True
+            self._refuse(policy, gap, "what the learner computes differs from what the sampler reported")
+        elif not gap <= self._bound:
+            self._alone(policy, rows, _chosen(rows.lengths, self.token_budget))  # training has widened the logits
+        return "" if gap <= self._bound else self._explained(gap)
+
+    def _alone(self, policy: Policy, rows: Rows, indices: Ints) -> list[Tensor]:
+        """Returns the logprobs of single rows by the model's own forward pass, and sets the bound by their logits."""
+        with torch.no_grad():
+            alone = [policy(pack_rows(rows, np.array([index]), self.gang.device), own=True) for index in indices]
+        spread = float(torch.cat([spread for _, spread in alone]).mean())
+        (widest,) = self.gang.reduce([spread], ReduceOp.MAX)  # all ranks must come to one result
+        self._bound = bound(policy, widest, half=self.half)
+        return [logprobs for logprobs, _ in alone]
+
+    def _refuse(self, policy: Policy, gap: float, what: str) -> None:
+        assert self._bound is not None
+        if not gap <= self._bound:
+            raise UserError(f"the family {policy.hf.config.model_type} is not computed rightly: {what} by "
+                            f"{self._explained(gap)}", ADVICE)
+
+    def _explained(self, gap: float) -> str:
+        return f"{gap:.2g} nats a token, and {'bfloat16' if self.half else 'float32'} explains {self._bound:.2g}"
+
+
+def bound(policy: Policy, spread: float, *, half: bool) -> float:
+    """The largest mean difference of logprobs in nats that rounding explains. `spread`: of the tempered logits."""
+    unit = torch.finfo(torch.bfloat16 if half else torch.float32).eps / 2
+    layers = policy.hf.config.get_text_config().num_hidden_layers
+    return SAFETY * unit * math.sqrt(OPERATIONS * layers + 1) * max(spread, 1.0)
+
+
+def _chosen(lengths: Ints, token_budget: int) -> Ints:
+    """Returns rows of different lengths, the longest first, that fit into one pack."""
+    order = np.argsort(-lengths, kind="stable")
+    chosen = order[np.unique(np.linspace(0, len(order) - 1, PROBED_ROWS).round().astype(int))]
+    return chosen[:max(1, token_budget // int(lengths[chosen[0]]))]

@@ -1,0 +1,61 @@
+"""Shards models over the learner's ranks, layer by layer, with FSDP2.
+
+Two choices depend on the size of the model (learner/model/memory.py makes them):
+
+- Checkpointed layers keep only their input and compute the rest again in the backward pass.
+- A small model stays whole from its first pack to its last: weights are gathered once, and gradients of several packs
+  are summed before they are reduced over the ranks. For a large one, whole weights and gradients would not fit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from learner.model.loading import Weights
+from learner.model.memory import Layout
+
+
+def shard(model: nn.Module, body: nn.Module, weights: Weights, mesh: DeviceMesh, *, layout: Layout,
+          half: bool, frozen: torch.dtype | None = None) -> None:
+    """Loads the weights and shards them in place, the layers of the body one by one, then the rest.
+
+    `half`: computes in bfloat16; trained weights and reductions stay float32. `frozen`: the number format of the
+    files' weights if they are not trained.
+    """
+    precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if half else None, reduce_dtype=torch.float32)
+    device, dtype = mesh.device_type, frozen or torch.float32
+
+    def place(module: nn.Module) -> None:
+        weights.fill(module, device, dtype)
+        module.to(device)  # what no file holds: adapters, most buffers
+        fully_shard(module, mesh=mesh, mp_policy=precision, reshard_after_forward=not layout.whole)
+
+    layers = getattr(body, "layers", nn.ModuleList())
+    for i, layer in enumerate(layers):
+        if layout.checkpointing:  # nothing in a layer is random, so no random state is kept for the second pass
+            layers[i] = checkpoint_wrapper(layer, preserve_rng_state=False)
+        place(layers[i])
+    weights.fill(model, device, dtype)
+    model.to(device)
+    # The model's own input is a pack, whose temperatures and advantages stay float32.
+    fully_shard(model, mesh=mesh, mp_policy=replace(precision, cast_forward_inputs=False))
+
+
+def give_back(model: nn.Module) -> None:
+    """Frees the gathered weights of a model that only runs forwards. A backward pass would do so itself."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def sync_gradients(model: nn.Module, *, whole: bool, last: bool) -> None:
+    """Prepares a backward pass: if the model stays whole, ranks reduce gradients only at the last pack."""
+    if whole and isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(last)
+        model.set_reshard_after_backward(last)

@@ -1,0 +1,1 @@
+"""From the groups of a learner step to packed rows with credit."""

@@ -1,0 +1,1 @@
+"""The sampler: vLLM in a process of its own, its settings, and its weights."""

@@ -1,0 +1,54 @@
+"""The answer of the sampler to one prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from services.records import Version, VersionSpan
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to one prompt."""
+
+    ids: np.ndarray
+    """int32 [R], the stop token included."""
+    logprobs: np.ndarray
+    """float32 [R], of the distribution sampled from (temperature applied)."""
+    spans: list[VersionSpan]
+    """Spans that cover [0, R) in order."""
+    finished: Literal["stop", "length"]
+
+
+def sample_of(final: Mapping[str, Any], versions: Mapping[str, Version]) -> Sample:
+    """Returns the sample in an answer of the vLLM process (process.py). `versions`: by name."""
+    return Sample(
+        ids=np.array(final["ids"], dtype=np.int32),
+        logprobs=np.array(final["logprobs"], dtype=np.float32),
+        spans=[VersionSpan(version=versions[name], start=start, end=end) for name, start, end in final["spans"]],
+        finished=final["finished"])
+
+
+def cut_at(sample: Sample, stops: Sequence[str], decode: Callable[[list[int]], str]) -> tuple[Sample, str]:
+    """Returns what a sampler that ends at the first of the texts `stops` would have sampled, and its text before them.
+
+    A token depends on those before it alone, so nothing is different from having ended there. The token that completes
+    the text is the last of the sample, as the policy had to choose it.
+    """
+    ids = sample.ids.tolist()
+    text = decode(ids)
+    if not any(stop in text for stop in stops):
+        return sample, text
+    shortest, longest = 0, len(ids)  # without one of the texts, and with one
+    while longest - shortest > 1:
+        middle = (shortest + longest) // 2
+        found = any(stop in decode(ids[:middle]) for stop in stops)
+        shortest, longest = (shortest, middle) if found else (middle, longest)
+    text = decode(ids[:longest])
+    spans = [VersionSpan(version=span.version, start=span.start, end=min(span.end, longest))
+             for span in sample.spans if span.start < longest]
+    cut = Sample(ids=sample.ids[:longest], logprobs=sample.logprobs[:longest], spans=spans, finished="stop")
+    return cut, text[:min(text.index(stop) for stop in stops if stop in text)]

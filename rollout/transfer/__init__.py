@@ -1,0 +1,1 @@
+"""The receiving side of weights that come from GPU to GPU."""

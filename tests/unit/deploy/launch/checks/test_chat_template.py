@@ -1,0 +1,74 @@
+"""A chat template that fails is refused before anything starts, from the files of the model alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+from third_party import TOKENIZERS
+
+from deploy.launch.checks.chat_template import check_template
+from deploy.runs.configs import load_config
+from services.errors import UserError
+
+CHATML = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{{ eos_token }}{% endfor %}<|assistant|>"
+REFUSING = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML
+
+
+def check(folder: Path, *overrides: str) -> None:
+    check_template(load_config("alfworld-tiny", ["env.prompt=full", f"model.path={folder}", *overrides]))
+
+
+def refusal(folder: Path, *overrides: str) -> str:
+    with pytest.raises(UserError) as error:
+        check(folder, *overrides)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model whose template refuses system messages."""
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(
+        {"chat_template": REFUSING, "eos_token": {"content": "<|end|>"}}))
+    return tmp_path
+
+
+def test_a_template_that_works_passes(folder: Path):
+    check(folder)
+    check(folder, "env.prompt=compact", "model.chat_template=absent.jinja")  # which nobody reads
+
+
+@pytest.mark.parametrize("name", sorted(TOKENIZERS))
+def test_templates_of_published_models_pass(name: str):
+    check(TOKENIZERS[name])
+
+
+def test_a_template_that_refuses_the_system_prompt_is_refused(folder: Path):
+    assert refusal(folder, "model.system_prompt=Be brief.") == (
+        f"the chat template of {folder} refuses a system prompt (no system); "
+        "look at the template, model.system_prompt and model.chat_template_kwargs")
+
+
+def test_a_template_that_does_not_compile_is_refused_by_its_line(folder: Path):
+    """Also where an agent plays, whatever the prompt is, and for a model that is made here."""
+    (folder / "chat_template.jinja").write_text("{# ours #}\n{% for m in messages %}")
+    assert "refuses a user's message (line 2 is no Jinja: Unexpected end of template." in refusal(folder)
+    assert "line 2 is no Jinja" in refusal(folder, "env.prompt=compact", "agent.name=operator:setitem")
+    config = load_config("alfworld-tiny", [
+        "env.prompt=full", f"model.chat_template={folder / 'chat_template.jinja'}"])
+    with pytest.raises(UserError, match="line 2 is no Jinja"):
+        check_template(config)
+
+
+def test_a_file_that_is_no_template_is_refused(folder: Path):
+    """Any text is a template of Jinja's: the model would read it instead of its prompts."""
+    (folder / "notes.txt").write_text("Answer in one word.")
+    assert refusal(folder, f"model.chat_template={folder / 'notes.txt'}").startswith(
+        f"the chat template of {folder} leaves out the user's message; set model.chat_template")
+
+
+def test_a_model_without_a_template_is_refused(folder: Path):
+    (folder / "tokenizer_config.json").write_text("{}")
+    assert refusal(folder).startswith(f"the tokenizer in {folder} has no chat template; set model.chat_template to")
+    (folder / "own.jinja").write_text(CHATML)
+    check(folder, f"model.chat_template={folder / 'own.jinja'}")

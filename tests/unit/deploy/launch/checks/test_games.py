@@ -1,0 +1,182 @@
+"""Mistakes in an environment of the user's own, each refused in one line before anything starts."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from deploy.launch.checks import preflight
+from deploy.runs.configs import load_config
+from services.errors import UserError
+
+RUN = ("name=own", "steps=1", "env.max_steps=8", "env.prompt=compact")
+MODULE = '''
+import sys
+from dataclasses import replace
+
+from envservice.gymnasium_text import TextEnvironment, text_spec
+from envservice.plain_prompts import PlainTemplate
+from envservice.response_format import answer
+from envservice.spec import Teacher
+from learner.credit.state_keys import Keys, NoOptions, state_key
+
+
+class Game:
+    def reset(self, *, seed):
+        return "Say a.", {"admissible_actions": ["a", "b"]}
+
+    def step(self, action):
+        return "Done.", float(action == "a"), True, False, {}
+
+
+class Player:
+    def act(self, now):
+        return answer("so", "a")
+
+
+class Games(TextEnvironment):
+    pass
+
+
+class Prompt(PlainTemplate):
+    pass
+
+
+def teacher(**parts):
+    return Teacher(**{"player": lambda first, rng, sft: Player(), **parts})
+
+
+class Key:
+    Options, knows_cuts = NoOptions, False
+
+    def keys(self, group, options):
+        return Keys(cut_in=[None] * len(group), steps=[[self.one(step) for step in one.steps] for one in group])
+
+    def one(self, step):
+        return state_key("", "", step.observation)
+
+
+SPEC = replace(text_spec(Game, name="own", max_steps=8), teacher=teacher(), prompts={
+    "compact": lambda history: Prompt(history, name="compact", chat=False)})
+
+
+def opens(**parts):
+    made = type("Games", (Games,), parts)
+    return replace(SPEC, open=lambda env: made(Game, name="own", version="1", sizes=(1000, 100, 300)))
+
+
+'''
+
+
+@pytest.fixture(autouse=True)
+def machine(two_cpus: None):
+    """Provides a machine that is the same on any test machine."""
+
+
+@pytest.fixture
+def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Writes the module with more code, and returns the line by which a run of it is refused."""
+    def line(code: str, *overrides: str) -> str:
+        (tmp_path / "own_games.py").write_text(MODULE + code + "\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "own_games", raising=False)
+        with pytest.raises(UserError) as error:
+            preflight.check(load_config("parts/tiny-model", (*RUN, "env.name=own_games:SPEC", *overrides)))
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    return line
+
+
+@pytest.mark.parametrize(("code", "said"), [
+    ("SPEC = replace(SPEC, open=lambda: 3)", "the environment own_games:SPEC cannot be opened (TypeError: "),
+    ("SPEC = replace(SPEC, open=lambda env: None)", "own_games:SPEC opens None, which has no method splits; see"),
+    ("SPEC = replace(text_spec(Game, name='own', version=1), teacher=teacher())", "own_games:SPEC has version=1, wh"),
+    ("SPEC = opens(replay=property(lambda self: 'Pure', lambda self, value: None))",
+     "own_games:SPEC has replay='Pure'; choose one of pure, transcript, live"),
+    ("SPEC = opens(training_splits=lambda self: ('train', 'valid'))", "returned ('train', 'valid'); return three na"),
+    ("SPEC = opens(training_splits=lambda self: ('train', 'valid', 'train'))", "names train and valid alone; name t"),
+    ("SPEC = opens(tasks=lambda self, split: list(range(300)))", "has the task 0; name tasks by texts of 1 to 400 c"),
+    ("SPEC = opens(tasks=lambda self, split: map(str, range(300)))", "of own are of type map; return a list of texts"),
+    ("SPEC = opens(tasks=lambda self, split: [f'own/{split}/0'] * 3)", "has the task 'own/train/0' 3 times; list each"),
+    ("SPEC = opens(tasks=lambda self, split: ['own/x/0', f'own/{split}/1'])",
+     "the splits 'train' and 'valid' of own share 1 task, such as 'own/x/0'; give each task to one split"),
+    ("SPEC = opens(task_type=lambda self, task: 7)", "task_type of own_games:SPEC returned 7 for own/train/00000000"),
+])
+def test_an_environment_of_another_form_is_refused(code: str, said: str, refused):
+    assert said in refused(code)
+
+
+@pytest.mark.parametrize(("code", "said"), [
+    ("SPEC = replace(SPEC, prompts={'compact': Prompt})", "of own_games:SPEC cannot be made (TypeError: PlainTempla"),
+    ("SPEC = replace(SPEC, prompts={'compact': lambda history: Game()})", "of own_games:SPEC has no `render`; see"),
+    ("Prompt.render = lambda self, first, turns, now: None", "of own_games:SPEC renders None; return a text from `r"),
+    ("Prompt.render = lambda self, now: ''", "failed to render the beginning of own/train/00000000 (TypeError: "),
+    ("Prompt.parse = lambda self, text: text", "of own_games:SPEC parses an answer as ''; return an envservice.base"),
+    ("Prompt.parse = lambda self, text: text.index('<action>')", "failed to parse '' (ValueError: substring not found"),
+    ("Player.act = lambda self, now: 'a'", "answers 'a', which the prompt 'compact' does not take for well formed; "),
+    ("Player.act = lambda self, now: None", "the teacher of own_games:SPEC failed on own/train/00000000 (TypeError: "),
+    ("SPEC = replace(SPEC, teacher=teacher(disturb=lambda action: action))", "the teacher of own_games:SPEC failed on"),
+])
+def test_a_prompt_or_a_teacher_that_fails_on_a_game_is_refused(code: str, said: str, refused):
+    assert said in refused(code)
+
+
+@pytest.mark.parametrize(("code", "said"), [
+    ("Key.one = lambda self, step: [step.observation]", "own_games:Key returned ['Say a.'], which is no text; make"),
+    ("Key.keys = lambda self, group, options: [['a']]", "own_games:Key returned [['a']]; return learner.credit.stat"),
+    ("Key.one = lambda self, step: {}[step.state]", "own_games:Key failed on own/train/00000000 (KeyError: '' (in <la"),
+])
+def test_a_state_key_that_fails_on_a_game_is_refused(code: str, said: str, refused):
+    assert f"the state key {said}" in refused(code, "learner.credit.state_key=own_games:Key")
+
+
+@pytest.mark.parametrize("leaves", ["sys.exit(3)", "sys.exit('no display')"])
+def test_a_game_that_leaves_the_process_is_refused(leaves: str, refused):
+    """The command would end without a word."""
+    assert "game own/train/00000000 is broken (SystemExit: " in refused(
+        f"def leave(self, action):\n    {leaves}\nGame.step = leave")
+
+
+def test_slow_games_are_not_all_played_before_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr("deploy.launch.checks.games.PROBED_S", 0.0)
+    (tmp_path / "slow_games.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    told: list[str] = []
+    preflight.check(load_config("parts/tiny-model", (*RUN, "env.name=slow_games:SPEC")), tell=told.append)
+    (line,) = told
+    assert re.fullmatch(r"checked 1 of 25 games in \d+ s; the others are not played before the run", line)
+
+
+def test_a_game_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """It goes on here once it is named."""
+    named = tmp_path / "named"
+    (tmp_path / "hanging_games.py").write_text(
+        MODULE + f"""
+import os
+import time
+
+
+def hang(self, action):
+    while not os.path.exists({str(named)!r}):
+        time.sleep(0.01)
+    return "Done.", 1.0, True, False, {{}}
+
+
+Game.step = hang
+""")
+    monkeypatch.syspath_prepend(tmp_path)
+    preflight.check(load_config("parts/tiny-model", (*RUN, "env.name=hanging_games:SPEC", "env.call_seconds=0.5")),
+                    tell=lambda line: named.exists() or named.write_text(line))
+    assert named.read_text() == (
+        "game own/train/00000000 has not ended after 0.5 s (env.call_seconds), and the check waits; Ctrl-C ends it")
+
+
+def test_the_parts_of_a_game_that_works_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "right_games.py").write_text(
+        MODULE + "SPEC = opens(tasks=lambda self, split: tuple(TextEnvironment.tasks(self, split)))\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    task_sets = preflight.check(load_config("parts/tiny-model", (
+        *RUN, "env.name=right_games:SPEC", "learner.credit.state_key=right_games:Key")))
+    assert len(task_sets.train) == 1000

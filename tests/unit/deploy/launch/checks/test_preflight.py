@@ -1,0 +1,298 @@
+"""Mistakes that are refused in one line before anything heavy starts."""
+
+import importlib.util
+import json
+import socket
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from ports import held_port
+
+from deploy.launch import reach
+from deploy.launch.checks import preflight
+from deploy.runs.configs import load_config
+from services.config.tree import Config, PlacementSection
+from services.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def generated_games(two_cpus: None, monkeypatch: pytest.MonkeyPatch):
+    """Provides a machine that is the same on any test machine, and generated games."""
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+
+
+def config(*overrides: str) -> Config:
+    return load_config("alfworld-tiny", ("eval.episodes=8", "eval.panel=8", *overrides))
+
+
+def refusal(*overrides: str) -> str:
+    with pytest.raises(UserError) as error:
+        preflight.check(config(*overrides))
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_plan_that_fits_passes():
+    preflight.check(config())
+
+
+@pytest.mark.parametrize(("override", "expected"), [
+    ("rollout.workers=2", "the plan reserves 3 CPUs, and this machine has 2"),
+    ("rollout.threads=4", "rollout.threads=4, and this machine has 2 CPUs; set rollout.threads=2"),
+    ("rollout.kv_cache_gb=40", "GiB of memory, and 16.0 are available"),
+    ("rollout.kv_cache_gb=0.0005", "holds 350 tokens, and a row of prompt and response may have 504"),
+    ("learner.fewest_ranks=2", "learner.fewest_ranks=2 is more than learner.ranks=1; set learner.fewest_ranks=1 or"),
+    ("rollout.gpus=1", "the plan asks for 1 GPU, and there is none"),
+    ("learner.gpus=0.5", "the plan asks for 1 GPU, and there is none"),
+    ("learner.token_budget=400", "holds no whole row of up to 504 tokens"),
+    ("env.max_sessions=100", "1 workers with 128 slots play more games than the environment servers' 100 sessions"),
+    ("learner.groups_per_step=1000000", "games to train on"),
+    ("eval.panel=1000000", "and 1000000 are asked for"),
+    ("sft.enabled=false", "there is no policy to start from"),
+    ("model.heads=3", "make heads that the sampler cannot serve"),
+    ("model.path=absent", "there is no model at absent"),
+    ("env.data=absent", "absent"),
+    ("learner.lora={rank: 2, targets: [q_porj]}", "learner.lora.targets names no layer of this model (q_porj)"),
+    ("learner.lora={rank: 2, targets: [q_proj, lm_head]}", "names lm_head, whose weights are the embeddings too"),
+    (f"redis.bodies={Path('/dev/null/bodies').as_uri()}", "/dev/null/bodies cannot be used"),
+    ("redis.url=ftp://x", "redis.url is not a Redis address"),
+])
+def test_a_plan_that_cannot_work_is_refused(override: str, expected: str):
+    assert expected in refusal(override)
+
+
+def test_sessions_that_do_not_fit_into_memory_are_not_counted():
+    assert refusal("env.name=scienceworld", "env.prompt=compact", "env.memory_gb=2").endswith(
+        "than the environment servers' 6 sessions; lower rollout.slots, or raise env.memory_gb")
+
+
+@pytest.mark.parametrize(("overrides", "expected"), [
+    (("learner.credit.estimator=gagp",), "there is no credit estimator 'gagp'"),
+    (("learner.credit.estimator=own_credit:Broken",), "own_credit:Broken failed on a made-up group (ValueError: no"),
+    (("learner.credit.estimator=ppo",), "its own advantage, and learner.loss.ratio=sequence has one ratio per action"),
+    (("learner.group_size=1",), "learner.group_size=1 leaves estimator gagpo nothing to compare"),
+    (("learner.credit.estimator=reinforce_pp_baseline", "learner.group_size=1"), "leaves estimator reinforce_pp_base"),
+    (("learner.credit.estimator=ppo", "learner.loss.ratio=token", "learner.judge.questions=1",
+      "sft.judgements=0.1"),
+     "estimator ppo has a critic, and there is no judge task for that"),
+    (("learner.judge.questions=2", "agent.name=operator:setitem", "sft.judgements=0.1"),
+     "operator:setitem plays, and there is no judge task for that"),
+    (("learner.credit.estimator=ppo", "learner.loss.ratio=token", "learner.group_size=1",
+      "learner.dynamic_sampling=1"), "that is every group"),
+])
+def test_an_estimator_that_lacks_what_it_needs_is_refused(
+        overrides: tuple[str, ...], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "own_credit.py").write_text(
+        "from learner.credit.base import WithinGroup\n\nclass Broken(WithinGroup):\n"
+        "    def group(self, group, options):\n        raise ValueError('no')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert expected in refusal(*overrides)
+
+
+@pytest.mark.parametrize(("overrides", "expected"), [
+    (("sft.file=shown.jsonl", "sft.enabled=false"), "sft.file=shown.jsonl would not be read, because sft.enabled is f"),
+    (("learner.credit.estimator=rlvmr",), "env.prompt=memory asks for none; set env.prompt to one of meta, compact-m"),
+    (("sft.file=shown.jsonl", "sft.judgements=0.1"), "sft.judgements=0.1 shows none of the trajectories in shown"),
+    (("learner.judge.questions=1", "learner.judge.correction=true", "sft.judgements=0.1", "rollout.exact=true"),
+     "rollout.exact repeats a run, and with learner.judge.correction prompts depend on which episode ends first"),
+    (("learner.judge.questions=1",), "a model made from scratch has never seen a judgement; set sft.judgements=0.1"),
+    (("learner.credit.state_key=environment",), "alfworld gives no state; choose another state key"),
+    (("autoscale.env=[1,4]", "env.urls=[http://a:1]"), "autoscale.env=[1, 4] scales servers that the run starts"),
+])
+def test_a_choice_that_would_do_nothing_is_refused(overrides: tuple[str, ...], expected: str):
+    assert expected in refusal(*overrides)
+
+
+def test_the_engines_exact_state_is_a_state_key():
+    preflight.check(config("learner.credit.state_key=environment", "env.alfworld.exact_state=true"))
+
+
+@pytest.mark.parametrize("estimator", ["ppo", "reinforce_pp"])
+def test_a_critic_and_a_baseline_over_the_batch_need_no_group_to_compare_with(estimator: str):
+    preflight.check(config(f"learner.credit.estimator={estimator}", "learner.loss.ratio=token", "learner.group_size=1"))
+
+
+@pytest.mark.parametrize(("override", "expected"), [
+    ("learner.staleness=1", "with learner.staleness=1 episodes go on under weights that come at any moment; set learner"
+                            ".staleness=0, or rollout.exact=false"),
+    ("learner.gpus=0.5", "with learner.gpus=0.5 the sums of a GPU come in any order"),
+])
+def test_settings_that_break_the_promise_of_exact_are_refused(override: str, expected: str):
+    assert expected in refusal("rollout.exact=true", override)
+
+
+def test_exact_sampling_needs_float32():
+    assert "rollout.exact needs float32" in refusal("rollout.exact=true", "model.dtype=bfloat16")
+
+
+def test_a_redis_that_does_not_answer_is_refused(monkeypatch):
+    monkeypatch.setattr(reach, "NEW_S", 0.0)
+    assert "Redis cannot be reached" in refusal(f"redis.url=redis://127.0.0.1:{held_port()}/0")
+
+
+def test_a_server_that_does_not_answer_is_refused(monkeypatch):
+    monkeypatch.setattr(reach, "NEW_S", 0.0)
+    url = f"http://127.0.0.1:{held_port()}"
+    assert refusal(f"env.urls=[{url}]") == (
+        f"no environment server answers at {url} (ConnectError); "
+        "start one with `gagpo serve-env`, or leave env.urls out")
+
+
+class Retriever(BaseHTTPRequestHandler):
+    """Knows one form of a request, that of the path: `/query` or `/queries`; elsewhere it answers two lines of 404."""
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        known = self.path[1:] in ("query", "queries") and self.path[1:] in body
+        reply = json.dumps({"result": [[{"document": {"contents": "a fact"}, "score": 1.0}]]}) if known else "no\nsuch"
+        self.send_response(200 if known else 404)
+        self.send_header("content-length", str(len(reply)))
+        self.end_headers()
+        self.wfile.write(reply.encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+def test_a_retriever_is_asked_once_in_both_forms_and_a_wrong_url_is_refused():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Retriever) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        url, played = f"http://127.0.0.1:{server.server_port}", (
+            "env.name=search", "env.prompt=compact", "env.max_steps=4")
+        try:
+            preflight.check_parts(config(*played, f"env.search.url=[{url}/query,{url}/queries]"))
+            said = refusal(*played, f"env.search.url=[{url}/query,{url}]")
+        finally:
+            server.shutdown()
+            thread.join(timeout=60)
+    fix = "give env.search.url in full, such as [http://HOST:8000/retrieve], or leave it out"
+    assert said == f"no retriever answers at {url} ({url} answered 404: no such); {fix}"
+    assert refusal(*played, "env.search.url=['http://[']").endswith(fix)
+
+
+def test_on_a_ray_that_runs_already_the_machine_is_its_own_business(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(preflight, "check_ray", lambda _: None)  # no cluster runs here
+    preflight.check(config("rollout.workers=2", "rollout.gpus=1", "ray.address=10.0.0.1:6379"))
+
+
+@pytest.mark.parametrize("role", PlacementSection.model_fields)
+def test_marks_of_nodes_need_a_cluster(role: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(preflight, "check_ray", lambda _: None)  # no cluster runs here
+    marked = f"placement.{role}=gpu_node"
+    assert refusal(marked) == (f"{marked} marks nodes of a Ray cluster, and this run starts its own; "
+                               f"set ray.address or $RAY_ADDRESS, or placement.{role}=null")
+    preflight.check_parts(config(marked, "ray.address=10.0.0.1:6379"))
+    preflight.check_parts(config(marked, "hardware=8x80"), planned=True)
+
+
+def test_a_model_folder_that_is_whole_passes(model: Path):
+    preflight.check(config(f"model.path={model}"))
+
+
+def test_rows_longer_than_the_model_are_refused(model: Path):
+    text = refusal(f"model.path={model}", "rollout.max_prompt_tokens=700")
+    assert "prompt and response may take 724 tokens, and the model has 600 positions" in text
+
+
+def test_heads_that_the_sampler_cannot_serve_on_a_cpu_are_refused(model: Path):
+    (model / "config.json").write_text(json.dumps({"hidden_size": 64, "num_attention_heads": 4}))
+    assert f"the model at {model} has heads of size 16, which the sampler" in refusal(f"model.path={model}")
+
+
+def test_a_broken_model_config_is_named(model: Path):
+    (model / "config.json").write_text("{")
+    assert f"{model / 'config.json'} is damaged" in refusal(f"model.path={model}")
+
+
+def test_broken_game_data_is_named(tmp_path: Path):
+    for split in ("train", "valid_seen", "valid_unseen"):
+        for index in range(8):
+            trial = tmp_path / "json_2.1.1" / split / f"pick_and_place_simple-Mug-None-Shelf-{index}" / "trial_T1"
+            trial.mkdir(parents=True)
+            (trial / "game.tw-pddl").write_text('{"pddl_problem": "", "solvable": true}')
+    text = refusal(f"env.data={tmp_path}", "learner.groups_per_step=1", "eval.episodes=1", "eval.panel=1")
+    assert "is broken" in text
+    assert "pick_and_place_simple" in text
+
+
+def test_an_evaluation_is_not_held_to_the_panels_of_a_training_run():
+    """Its tasks may come from a split with more games than the held-out one."""
+    wanted = config("eval.panel=900")
+    with pytest.raises(UserError, match="heldout split has"):
+        preflight.check(wanted)
+    preflight.check_parts(wanted)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_and_nothing_is_left(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    said = refusal(f"runs_dir={tmp_path}/file/runs")
+    assert said == (f"runs_dir={tmp_path}/file/runs cannot be written (Not a directory: {tmp_path}/file); "
+                    "choose a folder of your own, such as runs_dir=runs")
+    assert "cannot be written" in refusal("runs_dir=/proc/runs")
+    preflight.check(config(f"runs_dir={tmp_path}/new/runs"))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_port_in_use_is_refused():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert refusal(f"metrics.port={port}") == (
+            f"metrics.port={port} is in use on 127.0.0.1; choose another, or metrics.port=0 for a free one")
+
+
+def test_a_dead_ray_is_refused_from_the_config_and_from_the_environment(monkeypatch: pytest.MonkeyPatch):
+    address = f"127.0.0.1:{held_port()}"
+    expected = (f"no Ray cluster answers at {address} ([Errno 111] Connection refused); "
+                "start a cluster, or unset RAY_ADDRESS")
+    assert refusal(f"ray.address={address}").startswith(expected)
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    assert refusal().startswith(expected)
+
+
+def test_a_module_that_breaks_when_it_is_imported_is_refused_in_one_line(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "broken_game.py").write_text("from json import no_such_name\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert refusal("env.name=broken_game:SPEC").startswith(
+        "the environment broken_game:SPEC cannot be imported (ImportError: cannot import name 'no_such_name'")
+
+
+@pytest.mark.parametrize(("code", "said"), [
+    ("import random\nrandom.nosuch\n", "(AttributeError: module 'random' has no attribute 'nosuch'); fix own_game"),
+    ("from services.errors import UserError\nraise UserError('no server answers', 'start it')\n",
+     "no server answers; start it"),
+    ("SPCE = 1\n", "own_game has no SPEC; set env.name to module:attribute of your environment")])
+def test_a_mistake_inside_a_module_is_not_told_as_a_missing_name(
+        code: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "own_game.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert said in refusal("env.name=own_game:SPEC")
+
+
+@pytest.mark.parametrize(("line", "said"), [
+    ("raise KeyError('question')", "is broken (KeyError: 'question' (in reset, raising.py:5)); fix raising:SPEC"),
+    ("return {'text': 'hi'}, {}", "is broken (its reset returned dict {'text': 'hi'} as text, in (text, info)); fix")])
+def test_a_game_of_ones_own_that_fails_is_refused_in_one_line(
+        line: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path):
+    (tmp_path / "raising.py").write_text(
+        "from envservice.gymnasium_text import text_spec\n\nclass Game:\n    def reset(self, *, seed):\n"
+        f"        {line}\n\nSPEC = text_spec(Game, name='raising')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    refused = refusal("env.name=raising:SPEC", "env.prompt=full", "sft.enabled=false", f"model.path={model}")
+    assert said in refused
+    assert "\n" not in refused
+
+
+def test_a_family_for_which_vllm_needs_a_package_is_refused_by_name(tmp_path: Path):
+    """Set-up removes torchvision, as its CPU build does not fit. With it, the model is refused for its weights."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_5_text", "vocab_size": 8}))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    refused = refusal(f"model.path={tmp_path}", "sft.enabled=false")
+    if importlib.util.find_spec("torchvision") is None:
+        assert "of the family qwen3_5_text, for which vLLM needs torchvision, and scripts/setup removes it" in refused
+    else:
+        assert "torchvision" not in refused

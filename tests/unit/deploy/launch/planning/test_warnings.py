@@ -1,0 +1,54 @@
+"""Settings that are allowed but hardly meant are told before and at the start of a run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from deploy.launch.planning import plan
+from deploy.launch.planning.warnings import warnings
+from deploy.runs.configs import load_config
+
+PPO = ("learner.credit.estimator=ppo", "learner.loss.ratio=token")
+
+
+def warned(*overrides: str) -> list[str]:
+    """Returns the keys with a warning."""
+    return [line.partition("=")[0] for line in warnings(load_config("alfworld-tiny", overrides))]
+
+
+def test_a_large_model_with_the_learning_rates_of_a_tiny_one_is_told(models: dict[str, Path]):
+    config = load_config("alfworld-tiny", [f"model.path={models['1.5b']}"])
+    large = f"{models['1.5b']} has 1,543,714,304 parameters"
+    assert warnings(config) == [f"learner.lr=0.0004 is for tiny models, and {large}: try learner.lr=1e-06",
+                                f"sft.lr=0.003 is for tiny models, and {large}: try sft.lr=1e-05"]
+    assert "warning       learner.lr=0.0004 is for tiny models" in plan.describe(config)
+
+
+@pytest.mark.parametrize(("overrides", "keys"), [
+    (["sft.enabled=false"], ["learner.lr"]), (["learner.lr=1e-4", "sft.lr=1e-4"], []),
+    (["learner.lora.rank=16"], ["sft.lr"]), (["learner.lr=1e-6", "learner.critic.lr=1e-3"],
+                                             ["learner.critic.lr", "sft.lr"]),
+    (["learner.lora.rank=16", "sft.enabled=false", *PPO], ["learner.critic.lr"]),
+    (["learner.lora.rank=16", "sft.enabled=false", "learner.critic.lr=1e-5", *PPO], []),
+    (["learner.lr=1e-6", "sft.enabled=false", *PPO], [])])
+def test_only_rates_that_are_used_and_high_are_told(overrides: list[str], keys: list[str], models: dict[str, Path]):
+    assert warned(f"model.path={models['1.5b']}", *overrides) == keys
+
+
+def test_answers_of_a_file_that_the_prompt_cannot_read_are_counted(tmp_path: Path):
+    """A template may open the thought, so an answer may lack its first tag. An agent reads its answers itself."""
+    file, good = tmp_path / "shown.jsonl", "<think>mug</think><action>look</action>"
+    answers = [good, good.removeprefix("<think>"), "Thought: mug\nAction: look"]
+    file.write_text(json.dumps({"steps": [{"prompt": "Now: a mug", "response": answer} for answer in answers]}))
+    settings = ["sft.enabled=true", f"sft.file={file}"]
+    assert warnings(load_config("alfworld-tiny", settings)) == [
+        f"env.prompt=memory finds 1 of 3 answers in {file} malformed, such as 'Thought: mug\\nAction: look': a policy "
+        "that imitates them takes invalid turns"]
+    assert warned(*settings, "agent.name=my_agent:agent") == []
+    assert warned("sft.enabled=false", f"sft.file={file}") == []
+
+
+def test_a_tiny_model_keeps_its_rates(tmp_path: Path, tiny_model):
+    tiny_model(tied=True, seed=0).save_pretrained(tmp_path)
+    assert warned() == warned(f"model.path={tmp_path}") == []

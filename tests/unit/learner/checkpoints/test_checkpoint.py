@@ -1,0 +1,186 @@
+import json
+import os
+import threading
+
+import pytest
+
+from learner.checkpoints.checkpoint import Checkpoints, Position
+from services.errors import DeadlineExceeded, LearnerFault, UserError
+from services.files import Damaged
+
+
+def position(step):
+    return Position(step=step, incarnation=1, next_group=2 * step, trained=2 * step)
+
+
+def commit(checkpoints, step, text="x"):
+    (checkpoints.draft(step) / "data").write_text(text)
+    return checkpoints.commit(position(step))
+
+
+def kept(folder, *steps):
+    checkpoints = Checkpoints(folder, keep=9)
+    for step in steps:
+        commit(checkpoints, step)
+    return checkpoints
+
+
+def test_latest_is_what_was_committed_last(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    assert checkpoints.latest() is None
+    assert checkpoints.newest_whole() is None
+    folder = commit(checkpoints, 3)
+    assert (folder / "data").read_text() == "x"
+    assert Checkpoints(tmp_path, keep=2).latest() == position(3)
+    assert Checkpoints(tmp_path, keep=2).newest_whole() == position(3)
+
+
+def test_a_commit_that_met_a_full_disk_can_be_made_again(tmp_path):
+    """A folder in the place of the pointer has the effect of a full disk: its checkpoint has its name already."""
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    (tmp_path / "latest.json").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        commit(checkpoints, 3)
+    (tmp_path / "latest.json").rmdir()
+    assert checkpoints.commit(position(3)) == checkpoints.folder(3)
+    assert checkpoints.newest_whole() == position(3)
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step, score in ((1, 0.3), (2, 0.9), (3, 0.5), (4, 0.9), (5, 0.1)):
+        commit(checkpoints, step)
+        checkpoints.record_score(step, score)
+    assert checkpoints.steps() == [2, 4, 5]
+    assert checkpoints.best() == 2
+
+
+def test_a_best_step_that_was_taken_again_has_its_new_score(tmp_path):
+    """Step 2 was damaged and taken again from step 1, with other weights: 0.4 in place of 0.9. Step 3 won 0.6."""
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    for step, score in ((1, 0.3), (2, 0.9)):
+        commit(checkpoints, step)
+        checkpoints.record_score(step, score)
+    for step, score, best in ((2, 0.4, 2), (3, 0.6, 3)):
+        commit(checkpoints, step)
+        checkpoints.record_score(step, score)
+        assert checkpoints.best() == best
+
+
+def test_scores_of_another_measure_do_not_compare(tmp_path):
+    """The run went on after step 2 at a temperature at which it wins less: 0.6 is its best there. Scores of before
+    the measure was kept (step 1) compare with any."""
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    for step, score, measure, best in ((1, 0.5, None, 1), (2, 0.9, ("valid", 1.0), 2), (3, 0.6, ("valid", 0.4), 3),
+                                       (4, 0.5, ("valid", 0.4), 3)):
+        commit(checkpoints, step)
+        checkpoints.record_score(step, score, measure)
+        assert checkpoints.best() == best
+
+
+def test_a_score_without_its_checkpoint_is_a_fault(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    with pytest.raises(LearnerFault, match="step 7 was evaluated"):
+        checkpoints.record_score(7, 1.0)
+    assert checkpoints.best() is None
+
+
+def test_a_torn_write_leaves_the_previous_one_in_force(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    commit(checkpoints, 1)
+    (checkpoints.draft(2) / "data").write_text("half")
+    again = Checkpoints(tmp_path, keep=1)
+    assert again.latest() == position(1)
+    assert again.steps() == [1]
+    commit(again, 2)
+    assert not list(tmp_path.glob(".tmp-*"))
+
+
+def test_a_replayed_step_replaces_its_twin(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    commit(checkpoints, 1, "old")
+    assert (commit(checkpoints, 1, "new") / "data").read_text() == "new"
+
+
+@pytest.mark.parametrize("pointer", ['{"format": 2, "step": 9}', "", "[" * 100_000, '{"step": "x"}', "\x00", "null"])
+def test_a_pointer_to_nothing_falls_back_to_the_newest_that_is_there(tmp_path, pointer):
+    checkpoints = kept(tmp_path, 1, 2)
+    (tmp_path / "latest.json").write_text(pointer)
+    (tmp_path / "best.json").write_text(pointer)
+    assert checkpoints.latest() == checkpoints.newest_whole() == position(2)
+    checkpoints.record_score(2, 0.5)
+    assert checkpoints.best() == 2
+
+
+def cut(file):
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def flip(file):
+    file.write_bytes(bytes([file.read_bytes()[0] ^ 1]) + file.read_bytes()[1:])
+
+
+def link(file):
+    file.unlink()
+    file.symlink_to("/dev/zero")
+
+
+def add(file):
+    (file.parent / "more.safetensors").write_text("")
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("name", ["data", "meta.json"])
+@pytest.mark.parametrize("damage", [cut, flip, link, add, os.remove])
+def test_a_damaged_newest_one_is_set_aside_for_the_newest_whole_one(tmp_path, name, damage):
+    checkpoints = kept(tmp_path, 1, 2, 3)
+    damage(checkpoints.folder(3) / name)
+    assert checkpoints.newest_whole() == position(2)
+    assert checkpoints.steps() == [1, 2]
+    assert checkpoints.latest() == position(2)
+    assert (tmp_path / "damaged-step-00000003").is_dir()
+
+
+def away(file):
+    """Puts the file aside. Reads of the link in its place end with EIO, as those of a shared folder that is away.
+
+    Returns a function that puts it back.
+    """
+    aside = file.rename(file.parent.parent / f"aside-{file.name}")
+    file.symlink_to("/proc/self/mem")
+    return lambda: aside.rename(file)
+
+
+def test_a_checkpoint_that_cannot_be_read_just_now_is_not_passed_over(tmp_path):
+    checkpoints = kept(tmp_path, 1, 2)
+    back = away(checkpoints.folder(2) / "meta.json")
+    with pytest.raises(DeadlineExceeded, match=r"could not be read for 0 s \(\[Errno 5\] .*; learner.collective_s\)"):
+        checkpoints.newest_whole()
+    with pytest.raises(OSError, match="Errno 5"):
+        checkpoints.latest()
+    assert checkpoints.steps() == [1, 2]
+    threading.Timer(0.2, back).start()
+    assert checkpoints.newest_whole(wait_s=60) == checkpoints.latest() == position(2)
+
+
+def test_where_none_is_whole_all_stay_and_one_line_says_so(tmp_path):
+    checkpoints = kept(tmp_path, 1, 2)
+    for step in (1, 2):
+        flip(checkpoints.folder(step) / "data")
+    with pytest.raises(UserError, match=r"is whole \(.*step-00000002/data is not as it was written\)"):
+        checkpoints.newest_whole()
+    assert checkpoints.steps() == [1, 2]
+    with pytest.raises(Damaged):
+        checkpoints.check(1)
+
+
+@pytest.mark.attack
+def test_a_pickled_checkpoint_is_refused_and_its_step_is_still_told(tmp_path):
+    """A run that was finished by an older version keeps its report; it cannot be made longer."""
+    checkpoints = kept(tmp_path, 4)
+    meta = checkpoints.folder(4) / "meta.json"
+    meta.write_text(json.dumps({"format": 1, "position": json.loads(meta.read_text())["position"]}))
+    assert checkpoints.latest() == position(4)
+    with pytest.raises(UserError, match=r"in a format that runs code when it is loaded; start a run from its"):
+        checkpoints.newest_whole()
+    assert checkpoints.steps() == [4]

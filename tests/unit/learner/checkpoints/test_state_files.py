@@ -1,0 +1,70 @@
+"""The learner's state on disk: what is written comes back to the bit, and nothing that a folder brings is run."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from learner.checkpoints.state_files import load_state, save_state
+from services.errors import LearnerFault
+
+
+class Canary:
+    """Unpickled, it leaves a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def state(fill):
+    weights = torch.full((4, 3), fill)
+    return {"model": {"w": weights}, "optimizer": {"state": {"w": {"step": torch.tensor(fill)}},
+            "param_groups": [{"lr": 0.1}]}, "random": torch.full((5,), int(fill), dtype=torch.uint8)}
+
+
+def test_tensors_come_back_in_place_and_settings_stay(tmp_path):
+    saved = state(2.0)
+    saving = save_state(saved, tmp_path)
+    saved["model"]["w"].zero_()  # training goes on: what is written is the copy
+    saved["random"].zero_()
+    saving.result(60)
+    found = state(0.0)
+    load_state(found, tmp_path)
+    assert (found["model"]["w"] == 2).all()
+    assert found["optimizer"]["state"]["w"]["step"] == 2
+    assert (found["random"] == 2).all()
+    assert found["optimizer"]["param_groups"] == [{"lr": 0.1}]
+    assert {path.suffix for path in tmp_path.iterdir()} == {".safetensors"}
+
+
+@pytest.mark.attack
+def test_nothing_is_unpickled(tmp_path):
+    """The files by whose names PyTorch's own format pickles, in a folder that somebody else made."""
+    folder, canary = tmp_path / "step", tmp_path / "canary"
+    folder.mkdir()
+    save_state(state(2.0), folder).result(60)
+    for name in (".metadata", "__0_0.distcp", "data.pkl", "model.bin"):
+        (folder / name).write_bytes(pickle.dumps(Canary(canary)))
+    load_state(state(0.0), folder)
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("damage", [
+    lambda data: b"", lambda data: data[:100], lambda data: b"\xff" * len(data), lambda data: data[:8] + b"{" * 200])
+def test_a_broken_shard_is_a_fault_of_one_line(tmp_path, damage):
+    save_state(state(2.0), tmp_path).result(60)
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(LearnerFault, match=r"does not fit this run: .+") as error:
+        load_state(state(0.0), tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_another_models_state_is_a_fault(tmp_path):
+    save_state({"model": {"w": torch.zeros(4, 9)}}, tmp_path).result(60)
+    with pytest.raises(LearnerFault, match="does not fit this run"):
+        load_state(state(0.0), tmp_path)

@@ -1,0 +1,20 @@
+"""Moments in host memory, which the device may have no room for."""
+
+import torch
+from torch import nn
+
+from learner.model.host_adamw import MOMENTS, HostAdamW
+
+
+def test_loaded_moments_never_pass_through_the_device():
+    """torch's meta device has room for nothing: what passes through it is lost."""
+    weight = nn.Parameter(torch.ones(3))
+    before = HostAdamW([weight])
+    weight.grad = torch.tensor([1.0, 2.0, 3.0])
+    before.step()
+    after = HostAdamW([nn.Parameter(torch.ones(3, device="meta"))])
+    after.load_state_dict(before.state_dict())
+    (found,), (expected,) = after.state.values(), before.state.values()
+    assert found["step"] == 1
+    for name in MOMENTS:
+        assert torch.equal(found[name], expected[name])

@@ -1,0 +1,46 @@
+"""Updates that are taken, and updates that are skipped."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from learner.model.trainee import MAX_SKIPPED, Trainee
+from services.config.tree import LearnerSection
+from services.errors import LearnerFault
+
+
+def trainee():
+    return Trainee(nn.Linear(2, 1, bias=False), LearnerSection(grad_clip=1.0), lr=0.5)
+
+
+def backward(made, gradient):
+    (made.model.weight * torch.tensor(gradient)).sum().backward()
+
+
+def test_an_update_reports_the_norm_before_clipping_and_clears_the_gradient():
+    made = trainee()
+    before = made.model.weight.detach().clone()
+    backward(made, [3.0, 4.0])
+    assert made.update() == pytest.approx(5)
+    assert made.model.weight.grad is None
+    assert (made.model.weight - before).abs().min() > 0.4  # Adam's first step is the learning rate, whatever the norm
+
+
+def test_a_gradient_that_is_not_finite_moves_nothing_and_three_in_a_row_are_a_fault():
+    made = trainee()
+    before = made.model.weight.detach().clone()
+    for _ in range(MAX_SKIPPED - 1):
+        backward(made, [math.nan, 1.0])
+        assert math.isnan(made.update())
+    assert torch.equal(made.model.weight, before)
+    backward(made, [1.0, 1.0])
+    made.update()
+    assert made.skipped_in_a_row == 0
+    for _ in range(MAX_SKIPPED - 1):
+        backward(made, [math.inf, 1.0])
+        made.update()
+    backward(made, [math.inf, 1.0])
+    with pytest.raises(LearnerFault, match="not finite in 3 updates in a row"):
+        made.update()
