@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from deploy.runs.policies import run_path
+from deploy.runs.policies import check_distinct, run_path
 from services.config.secrets import EXPLORE_TOKEN_VARIABLE, token_from
 from services.errors import UserError
 
@@ -27,10 +27,13 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 
 
 def run(args: argparse.Namespace) -> None:
-    """Serves until SIGTERM or Ctrl-C. Raises UserError for what holds no run, and for a taken port."""
+    """Serves until SIGTERM or Ctrl-C.
+
+    Raises UserError for what holds no run, for a run that is given twice, and for a taken port.
+    """
     if len(args.runs) > 2:
         raise UserError(f"{len(args.runs)} runs are too many to see side by side", "give one or two")
-
+    check_distinct(args.runs)
     from deploy.explorer.runs import open_runs
     from deploy.explorer.server import serve
 

@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 
 from deploy.console.printable import printable
-from deploy.launch.planning.machine import check_writable
-from deploy.runs.policies import run_path
-from services.errors import UserError
+from deploy.launch.machine import check_writable
+from deploy.runs.policies import check_distinct, run_path
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
@@ -50,9 +49,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from deploy.report.page import write_report
 
-    places = [path.resolve() for path in args.runs]
-    if len(set(places)) < len(places):
-        raise UserError("a run is given twice", "name each run once")
+    check_distinct(args.runs)
     out = args.out or (args.runs[0] if len(args.runs) == 1 else Path("report"))
     if out not in args.runs:
         check_writable(out, str(out), "name a folder that you may write to with --out")

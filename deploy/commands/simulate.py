@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from deploy.commands.arguments import above_zero, add_config_arguments, config_from
-from deploy.runs.policies import find_run, run_path
+from deploy.runs.policies import check_distinct, find_run, run_path
 from services.errors import UserError
 from services.plural import number_of
 
@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
     if bool(args.sources) == bool(args.figures):
         raise UserError("the times of the parts are not given, or twice", "say --from RUN, or --figures FILE")
+    check_distinct(args.sources)
     config = config_from(args)
     figures = read_figures(args.figures) if args.figures else calibrate([find_run(one) for one in args.sources])
     found = forecast(config, figures, steps=STEPS, price=args.price)

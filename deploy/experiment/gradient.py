@@ -29,6 +29,7 @@ from deploy.experiment.loglinear import (
 )
 from deploy.experiment.loglinear_policy import DIMENSIONS, WITH_MEMORY, Floats, Play, score_entries
 from deploy.experiment.loglinear_table import RATE
+from deploy.runs.policies import check_distinct
 from learner.credit.success import success_credit
 from services.errors import UserError
 from services.seeds import seed_for
@@ -50,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
     if args.overrides and not args.runs:
         raise UserError(f"{args.overrides[0]} does nothing without --runs", "leave it out, or give --runs")
     if args.runs:
+        check_distinct(args.runs)
         from deploy.experiment.first_steps import gradients_of_runs
 
         name, policies = "-".join(run.name for run in args.runs), [gradients_of_runs(

@@ -137,6 +137,12 @@ def run_path(text: str) -> Path:
     return named if not path.exists() and named.exists() else path
 
 
+def check_distinct(paths: Sequence[Path]) -> None:
+    """Raises UserError if two paths lead to one run."""
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise UserError("a run is given twice", "name each run once")
+
+
 def find_run(path: Path) -> RunFolder:
     """Returns the folder of an existing run. Raises UserError that names the nearest run, or lists those that exist."""
     folder = RunFolder(path)
