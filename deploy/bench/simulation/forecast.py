@@ -13,6 +13,8 @@ from services.errors import UserError
 
 WARM = 2
 """Learner steps that are not counted: the first ones fill the queues."""
+LONGEST_ROUND = 10
+"""Most times that the longer of two intervals is simulated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,15 +37,21 @@ class Forecast:
 
 def forecast(config: Config, figures: Figures, *, steps: int, price: float = 0.0, seed: int = 0) -> Forecast:
     """Simulates at least `steps` learner steps of a run after WARM others. `price` is that of one GPU for one hour."""
-    history = Simulation(config=config, figures=figures, seed=seed).run(_whole_rounds(config, steps) + WARM)
+    history = Simulation(config=config, figures=figures, seed=seed).run(whole_rounds(config, steps) + WARM)
     return promise(config, history[WARM - 1:], price=price)
 
 
-def _whole_rounds(config: Config, least: int) -> int:
+def whole_rounds(config: Config, least: int) -> int:
     """Returns a number of learner steps that holds evaluations and checkpoints as often as the run does: a multiple of
-    both intervals, or all steps of the run if that is less."""
+    both intervals, or all steps of the run if that is less. If the first such multiple is far, it is the multiple of
+    the longer interval, up to LONGEST_ROUND times it, that is nearest to one."""
     rare = [every for every in (config.eval.every, config.checkpoint.every) if 0 < every < config.steps]
-    round_of_both = math.lcm(*rare)
+    longer = max(rare, default=1)
+
+    def off(times: int) -> float:
+        return sum(abs(math.remainder(times * longer, every)) for every in rare) / times
+
+    round_of_both = longer * min(range(1, LONGEST_ROUND + 1), key=off)
     return min(round_of_both * math.ceil(least / round_of_both), max(least, config.steps))
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from deploy.bench.simulation.events import Simulation, Totals
 from deploy.bench.simulation.figures import Figures
-from deploy.bench.simulation.forecast import forecast, promise
+from deploy.bench.simulation.forecast import forecast, promise, whole_rounds
 from services.config.tree import Config
 
 FIGURES = Figures(turns=(3,), turn_alone=1.0, turn_share=0.5, learner_step=2.0, learner_turn=0.5, publish=1.0)
@@ -98,6 +98,15 @@ def test_a_forecast_counts_evaluations_and_checkpoints_that_are_rarer_than_its_s
     assert forecast(a_run(checkpoint={"every": 20}), figures, steps=10).steps_per_hour == \
         pytest.approx(20 * 3600 / (20 * 12 + 4))
     assert forecast(a_run(eval={"every": 20, "episodes": 64}), FIGURES, steps=10).steps_per_hour < 299
+
+
+def test_intervals_that_rarely_meet_are_not_simulated_until_they_do():
+    """37 and 41 meet after 1,517 steps. 9 checkpoints take 369 steps, nearly 10 evaluations."""
+    config = a_run(eval={"every": 37, "episodes": 1}, checkpoint={"every": 41}).model_copy(update={"steps": 5000})
+    assert whole_rounds(config, 10) == 369
+    near = a_run(eval={"every": 4, "episodes": 1}, checkpoint={"every": 10})
+    assert [whole_rounds(near, least) for least in (10, 30)] == [20, 40]
+    assert whole_rounds(a_run(), 10) == 10
 
 
 def test_no_share_is_below_0_where_sums_round():
