@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import socket
-import tempfile
 import threading
 import time
 from contextlib import suppress
@@ -85,21 +84,11 @@ def _start(pid: int) -> float:
 def read_stage(path: Path) -> Stage | None:
     """Returns the last stage of a run, or None if its driver never wrote one. Raises Damaged."""
     try:
-        stage = read_json(path, Stage)
+        stage, written = read_json(path, Stage), path.stat().st_mtime
     except FileNotFoundError:
         return None
-    return stage if stage.host == this_host() else _by_our_clock(stage, path)
-
-
-def _by_our_clock(stage: Stage, path: Path) -> Stage:
-    """Returns the stage of another machine with its time by the clock of this one, which may be wrong as well as that
-    one. The clock of their shared folder says how old the file is, if the folder takes a file from here."""
-    try:
-        with tempfile.TemporaryFile(dir=path.parent) as now:
-            age = os.fstat(now.fileno()).st_mtime - path.stat().st_mtime
-    except OSError:
-        return stage
-    return msgspec.structs.replace(stage, at=time.time() - age)
+    # The clock of another machine may be wrong. The time of the file is by the clock of the shared folder.
+    return stage if stage.host == this_host() else msgspec.structs.replace(stage, at=written)
 
 
 class StageRecord:

@@ -118,4 +118,15 @@ def test_a_driver_whose_clock_is_wrong_lives_while_it_writes(tmp_path: Path, ske
     assert getattr(read_stage(path), "alive", None) is True
     os.utime(path, (now - 2 * SILENT_S,) * 2)
     assert getattr(read_stage(path), "alive", None) is False
-    assert [file.name for file in tmp_path.iterdir()] == ["stage.json"]
+
+
+READS = ("import os, sys, pathlib, deploy.runs.stage as s\n"
+         "writes = os.O_WRONLY | os.O_RDWR\n"
+         "sys.addaudithook(lambda event, seen: event == 'open' and seen[2] & writes and print(seen))\n"
+         "s.read_stage(pathlib.Path(sys.argv[1]))")
+
+
+def test_reading_the_stage_of_another_machine_writes_nothing(tmp_path: Path):
+    path = tmp_path / "stage.json"
+    path.write_bytes(msgspec.json.encode(stage(host="elsewhere")))
+    assert subprocess.run([sys.executable, "-c", READS, str(path)], check=True, capture_output=True).stdout == b""
