@@ -57,11 +57,11 @@ NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Errors of what is no JSON, or nests deeper than can be read, as a model that repeats itself writes it."""
 
 
-def without_mark(data: bytes, path: Path) -> bytes:
-    """Returns the content of a text file without UTF-8's byte-order mark. Raises Damaged for UTF-16: Windows writes
-    both."""
+def without_mark(data: bytes, name: Path | str) -> bytes:
+    """Returns the content of a text file, or its first line, without UTF-8's byte-order mark. Raises Damaged, which
+    calls the file `name`, for UTF-16. Windows writes both."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise Damaged(f"{path} cannot be read (it is UTF-16)", "save it as UTF-8")
+        raise Damaged(f"{name} is UTF-16", "save it as UTF-8")
     return data.removeprefix(codecs.BOM_UTF8)
 
 

@@ -12,7 +12,6 @@ Other keys of a line are ignored.
 
 from __future__ import annotations
 
-import codecs
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ import msgspec
 
 from learner.cold_start.sft_data import Example
 from services.errors import UserError
-from services.files import NOT_JSON, Damaged, open_plain
+from services.files import NOT_JSON, Damaged, open_plain, without_mark
 
 LINE_BYTES = 16 << 20
 """Longest line."""
@@ -99,7 +98,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     with open_plain(path) as file:
         while line := file.readline(LINE_BYTES + 1):
             number += 1
-            line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+            line = without_mark(line, path) if number == 1 else line
             if len(line) > LINE_BYTES:
                 raise Damaged(f"{path} line {number} is longer than {LINE_BYTES >> 20} MiB", "write shorter lines")
             yield number, line

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import re
 import sys
 from collections.abc import Generator, Iterator
@@ -13,7 +12,7 @@ import msgspec
 
 from learner.logged_groups.form import LoggedGroup, parse_group
 from services.errors import UserError
-from services.files import JSON_BYTES, Damaged, open_plain
+from services.files import JSON_BYTES, Damaged, open_plain, without_mark
 
 LINES_BYTES = 256 << 20
 """Size of the largest file of lines that is read, in bytes. A learner step of 1,000 groups has about 100 MB."""
@@ -97,9 +96,7 @@ def numbered(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
             raise UserError(f"line {number}: the input has more than {LINES_BYTES >> 20} MiB",
                             "give the groups of one learner step at a time")
         if number == 1:
-            if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-                raise UserError("it is UTF-16", "save it as UTF-8")
-            line = line.removeprefix(codecs.BOM_UTF8)
+            line = without_mark(line, "it")
         if line.strip():
             yield number, line
 

@@ -211,7 +211,7 @@ def test_a_byte_order_mark_is_read_over_and_another_coding_is_named(tmp_path):
     (tmp_path / "train.jsonl").write_text('{"a": "é"}\n', encoding="utf-8-sig")
     assert read_splits(tmp_path)["train"].to_pylist() == [{"a": "é"}]
     (tmp_path / "train.jsonl").write_text('{"a": "é"}\n', encoding="utf-16")
-    with pytest.raises(UserError, match=r"train.jsonl cannot be read \(it is UTF-16\); save it as UTF-8"):
+    with pytest.raises(UserError, match=r"train.jsonl is UTF-16; save it as UTF-8"):
         read_splits(tmp_path)
 
 

@@ -84,6 +84,9 @@ def test_a_byte_order_mark_before_the_first_line_is_no_part_of_it(tmp_path: Path
     file = written(tmp_path, GOOD)
     file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
     assert len(read_trajectories(file, chat=True).examples) == 1
+    file.write_text("{}", encoding="utf-16")
+    with pytest.raises(UserError, match=r"is UTF-16; save it as UTF-8"):
+        read_trajectories(file, chat=True)
 
 
 def test_a_null_for_what_is_not_read_is_nothing(tmp_path: Path):
