@@ -29,11 +29,12 @@ from rollout.prompting.trials import PlayedTrial, TaskPlayer
 from services.config.secrets import endpoint_key
 from services.config.tree import Config
 from services.errors import EnvFault, UserError
-from services.files import NOT_JSON, read_bounded
+from services.files import NOT_JSON, open_plain, read_bounded
 from services.process.daemon_thread import DaemonThread
 from services.statistics import success_interval
-from services.telemetry.metrics_file import FILE_BYTES, append_row, keep_row
+from services.telemetry.metrics_file import FILE_BYTES, FORMAT, append_row, keep_row
 
+_FIRST = f'{{"format": {FORMAT}, "settings": '.encode()
 Progress = Callable[[int, int], object]
 """Is told of the finished tasks and of all tasks."""
 
@@ -107,12 +108,13 @@ def only_player(file: Path) -> Iterator[None]:
 
 
 def open_trials(file: Path, settings: Mapping[str, Any]) -> list[PlayedTrial]:
-    """Returns the trials that are kept, in order. A new file begins with the settings. A line that a crash cut short
-    does not count.
+    """Returns the trials that are kept, in order. A new file begins with the settings. A line that was cut short does
+    not count.
 
     Raises UserError if they were played with other settings.
     """
-    if not file.exists() or not file.stat().st_size:
+    if not _begun(file):
+        file.write_bytes(b"")
         append_row(file, {"settings": settings})
     lines = [line for line in read_bounded(file, FILE_BYTES).splitlines() if line]
     try:
@@ -125,6 +127,16 @@ def open_trials(file: Path, settings: Mapping[str, Any]) -> list[PlayedTrial]:
             raise UserError(f"{file} has trials with {key}={kept.get(key)}, and this evaluation has "
                             f"{key}={settings.get(key)}", "choose another file with --out")
     return [trial for trial in map(_trial, lines[1:]) if trial is not None]
+
+
+def _begun(file: Path) -> bool:
+    """Returns whether the file has more than a part of its settings, which a full disk may have cut short."""
+    try:
+        with open_plain(file) as lines:
+            first = lines.readline()
+    except FileNotFoundError:
+        return False
+    return first.endswith(b"\n") or not first.startswith(_FIRST[:len(first)])
 
 
 def _trial(line: bytes) -> PlayedTrial | None:

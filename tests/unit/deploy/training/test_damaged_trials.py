@@ -17,3 +17,17 @@ def test_a_line_of_a_damaged_disk_is_no_trial_and_no_settings(tmp_path: Path):
     file.write_bytes(whole.replace(b"m", b"\xff"))
     with pytest.raises(UserError, match="does not begin with the settings"):
         open_trials(file, settings)
+
+
+def test_settings_that_a_full_disk_cut_short_are_written_again(tmp_path: Path):
+    file, settings = tmp_path / "e.jsonl", {"model": "m"}
+    open_trials(file, settings)
+    whole = file.read_bytes()
+    for cut in (12, len(whole) - 1):
+        file.write_bytes(whole[:cut])
+        assert open_trials(file, settings) == []
+        assert file.read_bytes() == whole
+    file.write_bytes(b"notes")
+    with pytest.raises(UserError, match="does not begin with the settings"):
+        open_trials(file, settings)
+    assert file.read_bytes() == b"notes"
