@@ -39,7 +39,6 @@ class Scaling:
         self._wanted = NOTHING_WANTED
         self._file = LastValue(lambda: read_wanted(self._folder), seconds=parts.config.learner.collective_s)
         self._damage = ""
-        self._published: tuple[str, ...] = ()
         self._looked_at = float("-inf")
         self._load = LoadMeter(parts)
         self._decided_at = clock()
@@ -111,8 +110,8 @@ class Scaling:
             self._parts.servers.want(servers)
 
     def _publish(self) -> None:
-        """Publishes the present list of servers to all workers. Never an empty list: it would only stop them."""
-        urls = self._parts.urls()
-        if urls and urls != self._published:
-            self._parts.store.publish_servers(self._lease, urls)
-            self._published = urls
+        """Publishes the present list of servers to all workers, again if a Redis that died has lost it. Never an empty
+        list: it would only stop them."""
+        urls, store = self._parts.urls(), self._parts.store
+        if urls and urls != store.servers():
+            store.publish_servers(self._lease, urls)

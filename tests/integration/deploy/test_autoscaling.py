@@ -16,7 +16,7 @@ from ports import held_port
 from scripted_member import Scripted
 
 from deploy.bench.simulated import InThread, SimulatedRun, TimedStore, simulated_worker, unaccounted
-from deploy.launch.scaling import Scaling
+from deploy.launch.scaling import LOOK_S, Scaling
 from deploy.launch.topology import Topology
 from deploy.members.env_server import EnvServer
 from deploy.runs.configs import load_config
@@ -114,6 +114,23 @@ async def _play(cluster: Cluster) -> None:
     assert [change for change in changes if change.startswith("rollout")] == [
         "rollout 1 -> 2", "rollout 2 -> 3", "rollout 3 -> 2", "rollout 2 -> 1"]
     assert [change for change in changes if change.startswith("env")] == ["env 1 -> 2", "env 2 -> 1"]
+
+
+def test_a_list_of_servers_that_redis_has_lost_is_published_again(tmp_path: Path):
+    """A Redis whose machine died comes back without its last second: without the list, or with an older one."""
+    with private_redis(tmp_path / "redis") as url:
+        config, store, now = load_config("alfworld-tiny", ["rollout.workers=1"]), Store(url, "r"), [0.0]
+        parts = Topology(config=config, run="r", folder=tmp_path, store=store, store_url=url,
+                         given_urls=lambda: ("http://new:1",), weights=None, weights_name="",
+                         supervisor=Supervisor(print, config.supervision))
+        lease = store.acquire("controller", "test", ttl_s=3600)
+        scaling = Scaling(parts, lease, lambda index: Scripted(f"rollout worker {index}", []), note=print,
+                          clock=lambda: now[0])
+        scaling.start()
+        store.publish_servers(lease, ["http://old:1"])
+        now[0] += 2 * LOOK_S
+        scaling.tick()
+        assert store.servers() == ("http://new:1",)
 
 
 class Playing:
