@@ -136,7 +136,10 @@ class GroupCollector:
         left -= sum(drop.reason.startswith(UNIFORM) for drop in self.store.drops())
         kept: list[str] = []
         for group in groups:
-            rewards = [episode.total_reward for episode in self.store.episodes(group)]
+            episodes = self.store.episodes(group)
+            if not whole(episodes):  # a body was lost since the group was read
+                continue
+            rewards = [episode.total_reward for episode in episodes]
             # The same rewards in another order have another sum, by rounding.
             if max(rewards) - min(rewards) > ZERO or left <= 0:
                 kept.append(group)

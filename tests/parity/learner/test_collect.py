@@ -64,6 +64,17 @@ def test_a_group_whose_episode_is_lost_is_played_again_before_a_manifest_names_i
     assert made.collect(1) == [group(0), group(1)]
 
 
+@pytest.mark.parametrize("lost", ["train-00000000#2.*", "train-00000000#*"])
+def test_a_group_whose_episodes_are_lost_before_their_rewards_are_compared_is_played_again(collector, tmp_path, lost):
+    made = collector(dynamic_sampling=1)
+    made.store.bodies = Bodies(tmp_path.as_uri(), "lost", 60.0)
+    play(made.store, [0, 1], play_one=lambda claim: earns(float(claim.ticket.k))(claim))
+    for body in (tmp_path / "lost").glob(lost):
+        body.unlink()
+    assert made._not_uniform([group(0), group(1)]) == [group(1)]
+    assert made.store.outstanding_groups() == [group(0)]
+
+
 def earns(*rewards):
     """Returns how to play an episode that earns these rewards in turn."""
     def play_one(claim):
