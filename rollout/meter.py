@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from typing import Any
@@ -15,11 +16,6 @@ from services.telemetry.overhead import counted
 
 LOADS = 64
 """Number of newest versions of which a worker remembers when it loaded them."""
-
-
-def queued(claim: Claim) -> float:
-    """Returns the seconds since the ticket was issued, from the time in its stream entry, by the clock of Redis."""
-    return max(0.0, time.time() - int(claim.entry.partition("-")[0]) / 1000)
 
 
 class Meter:
@@ -48,13 +44,13 @@ class Meter:
     def started(self, claim: Claim) -> None:
         """Notes how long the ticket of a beginning episode has waited for a worker, if it was not played before."""
         if claim.attempt == 1:
-            waited = min(queued(claim), time.time() - self._playable_since(claim.ticket))
+            waited = time.monotonic() - max(claim.issued_at, self._playable_since(claim.ticket))
             self._meters("gagpo_rollout_queue_seconds").observe(waited)
 
     def _playable_since(self, ticket: Ticket) -> float:
-        """Returns the Unix time at which the worker loaded the first weights that may play the ticket; 0: unknown."""
+        """Returns when the worker loaded the first weights that may play the ticket. Long ago if that is unknown."""
         own = self._engine.version
-        return next((at for version, at in self._loads if may_start(ticket, version, own)), 0.0)
+        return next((at for version, at in self._loads if may_start(ticket, version, own)), -math.inf)
 
     @counted("metrics")
     def finished(self, episode: Episode, *, accepted: bool) -> None:
@@ -74,7 +70,7 @@ class Meter:
 
     def updated(self, seconds: float) -> None:
         """Counts one update of the weights, which the engine holds now."""
-        self._loads.append((self._engine.version, time.time()))
+        self._loads.append((self._engine.version, time.monotonic()))
         self._meters("gagpo_rollout_update_seconds").observe(seconds)
         self._pulse.progressed()
 

@@ -24,8 +24,9 @@ from structlog.contextvars import bind_contextvars
 
 from envservice.client.client import EnvClient
 from rollout.card_turns import CardTurns
-from rollout.engine.engine import Engine
-from rollout.meter import Meter, queued
+from rollout.engine import Engine
+from rollout.meter import Meter
+from rollout.receiver import Receiver
 from rollout.store_calls import StoreCalls
 from rollout.transfer.receiver import Receiver
 from rollout.turn_log import TurnLog
@@ -212,7 +213,7 @@ class RolloutWorker:
         bind_contextvars(ticket=claim.ticket.id)  # ends with the episode's task
         try:
             with span("episode", ticket=claim.ticket.id, worker=self._name, attempt=claim.attempt,
-                      queue_seconds=queued(claim), version=self._engine.version.short) as told:
+                      queue_seconds=claim.waited_s, version=self._engine.version.short) as told:
                 episode = await self._runner.play(claim.ticket, claim.attempt, played=await self._taken_over(claim),
                                                   keep=partial(self._turns.add, claim))
                 verdict = await self._end(self._store.commit_episode, claim, episode)

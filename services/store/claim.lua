@@ -1,7 +1,7 @@
 -- ARGV: worker, how many, ms of idleness after which a claim is a dead worker's, 1 if the worker just started, the name
 -- of this call, and the incarnation and step of the weights that the worker holds: none for any training ticket, step -1
 -- for no training ticket.
--- Returns {entry, packed ticket, attempt} each; an attempt is a delivery, so dying with a ticket uses one up.
+-- Returns {entry, packed ticket, attempt, its age in ms} each; an attempt is a delivery, so dying with a ticket uses one up.
 -- A call of the same name is the same call after a lost reply. It gets the same tickets, and no new delivery is counted.
 -- Tickets that another worker has taken since are left out.
 -- A death takes all tickets of its worker along, and at most one of them is its cause. So three deaths fail no ticket:
@@ -45,7 +45,7 @@ local function playable(entry, highest)
 end
 
 local function take(entry, attempt)
-  claimed[#claimed + 1] = {entry[1], entry[2][2], attempt}
+  claimed[#claimed + 1] = {entry[1], entry[2][2], attempt, math.max(0, wall() - string.match(entry[1], '%d+'))}
 end
 
 local function redelivered(stream, highest)

@@ -82,21 +82,26 @@ local function claim_anew(ms)
   end
 end
 
+-- Unix time in ms by the server's clock, as in the names of entries.
+local function wall()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
 -- Milliseconds of a clock that all parties share and that never jumps. It follows the server's clock as long as that
 -- runs on by less than JUMP between two calls (somebody calls every two seconds). Anything else is a clock that was
 -- set, or a time in which nobody could call: it counts as no time, so no lease, claim or heartbeat expires by it.
 local function now()
-  local time = redis.call('TIME')
-  local wall = time[1] * 1000 + math.floor(time[2] / 1000)
+  local time = wall()
   local held = redis.call('HMGET', counters, 'wall', 'clock')
   local before, clock = tonumber(held[1]), tonumber(held[2])
   if not before then
-    clock = wall
-  elseif wall < before or wall - before > JUMP then
-    claim_anew(wall - before)
+    clock = time
+  elseif time < before or time - before > JUMP then
+    claim_anew(time - before)
   else
-    clock = clock + wall - before
+    clock = clock + time - before
   end
-  redis.call('HSET', counters, 'wall', string.format('%.0f', wall), 'clock', string.format('%.0f', clock))
+  redis.call('HSET', counters, 'wall', string.format('%.0f', time), 'clock', string.format('%.0f', clock))
   return clock
 end

@@ -30,6 +30,7 @@ All calls block: in asyncio, use asyncio.to_thread.
 from __future__ import annotations
 
 import random
+import time
 import uuid
 from collections.abc import Sequence
 from typing import Literal
@@ -76,6 +77,13 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     entry: str
     """The ticket's entry in the stream."""
     worker: str
+    issued_at: float
+    """When the ticket was issued, by time.monotonic() of this process."""
+
+    @property
+    def waited_s(self) -> float:
+        """Returns the seconds since the ticket was issued."""
+        return time.monotonic() - self.issued_at
 
     def pause_s(self, first_s: float) -> float:
         """Returns the seconds until the next attempt, if this one has failed: about `first_s` after the first attempt,
@@ -169,8 +177,9 @@ class Store(StepLog):
         replies = self.script("claim", worker, count, int(min_idle_s * 1000), int(fresh), name, *limits)
         self._known_workers.add(worker)
         return [
-            Claim(ticket=_tickets.decode(packed), attempt=attempt, entry=entry.decode(), worker=worker)
-            for entry, packed, attempt in replies
+            Claim(ticket=_tickets.decode(packed), attempt=attempt, entry=entry.decode(), worker=worker,
+                  issued_at=time.monotonic() - age / 1000)
+            for entry, packed, attempt, age in replies
         ]
 
     def renew_claims(self, worker: str, claims: Sequence[Claim]) -> list[Claim]:

@@ -65,7 +65,7 @@ def hand_in_a_broken_episode(folder: Path) -> bool:
         return False
     entry, fields = entries[-1]
     ticket = msgspec.msgpack.decode(fields[b"ticket"], type=Ticket)
-    claim = Claim(ticket=ticket, attempt=1, entry=entry.decode(), worker="rogue")
+    claim = Claim(ticket=ticket, attempt=1, entry=entry.decode(), worker="rogue", issued_at=0.0)
     return store.commit_episode(claim, broken(ticket)) == "accepted"
 
 

@@ -72,6 +72,18 @@ def test_leases_claims_and_heartbeats_outlive_a_jump_of_the_clock(store, set_clo
     assert store.renew_claims("living", [claim]) == []
 
 
+@pytest.mark.parametrize("off", [HOUR, -HOUR])
+def test_a_ticket_waits_as_long_where_the_clock_of_redis_is_another(store, set_clock, off):
+    set_clock(off)
+    store.issue(store.acquire("controller", "c"), tickets(), capacity=9)
+    time.sleep(1.0)
+    (claim,) = store.claim("w", 1)
+    assert 1.0 <= claim.waited_s < 60
+    set_clock(off - 2 * HOUR)
+    (claim,) = store.claim("w", 1)
+    assert 0.0 <= claim.waited_s < 60
+
+
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])
 def test_a_failed_ticket_rests_as_long_as_before_although_the_clock_jumped(store, set_clock, jump):
     store.issue(store.acquire("controller", "c", ttl_s=600.0), tickets(), capacity=9)

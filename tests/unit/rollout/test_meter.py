@@ -12,7 +12,7 @@ from services.store.store import Claim
 from services.telemetry.heartbeat import decode
 
 TICKET = Ticket(group="train/0", k=0, size=2, task="toy/train/a", seed=1, kind="train", temperature=1.0, max_steps=5)
-CLAIM = Claim(ticket=TICKET, attempt=2, entry="1000-0", worker="rollout-0")
+CLAIM = Claim(ticket=TICKET, attempt=2, entry="1000-0", worker="rollout-0", issued_at=0.0)
 
 
 def test_a_heartbeat_says_what_the_worker_did():
@@ -61,14 +61,14 @@ def test_a_ticket_waits_for_a_worker_only_while_the_weights_may_play_it(needs, w
     """Else each one waits for a whole learner step, and autoscaling adds workers up to its bound."""
     engine = SimpleNamespace(version=Version(incarnation=1, step=2), listener=None, kv_used=0.0)
     meter = Meter("rollout-0", engine, slots=4)  # pyright: ignore[reportArgumentType]  # an engine is vLLM
-    now = time.time()
-    entry = f"{int(1000 * (now - 60))}-0"
+    now = time.monotonic()
     with monkeypatch.context() as hour_ago:
-        hour_ago.setattr(time, "time", lambda: now - 3600)
+        hour_ago.setattr(time, "monotonic", lambda: now - 3600)
         meter.updated(1.0)
     engine.version = Version(incarnation=1, step=3)
     meter.updated(1.0)
-    meter.started(Claim(ticket=msgspec.structs.replace(TICKET, **needs), attempt=1, entry=entry, worker="rollout-0"))
+    meter.started(msgspec.structs.replace(CLAIM, ticket=msgspec.structs.replace(TICKET, **needs), attempt=1,
+                                          issued_at=now - 60))
     (total,) = (value for sample, _, value in meter.beat(playing=0, held=0, pointer=None)["metrics"][
         "gagpo_rollout_queue_seconds"] if sample.endswith("_sum"))
     assert total == pytest.approx(waited, abs=5)
