@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 from pydantic import ValidationError
 
+from envservice.base import Outcome
 from learner.credit.registry import estimator, options_of
 from learner.credit.returned_credit import check_credit
 from learner.credit.state_keys import LISTED_KEY, Keys, listed, similarity_of, stayed
@@ -171,7 +172,8 @@ def _steps(group: LoggedGroup, options: CreditSection) -> list[list[CreditStep]]
     if options.stay:
         keys = stayed(keys, [[step.unchanged for step in episode.steps] for episode in group.episodes])
     return [[CreditStep(state=key, reward=step.reward, invalid=step.invalid, action=step.action, tag=step.tag,
-                        admissible=step.admissible is None or step.action in step.admissible,
+                        admissible=step.action is None or Outcome(
+                            observation=step.state, admissible_actions=step.admissible or []).admits(step.action),
                         cut_in=cut if step is episode.steps[-1] else None)
              for step, key in zip(episode.steps, row, strict=True)]
             for episode, row, cut in zip(group.episodes, keys.steps, keys.cut_in, strict=True)]

@@ -121,6 +121,19 @@ def test_an_estimator_is_refused_if_the_input_lacks_what_it_compares(monkeypatch
     assert said in str(refused.value)
 
 
+def test_a_listed_action_with_a_placeholder_admits_what_fills_it(monkeypatch, capsys):
+    """As in a run. `rlvmr` rewards a reflection after an inadmissible action; an empty list admits all."""
+    def advantages(listed):
+        steps = [{"state": "S", "reward": 0, "action": "search[red shoes]", "tag": "explore", "admissible": listed},
+                 {"state": "X", "reward": 0, "action": "buy", "tag": "reflection"}]
+        other = [{"state": "S", "reward": 0, "action": "buy", "tag": "reflection"}]
+        logged = json.dumps({"episodes": [{"steps": steps}, {"steps": [*other, *other]}]})
+        return json.loads(run(monkeypatch, capsys, logged, "--estimator", "rlvmr"))["advantages"]
+
+    assert advantages(["search[<query>]"]) == advantages([]) == advantages(None)
+    assert advantages(["search[<query>]"]) != advantages(["click[back]"])
+
+
 def test_a_state_key_pools_texts(monkeypatch, capsys):
     """Both drawers are one state, named by their common text. A text with another word keeps its own state."""
     texts = [[("The drawer 1 is closed.", 8), ("The fridge 1 is open.", 0)], [("the Drawer 2 is closed", 0)]]
