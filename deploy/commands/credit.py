@@ -119,6 +119,7 @@ def _add_option(parser: argparse.ArgumentParser, name: str, field: FieldInfo, me
 
 def run(args: argparse.Namespace) -> int:
     """Prints the credit; 0. Raises UserError for bad input, an option that means nothing here or is out of range."""
+    from learner.credit.registry import unread
     from learner.logged_groups.agents import read_agents
     from learner.logged_groups.files import read_groups
     from learner.logged_groups.form import credit_of, credit_options
@@ -126,9 +127,8 @@ def run(args: argparse.Namespace) -> int:
 
     given = {name: value for name, value in vars(args).items() if name not in _COMMANDS_OWN}
     options = credit_options(given)
-    for name in _idle(given, options):
-        print(f"warning: --{name.replace('_', '-')} does nothing under the estimator {options.estimator}",
-              file=sys.stderr)
+    for name, why in unread(options, given).items():
+        print(f"warning: --{name.replace('_', '-')} does nothing {why}", file=sys.stderr)
     groups = {"gagpo": read_groups, "verl": read_verl, "agents": read_agents}[args.source](args.file)
     credits = credit_of(groups, options)
     for number, (group, credit) in enumerate(zip(groups, credits, strict=True), start=1):
@@ -136,14 +136,6 @@ def run(args: argparse.Namespace) -> int:
             print(f"{'' if number == 1 else chr(10)}group {number}{f': {_cell(group.id)}' if group.id else ''}")
         print(_table(group, credit) if args.table else _json(group, credit))
     return 0
-
-
-def _idle(given: Mapping[str, Any], options: CreditSection) -> list[str]:
-    """Returns the options that differ from their defaults, and that the estimator does not read."""
-    from learner.credit.registry import declared, keys_read
-
-    known, read = declared(options), keys_read(options)
-    return [name for name, value in given.items() if value != known[name] and name not in read]
 
 
 def _json(group: LoggedGroup, credit: Credit) -> str:

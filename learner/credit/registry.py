@@ -154,6 +154,16 @@ def keys_read(section: CreditSection) -> frozenset[str]:
     return frozenset(read)
 
 
+def unread(section: CreditSection, given: Mapping[str, Any]) -> dict[str, str]:
+    """Maps each given key of `learner.credit` that differs from its default and does nothing to the words that say
+    why: `under the estimator grpo`. A key of another state key does nothing under this state key."""
+    known, read = declared(section), keys_read(section)
+    of_state_keys = {name for key in KEYS.values() for name in key.Options.model_fields if "state_key" in read}
+    return {name: f"under the state key {section.state_key}" if name in of_state_keys else
+            f"under the estimator {section.estimator}"
+            for name, value in given.items() if value != known[name] and name not in read}
+
+
 def option_tables() -> Mapping[str, type[BaseModel]]:
     """Returns title -> options model of every shipped estimator and of every shipped state key that has options."""
     return {**{f"estimator {name}": each.Options for name, each in ESTIMATORS.items()},

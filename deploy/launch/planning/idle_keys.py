@@ -20,18 +20,17 @@ def idle_keys(config: Config) -> list[str]:
 
 
 def _of_the_estimator(config: Config) -> Iterator[tuple[str, Any, str]]:
-    from learner.credit.registry import declared, estimator, keys_read
+    from learner.credit.registry import estimator, unread
 
     learner, name = config.learner, config.learner.credit.estimator
-    why, given = f"under the estimator {name}", learner.credit.model_dump(mode="json")
-    for key, value in given.items():
-        if value != declared(learner.credit)[key] and key not in keys_read(learner.credit):
-            yield f"learner.credit.{key}", value, why
+    given = learner.credit.model_dump(mode="json")
+    for key, why in unread(learner.credit, given).items():
+        yield f"learner.credit.{key}", given[key], why
     if learner.credit.stay and not find_spec(config.env.name).says_unchanged:
         yield "learner.credit.stay", True, f"in {config.env.name}, which never says that an action changed nothing"
     if not estimator(name).needs_critic:
         for key, value in _changed(learner.critic).items():
-            yield f"learner.critic.{key}", value, why
+            yield f"learner.critic.{key}", value, f"under the estimator {name}"
 
 
 def _of_parts_that_are_off(config: Config) -> Iterator[tuple[str, Any, str]]:

@@ -50,6 +50,13 @@ def test_an_option_that_does_nothing_is_told(monkeypatch, capsys, arguments, idl
     assert sorted(capsys.readouterr().err.splitlines()) == sorted(f"warning: --{name} {why}" for name in idle)
 
 
+def test_an_option_of_another_state_key_is_told_as_such(monkeypatch, capsys):
+    args = parse(["credit", "--similarity", "0.9"])
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(group(EX2).encode())))
+    assert args.run(args) == 0
+    assert capsys.readouterr().err == "warning: --similarity does nothing under the state key observation\n"
+
+
 def test_a_file_and_the_table(monkeypatch, capsys, tmp_path):
     path = tmp_path / "group.json"
     path.write_text(group(EX2))

@@ -37,7 +37,9 @@ def test_a_key_that_is_read_is_not_called_idle(overrides: list[str]):
 
 def test_a_key_of_a_setting_that_is_off_is_told():
     assert idle("learner.credit.similarity=0.9") == [
-        "learner.credit.similarity=0.9 does nothing under the estimator gagpo"]
+        "learner.credit.similarity=0.9 does nothing under the state key observation"]
+    assert idle("learner.credit.similarity=0.9", "learner.credit.estimator=grpo") == [
+        "learner.credit.similarity=0.9 does nothing under the estimator grpo"]
 
 
 @pytest.mark.parametrize(("overrides", "line"), [
